@@ -12,12 +12,20 @@
 | `no_credit.py` | ``none`` | no advantages |
 | `literature/` | the file's name | a file for each further paper |
 
-`library/` assigns credit to answers of other trainers; its names are imported from here.
+The other files and folders:
 
-`base.py` says what a credit is, `critic_losses.py` what a critic learns, `critic_prompts.py` what it sees,
-`teacher_prompts.py` what the teacher of self-distillation sees, `reward_models.py` what an implicit reward
-model learns, and `episodes.py` makes the training rows. `states/` has the rules for where the states of an
-answer lie and how they are continued, `values/` the estimators of their values.
+| file | contents |
+|---|---|
+| `base.py` | the base classes of credits, and the settings of a critic |
+| `critic_losses.py`, `critic_prompts.py` | the losses of a critic, and the prompts that it sees |
+| `teacher_prompts.py` | the prompts that the teacher of self-distillation sees |
+| `reward_models.py` | the settings and the loss of an implicit reward model |
+| `episodes.py` | makes training rows |
+| `states/` | rules for where the states (prefixes) of an answer lie and how they are continued |
+| `values/` | estimators of the values of states |
+| `library/` | assigns credit to answers of other trainers |
+
+The public names of `library/` are imported from `treetune.credit`.
 """
 
 from __future__ import annotations
@@ -46,6 +54,7 @@ __all__ = [
     "advantages_async",
 ]
 
+# The module of each public name, for `__getattr__`.
 _MODULE_OF = {
     "CreditAssigner": "treetune.credit.library.assigner",
     "CreditCost": "treetune.credit.library.limits",
@@ -58,9 +67,9 @@ _MODULE_OF = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the module of a name of the library when the name is first asked for (PEP 562).
+    """Returns a public name of `library/`, and imports its module only then (PEP 562).
 
-    The parts of this package import its modules directly, so that a configuration is read without them.
+    Importing `treetune.credit`, as reading a configuration does, doesn't import the library.
     """
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'treetune.credit' has no attribute {name!r}", name=name)

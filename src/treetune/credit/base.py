@@ -1,4 +1,4 @@
-"""What a credit is, the short ways to write one, and the critic that some credits train.
+"""The base classes of credits, and the settings of the critic that some credits train.
 
 A credit decides what each sampled token is worth. It takes the trees of graded answers that a rollout made,
 and returns one training row (`Episode`) for each answer, with an advantage for each of its tokens:
@@ -48,45 +48,48 @@ THREADS_REMEDY = (
 UNUSED_REMEDY = "choose an objective that learns from advantages, such as 'ppo', or the credit 'none'"
 
 EXAMPLE_PROBLEMS = 8
-"""The number of problems that `check` looks at for reference answers."""
+"""The number of problems in which a part's `check` looks for reference answers."""
 
 
 @dataclass(frozen=True)
 class TrainerScores:
-    """What `Credit.assign` asks the trainer for, apart from a critic's values.
+    """The scores that `Credit.assign` asks the trainer for. A critic's values are not among them: see
+    `Credit.asks_critic`.
 
-    Example: credit that reads the entropy of the policy's distribution at each token::
+    Example, for a credit that reads the entropy of the policy's distribution at each token::
 
         TrainerScores(distributions=True, passes=1)
     """
 
     reference: bool = False
-    """Log-probs of given texts under the trainer's reference model."""
+    """Whether it asks for log-probs of given texts under the trainer's reference model."""
     distributions: bool = False
-    """Numbers of whole next-token distributions: entropies and Σ π²."""
+    """Whether it asks for numbers that the trainer computes from whole next-token distributions, such as
+    their entropy and Σ π²."""
     compared_with: Literal["reference", "group"] | None = None
-    """The distributions that the trainer compares the policy's with: the ``reference`` model's, or those of
-    the other answers to the problem (``group``); None if it compares none. `treetune plan` estimates memory
-    from it."""
+    """The distributions with which the trainer compares the policy's: those of the ``reference`` model, or
+    those of the other answers to the problem (``group``); None if it compares none. `treetune plan` estimates
+    memory from it."""
     passes: int = 0
     """The number of forward passes over the iteration's answers that these scores take. `treetune plan`
     estimates time from it."""
     reference_model: ModelSource | None = None
-    """The model that the trainer scores as its reference; None: the start model."""
+    """The model that the trainer takes as its reference model; None: the start model."""
 
 
 class Credit(Registrable):
     """Turns trees into episodes: one for each answer, with an advantage for each of its tokens.
 
-    Credit turns the rewards of answers into advantages, unless its own `gives` says otherwise. Example: what
-    GRPO's credit without `std` makes of two answers to a problem, of 3 and 2 tokens, which earned 1 and 0::
+    By default, `gives` declares that the credit turns the rewards of answers into advantages before training.
+    A credit that does something else overrides it. Example: from two answers to a problem, which have 3 and 2
+    tokens and earned 1 and 0, GRPO's credit without `std` makes::
 
         Episode(..., reward=1.0, advantages=array([0.5, 0.5, 0.5]))
         Episode(..., reward=0.0, advantages=array([-0.5, -0.5]))
 
-    Only `gae` and `prime` return episodes without advantages. The trainer computes theirs in training: for
-    `gae` from the critic's values (`Gae.from_values`), for `prime` from the rewards of the reward model
-    (`RewardModelCredit.from_implicit_rewards`).
+    `gae`, `vapo` and `prime` return episodes without advantages, since the trainer computes these advantages:
+    for `gae` and `vapo` from the critic's values (`Gae.from_values`), for `prime` from the rewards of the
+    reward model (`RewardModelCredit.from_implicit_rewards`). With the credit `none`, there are no advantages.
     """
 
     @property
@@ -96,7 +99,9 @@ class Credit(Registrable):
 
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         """Returns one episode for each answer of this rank's trees, in their order, and the metrics of all
-        ranks. All answers to one problem are in one tree. Collective.
+        ranks. All answers to one problem are in one tree.
+
+        Collective: all ranks have to call it, since they exchange data in it.
         """
         raise NotImplementedError
 
@@ -104,8 +109,8 @@ class Credit(Registrable):
         """Returns whether the expected gradient is the policy gradient.
 
         The expectation is over the answers that the context's rollout samples to the context's problems. A
-        credit overrides this, or has the attribute ``unbiased = True``. Otherwise it counts as biased: a
-        comparison then measures its bias.
+        credit overrides this, or has the attribute ``unbiased = True``. A credit that does neither counts as
+        biased: a comparison then measures its bias.
         """
         return bool(getattr(self, "unbiased", False))
 
@@ -162,14 +167,15 @@ class Credit(Registrable):
     @property
     @final
     def asks_trainer(self) -> bool:
-        """True where `assign` asks the trainer for something, so that the trainer must be open by then."""
+        """True where `assign` asks the trainer for something, so the trainer must be open before `assign`
+        is called."""
         return self.asks_critic or self.trainer_scores.reference or self.trainer_scores.distributions
 
     @property
     @final
     def trainer_passes(self) -> int:
-        """The number of forward passes over the iteration's answers that the trainer makes for `assign`, for
-        `treetune plan`."""
+        """The number of forward passes over the iteration's answers that the trainer makes for `assign`.
+        `treetune plan` reads it."""
         return int(self.asks_critic) + self.trainer_scores.passes
 
 
@@ -196,7 +202,7 @@ class ContinuingCredit(Credit):
 
 
 class GroupCredit(Credit):
-    """Credit from the rewards of a problem's answers alone: all tokens of an answer share its advantage.
+    """Credit that reads only the rewards of a problem's answers. All tokens of an answer share its advantage.
 
     The shortest way to write a credit: override `advantages`.
     """
@@ -221,7 +227,8 @@ class GroupCredit(Credit):
                         f"advantages() returned {wrong}; return one number per answer ({len(rewards)})"
                     )
                 advantages += map(float, tree_advantages)
-            # The error above, one of the user's method, or an advantage that `float` can't convert.
+            # This is the error above, an error in a user's `advantages`, or one of `float`, which can't
+            # convert an advantage.
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{type(self).__name__}, problem {tree.problem.id!r}: {error}") from error
         return whole_answer_episodes(context, answers_of(trees), advantages)
@@ -230,7 +237,7 @@ class GroupCredit(Credit):
 def _describe_wrong_count(returned: Any, expected_count: int) -> str | None:
     """Describes a return value that does not have `expected_count` items, such as "None" or "2 values".
 
-    Returns None if it has that many.
+    Returns None if it has `expected_count` items.
     """
     try:
         count = len(returned)
@@ -287,17 +294,17 @@ class TokenCredit(Credit):
 
 @dataclass(frozen=True, kw_only=True)
 class CriticSettings(Part):
-    """Settings of the critic: a copy of the start model with a linear head and an optimiser of its own,
-    which has the trainer's schedule, precision and sharding."""
+    """Settings of the critic. The critic is a copy of the start model with a linear head. It has its own
+    optimiser, with the trainer's schedule, precision and sharding."""
 
     loss: CriticLoss = field(default_factory=SquaredError)
     """How the critic learns returns, and what the outputs of its head mean."""
     learning_rate: Annotated[float, Gt(0)] | None = None
-    """Peak of its schedule; null: the policy's."""
+    """The peak of the critic's learning rate; null: the policy's."""
     value_clip: Annotated[float, Gt(0)] | None = 0.2
-    """The clip of PPO's value loss (Schulman et al.'s code): once a value is further than this from its value
-    before the iteration's training, moving on doesn't lower the loss. null: no clip. Only the loss
-    `squared_error` reads it."""
+    """The clip of PPO's value loss (Schulman et al.'s code): once the value of a token has moved further than
+    this from what it was before the iteration's training, moving it further doesn't lower the loss. null: no
+    clip. Only the loss `squared_error` reads it."""
     template: str | None = None
     """The critic's own prompt, which shows it the reference answer, such as ``"{prompt}\nAnswer: {gold}\n"``;
     null: the policy's prompt. ``{prompt}`` is the problem's text (of a conversation, its last message),
@@ -353,8 +360,8 @@ def check_critic_is_kept(experiment: Experiment, part: str, remedy: str) -> Iter
 
     Args:
         experiment: The experiment's configuration.
-        part: The part with the critic, such as ``"the values 'critic'"``.
-        remedy: One way to do without it, such as ``"choose the values 'continuations'"``.
+        part: The name of the part with the critic for the message, such as ``"the values 'critic'"``.
+        remedy: A way to do without the critic, such as ``"choose the values 'continuations'"``.
     """
     if experiment.restart == "every_iteration":
         yield Finding(

@@ -1,4 +1,5 @@
-"""Losses of critics: the outputs that a critic's head has, the value that they stand for, and what it learns.
+"""Losses of critics. A loss also decides how many outputs the critic's head has, and which value they stand
+for.
 
 * `squared_error`: one output, which is the value V(s). The loss is ½ (V − R)² (the return R is the sum of the
   rewards that follow).
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SIGMA_IN_BINS = 0.75
-"""σ of `hl_gauss`, in widths of a bin, where it isn't set (Farebrother et al., arXiv:2403.03950)."""
+"""The default of σ in `hl_gauss`, in widths of a bin (Farebrother et al., arXiv:2403.03950)."""
 
 
 class CriticLoss(Registrable):
-    """How the critic learns returns, and what the outputs of its head mean."""
+    """The loss with which the critic learns returns, and the meaning of the outputs of its head."""
 
     default = "squared_error"
 
@@ -60,7 +61,7 @@ class CriticLoss(Registrable):
     ) -> tuple[Tensor, Tensor]:
         """Returns the loss, and the share of tokens whose value was clipped.
 
-        Both are sums over the tokens with their weights.
+        Both are weighted sums over the tokens, with `weights_N`.
 
         Args:
             outputs_NK: The outputs of the critic's head.
@@ -106,15 +107,15 @@ class HlGauss(CriticLoss):
     critics for reasoning with it.
 
     A bin with the edges l and r gets the target Φ((r − R)/σ) − Φ((l − R)/σ), divided by the sum over all
-    bins. The loss is −Σ target · log softmax(outputs). `value_clip` has no effect: the gradient of an output
-    is at most 1 for a token, however wrong the value is.
+    bins. The loss is −Σ target · log softmax(outputs). `value_clip` has no effect, and isn't needed: the
+    gradient of a token's loss with respect to an output is at most 1, however wrong the value is.
 
-    The best outputs are the mean of the targets. So the value is the mean return if the bins' centres,
-    weighted by a target, give its return. For returns 5σ or more inside the range this holds to 1e-6. At the
-    ends of the range it doesn't, since half of the Gaussian is cut off: with `min` 0, `max` 1 and 51 bins, a
-    critic without any other error has 0.0135 in place of 0 and 0.9865 in place of 1, and with λ = 0 the
-    expected gradient on the tests' language is off by 2.4 % of its length. So the default range goes beyond 0
-    and 1."""
+    The loss is least if the softmax of the outputs is the mean of the targets. The value is then the mean
+    return, if the mean of the bins' centres under each target is the return of this target. For returns 5σ or
+    more inside the range this holds to 1e-6. At the ends of the range it doesn't, since half of the Gaussian
+    is cut off: with `min` 0, `max` 1 and 51 bins, a critic without any other error has the value 0.0135 in
+    place of 0 and 0.9865 in place of 1, and with λ = 0 the expected gradient on the tests' language is off by
+    2.4 % of its length. So the default range goes beyond 0 and 1."""
 
     bins: Annotated[int, Ge(2)] = 51
     """The number of bins."""
@@ -166,7 +167,8 @@ class HlGauss(CriticLoss):
         import torch
 
         edges_E = self._edges(returns_N)
-        below_NE = torch.special.ndtr((edges_E - returns_N[:, None]) / self.deviation)  # Φ: the mass below
+        # Φ: the Gaussian's mass below each edge
+        below_NE = torch.special.ndtr((edges_E - returns_N[:, None]) / self.deviation)
         masses_NK = below_NE.diff(dim=-1)
         # The part of the Gaussian outside of all bins is missing, so the masses are scaled to the sum 1.
         return masses_NK / masses_NK.sum(-1, keepdim=True)
@@ -176,7 +178,7 @@ class HlGauss(CriticLoss):
         if not returns_N.numel():
             return
         lowest, highest = float(returns_N.min()), float(returns_N.max())
-        # Written with `not`, so that NaN is refused.
+        # Every comparison with NaN is false, so with this `not` NaN is refused, too.
         if not (lowest >= self.min and highest <= self.max):
             raise ValueError(
                 f"the critic's loss 'hl_gauss' has bins from {self.min:g} to {self.max:g}, and the returns of"
@@ -212,8 +214,8 @@ def squared_value_loss(
     squared_N = (values_N - returns_N).square()
     if clip is None:
         return 0.5 * (weights_N * squared_N).sum(), values_N.new_zeros(())
-    # If a value has moved towards its return by more than the clip, the clipped loss is the larger one. It is
-    # constant in V, so that the token has no gradient.
+    # If a value has moved towards its return by more than the clip, the clipped loss is the larger one. The
+    # clipped value is constant in V, so the token has no gradient.
     clipped_values_N = values_N.clamp(old_values_N - clip, old_values_N + clip)
     clipped_squared_N = (clipped_values_N - returns_N).square()
     clipped_share = (weights_N * (clipped_squared_N > squared_N)).sum()

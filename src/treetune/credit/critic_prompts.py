@@ -3,9 +3,9 @@ r"""Prompts that only the critic sees: the problem with its reference answer (a 
     policy    "2 + 3?"                         ── answer ──>  log π(y_t | x, y_<t)
     critic    "2 + 3?\nReference answer: 5\n"   ── answer ──>  V(x, y_<t, gold) before each token y_t
 
-The critic has a value for the same tokens of the answer; only the tokens before the answer differ. Asymmetric
-actors and critics are those of Pinto et al., arXiv:1710.06542; for reasoning, arXiv:2607.27631 gives the
-critic the reference answer (its text was not available for this file).
+The critic has a value before each token of the same answer; only the tokens before the answer differ. A
+critic that sees more than the policy is the asymmetric actor-critic of Pinto et al., arXiv:1710.06542. For
+reasoning, arXiv:2607.27631 gives the critic the reference answer (its text was not available for this file).
 
 The reference answer doesn't depend on what the policy chooses in a state, so subtracting V(s, gold) keeps the
 policy gradient unbiased, as subtracting V(s) does: E[∇log π(a|s) · f(s, gold)] = 0 for every f.
@@ -29,8 +29,8 @@ PROMPT, GOLD = "{prompt}", "{gold}"
 
 def fill_template(template: str, prompt: str, placeholder: str, privileged: str) -> str:
     """Returns the template with the prompt and the privileged text in the places of their placeholders."""
-    # Not str.format, since problems and answers contain braces. The template is split at the prompt, so that
-    # a placeholder in the problem's text stays.
+    # `str.format` isn't used, since it would fail on other braces in the template. The template is split at
+    # the prompt, so that a placeholder that occurs in the problem's text is not replaced.
     before, _, after = template.partition(PROMPT)
     return before.replace(placeholder, privileged) + prompt + after.replace(placeholder, privileged)
 
@@ -41,7 +41,8 @@ def privileged_prompt(
     """Returns the tokens of a problem's prompt with a privileged text in it.
 
     Example: with the template ``"{prompt} ({gold})"``, the placeholder ``{gold}``, the problem ``2 + 3?`` and
-    the text ``5``, the prompt is that of ``2 + 3? (5)``. Of a conversation, the last message is changed.
+    the privileged text ``5``, the prompt is that of the problem ``2 + 3? (5)``. In a conversation, only the
+    last message is changed.
 
     Raises:
         ValueError: The tokenizer doesn't have a character of the template or of the text.
@@ -61,7 +62,7 @@ def privileged_prompt(
 
 
 class CriticPrompts:
-    """Makes the critic's prompts, each problem's once.
+    """Makes the critic's prompts, once for each problem.
 
     Args:
         codec: The model's tokenizer.

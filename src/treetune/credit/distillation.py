@@ -18,10 +18,11 @@ class Distillation(GroupCredit):
     """On-policy distillation: trains the policy on its own samples towards a teacher model (Agarwal et al.,
     arXiv:2306.13649; Lu et al., "On-Policy Distillation", 2025).
 
-    Rewards are ignored: all advantages of credit are 0, and the trainer's reference model is `teacher` in
-    place of the start model. With ``kl_placement: 'advantage'``, ``kl_estimator: 'k1'`` and ``kl_coef: 1``,
-    a token's advantage becomes ``log p_teacher - log p_old``, whose expected gradient is that of the reverse
-    KL to the teacher at each token. ``train/kl`` is then the distance to the teacher.
+    Rewards are ignored. This credit gives all tokens the advantage 0, and makes `teacher` the trainer's
+    reference model in place of the start model. The objective then adds the advantages: with ``kl_placement:
+    'advantage'``, ``kl_estimator: 'k1'`` and ``kl_coef: 1``, a token's advantage becomes ``log p_teacher -
+    log p_old``, so that the expected gradient is that of the reverse KL to the teacher at each token.
+    ``train/kl`` is then the distance to the teacher.
     """
 
     teacher: ModelSource

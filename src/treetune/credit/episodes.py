@@ -36,14 +36,16 @@ def make_episode(
     """Returns the training row of an answer; every token of step i gets `step_advantages[i]`.
 
     Injected tokens are not trained; their behaviour log-prob is 0. The policy version is the oldest one that
-    sampled a part of the answer, or the present one for answers that were not sampled (demonstrations).
+    sampled a part of the answer. For answers that were not sampled (demonstrations), it is the present one,
+    which has the number of the iteration.
 
     Args:
         context: The context of the credit phase.
         trajectory: The answer.
-        step_advantages: One advantage for each step; None where the trainer makes them, or none are needed.
+        step_advantages: One advantage for each step; None where the trainer makes the advantages, or none
+            are needed.
         step_values: The value of the state before each step, for the viewer and analyses.
-        step_errors: The standard errors of these values.
+        step_errors: The standard errors of `step_values`.
     """
     import numpy as np
 
@@ -77,8 +79,10 @@ def make_episode(
 
 
 def _behaviour_logprobs(trajectory: Trajectory) -> Column | None:
-    """Returns the log-prob that each token was sampled with, 0 for injected ones; None where a sampled
-    segment has none, as in demonstrations."""
+    """Returns the log-prob with which each token was sampled; 0 for injected tokens.
+
+    Returns None if a segment that is not injected has no log-probs, as in demonstrations.
+    """
     import numpy as np
 
     logprobs_of_segments: list[Column] = []
@@ -95,10 +99,10 @@ def _behaviour_logprobs(trajectory: Trajectory) -> Column | None:
 
 
 def _stretches(segments: Sequence[Segment]) -> tuple[Stretch, ...]:
-    """Returns where each segment ends and the thread that it belongs to; nothing for answers without
+    """Returns, for each segment, its end in the response and its thread; an empty tuple for answers without
     threads."""
     if not any(segment.branch for segment in segments):
-        return ()  # a reader takes this to mean that each token was sampled after all tokens before it
+        return ()  # `Episode.stretches` is empty where each token was sampled after all tokens before it
     ends = itertools.accumulate(len(segment.token_ids) for segment in segments)
     return tuple(Stretch(end, segment.branch) for end, segment in zip(ends, segments, strict=True))
 
@@ -112,7 +116,7 @@ def scoring_row(answer: Trajectory) -> Episode:
         reward=answer.reward,
         group=answer.problem.id,
         trajectory=answer.id,
-        policy_version=0,  # any: only training reads it
+        policy_version=0,  # any number would do, since only training reads it
     )
 
 
@@ -132,14 +136,15 @@ def advantage_metrics(context: RolloutContext, episodes: Sequence[Episode]) -> M
     trained tokens. Collective."""
     import numpy as np
 
-    # Ranks exchange runs of equal advantages and their lengths, not tokens, so that the message stays small:
-    # advantages are the same all through a step.
+    # Neighbouring tokens usually have the same advantage, since all tokens of a step do. Ranks exchange runs
+    # of equal advantages with their lengths, not single tokens, so that the message stays small.
     local_advantages: list[float] = []
     local_lengths: list[float] = []
     for episode in episodes:
         assert episode.advantages is not None
         trained = episode.advantages[episode.trained]
-        # A difference from NaN is NaN, and not zero, so that the first token begins a run, too.
+        # A run begins where the difference from the token before is not zero. The difference from NaN is
+        # NaN, so that the first token begins a run, too.
         run_starts = np.flatnonzero(np.diff(trained, prepend=np.nan))
         local_advantages += trained[run_starts].tolist()
         local_lengths += np.diff(run_starts, append=len(trained)).tolist()

@@ -1,7 +1,8 @@
 """PPO's credit: generalised advantage estimation (GAE) over the values of a critic.
 
-Schulman et al., arXiv:1506.02438, eq. 16. `Gae.assign` only makes rows without advantages. The trainer then
-runs its critic over them, and `Gae.from_values` makes advantages of the critic's values, answer by answer:
+Schulman et al., arXiv:1506.02438, eq. 16. `Gae.assign` only makes rows, without advantages. The trainer then
+runs its critic over these rows, and `Gae.from_values` makes advantages of the critic's values, answer by
+answer:
 
     answers ── Gae.assign ──> episodes ── the trainer's critic ──> values ── Gae.from_values ──> advantages
 """
@@ -52,15 +53,18 @@ class Gae(Credit):
     where δ_t = r_t + γ V(s_{t+1}) − V(s_t) and the trainer's critic gives V.
 
     The defaults, γ = λ = 1, are those of the PPO baseline in VinePPO (arXiv:2410.01679): the critic is only a
-    baseline, and the gradient is unbiased however wrong the critic is. **Biased** with a smaller λ, by the
-    critic's errors: on the tests' language one that knows the length of a state alone is off by 75 % of the
-    gradient's length with λ = 0.5, by 87 % with λ = 0 (cosine 0.66 and 0.50).
+    baseline, and the gradient is unbiased however wrong the critic is. With a smaller λ it is **biased** by
+    the critic's errors. On the tests' language, with a critic that only knows the length of a state, the
+    expected gradient is off by 75 % of its length with λ = 0.5 (cosine 0.66), and by 87 % with λ = 0 (cosine
+    0.50).
     """
 
     gamma: Annotated[float, Ge(0), Le(1)] = 1.0
-    """Discount of a reward for each token until it comes."""
+    """The discount γ per token: for a token, a reward that comes n tokens later counts γ^n."""
     lam: Annotated[float, Ge(0), Le(1)] = 1.0
-    """Weight of later values: 1 trusts the rewards, 0 the next token's value alone."""
+    """The weight λ of what comes after the next value. With 1, an advantage is the discounted sum of the
+    rewards from the token on, minus the token's value: later values don't count. With 0, it is the token's
+    own reward plus the discounted value of the next token, minus the token's value."""
     critic: CriticSettings = field(default_factory=CriticSettings)
     """Settings of the critic's training."""
 
@@ -83,7 +87,7 @@ class Gae(Credit):
     def from_values(
         self, rewards: Sequence[float], values: Sequence[float]
     ) -> tuple[Sequence[float], Sequence[float]]:
-        """Makes advantages and returns of the critic's values, for one answer. The trainer calls this.
+        """Computes the advantages and returns of one answer from the critic's values. The trainer calls this.
 
         Args:
             rewards: The reward of each trained token, less the penalties that the objective puts into the
@@ -120,9 +124,9 @@ def gae(
     ``([0.6, 0.5, 0.2], [1.0, 1.0, 1.0])``.
 
     Args:
-        rewards: One entry for each action in the order of time, floats or tensors [B]: pass a tensor [B, T]
-            as ``tensor.unbind(1)``, and put the result together with ``torch.stack(..., 1)``. Leave out what
-            is not trained, injected tokens and padding.
+        rewards: One entry for each action in the order of time: floats, or tensors of shape [B]. Pass a
+            tensor [B, T] as ``tensor.unbind(1)``, and put the result together with ``torch.stack(..., 1)``.
+            Leave out actions that are not trained, which are injected tokens and padding.
         values: ``values[t]`` is the value of the state before action t.
         gamma: The discount γ.
         lam: The weight λ of later values.

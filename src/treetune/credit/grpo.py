@@ -27,7 +27,7 @@ class Group(GroupCredit):
     std: bool = True
     """Whether advantages are divided by the standard deviation of the group's rewards."""
     eps: Annotated[float, Gt(0)] = 1e-6
-    """Added to the standard deviation, which may be 0."""
+    """Added to the standard deviation, which may be 0 or close to it."""
 
     needs = (Need(Answers(2), "it compares each answer with the others to its problem"),)
 
@@ -47,16 +47,16 @@ class Group(GroupCredit):
 def group_advantages(rewards: Sequence[float], std: bool, eps: float) -> list[float]:
     """Returns A_i = r_i − mean(r), divided by (std(r) + eps) if `std`.
 
-    Example: ``[1.0, 0.0]`` becomes ``[0.5, -0.5]``, and ``[0.71, -0.71]`` with `std`. Equal rewards, and one
-    answer alone, become zeros.
+    Example: ``[1.0, 0.0]`` becomes ``[0.5, -0.5]``, and ``[0.71, -0.71]`` with `std`. If all rewards are
+    equal, or there is only one, the advantages are 0.
 
     With `std` this is GRPO, whose published implementations take the unbiased standard deviation. Without
     `std` this is Dr. GRPO. Both are **biased**. The mean of the n rewards includes r_i itself, which shrinks
     the expected gradient to (n−1)/n of the true gradient; `rloo` leaves r_i out. With `std`, problems are
-    also weighted by how much their answers differ. Example, for a problem whose rewards are 0 or 1: with
-    `std` the expected gradient is 0.71 times the true one for n = 2, and 1.15 times for n = 3.
+    also weighted by how much the rewards of their answers differ. Example, for a problem whose rewards are 0
+    or 1: with `std` the expected gradient is 0.71 times the true one for n = 2, and 1.15 times for n = 3.
     """
-    # Exactly zero, where the rounded mean of equal rewards would leave 1e-17 / eps.
+    # Equal rewards get exactly zero. The formula could give 1e-17 / eps, since the mean is rounded.
     if len(set(rewards)) == 1:
         return [0.0] * len(rewards)
     mean_reward = fmean(rewards)

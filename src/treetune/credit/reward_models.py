@@ -1,6 +1,6 @@
-"""Settings and loss of an implicit reward model: a language model π_φ whose log-ratios to a reference model
-are the rewards of tokens (Yuan et al., arXiv:2412.01981; Cui et al., arXiv:2502.01456). It is trained by
-`trainer.reward_model`.
+"""Settings and loss of an implicit reward model: a language model π_φ whose log-ratios to a reference model,
+times β, are the rewards of tokens (Yuan et al., arXiv:2412.01981; Cui et al., arXiv:2502.01456). The module
+`trainer.reward_model` trains it.
 
     r_t = β · (log π_φ(y_t) − log π_ref(y_t))           reward of a token (2502.01456, eq. 3)
     −[R log σ(Σ_t r_t) + (1 − R) log(1 − σ(Σ_t r_t))]   loss of an answer with the outcome R (Algorithm 1)
@@ -29,20 +29,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModelSettings(Part):
-    """Settings of an implicit reward model that learns during the run. It is a whole language model with an
-    optimiser of its own, which has the trainer's minibatches, schedule, precision and sharding."""
+    """Settings of an implicit reward model that learns during the run. It is a whole language model. It has
+    its own optimiser, with the trainer's minibatches, schedule, precision and sharding."""
 
     start: ModelSource | None = None
-    """The model that it starts from; null: the start model of the run. It must have the same tokenizer."""
+    """The model from which the reward model starts; null: the start model of the run. It must have the same
+    tokenizer as the run's start model."""
     beta: Annotated[float, Gt(0)] = 0.05
     """β, the reward of a log-ratio of 1."""
     learning_rate: Annotated[float, Gt(0)] = 1e-6
-    """Peak of its schedule."""
+    """The peak of the reward model's learning rate."""
     epochs: Annotated[int, Gt(0)] = 1
-    """Number of passes over an iteration's answers."""
+    """The number of passes over an iteration's answers."""
     scores: Literal["after_update", "before_update"] = "after_update"
-    """Whether the rewards of an iteration are those of the reward model after it has learned from the same
-    answers (the authors' "double forward"), or before (Algorithm 1, "single forward")."""
+    """Whether the rewards of an iteration come from the reward model after it has learned from the
+    iteration's answers (the authors' "double forward"), or before it does (Algorithm 1, "single forward")."""
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
@@ -62,12 +63,13 @@ class RewardModelSettings(Part):
 
 
 class RewardModelCredit(Credit):
-    """Credit whose advantages the trainer makes of the rewards of an implicit reward model that it trains."""
+    """A base class of credits whose advantages the trainer makes, with `from_implicit_rewards`, from the
+    rewards of an implicit reward model that it trains."""
 
     reward_model: RewardModelSettings
 
     def from_implicit_rewards(self, rewards: Sequence[Column], outcomes: Sequence[float]) -> list[Column]:
-        """Makes advantages of the rewards that the reward model gives to tokens, for the answers to one
+        """Computes advantages from the rewards that the reward model gives to tokens, for the answers to one
         problem.
 
         Args:
@@ -109,5 +111,5 @@ def outcome_losses(returns_M: Tensor, outcomes_M: Tensor) -> Tensor:
     """
     import torch
 
-    # With logits, since log(1 − σ(x)) would be −∞ in float32 for large x.
+    # The function takes logits, since log(1 − σ(x)) would be −∞ in float32 for a large logit x.
     return torch.nn.functional.binary_cross_entropy_with_logits(returns_M, outcomes_M, reduction="none")

@@ -49,7 +49,7 @@ def leave_one_out_advantages(rewards: Sequence[float]) -> list[float]:
             "rloo compares each answer with the others, and there is one answer: set the rollout's"
             " `samples` to 2 or more"
         )
-    # Exactly zero, where rounding would leave differences of 1e-17.
+    # Equal rewards get exactly zero. The formula could give about 1e-17, by rounding.
     if len(set(rewards)) == 1:
         return [0.0] * len(rewards)
     total = math.fsum(rewards)

@@ -35,7 +35,7 @@ TEMPLATE = "{prompt}\n\nFor reference, this is known about the problem:\n{contex
 
 @dataclass(frozen=True, kw_only=True)
 class PrivilegedPrompt:
-    """The prompt that the teacher sees.
+    """The settings of the prompt that the teacher sees.
 
     Raises:
         ValueError: A placeholder is missing in the template.
@@ -76,7 +76,8 @@ def privileged_text(tree: Tree, leaf: int, context: PrivilegedText) -> str | Non
         return answer.problem.gold
     if context == "feedback":
         return answer.grade.message
-    # "right_answer": the first right one of the others. A teacher that sees the answer itself would copy it.
+    # "right_answer": the first right one of the other answers. A teacher that sees the answer itself would
+    # copy it.
     for index, other in enumerate(tree.leaves):
         if index != leaf and other.grade.correct:
             return other.text

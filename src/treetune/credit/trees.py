@@ -1,9 +1,9 @@
-"""Credit for sampled trees: what a branch earned, compared with its siblings.
+"""Credit for sampled trees: the rewards of the answers below a branch, compared with those of its siblings.
 
 SPO-tree (Guo et al., arXiv:2505.23564), TreeRL (Hou et al., arXiv:2506.11902), TreePO (Li et al.,
-arXiv:2508.17445), Tree-GRPO (Ji et al., arXiv:2509.21240), and this package's own `leave_one_out`. The
-answers of a tree share their first nodes. Each node gets an advantage from the rewards of the answers below
-it. Example, with ``leave_one_out`` and ``prior: 0``::
+arXiv:2508.17445), Tree-GRPO (Ji et al., arXiv:2509.21240), and this package's own `leave_one_out`. In a tree,
+answers that branched off from each other share their first nodes. Each node gets an advantage from the
+rewards of the answers below it. Example, with ``leave_one_out`` and ``prior: 0``::
 
     prompt ──┬── node 0 ──┬── node 1    reward 1        V(0) = 0.5   A(0) = V(0) − V(3) = 0.5
              │            └── node 2    reward 0        A(1) = 1     A(2) = −1
@@ -34,7 +34,8 @@ Advantage = Literal["leave_one_out", "local", "global_and_local", "subgroups", "
 StateWeight = Literal["reach", "once", "each"]
 
 SAME = 1e-8
-"""For ``global_and_local``: g(n) and g(p) that differ by less count as equal, as in TreeRL's code."""
+"""For ``global_and_local``: g(n) and g(p) count as equal if they differ by less than this, as in TreeRL's
+code."""
 
 EPS = 1e-6
 """Added to the standard deviations of ``intra_and_inter``, as in Tree-GRPO's code."""
@@ -51,47 +52,52 @@ class TreeCredit(Credit):
     of several turns, which have the same advantage. Below, p is the node before n, or the prompt. V(n) is the
     mean of V over the nodes that follow n; for the last node of an answer it is the answer's reward.
 
-    `advantage` says what n's advantage is. The first three give one to each node:
+    `advantage` chooses the formula of a node's advantage. The first three formulas differ from node to node:
 
-    * ``leave_one_out``: V(n) − b(n). The baseline b(n) is a mean over the V of the other nodes that follow p
-      and over b(p), which counts as much as `prior` nodes. RLOO where nothing branches.
+    * ``leave_one_out``: V(n) − b(n). The baseline b(n) is the mean of V over the other nodes that follow p,
+      and of b(p), which counts as much as `prior` nodes. If answers branch only at the prompt, this is RLOO.
     * ``local``: V(n) − V(p), where V(p) includes n: SPO-tree's (Guo et al., arXiv:2505.23564, section 4.2).
     * ``global_and_local``: g(n) + (g(n) − g(p)). For an answer, take its reward minus the mean reward of all
-      other answers. g(n) is the mean of this over the l(n) answers below n, divided by √l(n); g of the prompt
-      is 0. If g(n) = g(p), the difference g(n) − g(p) is replaced by p's own. This is TreeRL's (Hou et al.,
-      arXiv:2506.11902), as in its public code. Section 3.2 of the paper has no mean of others, and divides
-      g(n) − g(p) as a whole.
+      other answers. g(n) is the mean of this difference over the l(n) answers below n, divided by √l(n); g of
+      the prompt is 0. If g(n) = g(p), then g(n) − g(p) is replaced by the same term of p. This is TreeRL's
+      formula (Hou et al., arXiv:2506.11902), as in its public code. In section 3.2 of the paper, the mean of
+      the other answers isn't subtracted, and g(n) − g(p) is divided as a whole.
 
     The last two give the same advantage to all nodes of an answer:
 
-    * ``subgroups``: the mean of (the answer's reward − the mean reward of a group) over the groups that it is
-      in. The groups are all answers, and the answers below each node of its path but the last (TreePO, Li et
-      al., arXiv:2508.17445, section 3.3).
-    * ``intra_and_inter``: the sum of two of GRPO's advantages, (reward − mean) / (standard deviation + 1e-6).
-      The first is over the answers that grew from the same answer from the prompt, the second over all
-      answers to the problem. This is Tree-GRPO's (Ji et al., arXiv:2509.21240), by its public code. If
-      nothing grew from an answer, its first advantage is 0; in the code it is its reward.
+    * ``subgroups``: the mean of (the answer's reward − the mean reward of a group) over the groups that the
+      answer is in. One group is all answers to the problem. Each node of the answer's path but the last gives
+      another group: the answers below this node (TreePO, Li et al., arXiv:2508.17445, section 3.3).
+    * ``intra_and_inter``: the sum of two advantages as GRPO's, (reward − mean) / (standard deviation + 1e-6).
+      The first compares the answers that grew from the same answer that was sampled from the prompt, the
+      second all answers to the problem. This is Tree-GRPO's formula (Ji et al., arXiv:2509.21240), as in its
+      public code. If no other answer grew from an answer, its first advantage is 0; in the public code it is
+      the reward.
 
-    `weight` says how much a node's tokens count:
+    `weight` chooses how much a node's tokens count:
 
-    * ``reach``: 1 for the first node of an answer. Each branching divides the weight by the number of its
-      branches. Every token is trained once, in the first answer that has it;
-    * ``once``: 1, and every token is trained once. Deep nodes then count more than the policy visits them
-      (SPO-tree);
-    * ``each``: 1 in each answer that has them, so that they are trained as often as there are answers below
-      (TreeRL, TreePO, Tree-GRPO).
+    * ``reach``: a token is trained once, in the first answer that has it. Its weight is 1 in the first node
+      of an answer, and each branching divides the weight by the number of its branches;
+    * ``once``: a token is trained once, with the weight 1. Deep nodes then count more than in proportion to
+      how often the policy visits them (SPO-tree);
+    * ``each``: a token is trained in each answer that has it, each time with the weight 1 (TreeRL, TreePO,
+      Tree-GRPO).
 
-    ``leave_one_out`` with ``reach`` is unbiased where the tree's branching is, whatever `prior` is: the
-    expected gradient is that of `samples` independent answers. The others are as published and **biased**.
-    The baseline of ``local`` includes the branch itself: with n branches everywhere, the expected gradient is
-    1 − 1/n of the true one. Weights other than ``reach`` count deep states as often as they were sampled.
+    ``leave_one_out`` with ``reach`` is unbiased if the tree's branching is, whatever `prior` is: the expected
+    gradient is that of `samples` independent answers. The other combinations are as published, and
+    **biased**. The baseline of ``local`` includes the branch itself: with n branches everywhere, the expected
+    gradient is 1 − 1/n of the true one. Weights other than ``reach`` count deep states as often as they were
+    sampled.
     """
 
     advantage: Advantage = "leave_one_out"
+    """The formula of a node's advantage, see above."""
     weight: StateWeight = "reach"
+    """The rule that says how much a node's tokens count, see above."""
     prior: Annotated[float, Ge(0)] = 2.0
-    """How many siblings the parent's baseline b(p) counts as. A baseline of few siblings is noisy. b(p) comes
-    from other answers, and is an estimate of the value of p, too."""
+    """The number of siblings that the parent's baseline b(p) counts as, for ``leave_one_out``. It makes the
+    baseline of a node with few siblings less noisy, since b(p) comes from further answers, and also estimates
+    the value of p."""
 
     gives = (Advantages(before_training=True), CreditForRewards(), CreditForTrees())
     needs = (
@@ -123,9 +129,9 @@ class TreeCredit(Credit):
             step_advantages = [advantages[index][step.node] for step in steps]
             values_before_steps = []
             for step in steps:
-                # `step.node` is an index into the answer's path. The state before a node has the value of the
-                # node before it, or of the prompt. Within a node nothing branches, so that the best estimate
-                # of a state's value is that of the node.
+                # `step.node` is an index into the answer's path. `values` has the value of the state after
+                # each node. So the state before a node has the value of the node before it, or of the prompt.
+                # Within a node nothing branches, so its value is the best estimate for the states in it.
                 before_node = ROOT if step.node == 0 else path[step.node - 1]
                 state = before_node if step.begins_node else path[step.node]
                 values_before_steps.append(values[state])
@@ -144,8 +150,8 @@ class TreeCredit(Credit):
     ) -> tuple[dict[int, float], list[list[float]]]:
         """Returns the values by node, and for each answer the advantages of its nodes."""
         rewards = [answer.reward for answer in answers]
-        # Each kind of advantage has its own values: `leaf_values` are means over all answers below a node,
-        # `branch_values` are means over the nodes that follow it.
+        # Each kind of advantage has its own values V: `leaf_values` are means over all answers below a node,
+        # `branch_values` are means over the V of the nodes that follow it.
         if self.advantage == "intra_and_inter":
             advantages_of_answers = _intra_and_inter(sharing, answers)
             advantages = []
@@ -156,8 +162,9 @@ class TreeCredit(Credit):
             values = leaf_values(sharing, rewards)
             advantages = []
             for reward, path in zip(rewards, sharing.paths, strict=True):
-                # The groups that the answer is in: all answers, and those below each node but its last, which
-                # it doesn't share. Where all others of a group could not be graded, it is no group.
+                # The answer's groups are all answers, and the answers below each node of its path but the
+                # last, which it shares with no other answer. A node has no group if all other answers below
+                # it are missing, since they could not be graded.
                 shared_nodes = [node for node in path[:-1] if len(sharing.below[node]) > 1]
                 baselines = [values[group] for group in (ROOT, *shared_nodes)]
                 advantage = mean([reward - baseline for baseline in baselines])
@@ -188,11 +195,11 @@ class _Step(NamedTuple):
     """
 
     end: int
-    """Response tokens up to its end."""
+    """The number of response tokens up to the end of the step."""
     node: int
-    """The index of its node among the answer's nodes."""
+    """The index of the step's node among the answer's nodes."""
     begins_node: bool = True
-    """Whether it is the first step of its node."""
+    """Whether this is the first step of its node."""
 
 
 def _steps_of_nodes(answer: Trajectory, lengths: Sequence[int]) -> list[_Step]:
@@ -223,10 +230,10 @@ def _mean(values: Sequence[float], weights: Sequence[float] | None = None) -> fl
 
 
 def branch_values(sharing: Sharing, rewards: Sequence[float]) -> dict[int, float]:
-    """Returns V of the prompt and of each node: the mean over the nodes that follow it. A node that ends an
-    answer has the answer's reward."""
+    """Returns V of the prompt and of each node: the mean of V over the nodes that follow it. For a node that
+    ends an answer, V is the answer's reward."""
     values: dict[int, float] = {}
-    # A node has a larger number than its parent. From the largest number down, children come first.
+    # A node has a larger number than its parent, so from the largest number down, children come first.
     for node in (*sorted(sharing.below, reverse=True), ROOT):
         children = sharing.children.get(node)
         if children is None:
@@ -249,13 +256,14 @@ def leaf_values(sharing: Sharing, rewards: Sequence[float]) -> dict[int, float]:
 def _leave_one_out(
     sharing: Sharing, rewards: Sequence[float], prior: float
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """Returns by node the value V, and the advantage V − b, where the baseline b comes from the siblings.
+    """Returns two dictionaries by node: the values V, and the advantages V − b. The baseline b of a node is
+    computed from its siblings and its parent.
 
     Args:
         sharing: The nodes of the tree.
         rewards: The reward of each answer.
-        prior: How many siblings the parent's baseline counts as. With 0, the parent's baseline only counts
-            where a node has no siblings.
+        prior: The number of siblings that the parent's baseline counts as. With 0, the parent's baseline only
+            counts where a node has no siblings.
     """
     values = branch_values(sharing, rewards)
     baselines: dict[int, float] = {}
@@ -265,34 +273,35 @@ def _leave_one_out(
         for node in siblings:
             others = [values[sibling] for sibling in siblings if sibling != node]
             weights = [1.0] * len(others)
-            # The prompt has no baseline, so that the nodes after it have only their siblings.
+            # The prompt has no baseline, so the nodes that follow it are compared only with their siblings.
             if parent in baselines and (prior or not others):
-                # The parent's baseline counts as `prior` siblings. If there are no siblings, it is alone.
+                # The parent's baseline counts as `prior` siblings. If there are no siblings, only it counts.
                 others.append(baselines[parent])
                 weights.append(prior or 1.0)
             if not others:
-                # The prompt's only child can't be compared with anything: its advantage is 0.
+                # The prompt's only child can't be compared with anything. Its own value as the baseline gives
+                # it the advantage 0.
                 others, weights = [values[node]], [1.0]
             baselines[node] = _mean(others, weights)
     return values, {node: values[node] - baseline for node, baseline in baselines.items()}
 
 
 def _intra_and_inter(sharing: Sharing, answers: Sequence[Trajectory]) -> list[float]:
-    """Returns the advantage of each answer: GRPO's within its tree, plus GRPO's among all answers.
+    """Returns the advantage of each answer: GRPO's within the answer's tree, plus GRPO's among all answers.
 
-    Here a tree is an answer from the prompt with all answers that grew from it. The number of that answer is
-    the tree's number. An answer that branched off at the prompt belongs to the tree as well, though it shares
-    no token with it.
+    In this function, a tree is an answer that was sampled from the prompt, with all answers that grew from
+    it. The number of the first one is the tree's number. An answer that branched off from it at the prompt
+    belongs to the tree as well, though it shares no response token with it.
     """
     tree_of_answer: dict[int, int] = {}
     tree_of_first_node: dict[int, int] = {}
     for answer, path in zip(answers, sharing.paths, strict=True):
         number = answer.sample
         if answer.fork is not None:
-            # The answer that it branched off from is missing in `answers` if it could not be graded. Its
-            # number then serves as the tree's.
+            # The answer from which this one branched off is missing in `answers` if it could not be graded.
+            # The number of the missing answer then serves as the tree's number.
             number = tree_of_answer.get(answer.fork.sample, answer.fork.sample)
-        # Answers with the same first node are in one tree, even if an answer between them is missing.
+        # Answers with the same first node are in one tree, even if the answer that connects them is missing.
         tree_of_answer[answer.sample] = tree_of_first_node.setdefault(path[0], number)
     rewards_of_trees: dict[int, list[float]] = {}
     for answer in answers:
@@ -320,14 +329,14 @@ def _global_and_local(sharing: Sharing, values: dict[int, float]) -> dict[int, f
     local_advantage: dict[int, float] = {}  # g(n) − g(p)
     for parent in (ROOT, *sorted(sharing.below)):  # parents before their children
         for node in sharing.children.get(parent, ()):
-            # Take k answers. A reward minus the mean of the k − 1 others equals k / (k − 1) times the reward
-            # minus the mean of all k. The same holds for the mean of several rewards. With a single answer,
-            # the difference is 0, and the factor doesn't matter.
+            # Of k answers, a reward minus the mean of the k − 1 others equals k / (k − 1) times the
+            # difference of the reward and the mean of all k. The same holds if such differences are averaged
+            # over several answers. With a single answer the difference is 0, whatever the factor is.
             above_others = (values[node] - values[ROOT]) * answer_count / max(1, answer_count - 1)
             global_advantage[node] = above_others / math.sqrt(len(sharing.below[node]))
             local_advantage[node] = global_advantage[node] - global_advantage[parent]
-            # As in TreeRL's code, a node with the same g as its parent takes the parent's difference. The
-            # prompt has no difference, since nothing precedes it.
+            # As in TreeRL's code, a node with the same g as its parent takes the parent's g(n) − g(p). The
+            # prompt has none, since nothing precedes it.
             if abs(local_advantage[node]) < SAME and parent != ROOT:
                 local_advantage[node] = local_advantage[parent]
     return {node: global_advantage[node] + local_advantage[node] for node in local_advantage}

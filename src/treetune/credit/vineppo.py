@@ -1,7 +1,7 @@
 """VinePPO's credit: a step's advantage is the difference of Monte-Carlo values before and after it.
 
 Kazemnejad et al., arXiv:2410.01679, section 4. The value of a state is the mean reward of K fresh
-continuations of it, so that no critic is needed:
+continuations of it, so no critic is needed:
 
     answer         prompt ── step 1 ── step 2 ── step 3 ── reward 1
     values V            0.4       0.7       0.6       (the end is worth 0, and the reward comes with step 3)
@@ -12,8 +12,9 @@ How `MonteCarlo.assign` gets there:
     trees ── states of each answer (`StateRule`) ── values of the states (`ValueEstimator`)
           ── `step_advantages` ── one training row for each answer (`make_episode`)
 
-With other `states` and `values` it is the credit of further methods: steps of n tokens, values of a critic or
-of the other answers (`credit.states`, `credit.values`).
+With other `states` (such as steps of n tokens) and other `values` (such as those of a critic, or the mean
+rewards of the other answers), `MonteCarlo` is the credit of further methods: see `credit.states` and
+`credit.values`.
 """
 
 from __future__ import annotations
@@ -81,10 +82,10 @@ def step_advantages(
     ``[0.6, 0.3, 0.4]``.
 
     Args:
-        values: V before each step. None where V is not known; the first is known.
+        values: V before each step; None where V is not known. The first must be known.
         reward: The answer's reward.
-        baselines: b before each step, None where `values` has None: for estimators that compare with another
-            number than the value (`Value.baseline`).
+        baselines: b before each step, and None where `values` has None. An estimator gives them if it
+            compares a step with another number than the value (`Value.baseline`). Without them, b is V.
         lam: λ. In place of V_{i+1}, the step gets the λ-return G_i = (1 − λ) V_{i+1} + λ G_{i+1}, where G of
             the last step is the reward (Sutton and Barto, "Reinforcement learning", 2018, section 12.1).
     """
@@ -99,7 +100,7 @@ def step_advantages(
         assert baseline is not None, "without a first value there is nothing to compare the others with"
         uncredited_steps = steps_so_far - len(advantages)
         advantages += [value_after - baseline] * uncredited_steps
-        # What the next step is compared with; after the last step there is none.
+        # The baseline of the next step. After the last step there is no next one.
         baseline = baselines[steps_so_far] if steps_so_far < len(values) else None
     return advantages
 
@@ -130,8 +131,8 @@ class MonteCarlo(ContinuingCredit):
 
     There is a state before every step, the prompt first; `states` says what steps are. Continuations are
     sampled from token ids and graded together with the prefix that they continue, as in the rollout. They are
-    never trained on. The gradient is unbiased if the position of a boundary depends only on the tokens before
-    it; see `Task.answer_boundaries`, which places the end token.
+    never trained on. The gradient is unbiased if the position of each step boundary depends only on the
+    tokens before it. `Task.answer_boundaries` says what this means for the end token.
 
     Continuations that could not be graded don't count. A state without graded continuations is left out: the
     steps before and after it are credited as one, which is coarser and still unbiased. Answers whose prompt
@@ -140,7 +141,7 @@ class MonteCarlo(ContinuingCredit):
     """
 
     samples: Annotated[int, Gt(0)] = 9
-    """Continuations of a state."""
+    """The usual number of continuations of a state: K in the paper."""
     states: StateRule = field(default_factory=StepBoundaries)
     """The rule that says where the states of an answer lie."""
     values: ValueEstimator = field(default_factory=FreshContinuations)
@@ -148,16 +149,17 @@ class MonteCarlo(ContinuingCredit):
     max_states: Annotated[int, Gt(0)] | None = None
     """The largest number of estimated states of an answer, its prompt included; null: there is no bound."""
     behind_max_states: Literal["no_advantage", "one_step"] = "one_step"
-    """Credit of the steps after the last estimated state, where `max_states` bounds them. With ``one_step``,
-    they are credited as one step, with the observed reward minus the last value, and the gradient stays
-    unbiased. With ``no_advantage`` (VinePPO's published code), every state after the last estimated one is
-    worth the observed reward. The step from the last estimated state is then credited with the reward minus
-    its value, and each later step with 0: **biased** by all that the policy could learn there. On the tests'
-    language, three steps long, the gradient is off by 8 % of its norm with two states and by 28 % with one,
-    and by more where late steps decide."""
+    """Credit of the steps after the last estimated state, if an answer has more than `max_states` states.
+    With ``one_step``, they are credited as one step, with the observed reward minus the last value, and the
+    gradient stays unbiased. With ``no_advantage`` (VinePPO's published code), every state after the last
+    estimated one is worth the observed reward. The step from the last estimated state is then credited with
+    the reward minus the value of this state, and each later step with 0: **biased** by all that the policy
+    could learn from the later steps. On the tests' language, whose answers have three steps, the gradient is
+    off by 8 % of its norm with two states and by 28 % with one, and by more where late steps decide."""
     siblings_count_into_prompt_value: bool = False
-    """Adds the rewards of the other answers to the prompt's continuations. An answer's own reward is left
-    out, so the estimate is independent of the answer and the gradient stays unbiased."""
+    """Whether the rewards of the other answers to the problem count as rewards of the prompt's continuations.
+    An answer's own reward is left out, so the estimate is independent of the answer and the gradient stays
+    unbiased."""
     temperature: Annotated[float, Ge(0)] | None = None
     """Temperature of continuations; null: the rollout's."""
     top_p: Annotated[float, Gt(0), Le(1)] | None = None
@@ -165,17 +167,18 @@ class MonteCarlo(ContinuingCredit):
     top_k: Annotated[int, Ge(-1)] | None = None
     """`top_k` of continuations; null: the rollout's."""
     lam: Annotated[float, Ge(0), Le(1)] = 0.0
-    """λ, the weight of what the answer itself earned after the next state. With 0, VinePPO: a step is worth
-    the value after it minus the value before it. With 1, a step is worth the answer's own reward minus the
-    value before it; with states `turns` this is C3's replay (arXiv:2603.06859), in which the answer's turn
-    and `samples` alternatives in the same context are compared, leaving out the turn itself. The gradient
-    stays unbiased if the values are. Larger λ are noisier, unless the values after a step are very noisy."""
+    """λ, the weight of what the answer itself earned after the next state. With 0, the advantage of a step is
+    the value after it minus the value before it: VinePPO. With 1, it is the answer's own reward minus the
+    value before the step; with states `turns` this is C3's replay (arXiv:2603.06859), in which the answer's
+    turn is compared with `samples` alternatives to it in the same context, leaving out the turn itself. The
+    gradient stays unbiased if the values are. A larger λ makes advantages noisier, unless the values after a
+    step are very noisy."""
     pipelined: bool = True
-    """True: an answer's continuations are requested as soon as it is graded, after all requests for answers.
-    This applies to those that `values` wants whatever the other answers are. False: they are requested when
-    all answers are sampled. The samples and the numbers are the same either way, since every graded answer is
-    continued: it gets its credit before a selection leaves any out (also those of groups that ``until_mixed``
-    counts as dropped)."""
+    """When continuations are requested. True: as soon as their answer is graded, with a lower priority than
+    all requests for answers; this applies only to the continuations that `values` wants whatever the other
+    answers are. False: when all answers are sampled. The samples and the numbers are the same either way,
+    since credit continues every graded answer: also one that a selection leaves out later, or whose group
+    ``until_mixed`` counts as dropped."""
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
@@ -228,16 +231,16 @@ class MonteCarlo(ContinuingCredit):
         baselines = [None if value is None else value.baseline_or_value for value in estimated_values]
         errors = [math.inf if value is None else math.sqrt(value.variance) for value in estimated_values]
 
-        # The states after the last estimated one.
+        # The number of states after the last estimated one.
         unestimated = len(self.states.step_starts(trajectory)) - len(values)
         if self.behind_max_states == "no_advantage":
-            # All of them are worth the reward, so that the differences between them are 0.
+            # All of these states are worth the reward, so the differences between them are 0.
             values += [trajectory.reward] * unestimated
             baselines += [trajectory.reward] * unestimated
             errors += [0.0] * unestimated
         else:
-            # Without a value before them, `step_advantages` credits these steps as one step, together with
-            # the step that begins at the last estimated state.
+            # The steps that begin at these states have no value before them. `step_advantages` credits them
+            # as one step, together with the step that begins at the last estimated state.
             values += [None] * unestimated
             baselines += [None] * unestimated
             errors += [math.inf] * unestimated
@@ -264,18 +267,18 @@ class MonteCarlo(ContinuingCredit):
                 rewards_of_continuations[answer_state.length] = estimate.earned
         return replace(episode, continuations=rewards_of_continuations)
 
-    # What the configuration has to know
+    # Declarations for the configuration's checks and plans
 
     @classmethod
     @override
     def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
-        return frozenset({"pipelined"})
+        return frozenset({"pipelined"})  # results don't depend on it
 
     @property
     @override
     def gives(self) -> tuple[Feature, ...]:
-        # `CreditForRewards` is left out, so a configuration with shaping is refused. Shaping would change
-        # the rewards of answers, and not those of their continuations.
+        # `CreditForRewards` is left out, so that a configuration with shaping is refused. Shaping would
+        # change the rewards of answers, but not those of their continuations.
         features: list[Feature] = [Advantages(before_training=True), CreditForTrees()]
         if self.values.continues:
             features.append(Continuations())
@@ -359,18 +362,19 @@ class MonteCarlo(ContinuingCredit):
             return False
         sampling = context.settings.sampling
         if not self.values.continues or sampling is None:
-            return True  # there are no continuations, which could be sampled otherwise than the answers
+            return True  # without continuations, none can be sampled in another way than the answers
         return replace(sampling, **self._overrides()) == sampling  # type: ignore[arg-type]
 
     def _overrides(self) -> dict[str, float]:
+        """Returns the sampling parameters that differ between continuations and answers, by name."""
         settings = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
         return {name: value for name, value in settings.items() if value is not None}
 
     @override
     def early_continuations(self, context: RolloutContext) -> EarlyContinuations | None:
-        # `first_states(n)` returns which of an answer's n states are continued in any case. Some estimators
-        # have to see all answers before they choose states. They return none, even for an answer whose only
-        # state is the prompt (n = 1).
+        # `first_states(n)` returns which of an answer's n states are continued whatever the other answers
+        # are. An estimator that has to see all answers before it chooses states returns none for any n.
+        # So n = 1, an answer whose only state is the prompt, tells the two kinds of estimators apart.
         continues_early = bool(self.values.first_states(1))
         if not (self.pipelined and continues_early and self.states.begins_early(context)):
             return None
@@ -401,25 +405,27 @@ def _check_values(estimator: ValueEstimator, valuation: Valuation, values: Seque
 
 
 def _has_value_of_each_state(valuation: Valuation, values: Sequence[StepValues]) -> bool:
-    """Returns whether there is a `Value` or None for each state of each answer. The estimator may be a
-    user's, so that `values` may be anything."""
+    """Returns whether there is a `Value` or None for each state of each answer. `values` may be anything,
+    since the estimator may be a user's."""
     try:
         counts = [len(step_values) for step_values in values]
         if counts != [len(answer.states) for answer in valuation.answers]:
             return False
         all_values = itertools.chain.from_iterable(values)
         return all(isinstance(value, Value | None) for value in all_values)
-    except TypeError:  # something has no length
+    except TypeError:  # `values` is no sequence, or an entry of it has no length
         return False
 
 
 def _value_metrics(estimates: Sequence[Estimate]) -> Metrics:
-    """Returns metrics of the distinct states: their number, their values and the spread of these, their cost.
+    """Returns metrics of the distinct states: their number, their values, the spread of their rewards, and
+    the cost of their continuations.
 
-    ``credit/value_std`` is the mean over states of the standard deviation of their K rewards;
-    ``credit/value_decided`` the share of states whose continuations all have the same reward.
+    ``credit/value_std`` is the mean over states of the standard deviation of a state's rewards;
+    ``credit/value_decided`` is the share of states whose continuations all have the same reward.
     """
-    # `rewards` has the rewards that count towards a state's value, `earned` that of each continuation.
+    # `Estimate.rewards` has the rewards that count towards a state's value, `Estimate.earned` has one entry
+    # for each continuation.
     rewards_of_states = [estimate.rewards for estimate in estimates if estimate.rewards]
     if not rewards_of_states:
         return {}
@@ -438,13 +444,14 @@ def _value_metrics(estimates: Sequence[Estimate]) -> Metrics:
 def _report_ungraded(
     context: RolloutContext, estimates: Sequence[Estimate], unvalued_answers: int
 ) -> Metrics:
-    """Logs and counts continuations that could not be graded and answers that are left out, if there are any.
-    Collective.
+    """Logs how many continuations could not be graded and how many answers are left out, and returns these
+    numbers as metrics. Without any of them, logs nothing and returns no metrics. Collective.
 
     Args:
         context: The context of the credit phase.
         estimates: The estimates of all ranks.
-        unvalued_answers: The answers of this rank that are left out, since their prompt has no value.
+        unvalued_answers: The number of this rank's answers that are left out, since their prompt has no
+            value.
     """
     # `earned` has None for a continuation that could not be graded.
     ungraded = sum(estimate.earned.count(None) for estimate in estimates)

@@ -1,4 +1,4 @@
-"""Defines objectives, the losses that a trainer minimises, over tokens or over pairs of answers."""
+"""Objectives: the losses that a trainer minimises, over tokens or over pairs of answers."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ if TYPE_CHECKING:
 
 
 KlEstimator = Literal["k1", "k2", "k3"]
+"""The formulas of `kl_estimate`."""
 
 
 LARGEST_LOG_RATIO = 40.0
-"""The bound of log ratios: ``e^40`` is far from every sensible ratio, and float32 overflows at ``e^88``."""
+"""The largest log ratio that `ratio_of` takes as it is. ``e^40`` is far beyond every sensible ratio, and
+float32 overflows at about ``e^88``."""
 
 
 def ratio_of(log_ratio_N: Tensor) -> Tensor:
     """Returns ``exp`` of log ratios of probabilities, bounded by e^40, so it is finite for every finite log
     ratio.
 
-    An infinite ratio has an infinite gradient. If a clip then gives it the weight 0, the product is NaN,
-    which spoils all weights of the model. Below the bound, value and gradient are exactly those of ``exp``.
-    Above it, the gradient is that at the bound, so that a token that moved too far is still pushed back.
+    An infinite ratio has an infinite gradient. If a clip then multiplies this gradient by 0, the product is
+    NaN, and the step makes all weights of the model NaN. Below the bound, value and gradient are exactly
+    those of ``exp``. Above it, both are those at the bound, so a token that moved too far is still pushed
+    back.
     """
     excess_N = (log_ratio_N - LARGEST_LOG_RATIO).clamp(min=0).detach()
     return (log_ratio_N - excess_N).exp()
@@ -48,11 +51,11 @@ def kl_estimate(logprobs_N: Tensor, ref_logprobs_N: Tensor, estimator: KlEstimat
 
 
 Aggregation = Literal["token", "sequence", "constant"]
-"""The weights with which the losses of a minibatch's tokens are summed.
+"""The way in which the losses of a minibatch's tokens are put together.
 
-``token``: the mean over all tokens. ``sequence``: the mean over sequences of the mean over their tokens.
-``constant``: the mean over sequences of the sum over their tokens, divided by a constant length (Dr. GRPO,
-Liu et al., arXiv:2503.20783).
+``token``: the mean over all tokens. ``sequence``: the mean over each sequence's tokens, and then over the
+sequences. ``constant``: the sum over each sequence's tokens, divided by a constant length, and then the mean
+over the sequences (Dr. GRPO, Liu et al., arXiv:2503.20783).
 """
 
 
@@ -60,8 +63,8 @@ Liu et al., arXiv:2503.20783).
 class TokenBatch:
     """A micro-batch as an objective sees it: flat float32 tensors over its N trained tokens.
 
-    The sum of weighted losses over all micro-batches of all ranks is the minibatch's loss, however the
-    minibatch was cut into micro-batches.
+    A minibatch is the set of answers of one optimizer step. It is cut into micro-batches over all ranks. The
+    sum of the weighted losses of all these micro-batches is the minibatch's loss, however it was cut.
 
     Example: two sequences with 2 and 1 trained tokens, in a minibatch of 4 sequences with 10 tokens, with the
     aggregation ``token``::
@@ -73,40 +76,44 @@ class TokenBatch:
     """The weight of each token in the loss, from `Objective.sequence_weights`. All are 0 in a dummy, a
     micro-batch that a rank computes only because the other ranks still compute one."""
     lengths: tuple[int, ...] = ()
-    """The trained tokens of each sequence, if the objective needs whole sequences; else empty."""
+    """The number of trained tokens of each sequence, if the objective needs whole sequences; otherwise
+    empty."""
     weight_sum: float = 1.0
-    """The sum of all weights of the minibatch: 1 with the aggregations ``token`` and ``sequence``."""
+    """The sum of the weights of all tokens of the minibatch: 1 with the aggregations ``token`` and
+    ``sequence``."""
     sequence_weight: float = 0.0
-    """1 / (number of sequences of the minibatch), for losses that are summed over a sequence; 0 in a
+    """1 / (number of sequences of the minibatch), for losses with one term for each sequence; 0 in a
     dummy."""
     pair_weight: float = 0.0
-    """1 / (number of pairs of the minibatch); 0 in a dummy."""
+    """1 / (number of pairs of the minibatch), for losses with one term for each pair; 0 in a dummy."""
     advantages_N: Tensor | None = None
     """The advantages, after penalties and normalisation; None if the objective needs none."""
     old_logprobs_N: Tensor | None = None
-    """The policy's log-probs before the iteration's first step; None if they are not scored."""
+    """The policy's log-probs before the iteration's first step; None if they were not computed."""
     ref_logprobs_N: Tensor | None = None
-    """The reference's log-probs; None without a reference."""
+    """The reference model's log-probs; None without a reference model."""
     behaviour_logprobs_N: Tensor | None = None
-    """The engine's log-probs, of the distribution that it sampled from; None if answers were not sampled."""
+    """The engine's log-probs under the distribution from which it sampled; None if answers were not
+    sampled."""
     log_mass_N: Tensor | None = None
     """The log of the probability of all tokens that top-p and top-k keep; None if they keep all."""
     marked_N: Tensor | None = None
     """The mask of the tokens that `MarkingObjective.marked_tokens` chose, bool. None if the objective marks
     no tokens, and in analyses, which compute gradients of single answers without a minibatch."""
     ref_kl_N: Tensor | None = None
-    """The exact KL of the policy before the iteration's first step to the reference; None if not needed."""
+    """The exact KL(π_old ‖ π_ref) at each token, where π_old is the policy before the iteration's first step;
+    None if the objective doesn't need it."""
     own_advantages_N: Tensor | None = None
-    """The objective's own advantages, from the policy before the iteration's first step
-    (`ReferenceKlObjective.precompute`); None if it isn't called."""
+    """The advantages that `ReferenceKlObjective.precompute` returned; None if the objective is none of that
+    class."""
     has_teacher_N: Tensor | None = None
-    """The tokens of answers with a privileged prompt, bool; None if the objective has no teacher."""
+    """Whether a token's answer has a privileged prompt, bool; None if the objective has no teacher."""
     terms: tuple[Tensor, ...] = ()
-    """What `DistributionObjective.terms` or `TeacherObjective.compare` have computed, each [N]."""
+    """The tensors that `DistributionObjective.terms` or `TeacherObjective.compare` returned, each [N]."""
 
     def mean(self, values_N: Tensor) -> Tensor:
-        """Returns this micro-batch's part of a metric that is a mean over the minibatch's tokens, with the
-        weights of the loss."""
+        """Returns this micro-batch's part of the mean of values over the minibatch's tokens, with the weights
+        of the loss. The parts of all micro-batches add up to the mean."""
         return (self.weights_N * values_N.detach()).sum() / self.weight_sum
 
     def by_sequence(self, values_N: Tensor) -> Sequence[Tensor]:
@@ -116,12 +123,13 @@ class TokenBatch:
 
 
 KlPlacement = Literal["loss", "reward", "advantage"]
+"""The place of the KL penalty; see `PolicyGradient.kl_placement`."""
 
 
 @dataclass(frozen=True)
 class KlPenalty:
-    """A penalty that the trainer subtracts from rewards or advantages before an iteration's first step:
-    `coef` times the estimated KL to the reference."""
+    """A penalty that the trainer subtracts from the rewards or the advantages of tokens before an iteration's
+    first step: `coef` times the estimated KL to the reference model."""
 
     coef: float
     placement: Literal["reward", "advantage"]
@@ -129,10 +137,10 @@ class KlPenalty:
 
 
 class Objective(Registrable):
-    """A loss as a weighted sum over trained tokens, or over pairs of sequences.
+    """A loss that is a weighted sum over trained tokens, or over pairs of sequences.
 
-    Every objective overrides `loss`. A loss that reads more than log-probs derives from a class in
-    `objectives/further_inputs.py`; a policy gradient derives from `PolicyGradient`.
+    Every objective overrides `loss`. An objective whose loss reads more than log-probs derives from a class
+    in `objectives/further_inputs.py`; a policy gradient derives from `PolicyGradient`.
     """
 
     # The loss
@@ -157,7 +165,7 @@ class Objective(Registrable):
     def sequence_weights(self, lengths: Sequence[int], scores: Sequence[float]) -> list[float]:
         """Returns for each sequence of a minibatch the weight of each of its tokens in the loss.
 
-        Sequences of weight 0 are not computed.
+        The trainer doesn't run the model over sequences of weight 0.
 
         Args:
             lengths: The number of trained tokens of each sequence.
@@ -173,22 +181,23 @@ class Objective(Registrable):
     # What the trainer does for the loss, and adds to it
 
     needs_reference: bool = False
+    """Whether the loss or a penalty needs the reference model."""
     needs_whole_sequences: bool = False
-    """Whether the loss needs all tokens of a sequence together. All rows of the sequence, of which an answer
-    with threads has several, are then in the same micro-batch."""
+    """Whether the loss needs all tokens of a sequence together. All rows of a sequence are then in the same
+    micro-batch. (An answer with threads has several rows.)"""
     measures_kl: bool = False
     """Whether the KL to the start model is measured even if the loss doesn't need it."""
     entropy_coef: float = 0.0
-    """The trainer subtracts this times the mean entropy at trained tokens, with the weights of the loss.
-    Above 0 it increases the entropy, below 0 it decreases it."""
+    """The weight of the entropy. The trainer subtracts from the loss this times the mean entropy at trained
+    tokens, with the weights of the loss. A value above 0 increases the entropy, one below 0 decreases it."""
 
     @property
     def kl_penalty(self) -> KlPenalty | None:
-        """The KL penalty in rewards or advantages; None if there is none. A KL in the loss is part of
-        `loss`."""
+        """The KL penalty in rewards or advantages; None if there is none. A KL in the loss is not meant: it
+        is part of `loss`."""
         return None
 
-    # What follows from `gives`
+    # Derived from `gives`
 
     @property
     @final
@@ -206,7 +215,8 @@ class Objective(Registrable):
 
 
 def needs_of_importance_cap(importance_cap: float | None) -> tuple[Need, ...]:
-    """Returns what an objective with this `importance_cap` needs: sampled answers; nothing if it is None."""
+    """Returns the needs of an objective with this `importance_cap`: sampled answers, or none if it is
+    None."""
     if importance_cap is None:
         return ()
     remedy = "set the objective's importance_cap to null, or choose a rollout that samples"
@@ -214,7 +224,8 @@ def needs_of_importance_cap(importance_cap: float | None) -> tuple[Need, ...]:
 
 
 def check_aggregation(aggregation: Aggregation, constant_length: int | None) -> None:
-    """Raises ValueError for a constant length without its aggregation, and the other way round."""
+    """Raises ValueError for a `constant_length` without the aggregation ``constant``, and the other way
+    round."""
     if (aggregation == "constant") != (constant_length is not None):
         raise ValueError(
             "constant_length and aggregation 'constant' belong together: set both or neither; usually the"

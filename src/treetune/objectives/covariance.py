@@ -1,13 +1,14 @@
-"""Policy gradients that limit the few tokens that lower the entropy most: Clip-Cov and KL-Cov.
+"""Policy gradients that limit the effect of the few tokens that lower the entropy most: Clip-Cov and KL-Cov.
 
-Cui et al. 2025, arXiv:2505.22617. Where a token's log-prob and its advantage are both above their means, or
-both below, an update lowers the entropy. The covariance of a token is the product of both differences::
+Cui et al. 2025, arXiv:2505.22617. If a token's log-prob and its advantage are both above their means, or both
+below, an update at this token lowers the entropy. The covariance of a token is the product of its differences
+from the two means::
 
     c_i = (log p_i - mean log p) · (A_i - mean A)
 
 A small fraction of a minibatch's tokens has covariances hundreds of times larger than the mean. Both losses
-mark these tokens before the minibatch's first micro-batch, so that the means and the choice are those of the
-whole minibatch.
+mark some of these tokens before the minibatch's first micro-batch. So the means and the choice are those of
+the whole minibatch.
 """
 
 from __future__ import annotations
@@ -32,22 +33,26 @@ if TYPE_CHECKING:
 @Objective.register("clip_cov")
 @dataclass(frozen=True, kw_only=True)
 class ClipCovariance(MarkingObjective, ClippedPolicyGradient):
-    """Clip-Cov (as in verl's ``clip_cov``): PPO's loss, in which some tokens of large covariance have
-    no gradient.
+    """Clip-Cov (as in verl's ``clip_cov``): PPO's loss, in which some tokens of large covariance have no
+    gradient.
 
     The tokens are drawn at random among those whose covariance is between `least_covariance` and
     `largest_covariance`. The authors' code computes covariances in each micro-batch, from the log-probs of
     the step itself. Here they are computed over the whole minibatch, from the log-probs before the
-    iteration's first step, so that the result doesn't depend on how the minibatch is split.
+    iteration's first step, so the result doesn't depend on how the minibatch is split.
 
-    The authors' code also never draws a token that PPO's clip has already left without gradient. At the time
-    of the draw here, no token has a ratio yet, so that a drawn token may be one that PPO clips later.
+    The authors' code also never draws a token that PPO's clip has already left without gradient. Here, tokens
+    are drawn before any ratio is computed, so a drawn token may be one that PPO's clip leaves without
+    gradient, too.
     """
 
     share: Annotated[float, Gt(0), Le(1)] = 2e-4
-    """The share of the minibatch's tokens that lose their gradient, at least one token."""
+    """The share of the minibatch's tokens that lose their gradient. At least one token is drawn, if any
+    covariance is between the bounds."""
     least_covariance: float = 1.0
+    """Only tokens with a larger covariance are drawn."""
     largest_covariance: float = 5.0
+    """Only tokens with a smaller covariance are drawn."""
 
     @override
     def __post_init__(self) -> None:
@@ -81,17 +86,17 @@ class ClipCovariance(MarkingObjective, ClippedPolicyGradient):
 @Objective.register("kl_cov")
 @dataclass(frozen=True, kw_only=True)
 class KlCovariance(MarkingObjective, PolicyGradient):
-    """KL-Cov (as in verl's ``kl_cov``): ``-A·ρ``, without a clip. The tokens with the largest covariances
-    also have the loss ``penalty·|log ρ|``, their distance from the old policy.
+    """KL-Cov (as in verl's ``kl_cov``): the loss ``-A·ρ``, without a clip. For the tokens with the largest
+    covariances, ``penalty·|log ρ|`` is added, their distance from the old policy.
 
-    The penalty has no gradient at ρ = 1, so it needs iterations of several steps.
+    The penalty has no gradient at ρ = 1, so it only has an effect in iterations of several steps.
     """
 
     share: Annotated[float, Gt(0), Le(1)] = 2e-4
     """The share of the minibatch's tokens that are penalised, at least one token. The paper has 2e-3 for a
     model of 7 billion weights, and 2e-4 for one of 32 billion."""
     penalty: Annotated[float, Gt(0)] = 1.0
-    """The weight of the distance."""
+    """The weight of the distance ``|log ρ|``."""
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
@@ -131,6 +136,6 @@ def token_covariances(logprobs_N: Tensor, advantages_N: Tensor) -> Tensor:
 
     Example: with the log-probs ``[-0.5, -1.5]`` and the advantages ``[1, -1]``, both covariances are 0.5.
     """
-    # In float64, so that rounding does not decide which tokens are marked.
+    # The covariances are computed in float64, so that rounding does not decide which tokens are marked.
     logprobs, advantages = logprobs_N.double(), advantages_N.double()
     return (logprobs - logprobs.mean()) * (advantages - advantages.mean())

@@ -1,5 +1,6 @@
-"""Self-distillation on distributions: at each token of its own answer, the policy π learns the distribution
-of a teacher π_T, which is the model with a privileged text in its prompt.
+"""Self-distillation on distributions: at each token of its own answers, the policy π learns the next-token
+distribution of a teacher π_T. The teacher is a version of the model (`Teacher.weights`) that has a privileged
+text in its prompt.
 
     policy    "2 + 3?"                      ── answer ──>  p = π(· | x, y_<t)        with gradient
     teacher   "2 + 3?  The answer is 5."    ── answer ──>  q = π_T(· | c, x, y_<t)   without gradient
@@ -27,9 +28,10 @@ Example: the policy has the probabilities 0.5, 0.3 and 0.2, the teacher 0.8, 0.1
 0.5·log(0.5 / 0.8) + 0.3·log(0.3 / 0.1) + 0.2·log(0.2 / 0.1) = 0.23. With `top_k` 1 and the tail as an outcome
 it is 0.5·log(0.5 / 0.8) + 0.5·log(0.5 / 0.2) = 0.22.
 
-The credit `self_distillation` uses the sampled token alone. It gives a token v the advantage
-log q(v) − log p(v), so that a policy gradient minimises −(log q(v) − log p(v))·log p(v), with the difference
-held fixed. If v is sampled from p, the expected gradient of this is the gradient of the reverse KL.
+The credit `self_distillation`, in contrast, uses only the sampled token. It gives a token v the advantage
+log q(v) − log p(v). A policy gradient then minimises −(log q(v) − log p(v))·log p(v), with the difference in
+parentheses held fixed. If v is sampled from p, the expected gradient of this loss is the gradient of the
+reverse KL.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ Divergence = Literal["forward_kl", "reverse_kl", "jsd"]
 @Objective.register("distribution_distillation")
 @dataclass(frozen=True, kw_only=True)
 class DistributionDistillation(TeacherObjective, ClippedPolicyGradient):
-    """``Σ w·D(π, π_T)``, plus `advantage_weight` times PPO's loss, with the weights w of `aggregation`.
+    """The loss `divergence_weight` · ``Σ w·D(π, π_T)`` + `advantage_weight` · PPO's loss, where D is a
+    divergence of the policy π from the teacher π_T at a token, with the weights w of `aggregation`.
 
     A token of an answer without a privileged text has D = 0. It counts in the mean nevertheless.
 
@@ -68,6 +71,7 @@ class DistributionDistillation(TeacherObjective, ClippedPolicyGradient):
     """
 
     teacher: Teacher = field(default_factory=Teacher)
+    """The settings of the teacher. The trainer runs it before each forward pass of the policy."""
     divergence: Divergence = "reverse_kl"
     """D: ``forward_kl`` KL(π_T ‖ π), ``reverse_kl`` KL(π ‖ π_T), or ``jsd``, the generalized Jensen-Shannon
     divergence between them."""
@@ -75,16 +79,16 @@ class DistributionDistillation(TeacherObjective, ClippedPolicyGradient):
     """β of ``jsd``, the teacher's share of the mixture. For β near 0, D/β is about the forward KL, and for β
     near 1, D/(1 − β) is about the reverse KL."""
     top_k: Annotated[int, Gt(0)] | None = None
-    """How many of the most likely tokens D compares; null: the whole vocabulary."""
+    """The number of most likely tokens that D compares; null: the whole vocabulary."""
     top_k_of: Literal["policy", "teacher"] = "policy"
-    """The model whose most likely tokens are compared. SDPO: the policy."""
+    """The model whose most likely tokens are compared. In SDPO, it is the policy."""
     tail: Literal["outcome", "dropped"] = "outcome"
-    """What becomes of all other tokens: together they are one more outcome (``outcome``), or they are left
-    out, and the probabilities of the `top_k` tokens are normalised to a sum of 1 (``dropped``)."""
+    """The treatment of all tokens but the `top_k`: together they are one more outcome (``outcome``), or they
+    are left out, and the probabilities of the `top_k` tokens are normalised to a sum of 1 (``dropped``)."""
     entry_clip: Annotated[float, Gt(0)] | None = None
-    """The most that one entry of the vocabulary (or the tail) adds to a token's D; null: no bound. An entry
-    above it has no gradient. Negative entries have no bound, so that D can become negative. OPSD's code has
-    0.05, so that a few tokens of style don't dominate."""
+    """The upper bound of what one token of the vocabulary (or the tail) adds to D at a position; null: no
+    bound. What is above it has no gradient. Negative summands have no bound, so D can become negative. OPSD's
+    code has 0.05, so that a few tokens of style don't dominate."""
     divergence_weight: Annotated[float, Gt(0)] = 1.0
     """The factor of D."""
     advantage_weight: Annotated[float, Ge(0)] = 0.0
@@ -92,8 +96,8 @@ class DistributionDistillation(TeacherObjective, ClippedPolicyGradient):
     importance_cap: Annotated[float, Gt(0)] | None = None
     """The cap of a correction for differences between engine and policy; null: no correction. D is multiplied
     by ``min(p / p_engine, cap)``. Here p is the present policy's probability of the sampled token, and
-    p_engine the one with which the engine sampled it. PPO's loss is corrected as in `ppo`. SDPO's code has
-    2."""
+    p_engine the probability with which the engine sampled it. PPO's loss is corrected as in `ppo`. SDPO's
+    code has the cap 2."""
 
     @override
     def __post_init__(self) -> None:
@@ -111,7 +115,7 @@ class DistributionDistillation(TeacherObjective, ClippedPolicyGradient):
     @override
     def gives(self) -> tuple[Feature, ...]:
         # Without PPO's loss, answers of older weights are as good as new ones: D compares the policy with its
-        # teacher at whatever tokens an answer has.
+        # teacher at the tokens of an answer, whichever policy sampled them.
         return super().gives if self.advantage_weight else (StaleAnswers(),)
 
     @property
@@ -160,8 +164,8 @@ class DistributionDistillation(TeacherObjective, ClippedPolicyGradient):
     @property
     @override
     def compare_bytes(self) -> int:  # type: ignore[override]
-        # Measured with PyTorch's profiler: five float32 tensors as large as the logits, and 13 for the
-        # mixture of ``jsd`` over the whole vocabulary.
+        # Measured with PyTorch's profiler: `compare` needs five float32 tensors as large as the logits (5 · 4
+        # bytes), and 13 for ``jsd`` over the whole vocabulary, because of the mixture.
         return 52 if self.divergence == "jsd" and self.top_k is None else 20
 
     @override
@@ -188,8 +192,8 @@ class DistributionDistillation(TeacherObjective, ClippedPolicyGradient):
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         assert batch.has_teacher_N is not None, "the trainer runs the teacher when the objective has one"
         divergence_N, teacher_kl_N = batch.terms
-        # The teacher's pass has the same rows as the policy's. In the row of an answer without a privileged
-        # text, it saw the policy's own prompt. The numbers of such a row mean nothing, and become 0.
+        # The teacher runs over the same rows as the policy. In the row of an answer without a privileged
+        # text, it sees the policy's own prompt. The numbers of such a row mean nothing, so they are set to 0.
         divergence_N = divergence_N.where(batch.has_teacher_N, 0.0)
         teacher_kl_N = teacher_kl_N.where(batch.has_teacher_N, 0.0)
         metrics = {
@@ -211,33 +215,35 @@ class DistributionDistillation(TeacherObjective, ClippedPolicyGradient):
         assert batch.behaviour_logprobs_N is not None, "sampled tokens carry the engine's log-probs"
         log_ratio_N = logprobs_N - batch.behaviour_logprobs_N
         if batch.log_mass_N is not None:
-            # The engine's log-probs are those of a distribution that top-p and top-k have cut. The log-prob
-            # under the policy's distribution, cut alike, is log p minus the log of the mass that remains.
+            # The engine's log-probs are those of a distribution that top-p and top-k have cut. If the
+            # policy's distribution is cut in the same way, the log-prob is log p minus the log of the mass
+            # that remains.
             log_ratio_N = log_ratio_N - batch.log_mass_N
         return ratio_of(log_ratio_N).clamp(max=self.importance_cap)
 
 
 def outcomes_of_tokens(logprobs_CV: Tensor, ids_CK: Tensor, tail: Literal["outcome", "dropped"]) -> Tensor:
-    """Returns the log-probs of a distribution with fewer outcomes: K tokens at each position, and with the
-    tail ``outcome`` all other tokens as one more outcome.
+    """Returns the log-probs of a distribution with fewer outcomes: the K tokens `ids_CK` at each position,
+    and, with the tail ``outcome``, all other tokens together as one more outcome.
 
-    Example: three tokens have the probabilities 0.5, 0.3 and 0.2, and only the first is chosen. The outcomes
-    then have the probabilities 0.5 and 0.5. With the tail ``dropped``, the only outcome has 1.
+    Example: three tokens have the probabilities 0.5, 0.3 and 0.2, and `ids_CK` has only the first. With the
+    tail ``outcome``, there are two outcomes with the probabilities 0.5 and 0.5. With the tail ``dropped``,
+    the only outcome has the probability 1.
     """
     import torch
 
     logprobs_CK = logprobs_CV.gather(-1, ids_CK)
     if tail == "dropped":
         return logprobs_CK.log_softmax(-1)
-    # The other tokens' probabilities are added up. The difference of 1 and the sum of the K tokens could be
-    # rounded to 0.
+    # The other tokens' probabilities are added up, since 1 minus the sum over the K tokens could be rounded
+    # to 0.
     log_tail_C1 = logprobs_CV.scatter(-1, ids_CK, -math.inf).logsumexp(-1, keepdim=True)
     return torch.cat([logprobs_CK, log_tail_C1], dim=-1)
 
 
 def divergence_terms(logp_CV: Tensor, logq_CV: Tensor, divergence: Divergence, beta: float) -> Tensor:
-    """Returns what each outcome adds to the divergence of the policy's distribution p and the teacher's q,
-    [C, V].
+    """Returns the summand of each outcome in the divergence of the policy's distribution p and the teacher's
+    q, shape [C, V].
 
     Args:
         logp_CV: log p, with gradient.

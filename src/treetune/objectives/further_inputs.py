@@ -2,13 +2,13 @@
 
 =======================  ==================================================================
 `DistributionObjective`  the policy's whole next-token distributions
-`TeacherObjective`       those of the policy and of a teacher
+`TeacherObjective`       the whole next-token distributions of the policy and of a teacher
 `ReferenceKlObjective`   the exact KL to the reference, before the iteration's first step
 `MarkingObjective`       a mask of tokens that the objective chooses by looking at the whole
                          minibatch, such as those with the largest covariance (Clip-Cov)
 =======================  ==================================================================
 
-An objective may derive from one of them and from `PolicyGradient`.
+An objective may derive from one of these classes and from `PolicyGradient`.
 """
 
 from __future__ import annotations
@@ -30,30 +30,34 @@ class DistributionObjective(Objective):
     def terms(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor, ...]:
         """Computes the terms, each of shape [C], with gradient. `loss` finds them in `TokenBatch.terms`.
 
-        Called for a chunk of C positions at a time, since the logits of all positions may not fit into
-        memory. The logits are divided by the sampling temperature.
+        The trainer calls this for a chunk of C positions at a time, since the logits of all positions may not
+        fit into memory.
+
+        Args:
+            logits_CV: The policy's logits, divided by the sampling temperature.
+            labels_C: The sampled token at each position.
         """
         raise NotImplementedError
 
 
 class TeacherObjective(Objective):
-    """An objective that compares the policy's whole distributions with a teacher's, at the same tokens of the
-    same answers."""
+    """An objective that compares the policy's whole next-token distributions with those of a teacher, at the
+    same tokens of the same answers."""
 
     teacher: Teacher
-    """The settings of the teacher. Its pass comes before each forward pass of the policy."""
+    """The settings of the teacher. The trainer runs the teacher before each forward pass of the policy."""
     compare_bytes: int = 20
-    """The memory of `compare` with the teacher's logits, in bytes per logit of a chunk. `treetune plan` reads
-    it."""
+    """The memory that `compare` takes, together with the teacher's logits, in bytes per logit of a chunk.
+    `treetune plan` reads it."""
     importance_cap: float | None = None
     """The upper bound of the weights that correct for the engine's probabilities; None: no correction."""
 
     def compare(self, logits_CV: Tensor, teacher_logits_CV: Tensor) -> tuple[Tensor, ...]:
-        """Computes what the loss needs of the policy's and the teacher's next-token distributions, each of
-        shape [C], with gradient. `loss` finds it in `TokenBatch.terms`.
+        """Computes the terms of the loss from the policy's and the teacher's next-token distributions, each
+        of shape [C], with gradient. `loss` finds them in `TokenBatch.terms`.
 
-        Called in each forward pass for a chunk of C positions at a time, as `DistributionObjective.terms` is.
-        The logits of both are divided by the sampling temperature.
+        The trainer calls this in each forward pass for a chunk of C positions at a time, as it calls
+        `DistributionObjective.terms`. Both logits are divided by the sampling temperature.
         """
         raise NotImplementedError
 
@@ -68,15 +72,16 @@ class ReferenceKlObjective(Objective):
         self, old_logprobs_N: Tensor, ref_logprobs_N: Tensor, ref_kl_N: Tensor, starts: Sequence[int]
     ) -> Tensor:
         """Computes the objective's own advantage of each of the iteration's N trained tokens, float32 [N].
-        `loss` finds them in `TokenBatch.own_advantages_N`.
+        `loss` finds these advantages in `TokenBatch.own_advantages_N`.
 
-        Called once before the first step.
+        The trainer calls this once, before the iteration's first step.
 
         Args:
             old_logprobs_N: The policy's log-probs.
             ref_logprobs_N: The reference's log-probs.
             ref_kl_N: The KL of the policy's distribution to the reference's.
-            starts: The offsets of the sequences, with the end of the last one.
+            starts: The index of each sequence's first token, and N at the end. Example: ``[0, 2, 3]`` for two
+                sequences with 2 and 1 tokens.
         """
         raise NotImplementedError
 
@@ -85,10 +90,11 @@ class MarkingObjective(Objective):
     """An objective whose loss treats some tokens of a minibatch differently from the others."""
 
     def marked_tokens(self, logprobs_N: Tensor, advantages_N: Tensor, draw: random.Random) -> Tensor:
-        """Returns the mask of these tokens, bool [N], over the minibatch's N trained tokens. `loss` finds its
-        part in `TokenBatch.marked_N`.
+        """Returns a mask of the tokens to treat differently, bool [N], over the minibatch's N trained tokens.
+        `loss` finds the part of its micro-batch in `TokenBatch.marked_N`.
 
-        Called before the minibatch is cut into micro-batches, with the same arguments on every rank.
+        The trainer calls this before the minibatch is cut into micro-batches, with the same arguments on
+        every rank.
 
         Args:
             logprobs_N: The policy's log-probs before the iteration's first step; in an iteration of a single

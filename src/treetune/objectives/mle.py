@@ -19,19 +19,20 @@ if TYPE_CHECKING:
 @Objective.register("mle")
 @dataclass(frozen=True, kw_only=True)
 class MaximumLikelihood(Objective):
-    """``L = -mean log p(token)`` over trained tokens, or over sequences of token means.
+    """The negative log-likelihood ``L = -mean log p(token)``, averaged as `aggregation` says.
 
-    As everywhere in training, log-probs are computed at the rollout's temperature. Answers that the policy
-    sampled (RestEM) are thus trained under the distribution that they were sampled from. Demonstrations come
-    from a rollout that doesn't sample, and are trained at temperature 1.
+    As everywhere in training, log-probs are computed at the rollout's temperature. So answers that the policy
+    sampled (RestEM) are trained under the distribution from which they were sampled. Demonstrations come from
+    a rollout that doesn't sample, and are trained at temperature 1.
 
-    RestEM of the VinePPO paper has the aggregation ``sequence``.
+    RestEM in the VinePPO paper has the aggregation ``sequence``.
     """
 
     aggregation: Aggregation = "token"
     """Weighs every token alike (``token``), every sequence alike (``sequence``), or divides each sequence's
     sum by `constant_length` (``constant``)."""
     constant_length: Annotated[int, Gt(0)] | None = None
+    """The divisor of each sequence's sum, with the aggregation ``constant``; null for the others."""
 
     gives = (StaleAnswers(),)
 

@@ -21,11 +21,11 @@ class ClippedImportance(PolicyGradient):
     """CISPO (MiniMax-M1, arXiv:2506.13585, eq. 4 and 5): ``-sg[clip(ρ, 1-clip_low, 1+clip_high)]·A·log p``.
 
     The ratio is a bounded weight without gradient (sg: stop gradient), so every token keeps a gradient. With
-    PPO's clip, tokens whose probability has changed much have none, and rare words are often among them. With
-    `clip_low` 1, ratios have no lower bound, as in the paper.
+    PPO's clip, tokens whose probability has changed much have none, and rare words are often among them.
     """
 
     clip_low: Annotated[float, Gt(0), Le(1)] = 1.0
+    """The weight is at least 1 - this. With 1, it has no lower bound, as in the paper."""
     clip_high: Annotated[float, Gt(0)] = 0.28
     """The weight is at most 1 + this."""
 
@@ -42,10 +42,11 @@ class SequencePolicyGradient(PolicyGradient):
     """GSPO (Zheng et al. 2025, arXiv:2507.18071): PPO's loss with one ratio for each answer.
 
     The ratio of answer y is ``s = (p(y)/p_old(y))^(1/|y|)``, and each token's term is
-    ``max(-A·s, -A·clip(s, 1-clip_low, 1+clip_high))`` (eq. 5 and 7). It is computed as the paper's GSPO-token
-    (eq. 13 and 14), with ``s·p/sg[p]`` for s, where p is the token's probability, and sg[p] the same number
-    without gradient. Its value is s. Its gradient is that of s if all tokens of an answer have the same
-    advantage, and it also works for credit that gives each step its own advantage.
+    ``max(-A·s, -A·clip(s, 1-clip_low, 1+clip_high))`` (eq. 5 and 7). The loss is computed as the paper's
+    GSPO-token (eq. 13 and 14): ``s·p/sg[p]`` takes the place of s, where p is the token's probability, and
+    sg[p] the same number without gradient. The value is that of s. If all tokens of an answer have the same
+    advantage, the gradient of the answer's loss is that of s, too. The form also works for credit that gives
+    each step its own advantage.
 
     As a mean over an answer, s is much closer to 1 than a token's ratio, so the clip ranges are much smaller
     than PPO's.
@@ -85,13 +86,13 @@ class GeometricMean(PolicyGradient):
     """GMPO (Zhao et al. 2025, arXiv:2507.20673, as in verl's ``geo_mean``): ``-A·g``, where g is the
     geometric mean of an answer's token ratios, each of which is clipped before the mean.
 
-    The clip is of the log ratio x: ``min(x, clip_high)`` where A > 0, and ``max(x, -clip_low)`` where A < 0.
-    GSPO clips after the mean: there, all tokens of an answer lose their gradient together. The range is much
-    wider than PPO's, as one token moves the mean little.
+    Log ratios x are clipped: to ``min(x, clip_high)`` where A > 0, and to ``max(x, -clip_low)`` where A < 0.
+    GSPO clips after the mean, so all tokens of an answer lose their gradient together there. The range is
+    much wider than PPO's, since one token moves the mean little.
 
-    It is computed token by token, as GSPO is: with ``g·exp(x - sg[x])`` for g, where x is the clipped log
-    ratio and sg[x] the same number without gradient. Value and gradient are those of the paper if all tokens
-    of an answer have the same advantage.
+    The loss is computed token by token, as GSPO's is: ``g·exp(x - sg[x])`` takes the place of g, where x is
+    the clipped log ratio and sg[x] the same number without gradient. Value and gradient are those of the
+    paper if all tokens of an answer have the same advantage.
     """
 
     clip_low: Annotated[float, Gt(0)] = 0.4
@@ -129,9 +130,9 @@ class SoftAdaptive(PolicyGradient):
     """SAPO (Gao et al. 2025, arXiv:2511.20347, as in verl's ``sapo``): ``-A·(4/τ)·σ(τ·(ρ - 1))``, a soft gate
     in place of a clip.
 
-    The gradient of a token is A times ``4·p·(1 - p)`` times that of ρ, with ``p = σ(τ·(ρ - 1))``: all of it
-    at ρ = 1, and less and less on both sides. τ is larger for negative advantages, whose gradients raise the
-    many other tokens and are less stable.
+    The gradient of a token's loss is that of ``-A·ρ`` times ``4·p·(1 - p)``, with ``p = σ(τ·(ρ - 1))``. This
+    factor is 1 at ρ = 1, and falls towards 0 on both sides. τ is larger for negative advantages: their
+    gradients raise the many other tokens of the vocabulary, and are less stable.
     """
 
     tau_positive: Annotated[float, Gt(0)] = 1.0
@@ -157,11 +158,11 @@ class SoftAdaptive(PolicyGradient):
 @dataclass(frozen=True, kw_only=True)
 class DivergenceBounded(PolicyGradient):
     """DPPO (Qi et al. 2026, arXiv:2602.04879, as in verl's ``dppo_tv`` and ``dppo_kl``):
-    ``-sg[min(ρ, largest_ratio)]·A·log p``, without the tokens whose probability has moved too far in the
-    direction of A.
+    ``-sg[min(ρ, largest_ratio)]·A·log p`` (sg: stop gradient). It is 0 for tokens whose probability has moved
+    too far in the direction of A.
 
-    The distance is that of two outcomes, this token or any other, between the old policy's probability q and
-    the policy's p:
+    How far it has moved is a distance between two distributions with two outcomes each, this token or any
+    other. The token has the probability q under the old policy and p under the policy:
 
     ==============  ====================================================
     ``tv``          |p - q|, the total variation
@@ -169,12 +170,12 @@ class DivergenceBounded(PolicyGradient):
     ==============  ====================================================
 
     A ratio is a poor measure of this distance. A rare token that becomes ten times likelier hardly changes
-    the distribution, and PPO clips it. A token whose probability falls from 0.99 to 0.8 changes the
-    distribution much, and PPO's range of 0.2 doesn't clip it.
+    the distribution, but PPO clips it. A token whose probability falls from 0.99 to 0.8 changes the
+    distribution much, but PPO's range of 0.2 doesn't clip it.
     """
 
     divergence: Literal["tv", "kl"] = "tv"
-    """The distance between the old policy and the policy, see above."""
+    """The formula of the distance between the old policy and the policy, see above."""
     limit_low: Annotated[float, Gt(0)] = 0.15
     """For A < 0, the gradient is 0 if the token has become less likely and its distance exceeds this. verl's
     example has 0.15 for ``tv`` and 0.05 for ``kl``."""
@@ -193,13 +194,13 @@ class DivergenceBounded(PolicyGradient):
         if self.divergence == "tv":
             distance_N = (p_N - q_N).abs()
         else:
-            # The KL of two outcomes, this token or any other. 1e-8 is added, since a probability of 1 would
-            # give log 0.
+            # The KL of two distributions with two outcomes, this token or any other. 1e-8 is added, since a
+            # probability of 1 would give log 0.
             log_ratio_of_others_N = ((1 - q_N + 1e-8) / (1 - p_N + 1e-8)).log()
             distance_N = -q_N * log_ratio_N.detach() + (1 - q_N) * log_ratio_of_others_N
         is_too_likely_N = (p_N > q_N) & (distance_N > self.limit_high)
         is_too_unlikely_N = (p_N < q_N) & (distance_N > self.limit_low)
-        # Masked are the tokens that have moved too far in the direction of their advantage.
+        # The mask has the tokens that have moved too far in the direction of their advantage.
         is_masked_N = torch.where(advantages_N > 0, is_too_likely_N, is_too_unlikely_N)
         weight_N = ratio_of(log_ratio_N.detach()).clamp(max=self.largest_ratio)
         weight_N = weight_N.masked_fill(is_masked_N, 0.0)

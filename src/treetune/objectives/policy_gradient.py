@@ -1,7 +1,7 @@
 """Policy gradients: their common loss, and the surrogate of PPO.
 
-A policy gradient is `PolicyGradient.loss` with a `surrogate` of its own, which is the term of a single token.
-To add one, subclass `PolicyGradient`, implement `surrogate`, and register it.
+All policy gradients share `PolicyGradient.loss`. They differ in `surrogate`, the loss of a single token. To
+add one, subclass `PolicyGradient`, implement `surrogate`, and register the class.
 """
 
 from __future__ import annotations
@@ -40,52 +40,58 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RATIO = "train/ratio"
-"""The metric of the mean ratio to the old policy over a minibatch, weighted as the loss is."""
+"""The name of a metric: the mean ratio to the old policy over a minibatch, with the weights of the loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyGradient(Objective):
-    """``L = Σ w·surrogate(A, ρ) + β·KL``, with the ratio ``ρ = exp(log p - log p_old)``, the weights w of
-    `aggregation`, and the surrogate of the subclass."""
+    """The loss ``L = Σ w·surrogate(A, ρ) + β·KL``, with the ratio ``ρ = exp(log p - log p_old)``, the weights
+    w of `aggregation`, and the surrogate of the subclass."""
 
     kl_coef: Annotated[float, Ge(0)] = 0.0
-    """β, the weight of the KL to the start model; 0 needs no reference."""
+    """β, the weight of the KL to the start model. With 0, no reference model is needed."""
     kl_estimator: KlEstimator = "k3"
     """With d = log p - log p_ref: ``k1`` d, ``k2`` d²/2, ``k3`` exp(-d) - 1 + d."""
     kl_placement: KlPlacement = "loss"
-    """The place of β times the estimate. ``loss``: added to the loss, with the gradient of the policy's
-    log-probs. ``reward``: subtracted from each token's reward, before advantages are normalised, so that a
-    token is weighted by its own penalty and those of later tokens (PPO for RLHF, Ouyang et al. 2022;
-    REINFORCE++). ``advantage``: subtracted from each token's advantage, after normalisation."""
+    """The place of the KL term, which is β times the estimate. ``loss``: added to the loss, with the gradient
+    of the policy's log-probs. ``reward``: subtracted from each token's reward, before advantages are
+    normalised, so a token is weighted by its own penalty and those of later tokens (PPO for RLHF, Ouyang et
+    al. 2022; REINFORCE++). ``advantage``: subtracted from each token's advantage, after normalisation."""
     kl_reduction: Literal["token_mean", "sequence_sum"] = "token_mean"
-    """In the loss, the mean over tokens that the policy term is too (``token_mean``, weighted as
-    `aggregation` says), or the sum over each sequence's tokens, averaged over the minibatch's sequences
-    (``sequence_sum``: VinePPO's published runs, where β weighs as much more as answers are long)."""
+    """How the KL term in the loss is averaged. ``token_mean``: over tokens, with the weights of
+    `aggregation`, as the policy term is. ``sequence_sum``: its sum over each sequence's tokens is averaged
+    over the minibatch's sequences, as in VinePPO's published runs. The KL term is then larger by a factor of
+    about the number of tokens of an answer."""
     kl_clamp: tuple[float, float] | None = None
-    """Bounds of each token's estimate in the loss, VinePPO's 0 and 10; beyond them, no gradient flows."""
+    """The smallest and the largest estimate of a token's KL in the loss, 0 and 10 for VinePPO. An estimate
+    outside these bounds is replaced by the bound, and has no gradient."""
     entropy_coef: float = 0.0
-    """The weight of the mean entropy, which is subtracted from the loss; it may be negative."""
+    """The weight of the mean entropy. The weighted entropy is subtracted from the loss; the weight may be
+    negative."""
     aggregation: Aggregation = "token"
     """Weighs every token alike (``token``), every sequence alike (``sequence``), or divides each sequence's
     sum by `constant_length` (``constant``)."""
     constant_length: Annotated[int, Gt(0)] | None = None
+    """The divisor of each sequence's sum, with the aggregation ``constant``; null for the others."""
     importance_cap: Annotated[float, Gt(0)] | None = None
     """Multiplies the policy term by ``min(k, cap)``, with ``k = p_old / p_engine``: truncated importance
-    sampling for engines that sample from slightly other probabilities than the trainer computes. Where top-p
-    and top-k cut the engine's distribution, p_old is cut alike, so that k is 1 where the two agree. null
-    leaves it out; the gap is measured either way. ``train/importance`` is the mean of k,
+    sampling, for engines whose probabilities differ slightly from those that the trainer computes. If top-p
+    or top-k cut the engine's distribution, p_old is cut in the same way, so k is 1 where engine and trainer
+    agree. null: no such factor; the difference is measured either way. ``train/importance`` is the mean of k,
     ``train/importance_capped`` the share of tokens that the cap cuts."""
     importance_band: tuple[float, float] | None = None
-    """Multiplies it by k, and by 0 where k isn't between these two: IcePop (Ring-1T, arXiv:2510.18855;
-    INTELLECT-3, arXiv:2512.16144, eq. 1), such as 0.5 and 5."""
+    """Multiplies the policy term by k if k is between these two numbers, and by 0 if it isn't: IcePop
+    (Ring-1T, arXiv:2510.18855; INTELLECT-3, arXiv:2512.16144, eq. 1). Example: 0.5 and 5."""
     importance_sequence: tuple[float, float] | None = None
-    """Multiplies it by 0 in sequences whose geometric mean of k isn't between these two: the product over
-    many tokens has no scale (geometric rejection, as in verl's rollout correction).
-    ``train/importance_masked`` is the share of tokens that this and `importance_band` leave out."""
+    """Multiplies the policy term by 0 in sequences whose geometric mean of k isn't between these two numbers
+    (geometric rejection, as in verl's rollout correction). It is the mean and not the product of k, since the
+    size of a product depends on the number of tokens. ``train/importance_masked`` is the share of tokens that
+    this and `importance_band` leave out."""
     ratio_threshold: Annotated[float, Gt(1)] | None = None
-    """A minibatch whose mean ratio is above this has no loss, KL and entropy included; its step is taken all
-    the same, with a gradient of 0. VinePPO's published runs have 10, over each rank's micro-batch; here the
-    mean is over the whole minibatch, so that the cut changes nothing."""
+    """A minibatch whose mean ratio is above this has the loss 0, with KL and entropy. Its step is taken
+    nevertheless, with a gradient of 0. VinePPO's published runs have 10, compared with the mean of each
+    rank's micro-batch. Here it is the mean of the whole minibatch, so it doesn't matter how the minibatch is
+    cut."""
 
     measures_kl = True
 
@@ -97,8 +103,8 @@ class PolicyGradient(Objective):
     @property
     @override
     def gives(self) -> tuple[Feature, ...]:
-        # Weights by p_old / p_engine correct for answers that other weights have sampled.
-        # `importance_sequence` only leaves out sequences.
+        # The factor p_old / p_engine also corrects for answers that other weights of the policy have sampled.
+        # `importance_sequence` has no such factor: it only leaves out sequences.
         has_weights = self.importance_cap is not None or self.importance_band is not None
         return (UseOfAdvantages(), StaleAnswers()) if has_weights else (UseOfAdvantages(),)
 
@@ -148,9 +154,10 @@ class PolicyGradient(Objective):
             )
 
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Computes the loss of each token before its weight.
+        """Computes the loss of each token, without its weight.
 
         Args:
+            batch: The micro-batch, such as its advantages.
             logprobs_N: ``log p`` of the policy, with gradient.
             log_ratio_N: ``log p - log p_old``, with gradient.
 
@@ -161,8 +168,8 @@ class PolicyGradient(Objective):
 
     @override
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        # In an iteration's only step the policy is still the old policy. The ratio is then 1, and its
-        # gradient is that of log p: the plain policy gradient.
+        # Without old log-probs, the iteration has only one step, in which the policy is still the old policy.
+        # The ratio is then 1, and its gradient is that of log p: the plain policy gradient.
         old_N = logprobs_N.detach() if batch.old_logprobs_N is None else batch.old_logprobs_N
         log_ratio_N = logprobs_N - old_N
         surrogate_N, is_clipped_N = self.surrogate(batch, logprobs_N, log_ratio_N)
@@ -192,10 +199,14 @@ class PolicyGradient(Objective):
         return loss, metrics
 
     def engine_weights(self, batch: TokenBatch, old_N: Tensor) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Computes the weights that correct for the engine's probabilities, ``k = p_old / p_engine``.
+        """Computes the factors that correct for the engine's probabilities, from ``k = p_old / p_engine``.
+
+        Args:
+            batch: The micro-batch, with the engine's log-probs.
+            old_N: ``log p_old``.
 
         Returns:
-            The weights, float32 [N], or None if no correction is configured; and their metrics.
+            The factors, float32 [N], or None if no correction is configured; and metrics of k.
         """
         import torch
 
@@ -205,7 +216,8 @@ class PolicyGradient(Objective):
         assert batch.behaviour_logprobs_N is not None, "sampled tokens carry the engine's log-probs"
         log_k_N = old_N - batch.behaviour_logprobs_N
         if batch.log_mass_N is not None:
-            # The engine's log-probs are of a distribution cut by top-p and top-k, so p_old is cut alike.
+            # The engine's log-probs are those of a distribution that top-p and top-k have cut. So p_old is
+            # cut in the same way: it is divided by the mass that remains.
             log_k_N = log_k_N - batch.log_mass_N
         k_N = ratio_of(log_k_N)
         metrics = {"train/importance": batch.mean(k_N)}
@@ -220,7 +232,7 @@ class PolicyGradient(Objective):
         if band is not None:
             is_masked_N = (k_N < band[0]) | (k_N > band[1])
         if sequence_band is not None:
-            # The geometric mean of k over each sequence, at each of its tokens.
+            # The geometric mean of k over each sequence, repeated at each token of the sequence.
             means = [part_N.mean().exp().expand(len(part_N)) for part_N in batch.by_sequence(log_k_N)]
             mean_k_N = torch.cat(means)
             is_masked_N = is_masked_N | (mean_k_N < sequence_band[0]) | (mean_k_N > sequence_band[1])
@@ -237,19 +249,23 @@ def advantages_of(batch: TokenBatch) -> Tensor:
 
 
 LOSSES = ("train/loss", "train/policy_loss", "train/kl_loss")
+"""The metrics that are losses. They are 0 in a step whose loss `ratio_threshold` dropped."""
 
 SKIPPED_BY_RATIO = "train/skipped_by_ratio"
-"""The metric of the share of an iteration's steps whose loss `ratio_threshold` dropped."""
+"""The name of a metric: the share of an iteration's steps whose loss `ratio_threshold` dropped."""
 
 
 def without_skipped(objective: Objective, metrics: Mapping[str, float]) -> dict[str, float]:
     """Returns the metrics of a step, with losses of 0 if its mean ratio exceeds the `ratio_threshold`.
 
-    The metrics are those of the whole minibatch, so that the size of micro-batches doesn't matter.
+    Args:
+        objective: The objective, which may have a `ratio_threshold`.
+        metrics: The metrics of the whole minibatch. A micro-batch's own would make the result depend on the
+            size of micro-batches.
     """
     if not isinstance(objective, PolicyGradient) or objective.ratio_threshold is None:
         return dict(metrics)
-    # Written with `not`, so that a ratio of NaN is too large.
+    # Every comparison with NaN is false, so with this `not` a ratio of NaN counts as too large.
     is_skipped = not metrics[RATIO] <= objective.ratio_threshold
     result = {**metrics, SKIPPED_BY_RATIO: float(is_skipped)}
     if is_skipped:
@@ -260,18 +276,18 @@ def without_skipped(objective: Objective, metrics: Mapping[str, float]) -> dict[
 @Objective.register("ppo")
 @dataclass(frozen=True, kw_only=True)
 class ClippedPolicyGradient(PolicyGradient):
-    """``max(-A·ρ, -A·clip(ρ, 1-clip_low, 1+clip_high))`` per token: Schulman et al. 2017
-    (arXiv:1707.06347), eq. 7, with separate clip ranges below and above (DAPO, arXiv:2503.14476, eq. 10).
-
-    `dual_clip` c bounds what a token of negative advantage may add by ``-A·c`` (Ye et al. 2020,
-    arXiv:1912.09729, eq. 5): a ratio far above 1 would otherwise weigh without bound. Theirs is 3.
+    """PPO: the loss ``max(-A·ρ, -A·clip(ρ, 1-clip_low, 1+clip_high))`` for each token (Schulman et al. 2017,
+    arXiv:1707.06347, eq. 7), with separate clip ranges below and above (DAPO, arXiv:2503.14476, eq. 10).
     """
 
     clip_low: Annotated[float, Gt(0), Lt(1)] = 0.2
-    """For negative advantages the gradient ends where the ratio is below 1 - this."""
+    """For A < 0, the gradient is 0 if the ratio is below 1 - this."""
     clip_high: Annotated[float, Gt(0)] = 0.2
-    """For positive advantages the gradient ends where the ratio is above 1 + this."""
+    """For A > 0, the gradient is 0 if the ratio is above 1 + this."""
     dual_clip: Annotated[float, Gt(1)] | None = None
+    """c: for A < 0, the loss of a token is at most ``-A·c`` (Ye et al. 2020, arXiv:1912.09729, eq. 5, with c
+    = 3). Without this bound, a token with a ratio far above 1 has an unbounded loss. null: there is no
+    bound."""
 
     @override
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -282,7 +298,8 @@ class ClippedPolicyGradient(PolicyGradient):
         surrogate_N = unclipped_N.maximum(clipped_N)
         is_clipped_N = clipped_N > unclipped_N
         if self.dual_clip is not None:
-            # An upper bound for tokens of negative advantage; no bound for the others.
+            # An upper bound for tokens of negative advantage. For the others it is the loss itself, so it has
+            # no effect.
             bound_N = (-self.dual_clip * advantages_N).where(advantages_N < 0, surrogate_N)
             is_clipped_N = is_clipped_N | (surrogate_N > bound_N)
             surrogate_N = surrogate_N.minimum(bound_N)

@@ -1,6 +1,7 @@
-"""Losses that compare two answers to one problem: DPO, IPO, DPO-positive, KTO, SimPO and ORPO.
+"""Losses over pairs of answers to one problem: DPO, IPO, DPO-positive, KTO, SimPO and ORPO.
 
-They use the log-probs of whole answers: sums over the trained tokens, at the rollout's temperature.
+They use the log-probs of whole answers, which are sums over the answers' trained tokens, at the rollout's
+temperature.
 """
 
 from __future__ import annotations
@@ -46,22 +47,24 @@ class PairLogprobs:
 
     @property
     def chosen_ratio_P(self) -> Tensor:
-        """The log of the better answer's probability under the policy over that under the reference."""
+        """The better answer's log-prob under the policy minus that under the reference."""
         return self.chosen_P - self.reference_chosen_P
 
     @property
     def rejected_ratio_P(self) -> Tensor:
+        """The same for the worse answer."""
         return self.rejected_P - self.reference_rejected_P
 
     @property
     def margin_P(self) -> Tensor:
-        """The policy's preference for the better answer beyond the reference's, in nats."""
+        """The margin over the reference, in nats: how much more the policy prefers the better answer than the
+        reference does."""
         return self.chosen_ratio_P - self.rejected_ratio_P
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preference(Objective):
-    """A base class of losses that are means of `pair_loss` over pairs, and their metrics.
+    """A base class of losses that are the mean of `pair_loss` over pairs. It also computes their metrics:
 
     =============================  =================================================================
     preference/accuracy            the share of pairs whose margin over the reference is above 0;
@@ -74,11 +77,12 @@ class Preference(Objective):
     =============================  =================================================================
 
     For a loss without a reference, the implicit reward is ``beta`` times the mean log-prob of the answer's
-    tokens, the accuracy the share of pairs with a margin above 0, and the reference's ranking is missing.
+    tokens, the accuracy is the share of pairs whose difference of these rewards is above 0, and
+    ``preference/reference_ranking`` is missing.
     """
 
     beta: Annotated[float, Gt(0)] = 0.1
-    """The weight of the reference: the factor of the log ratio to it in the implicit reward."""
+    """The factor of the log ratio to the reference in the implicit reward."""
 
     aggregation = "sequence"
     needs_reference = True
@@ -92,7 +96,7 @@ class Preference(Objective):
         return (Need(Pairs(), "it compares answers in pairs"),)
 
     def pair_loss(self, pairs: PairLogprobs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the loss of each pair, and more metrics of it, all of shape [P]."""
+        """Returns the loss of each pair, and further metrics of each pair by name, all of shape [P]."""
         raise NotImplementedError
 
     @override
@@ -100,8 +104,8 @@ class Preference(Objective):
         import torch
 
         assert len(batch.lengths) % 2 == 0, "the trainer cuts no pair in two"
-        # Each sequence is summed by itself, in the order of its tokens, so that the sums don't depend on how
-        # the minibatch was cut.
+        # _S: one entry for each sequence. Each sequence is summed by itself, in the order of its tokens, so
+        # that rounding doesn't depend on how the minibatch was cut.
         policy_S = torch.stack([logprobs_T.sum() for logprobs_T in batch.by_sequence(logprobs_N)])
         if self.needs_reference:
             assert batch.ref_logprobs_N is not None, "the trainer scores the reference when asked"
@@ -127,7 +131,7 @@ class Preference(Objective):
         return batch.pair_weight * loss_P.sum(), means
 
     def _pair_metrics(self, pairs: PairLogprobs) -> dict[str, Tensor]:
-        """Returns the metrics of `Preference` for each pair, all of shape [P]."""
+        """Returns the metrics in the table above for each pair, all of shape [P]."""
         ranking_P = (pairs.chosen_P > pairs.rejected_P).float()
         if not self.needs_reference:
             margin_P = pairs.chosen_mean_P - pairs.rejected_mean_P
@@ -157,13 +161,15 @@ class DirectPreference(Preference):
     `label_smoothing`.
 
     With ``ipo``, ``L = (z - 1/(2·beta))²`` (Azar et al. 2023, arXiv:2310.12036, eq. 17; its τ is `beta`
-    here). There, z is the difference of means over each answer's tokens. The paper writes sums, but TRL
-    reports that the authors' results come from means, and uses means too.
+    here). In this form, z is computed from the mean log ratio of each answer's tokens. The paper has sums in
+    place of means, but TRL reports that the authors' results come from means, and uses means too.
     """
 
     form: Literal["sigmoid", "ipo"] = "sigmoid"
+    """The formula of the loss: DPO's (``sigmoid``) or IPO's (``ipo``), see above."""
     label_smoothing: Annotated[float, Ge(0), Lt(0.5)] = 0.0
-    """The probability that the worse answer of a pair is the better one (cDPO)."""
+    """s: the assumed probability that a pair is labelled the wrong way round, and its worse answer is the
+    better one (cDPO)."""
 
     def __post_init__(self) -> None:
         if self.form == "ipo" and self.label_smoothing:
@@ -172,7 +178,7 @@ class DirectPreference(Preference):
     @override
     def pair_loss(self, pairs: PairLogprobs) -> tuple[Tensor, dict[str, Tensor]]:
         if self.form == "ipo":
-            # IPO compares mean log-ratios per token, so that the length of an answer doesn't count.
+            # IPO compares the mean log ratios of tokens, so the length of an answer doesn't count.
             mean_chosen_ratio_P = pairs.chosen_ratio_P / pairs.chosen_tokens_P
             mean_rejected_ratio_P = pairs.rejected_ratio_P / pairs.rejected_tokens_P
             z_P = mean_chosen_ratio_P - mean_rejected_ratio_P
@@ -186,28 +192,31 @@ class DpoPositive(Preference):
     """DPO-positive (Pal et al. 2024, "Smaug", arXiv:2402.13228, eq. 3): DPO with a penalty if the better
     answer becomes less likely than under the reference.
 
-    The loss is DPO's with the `form` ``sigmoid``, where the penalty is subtracted from the margin::
+    The loss is that of `dpo` with the `form` ``sigmoid``, but the penalty is subtracted from the margin z::
 
         z = (log p(a) - log p(r)) - (log ref(a) - log ref(r)) - λ·h(log ref(a) - log p(a))
 
     Here a is the better answer, r the worse one, p the policy, ref the reference, λ `positive_penalty`, and
     ``h(x) = max(0, x)`` in the paper.
 
-    Before the first update, ``x = 0`` for every pair, exactly where the paper's h has a kink. On one side of
-    it, the penalty's gradient is λ times (50 times in the VinePPO paper) as large as the rest of the
-    gradient; on the other side it is 0. Rounding errors, which depend on how a batch was split, would choose
-    the side. So h is smooth here: ``h(x) = (x + band)²/(4·band)`` between -band and +band, where band is
-    `penalty_band`, in nats. Its slope at 0 is 1/2, which is also the gradient that the paper's published code
-    gets from PyTorch's maximum of two equal numbers. This h is larger than the maximum by at most ``band/4``.
-    With a band of 0, h is the maximum, with a slope of 1/2 at exactly 0.
+    Before the first update, the argument of h is 0 for every pair, and the paper's h has a kink at 0. On one
+    side of the kink, the penalty's gradient is λ times (50 times in the VinePPO paper) as large as the rest
+    of the gradient; on the other side it is 0. Rounding errors, which depend on how a batch was split, would
+    choose the side. So h is smooth here: ``h(x) = (x + band)²/(4·band)`` between -band and +band, where band
+    is `penalty_band`, in nats. Its slope at 0 is 1/2, which is also the gradient that the paper's published
+    code gets from PyTorch's maximum of two equal numbers. This h is larger than ``max(0, x)`` by at most
+    ``band/4``. With a band of 0, h is ``max(0, x)``, with a slope of 1/2 at exactly 0.
     """
 
     beta: Annotated[float, Gt(0)] = 0.1
     """The factor of the margin in the sigmoid."""
     positive_penalty: Annotated[float, Ge(0)] = 50.0
+    """λ, the factor of the penalty."""
     penalty_band: Annotated[float, Ge(0)] = 0.01
+    """The half-width of the interval around 0 in which h is smoothed, in nats."""
     label_smoothing: Annotated[float, Ge(0), Lt(0.5)] = 0.0
-    """The probability that the worse answer of a pair is the better one (cDPO)."""
+    """The assumed probability that a pair is labelled the wrong way round, and its worse answer is the better
+    one (cDPO)."""
 
     @override
     def pair_loss(self, pairs: PairLogprobs) -> tuple[Tensor, dict[str, Tensor]]:
@@ -225,8 +234,8 @@ class KahnemanTversky(Preference):
 
     With r = log p - log p_ref of an answer and z the `reference_point`, the loss is the mean over answers of
     ``w·(1 - σ(beta·(r - z)))`` for a better answer, and of ``w·(1 - σ(beta·(z - r)))`` for a worse one. The
-    gradient of an answer vanishes once its r is far from z in the right direction, even if the other answer
-    of its pair is not yet.
+    gradient of an answer vanishes once its r is far from z in the right direction, even if that of the other
+    answer of its pair is not.
 
     In the paper z is the KL of policy and reference, estimated in each minibatch from answers to other
     problems. This trainer does not score such answers, so z is a constant here. With z = 0, its value before
@@ -235,7 +244,7 @@ class KahnemanTversky(Preference):
     """
 
     desirable_weight: Annotated[float, Gt(0)] = 1.0
-    """w of the better answers, of which there are as many as worse ones."""
+    """w of the better answers. There are as many better answers as worse ones, since they come in pairs."""
     undesirable_weight: Annotated[float, Gt(0)] = 1.0
     """w of the worse answers."""
     reference_point: Annotated[float, Ge(0)] = 0.0
@@ -256,13 +265,15 @@ class SimplePreference(Preference):
     """SimPO (Meng et al. 2024, arXiv:2405.14734, eq. 6): ``-log σ(beta·(m_a - m_r) - gamma)``, where m is the
     mean log-prob of an answer's tokens, a the better answer and r the worse one. It needs no reference.
 
-    A longer answer has a smaller sum of log-probs, and would be worse by its length alone. Means avoid this.
+    A longer answer has a smaller sum of log-probs, so its length would count against it. With means it
+    doesn't.
     """
 
     beta: Annotated[float, Gt(0)] = 2.0
-    """The factor of the margin. Means are smaller than DPO's sums, so it is larger than DPO's."""
+    """The factor of ``m_a - m_r``. Means are smaller than the sums of DPO, so this is larger than DPO's
+    `beta`."""
     gamma: Annotated[float, Ge(0)] = 1.0
-    """The margin that a pair should have; the paper recommends about half of `beta`."""
+    """The margin that ``beta·(m_a - m_r)`` should have; the paper recommends about half of `beta`."""
 
     needs_reference = False
 
@@ -276,15 +287,15 @@ class SimplePreference(Preference):
 @dataclass(frozen=True, kw_only=True)
 class OddsRatio(Preference):
     """ORPO (Hong et al. 2024, arXiv:2403.07691, eq. 6 and 7): ``-m_a - beta·log σ(log odds_a - log odds_r)``,
-    the negative log-likelihood of the better answer, and a loss of the ratio of both odds. It needs no
-    reference.
+    which is the negative log-likelihood of the better answer plus a loss of the ratio of the two answers'
+    odds. It needs no reference.
 
     m is the mean log-prob of an answer's tokens, a the better answer and r the worse one, and
     ``odds = e^m / (1 - e^m)``.
     """
 
     beta: Annotated[float, Gt(0)] = 0.1
-    """The weight of the loss of the odds ratio: λ in the paper."""
+    """The weight of the loss of the odds ratio; λ in the paper."""
 
     needs_reference = False
 
@@ -297,11 +308,11 @@ class OddsRatio(Preference):
 
 
 LARGEST_LOG_PROBABILITY = -1e-6
-"""The bound of log-probs in odds: a probability of 1 has infinite odds."""
+"""The largest log-prob of which odds are computed, since a probability of 1 has infinite odds."""
 
 
 def log_odds(logprob_P: Tensor) -> Tensor:
-    """Returns ``log(p / (1 - p))`` of log-probs; probabilities above e^(-1e-6) count as this one."""
+    """Returns ``log(p / (1 - p))``, given ``log p``. Probabilities above e^(-1e-6) count as e^(-1e-6)."""
     bounded_P = logprob_P.clamp(max=LARGEST_LOG_PROBABILITY)
     # 1 - e^x is exact as -expm1(x), also near x = 0.
     return bounded_P - (-bounded_P.expm1()).log()
@@ -317,7 +328,8 @@ def log_sigmoid_loss(scaled_P: Tensor, label_smoothing: float) -> Tensor:
 def hinge(x_P: Tensor, band: float) -> Tensor:
     """Returns ``max(0, x)``, smoothed so that its slope rises linearly from 0 at -band to 1 at +band."""
     if band == 0:
-        # `maximum` gives each of two equal arguments half of the gradient, so the slope at 0 is 1/2 here too.
+        # PyTorch's `maximum` gives each of two equal arguments half of the gradient, so the slope at 0 is 1/2
+        # here, too.
         return x_P.maximum(x_P.new_zeros(()))
     smoothed_P = (x_P + band).square() / (4 * band)
     return smoothed_P.where(x_P.abs() < band, x_P.clamp(min=0))

@@ -1,11 +1,13 @@
 """Learning from correct paths (SPO, "Exploring Paths"): makes every sampled token of a correct answer more
 like the policy's first choice.
 
-At a position, c is the sampled token, m the most likely token, p_c and p_m their probabilities, and T the
-target, a distribution in which c is as likely as m is now. The loss is a divergence of p from T. All of it is
-computed from logits of shape [C, V] in log space, so that it stays finite if a probability is 0 or 1.
+At a position, c is the sampled token, m the most likely token, p_c and p_m their probabilities under the
+policy p, and T the target, a distribution in which c is as likely as m is now. The loss is a divergence of p
+from T. It is computed in log space from logits of shape [C, V], so that it stays finite if a probability is 0
+or 1.
 
-A two-sided distribution has two outcomes only, one token and all others: it is ``(log p, log(1-p))``.
+A two-sided distribution has only two outcomes, one token and all others. It is a pair of tensors of shape
+[C], ``(log p, log(1-p))``.
 """
 
 from __future__ import annotations
@@ -30,10 +32,12 @@ if TYPE_CHECKING:
 def log_one_minus(logits_CV: Tensor, tokens_C: Tensor, total_C: Tensor) -> Tensor:
     """Returns ``log(1 - p)`` of one token at each position, shape [C].
 
-    It is the log of the other tokens' mass divided by the whole mass. ``log1p(-p)`` would be -inf once p is
-    rounded to 1.
+    It is computed as the log of the other tokens' mass divided by the whole mass, since ``log1p(-p)`` would
+    be -inf once p is rounded to 1.
 
     Args:
+        logits_CV: The logits.
+        tokens_C: The token at each position.
         total_C: The log-sum-exp of each position's logits.
     """
     others_CV = logits_CV.scatter(-1, tokens_C[:, None], -math.inf)
@@ -48,10 +52,8 @@ def two_sided_kl(target: tuple[Tensor, Tensor], policy: tuple[Tensor, Tensor]) -
 
 
 def two_sided_jsd(target: tuple[Tensor, Tensor], policy: tuple[Tensor, Tensor]) -> Tensor:
-    """Returns the Jensen–Shannon divergence of two-sided distributions, shape [C].
-
-    A two-sided distribution has two outcomes, one token and all others: ``(log p, log(1-p))``.
-    """
+    """Returns the Jensen–Shannon divergence of two-sided distributions, shape [C]."""
+    # The log-probs of the mean of both distributions.
     middle = (
         target[0].logaddexp(policy[0]) - math.log(2),
         target[1].logaddexp(policy[1]) - math.log(2),
@@ -72,8 +74,9 @@ def rank_target(logits_CV: Tensor, labels_C: Tensor, total_C: Tensor, max_rank: 
     Example: p = (0.5, 0.3, 0.1, …) with c at rank 3 gives T = (0.3, 0.1, 0.5, …) for the same tokens.
 
     Returns:
-        ``log T`` and ``log p`` of the tokens that change, both [C, K] by rank, and a mask of the entries that
-        count, [C, K] (none if k is 1). K is the largest rank in the chunk, at most `max_rank` but at least 2.
+        ``log T`` and ``log p`` of K tokens at each position, both [C, K] by rank (an exchanged c is at rank
+        2); and a mask of those whose probability changes, [C, K], which is empty where k is 1. K is the
+        largest rank in the chunk, at most `max_rank` but at least 2.
     """
     import torch
 
@@ -83,27 +86,27 @@ def rank_target(logits_CV: Tensor, labels_C: Tensor, total_C: Tensor, max_rank: 
     is_within_C = ranks_C <= limit
     # Beyond the limit, c is treated as if it had rank 2: a cyclic shift of two tokens exchanges them.
     shifted_ranks_C = ranks_C.where(is_within_C, 2)
-    # A chunk may have no positions, and so no largest rank. At least 2, since c and m may be exchanged.
+    # The width is at least 2, since c and m may be exchanged. A chunk without positions has no largest rank.
     width = max(2, int(shifted_ranks_C.max())) if len(ranks_C) else 2
     top_logits_CK = logits_CV.topk(min(width, logits_CV.shape[-1]), dim=-1).values
     index_K = torch.arange(top_logits_CK.shape[-1], device=logits_CV.device)
     label_index_C1 = shifted_ranks_C[:, None] - 1
-    # At c's index, c's own logit is used. Top-k may return that of another token of the same probability,
-    # which would then get the gradient.
+    # At c's index, c's own logit is used. If another token has the same probability, `topk` may have returned
+    # the other token's logit, and the other token would get the gradient.
     logp_CK = torch.where(index_K == label_index_C1, label_logits_C1, top_logits_CK) - total_C[:, None]
     next_logp_CK = torch.cat([logp_CK[:, 1:], logp_CK[:, :1]], dim=-1)
     log_target_CK = torch.where(index_K == label_index_C1, logp_CK[:, :1], next_logp_CK)
-    # The tokens up to c change; none if c is the first choice already.
+    # The tokens up to c change. If c is the first choice already, none does.
     counts_CK = (index_K <= label_index_C1) & (ranks_C > 1)[:, None]
     return log_target_CK, logp_CK, counts_CK
 
 
 def rank_kl(log_target_CK: Tensor, logp_CK: Tensor, counts_CK: Tensor) -> Tensor:
-    """Returns ``KL(T ‖ p) = Σ T log(T/p) - T + p``, summed over the tokens that change.
+    """Returns ``KL(T ‖ p) = Σ (T log(T/p) - T + p)``, summed over the tokens whose probability changes.
 
-    ``-T + p`` sums to 0 over these tokens, since T only permutes their probabilities. If T is detached,
-    ``-T + p`` still has a gradient. It replaces the gradient of the unchanged tokens: for them T equals p, so
-    that ``T log(T/p)`` is 0, but its gradient isn't.
+    Over these tokens, ``-T + p`` sums to 0, since T only permutes their probabilities. If T is detached,
+    ``-T + p`` has a gradient nevertheless. It stands for the gradient of the unchanged tokens, which are not
+    summed: for them T equals p, so ``T log(T/p)`` is 0, but its gradient isn't.
     """
     target_CK, p_CK = log_target_CK.exp(), logp_CK.exp()
     divergence_CK = target_CK * (log_target_CK - logp_CK) - target_CK + p_CK
@@ -111,7 +114,8 @@ def rank_kl(log_target_CK: Tensor, logp_CK: Tensor, counts_CK: Tensor) -> Tensor
 
 
 def rank_jsd(log_target_CK: Tensor, logp_CK: Tensor, counts_CK: Tensor) -> Tensor:
-    """Returns ``½ Σ T log(T/M) + ½ Σ p log(p/M)`` with M = (T+p)/2, which is at most log 2."""
+    """Returns the Jensen–Shannon divergence ``½ Σ T log(T/M) + ½ Σ p log(p/M)`` with M = (T+p)/2, summed over
+    the tokens whose probability changes. It is at most log 2."""
     middle_CK = log_target_CK.logaddexp(logp_CK) - math.log(2)
     return 0.5 * (rank_kl(log_target_CK, middle_CK, counts_CK) + rank_kl(logp_CK, middle_CK, counts_CK))
 
@@ -119,42 +123,44 @@ def rank_jsd(log_target_CK: Tensor, logp_CK: Tensor, counts_CK: Tensor) -> Tenso
 @Objective.register("spo")
 @dataclass(frozen=True, kw_only=True)
 class CorrectPaths(DistributionObjective):
-    """SPO ("Exploring Paths"): no ratio, no baseline, no reference. With c the sampled token, m the most
-    likely one, and p the policy at the sampling temperature, a position costs the divergence of p from a
-    `target` T in which c is as likely as m is now.
+    """SPO ("Exploring Paths"): a loss without ratios, baselines and a reference model. Let c be the sampled
+    token at a position, m the most likely token, and p the policy at the sampling temperature. The loss of
+    the position is the divergence of p from a `target` T, in which c is as likely as m is now.
 
-    Each sequence counts as the mean over its trained tokens. Give it the selection ``all``, so that the batch
-    is known. A minibatch without a correct answer takes no step.
+    The loss of a sequence is the mean over its trained tokens. Give it the selection ``all``, so that it
+    knows the whole batch. A minibatch without a correct answer takes no step.
     """
 
     target: Literal["max", "fixed", "rank"] = "max"
-    """``max``: the two-sided ``T = (p_m, 1-p_m)`` against ``(p_c, 1-p_c)``; 0 where c is m.
-    ``fixed``: ``(½, ½)`` against the same (§3.3). It pushes confident tokens down.
-    ``rank``: c becomes the first choice and all that were before it move down by one (§4.3); beyond
-    `max_rank` it changes places with m."""
+    """T. ``max``: the two-sided distribution ``T = (p_m, 1-p_m)``, compared with ``(p_c, 1-p_c)``; the
+    divergence is 0 where c is m. ``fixed``: ``(½, ½)``, compared with ``(p_c, 1-p_c)``, too (§3.3). It pushes
+    down tokens with p_c above one half. ``rank``: c becomes the first choice, and all tokens that were before
+    it move down by one rank (§4.3). If the rank of c is beyond `max_rank`, c and m are exchanged instead."""
     divergence: Literal["kl", "jsd"] = "kl"
-    """``KL(T ‖ p)`` or the Jensen–Shannon divergence, which is at most log 2."""
+    """``kl``: ``KL(T ‖ p)``. ``jsd``: the Jensen–Shannon divergence, which is at most log 2."""
     detach_target: bool = True
-    """Makes the target a constant; without, m is pushed down as c is pulled up, without bound where p_c is
-    near 0 (the reference's code)."""
+    """Whether the target has no gradient. With a gradient (as in the reference's code), m is pushed down
+    while c is pulled up, without bound where p_c is near 0."""
     loss_on: Literal["correct", "all"] = "correct"
-    """Takes the sequences whose score is at least `score_threshold`, or all."""
+    """The sequences with a loss: those whose score is at least `score_threshold` (``correct``), or all."""
     normalise_by: Literal["batch", "correct"] = "correct"
-    """Divides the sum by all of the minibatch's sequences (``batch``, §3.1: the loss grows as answers get
-    better), or by the correct ones alone (``correct``, §3.2)."""
+    """The divisor of the sum over sequences: the number of all sequences of the minibatch (``batch``, §3.1:
+    the loss grows as answers get better), or of the correct ones (``correct``, §3.2)."""
     mask: Literal["above", "below", "none"] = "none"
-    """Leaves only positions with p_c ``above`` or ``below`` one half."""
+    """Keeps the loss only at positions with p_c ``above`` or ``below`` one half; ``none``: at all
+    positions."""
     entropy_coef: float = 0.0
     """The weight of the mean entropy, which is subtracted from the loss. Below 0 it decreases the entropy
     (§4.2: -0.1, -0.5 and -1)."""
     importance_cap: Annotated[float, Gt(0)] | None = None
-    """Multiplies each token's cost by ``min(p / p_engine, cap)``; null leaves it out."""
+    """Multiplies each token's loss by ``min(p / p_engine, cap)``; null: no such factor."""
     cross_entropy: Annotated[float, Ge(0), Le(1)] = 0.0
-    """Share of the negative log-likelihood that is mixed in (training on a corpus, §4.4)."""
+    """The share x of the negative log-likelihood in a token's loss; the divergence has the share 1 - x
+    (training on a corpus, §4.4)."""
     max_rank: Annotated[int, Gt(1)] = 64
-    """Deepest rank at which the target ``rank`` is a shift."""
+    """The largest rank of c for which the target ``rank`` shifts tokens."""
     score_threshold: float = CORRECT_SCORE
-    """Score from which on an answer is correct."""
+    """The smallest score of a correct answer."""
 
     measures_kl = True
 
@@ -181,7 +187,7 @@ class CorrectPaths(DistributionObjective):
     @override
     def sequence_weights(self, lengths: Sequence[int], scores: Sequence[float]) -> list[float]:
         is_taken = [self.loss_on == "all" or score >= self.score_threshold for score in scores]
-        # At least 1, for a minibatch without a correct answer, whose weights are all 0.
+        # The count is at least 1: in a minibatch without a correct answer, nothing is divided by 0.
         count = len(lengths) if self.normalise_by == "batch" else max(1, sum(is_taken))
         weights = []
         for length, taken in zip(lengths, is_taken, strict=True):
@@ -212,7 +218,8 @@ class CorrectPaths(DistributionObjective):
             two_sided_divergence = two_sided_kl if self.divergence == "kl" else two_sided_jsd
             divergence_C = two_sided_divergence(target, policy)
             if self.target == "max":
-                # Exactly 0 if c is as likely as m, where rounding would leave a small value.
+                # If c is as likely as m, the divergence is set to exactly 0. Rounding would leave a small
+                # number.
                 is_behind_C = logp_c_C.detach() < logp_m_C.detach()
                 divergence_C = divergence_C.where(is_behind_C, 0.0)
         if self.mask != "none":

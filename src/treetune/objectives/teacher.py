@@ -16,11 +16,11 @@ class Teacher(PrivilegedPrompt):
     """The settings of the teacher: the prompt that it sees, and its weights."""
 
     weights: Literal["reference", "policy", "average"] = "reference"
-    """The model that sees the privileged prompt: the start model (``reference``), the policy as it is in each
-    step, without gradient (``policy``), or a moving average of the policy's weights (``average``)."""
+    """The model that is the teacher: the start model (``reference``), the policy with its present weights in
+    each step, without gradient (``policy``), or a moving average of the policy's weights (``average``)."""
     decay: Annotated[float, Gt(0), Lt(1)] | None = None
     """d of the moving average. The average begins at the start model, and after each optimizer step it
-    becomes d·average + (1 − d)·policy. SDPO's code has 0.95. Null for other `weights`."""
+    becomes d·average + (1 − d)·policy. SDPO's code has 0.95. It must be null for other `weights`."""
 
     @override
     def __post_init__(self) -> None:

@@ -1,17 +1,17 @@
-"""VIMPO trains the policy so that its log-ratios to the reference define a value function, which then gives
-the advantages (Kang et al. 2026, arXiv:2606.20008).
+"""VIMPO trains the policy so that its log-ratios to the reference define a value function, from which
+advantages are computed (Kang et al. 2026, arXiv:2606.20008).
 
-For the best policy under a KL penalty of weight β, with a reward r at the end of an answer alone,
+For the best policy under a KL penalty of weight β, if the only reward r comes at the end of an answer,
 
     ρ_t − κ_t = V(s_{t+1}) − V(s_t),   ρ_t = β log π(y_t)/π_ref(y_t),   κ_t = β KL(π(·|s_t) ‖ π_ref(·|s_t))
 
-where the last V is r. So the sum of ρ − κ over an answer should be r − V(prompt). The value loss makes this
-sum equal to the reward minus the group's mean, which estimates r − V(prompt). The actor loss is PPO's; its
-advantage of a token is the discounted sum of ρ − κ over this and all later tokens.
+where V after the last token is r. So the sum of ρ − κ over an answer should be r − V(prompt). The value loss
+draws this sum towards the reward minus the group's mean, which estimates r − V(prompt). The actor loss is
+PPO's. In it, the advantage of a token is the discounted sum of ρ − κ over this token and all later ones.
 
 The formulas are those of the authors' repository and of TRL's trainer. Example, with β = 0.1: an answer of
-two tokens has log-ratios of 0.5 and 1.5, KLs of 0 and 0.5, and the advantage 0.25. Its sum of ρ − κ is
-0.05 + 0.15 − 0.05 = 0.15, and its value loss ½ · 0.1² = 0.005.
+two tokens has log-ratios of 0.5 and 1.5, KLs of 0 and 0.5, and the advantage 0.25 from credit. Its sum of
+ρ − κ is 0.05 + 0.15 − 0.05 = 0.15, and its value loss ½ · (0.15 − 0.25)² = 0.005.
 """
 
 from __future__ import annotations
@@ -39,18 +39,20 @@ EPS = 1e-8
 @Objective.register("vimpo")
 @dataclass(frozen=True, kw_only=True)
 class ValueImplicit(ReferenceKlObjective, ClippedPolicyGradient):
-    """VIMPO (Kang et al. 2026, arXiv:2606.20008): ``L_V + actor_coef·L_A``, with
+    """VIMPO (Kang et al. 2026, arXiv:2606.20008): the loss ``L_V + actor_coef·L_A``.
 
-    ``L_V = mean over answers of ½·(Σ_t (ρ_t - κ_t) - A)²``, where A is the answer's advantage from credit,
-    ρ_t = β·(log p - log p_ref) and κ_t = β·KL(π_old ‖ π_ref) at the token, over the whole vocabulary; and
+    The value loss is ``L_V = mean over answers of ½·(Σ_t (ρ_t - κ_t) - A)²``. A is the answer's advantage
+    from credit, ρ_t = β·(log p - log p_ref) at token t, and κ_t = β·KL(π_old ‖ π_ref) over the whole
+    vocabulary there.
 
-    ``L_A``: PPO's loss with Â_t in place of the advantages. Â_t is Σ_{k≥t} λ^(k-t)·(ρ_k - κ_k) under the
-    policy before the iteration's first step, whitened over the iteration's tokens.
+    The actor loss ``L_A`` is PPO's loss with Â_t in place of the advantages. Â_t is
+    Σ_{k≥t} λ^(k-t)·(ρ_k - κ_k) under the policy before the iteration's first step, whitened over the
+    iteration's tokens.
 
-    Rewards enter the loss only in the value loss L_V. The credit must give all tokens of an answer the same
-    advantage, an estimate of r − V(prompt): `group` with ``std: false``, `rloo`, or another that gives
+    Rewards enter the loss only through A in L_V. The credit must give all tokens of an answer the same
+    advantage, an estimate of r − V(prompt): `group` with ``std: false``, `rloo`, or another credit that gives
     `CentredRewards`. The authors' code computes κ and Â anew in each step. Here they are those of the policy
-    before the iteration's first step. With one optimizer step per iteration, both give the same.
+    before the iteration's first step. With one optimizer step per iteration, this makes no difference.
     """
 
     beta: Annotated[float, Gt(0)] = 5e-4
@@ -58,7 +60,7 @@ class ValueImplicit(ReferenceKlObjective, ClippedPolicyGradient):
     actor_coef: Annotated[float, Ge(0)] = 5e-3
     """The weight of the actor loss L_A."""
     lam: Annotated[float, Ge(0), Le(1)] = 1.0
-    """λ of the sums of ρ − κ."""
+    """λ, the discount in the sums Â_t of ρ − κ."""
 
     @override
     def __post_init__(self) -> None:
@@ -122,20 +124,25 @@ class ValueImplicit(ReferenceKlObjective, ClippedPolicyGradient):
         for changes_T, targets_T in zip(
             batch.by_sequence(changes_N), batch.by_sequence(targets_N), strict=True
         ):
-            target = targets_T.mean()  # all tokens of an answer have the same
+            target = targets_T.mean()  # all tokens of an answer have the same advantage
             value_loss = value_loss + 0.5 * (changes_T.sum() - target).square()
         value_loss = batch.sequence_weight * value_loss
-        # PPO's loss, with the advantages that `precompute` has made.
+        # PPO's loss, with the advantages that `precompute` returned.
         actor_loss, metrics = super().loss(replace(batch, advantages_N=batch.own_advantages_N), logprobs_N)
         loss = value_loss + self.actor_coef * actor_loss
         return loss, {**metrics, "train/value_loss": value_loss.detach()}
 
 
 def discounted_sums(values_N: Tensor, starts: Sequence[int], discount: float) -> Tensor:
-    """Returns for each token t Σ_{k≥t} discount^(k−t) · value_k over the token itself and the later ones of
-    its sequence, [N].
+    """Returns Σ_{k≥t} discount^(k−t) · value_k for each token t, over the tokens k of its sequence from t on,
+    shape [N].
 
     Example: ``discounted_sums(tensor([1.0, 2.0, 4.0]), [0, 2, 3], 0.5)`` is ``[2.0, 2.0, 4.0]``.
+
+    Args:
+        values_N: The value of each token.
+        starts: The index of each sequence's first token, and N at the end.
+        discount: The discount per token.
     """
     import torch
 

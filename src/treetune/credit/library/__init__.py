@@ -1,8 +1,8 @@
 """Credit as a library: advantages for answers that another trainer has sampled and graded.
 
-| file | what it has |
+| file | contents |
 |---|---|
-| `answers.py` | `GradedAnswer`: an answer from elsewhere, and the trees that credit works on |
+| `answers.py` | `GradedAnswer`, an answer from elsewhere, and the trees that credit works on |
 | `assigner.py` | `advantages`, `advantages_async`, and `CreditAssigner`, which keeps engine and grader open |
 | `engines.py` | opens the engine that continues answers in this process |
 | `servers.py` | connects to vLLM servers of the caller that continue answers |
@@ -10,6 +10,6 @@
 | `grading.py` | the grader of continuations: a function, or one of this package's graders |
 | `limits.py` | the budget and the deadline of a call, and its cost |
 
-Users import these names from `treetune.credit`. The same parts work here and in a run, so that the same
-answers get the same advantages.
+Users import the public names from `treetune.credit`. A run uses the same credits, so the same answers get the
+same advantages here and in a run.
 """

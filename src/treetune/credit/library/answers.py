@@ -46,10 +46,10 @@ class GradedAnswer:
     """The token ids of the answer as they were sampled, with the end token, without padding."""
     reward: float
     group: str | None = None
-    """The name of the problem. Answers of the same group are compared with each other, and its name enters
-    the seeds of continuations. None: answers with equal `prompt_ids` are a group."""
+    """The name of the problem. Answers of the same group are compared with each other, and the seeds of
+    continuations derive from this name, too. None: answers with equal `prompt_ids` are a group."""
     logprobs: Any = None
-    """The log-prob that each token of the answer was sampled with. Some credits read them."""
+    """The log-prob with which each token of the answer was sampled; None: unknown. Some credits need them."""
     sampled: Any = None
     """True for the tokens that the policy sampled, False for those of an environment or a tool; None: the
     policy sampled all of them."""
@@ -62,13 +62,14 @@ class GradedAnswer:
     data: Mapping[str, Any] = field(default_factory=dict)
     """Further columns of the problem's row, for graders."""
     step_ends: Sequence[int] | None = None
-    """The number of response tokens up to the end of each step, such as ``[3, 6]``; None: the rule `steps`
-    splits the text."""
+    """The number of response tokens up to the end of each step, such as ``[3, 6]``; None: the setting `steps`
+    of `CreditAssigner` splits the text into steps."""
     step_rewards: Sequence[float] = ()
     """The reward of each turn, if an environment rewards turns; they add up to `reward`."""
     fork: tuple[int, int] | None = None
-    """The point where it branched off from another answer of its group: the number of that answer in the
-    group, counted from 0, and the number of response tokens that they share. For the credit ``tree``."""
+    """The point where this answer branched off from another answer of its group; None: it didn't. A pair: the
+    number of the other answer in the group, counted from 0, and the number of response tokens that the two
+    share. For the credits ``tree`` and ``monte_carlo``."""
 
 
 def read_answers(answers: Iterable[GradedAnswer | Mapping[str, Any]]) -> list[GradedAnswer]:
@@ -88,7 +89,7 @@ def read_answers(answers: Iterable[GradedAnswer | Mapping[str, Any]]) -> list[Gr
             raise ValueError(f"answer {number}: {error}") from error
     if not checked:
         raise ValueError("there are no answers: give at least one")
-    # By group, the number of its first answer, and the prompt of this answer.
+    # For each group, the number of its first answer, and the prompt of this answer.
     first_of_group: dict[str | None, tuple[int, TokenIds]] = {}
     for number, answer in enumerate(checked):
         first, prompt_ids = first_of_group.setdefault(answer.group, (number, answer.prompt_ids))
@@ -142,7 +143,7 @@ def _check_answer(answer: GradedAnswer | Mapping[str, Any]) -> GradedAnswer:
                 f" tokens ({tokens})"
             )
     step_rewards = tuple(float(step_reward) for step_reward in answer.step_rewards)
-    # Up to rounding: a trainer may have added them up in float32.
+    # The sum may differ by rounding, since a trainer may have added the rewards up in float32.
     if step_rewards and not math.isclose(math.fsum(step_rewards), reward, rel_tol=1e-6, abs_tol=1e-6):
         raise ValueError(
             f"its step_rewards add up to {math.fsum(step_rewards):g}, and its reward is {reward:g}"
@@ -215,10 +216,11 @@ def to_numpy(values: Any) -> Column:
 
 
 def convert_like(column: Column, example: Any) -> Any:
-    """Returns a column as the type of `example`: a list, a NumPy array, or a PyTorch tensor on its device.
+    """Returns a column with the type of `example`: a list, a NumPy array, or a PyTorch tensor on the device
+    of `example`.
 
-    Floating-point numbers of tensors have PyTorch's default precision, since a trainer multiplies them with
-    its own.
+    Floating-point numbers in tensors have PyTorch's default precision, since a trainer multiplies them with
+    its own tensors.
     """
     if hasattr(example, "detach"):
         import torch
@@ -245,8 +247,8 @@ def trees_of_answers(
     Args:
         context: The context of the call. Its task and codec split answers into steps.
         answers: Answers that `read_answers` has checked.
-        has_text: Whether the codec can decode. Otherwise the answers have no text, and those without
-            `step_ends` have one step.
+        has_text: Whether the codec can decode. If it can't, the answers have no text, and an answer without
+            `step_ends` is one step.
     """
     groups: dict[str, list[GradedAnswer]] = {}
     for answer in answers:
@@ -254,7 +256,7 @@ def trees_of_answers(
         groups.setdefault(answer.group, []).append(answer)
     trees = []
     for name, group in groups.items():
-        # A group has one prompt, and its texts for the grader are those of its first answer.
+        # All answers of a group have one prompt. The texts for the grader are those of the first answer.
         first = group[0]
         prompt = first.prompt
         if not prompt and has_text:
@@ -280,10 +282,14 @@ def _decode(context: RolloutContext, token_ids: TokenIds, name: str) -> str:
 
 
 def _cuts_at_forks(name: str, group: Sequence[GradedAnswer]) -> list[set[int]]:
-    """Returns for each answer of a group the numbers of tokens at which it is cut into segments.
+    """Returns, for each answer of a group, the positions (numbers of response tokens) at which it is cut into
+    segments.
 
     An answer is cut where it branched off from another answer (its fork), and where another answer branched
     off from it. Raises ValueError for a wrong fork.
+
+    Example: the second answer branched off from the first after 4 tokens. Both are cut there:
+    ``[{4}, {4}]``.
     """
     cuts_by_answer: list[set[int]] = [set() for _ in group]
     for number, answer in enumerate(group):
@@ -308,15 +314,16 @@ def _cuts_at_forks(name: str, group: Sequence[GradedAnswer]) -> list[set[int]]:
                 " answers share these tokens (None: the policy sampled all tokens)"
             )
         cuts_by_answer[number].add(tokens)
-        # The origin is cut there, too. The origin may itself have branched off from an earlier answer, at
-        # this point or later. Then the earlier answer has the same beginning, and is cut as well; and so on.
+        # The origin is cut at the same position. If the origin itself branched off from an earlier answer, at
+        # this position or later, the earlier answer has the same tokens up to it, and is cut as well; and so
+        # on.
         ancestor: int | None = origin
         while ancestor is not None:
             cuts_by_answer[ancestor].add(tokens)
             fork = group[ancestor].fork
             ancestor = fork[0] if fork is not None and fork[1] >= tokens else None
-    # An answer has the cuts of its origin up to their fork, so that both have the same nodes there. Origins
-    # come earlier in the group, so that their cuts are complete.
+    # An answer gets the cuts of its origin up to their fork, so that both have the same nodes up to the fork.
+    # An origin comes earlier in the group than the answer, so its own cuts are complete by then.
     for number, answer in enumerate(group):
         if answer.fork is not None:
             origin, tokens = answer.fork
@@ -353,7 +360,7 @@ def _make_trajectory(
 
     tokens = len(answer.response_ids)
     sampled = _sampled_mask(answer)
-    # A segment ends at a cut, and where sampled tokens follow an environment's tokens or the other way round.
+    # A segment ends at each cut, and at each change between sampled tokens and those of an environment.
     changes = (np.flatnonzero(np.diff(sampled)) + 1).tolist()
     starts = sorted({0, *changes, *cuts} - {tokens})
     segments = []

@@ -1,4 +1,4 @@
-"""Assigns credit to answers from elsewhere, with the parts of a run.
+"""Assigns credit to answers from elsewhere, with the same credits as a run.
 
     answers ──read_answers──> checked answers ──trees_of_answers──> trees ──Credit.assign──> episodes
                                                                               │
@@ -66,10 +66,10 @@ EngineSource: TypeAlias = (
 
 @dataclass(frozen=True, eq=False)
 class CreditedAnswers:
-    """The advantages of a call's answers, in the order of the answers.
+    """The advantages of a call's answers. All lists are in the order of the answers.
 
-    Columns are lists, NumPy arrays (float64) or PyTorch tensors, as the answer's `response_ids` is. Example:
-    two answers of 3 and 2 tokens under RLOO, which earned 1 and 0::
+    A column has the type of the answer's `response_ids`: a list, a NumPy array (float64) or a PyTorch tensor.
+    Example: two answers of 3 and 2 tokens, which earned 1 and 0, under RLOO::
 
         CreditedAnswers(advantages=[[1.0, 1.0, 1.0], [-1.0, -1.0]], ...)
     """
@@ -77,28 +77,29 @@ class CreditedAnswers:
     advantages: list[Any]
     """For each answer a column with an advantage for each token."""
     trained: list[Any]
-    """For each answer a mask of the tokens to train: not those of an environment, and each shared token of
-    answers with a `fork` only once."""
+    """For each answer a mask of the tokens to train. Tokens of an environment are False. A token that several
+    answers share (`GradedAnswer.fork`) is True in only one of them, unless the credit trains it in each (the
+    credit ``tree`` with ``weight: 'each'``)."""
     step_ends: list[tuple[int, ...]]
     """For each answer the number of response tokens up to the end of each step."""
     values: list[tuple[float, ...] | None]
-    """For each answer the value of the state before each step; None if it is left out, or if the credit
-    estimates no values."""
+    """For each answer the value of the state before each step; None if the answer is left out, or if the
+    credit estimates no values."""
     errors: list[tuple[float, ...] | None]
     """The standard errors of `values`."""
     left_out: list[int]
     """The numbers of answers without credit, because no continuation of their prompt could be graded. Their
     advantages are 0, and none of their tokens is trained."""
     cost: CreditCost
-    """The samples that were drawn for them, and the seconds that the call took."""
+    """The samples that were drawn for the advantages, and the seconds that the call took."""
     metrics: Metrics = field(default_factory=dict)
-    """The metrics that a run shows, such as ``credit/value_std``."""
+    """The metrics of credit, as a run shows them, such as ``credit/value_std``."""
 
     def padded(self, length: int | None = None) -> Any:
         """Returns the advantages as one array or tensor, [answers, length], with 0 after each answer's end.
 
         Args:
-            length: The number of columns; None: that of the longest answer.
+            length: The number of columns; None: the number of tokens of the longest answer.
         """
         import numpy as np
 
@@ -109,7 +110,7 @@ class CreditedAnswers:
         for number, row in enumerate(self.advantages):
             padded[number, : len(row)] = row.cpu() if hasattr(row, "cpu") else row
         first = self.advantages[0]
-        is_tensor = hasattr(first, "detach")  # lists and arrays of all rows become one array
+        is_tensor = hasattr(first, "detach")  # rows that are lists or arrays become one array
         return convert_like(padded, first) if is_tensor else padded
 
 
@@ -118,14 +119,15 @@ class CreditedTrees:
     """The credit of a call's answers as a run stores it: trees of answers, and training rows."""
 
     answers: list[GradedAnswer]
-    """The answers in their order, with the names of their groups."""
+    """The answers as `read_answers` returned them, in the caller's order, with the names of their groups."""
     trees: list[Tree]
     """A tree for each group. Answer 3 of the group ``p`` is the trajectory ``p#3``."""
     episodes: list[Episode]
-    """At most one training row for each answer, with its advantages. Answers without one have no credit."""
+    """The training rows with their advantages, at most one for each answer. An answer without a row has no
+    credit."""
     cost: CreditCost
     metrics: Metrics
-    """The metrics of credit."""
+    """The metrics of credit, such as ``credit/value_std``."""
     answer_metrics: Metrics
     """The metrics that a run records of answers, such as ``episodes/reward``."""
 
@@ -139,7 +141,7 @@ class _OutsideTask(SplitterTask):
 
 
 class CreditAssigner(AbstractContextManager["CreditAssigner"]):
-    """Assigns credit in many calls with the same engine and grader, which stay open until `close`::
+    """Assigns credit in many calls, with the same engine and grader. They stay open until `close`::
 
         with CreditAssigner(credit={"type": "monte_carlo", "samples": 9}, engine=model, ...) as assigner:
             for step, answers in enumerate(batches):
@@ -162,8 +164,8 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         seed: int = 0,
     ) -> None:
         """Args:
-            credit: A credit; the configuration of one, such as ``{"type": "group", "std": False}``, also as
-                a Jsonnet text; or the name of one, such as ``"rloo"``.
+            credit: A credit; the configuration of a credit, such as ``{"type": "group", "std": False}``, also
+                as a Jsonnet text; or the name of a credit, such as ``"rloo"``.
             engine: The policy that sampled the answers, for credit with continuations: the address of a vLLM
                 server that has its weights (``"http://127.0.0.1:8000"``), a list of addresses, or
                 ``{"type": "plain_vllm", "addresses": [...], "key_variable": ...}``; a folder with its
@@ -172,14 +174,15 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
             grader: Grades continuations: a function ``(prompt, text) -> reward`` (or ``(prompt, text,
                 problem)``, with the answer's `gold` and `data`), a `Grader`, the configuration of one, or a
                 `GraderPool`, which stays open.
-            tokenizer: Decodes answers, for graders and for steps. None: that of the engine's folder, if the
-                engine is one.
-            sampling: How the answers were sampled. `max_tokens` is that of a whole answer.
+            tokenizer: Decodes answers, for graders and for steps. None: the tokenizer in the engine's folder,
+                if the engine is given as a folder.
+            sampling: The parameters with which the answers were sampled. `max_tokens` is the largest number
+                of tokens of a whole answer.
             steps: The rule that splits answers into steps; None: each line is a step, with its newline.
-            context_length: Tokens of prompt and answer together; None: as many as the longest prompt and
-                `max_tokens` need.
+            context_length: The largest number of tokens of prompt and answer together; None: the number of
+                tokens of the longest prompt plus `max_tokens`.
             unfinished_reward: The reward of a continuation that was cut off; None: it is graded.
-            seed: Enters the seeds of continuations.
+            seed: A number from which the seeds of continuations derive.
 
         Raises:
             ConfigError: A configuration is wrong.
@@ -207,11 +210,11 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
             raise ValueError(f"the credit {use_of_text}: give the tokenizer")
         self._sampling, self._context_length = sampling, context_length
         self._unfinished_reward, self._seed = unfinished_reward, seed
-        # A credit that samples and scores nothing uses neither engine nor grader, even if there are any.
+        # A credit that samples and scores nothing uses neither engine nor grader, even if the user gave them.
         self._engine_source = (servers or engine) if self.credit.needs_engine else None
         self._engine: Engine | None = None
-        """The engine that this object has opened and closes; None if the user gave one or servers, or before
-        the first call."""
+        """The engine that this object has opened, and that it closes. None before the first call, and if the
+        user gave an `Engine` or servers."""
         self._grading = open_grading(grader if self.credit.needs_engine else None)
         self._owns_grading = self._grading is not grader  # a pool that the user gave is the user's to close
         self._lock = threading.Lock()
@@ -227,12 +230,12 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         """Returns the advantages of answers.
 
         Args:
-            answers: `GradedAnswer` objects, or dictionaries with the same keys. All answers to one problem
-                belong into one call.
-            iteration: Enters the seeds of continuations: the trainer's step. With the same number, equal
-                states get equal continuations.
-            budget: The most sampled tokens. Samples in flight may exceed it.
-            deadline: Seconds until the call is given up, while it waits or samples.
+            answers: `GradedAnswer` objects, or dictionaries with the same keys. Give all answers to a problem
+                in the same call.
+            iteration: The trainer's step, from which the seeds of continuations derive, too. With the same
+                number, equal states get equal continuations.
+            budget: The largest number of sampled tokens. Samples in flight may exceed it. None: no limit.
+            deadline: The seconds after which the call is given up while it waits or samples. None: no limit.
 
         Raises:
             ValueError: An answer is wrong, or the credit can't be assigned to it.
@@ -257,12 +260,12 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         limits = CreditLimits(budget, deadline, can_be_cancelled=True)
         work = asyncio.ensure_future(asyncio.to_thread(self._assign, answers, iteration, limits))
         try:
-            # Without the shield, a cancellation would also cancel the future, and the thread's end could not
-            # be awaited below.
+            # Without the shield, a cancellation would cancel the future `work`, too, and the end of the
+            # thread could not be awaited below.
             return await asyncio.shield(work)
         except asyncio.CancelledError:
             limits.end("the call was cancelled", "cancelled")
-            # The thread still uses the engine, which the caller may close next.
+            # The thread still uses the engine, which the caller may close next. So wait for its end.
             await asyncio.gather(work, return_exceptions=True)
             raise
 
@@ -278,8 +281,12 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         """Returns the credit of answers as a run stores it. Raises the same as `advantages`.
 
         Args:
-            answers: As in `advantages`, like `iteration`, `budget` and `deadline`.
-            wrap_engine: Returns an engine that samples with the given one, such as one with a journal.
+            answers: As in `advantages`.
+            iteration: As in `advantages`.
+            budget: As in `advantages`.
+            deadline: As in `advantages`.
+            wrap_engine: Takes the engine, and returns another one that samples with it, such as an engine
+                with a journal.
         """
         limits = CreditLimits(budget, deadline)
         return self._assign_trees(list(answers), iteration, limits, wrap_engine)
@@ -317,9 +324,9 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         has_text = self._codec is not None
         check_answers(self.credit, checked, task, sampling, context_length, has_text=has_text)
         with self._lock:
-            limits.raise_if_over()  # it may have been cancelled while it waited for another call
-            # The pool keeps grades by problem and text, and another call may have used the names of groups
-            # for other problems.
+            limits.raise_if_over()  # the call may have been cancelled while it waited for the lock
+            # The pool keeps grades by problem and text. Another call may have used the same names of groups
+            # for other problems, so its grades must not be found.
             self._grading.forget_grades()
             with self._engine_of_call(checked, context_length, limits) as engine:
                 if engine is not None:
@@ -333,7 +340,7 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
                     seed=self._seed,
                     iteration=iteration,
                     settings=AnswerSettings(context_length, sampling, self._unfinished_reward),
-                    log=Log(say=log.warning),  # shown without any logging set up
+                    log=Log(say=log.warning),  # warnings are shown even if the user hasn't set up logging
                 )
                 trees = trees_of_answers(context, checked, has_text=has_text)
                 episodes, metrics = self.credit.assign(context, trees)
@@ -341,10 +348,10 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         return CreditedTrees(checked, trees, episodes, limits.cost, metrics, answer_metrics)
 
     def _lengths(self, answers: Sequence[GradedAnswer]) -> tuple[SamplingParams, int]:
-        """Returns the sampling parameters of the answers, and the context length."""
+        """Returns the sampling parameters of the answers, and the context length, with their defaults."""
         longest_answer = max(len(answer.response_ids) for answer in answers)
         longest_prompt = max(len(answer.prompt_ids) for answer in answers)
-        # Without continuations nothing is sampled, and any parameters will do.
+        # `sampling` may only be missing if nothing is sampled, so any parameters will do.
         sampling = self._sampling or SamplingParams(max_tokens=longest_answer)
         return sampling, self._context_length or longest_prompt + sampling.max_tokens
 
@@ -362,7 +369,7 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
             return
         assert self._codec is not None, "the constructor asks for a tokenizer"
         if isinstance(source, CallersServers):
-            # Connected anew in each call: a trainer gives its servers new weights between two calls.
+            # Servers are connected anew in each call, since a trainer gives them new weights between calls.
             example_ids, seconds_left = answers[0].response_ids, limits.seconds_left()
             with open_servers(
                 source, self._codec, self._special_ids, example_ids, context_length, seconds_left
@@ -397,8 +404,12 @@ def advantages(
         credited.advantages == [[0.5, 0.5, 0.5], [-0.5, -0.5]]
 
     Args:
-        answers: As in `CreditAssigner.advantages`, like `iteration`, `budget` and `deadline`.
-        credit: As in `CreditAssigner`, like all further settings (`engine`, `grader`, `tokenizer`, …).
+        answers: As in `CreditAssigner.advantages`.
+        credit: As in `CreditAssigner`.
+        iteration: As in `CreditAssigner.advantages`.
+        budget: As in `CreditAssigner.advantages`.
+        deadline: As in `CreditAssigner.advantages`.
+        settings: Further settings of `CreditAssigner`: `engine`, `grader`, `tokenizer`, …
 
     Raises:
         ValueError, RuntimeError: As `CreditAssigner` and its method `advantages`.
@@ -425,7 +436,7 @@ async def advantages_async(
 
 
 def _read_part(family: type[Family], setting: Family | Mapping[str, Any] | str, name: str) -> Family:
-    """Returns a part that is given as an object, as its configuration, or by its `type`."""
+    """Returns the part that a user gives as an object, as its configuration, or by its `type`."""
     if isinstance(setting, family):
         return setting
     if isinstance(setting, str):
@@ -464,7 +475,8 @@ def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
 def read_tokenizer(
     tokenizer: PreTrainedTokenizerBase | TextCodec | str | Path | None,
 ) -> tuple[TextCodec | None, Mapping[str, int]]:
-    """Returns the codec of a tokenizer, and the ids of its special tokens by their texts."""
+    """Returns the codec of a tokenizer, and the ids of its special tokens by their texts. The codec is None
+    if `tokenizer` is."""
     if tokenizer is None or isinstance(tokenizer, TextCodec):
         return tokenizer, {}  # a codec doesn't list its special tokens
     from treetune.models.control_tokens import special_tokens
@@ -481,7 +493,7 @@ def read_tokenizer(
 
 
 def _make_codec_without_text() -> TextCodec:
-    """Returns the codec of a call without a tokenizer, which can't decode."""
+    """Returns a codec that can't decode, for a call without a tokenizer."""
 
     def decode(token_ids: Sequence[int] | TokenIds) -> str:
         raise ValueError("the credit reads the text of answers: give the tokenizer")
@@ -490,7 +502,7 @@ def _make_codec_without_text() -> TextCodec:
         # Only credit that scores texts encodes some, and the constructor asks for its tokenizer.
         raise AssertionError("credit without an engine encodes nothing")
 
-    return TextCodec(encode=encode, decode=decode, eos_id=0)  # any id: no answer is sampled
+    return TextCodec(encode=encode, decode=decode, eos_id=0)  # any id would do, since no answer is sampled
 
 
 # The result
@@ -514,7 +526,7 @@ def _collect_columns(assigned: CreditedTrees, original_ids: Sequence[Any]) -> Cr
 
     episode_by_id = {episode.trajectory: episode for episode in assigned.episodes}
     sizes: Counter[str | None] = Counter()
-    """By group, the number of its answers so far. `read_answers` has named every group."""
+    """For each group, the number of its answers so far. `read_answers` has named every group."""
     credited = CreditedAnswers(
         advantages=[],
         trained=[],

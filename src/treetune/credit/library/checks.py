@@ -1,7 +1,8 @@
 """Compares what a credit needs with what answers from elsewhere, an engine and a grader give.
 
-In a run, `treetune.findings` compares the parts of the configuration. Here it compares the credit with
-`AnswersElsewhere`, which takes the place of the rollout, and `OtherTrainer`, which takes that of the trainer.
+In a run, `treetune.findings` compares the parts of the configuration with each other. Here it compares the
+credit with substitutes: `AnswersElsewhere` for the rollout, `ScoringEngine` for the engine, and
+`OtherTrainer` for the trainer.
 """
 
 from __future__ import annotations
@@ -38,20 +39,21 @@ from treetune.rollouts.unavailable import least_answers
 from treetune.tasks.base import Task
 
 ENGINES = "the address of a vLLM server, a folder with a model, a transformers model, or an Engine"
-"""The engines that sample and score, for messages."""
+"""A list of the engines that can sample and score, for messages."""
 
 READ_LOGPROBS = (LowProbability, OptimalTokenBaseline, ProbabilityMask)
-"""Parts that read the log-probs of answers."""
+"""Parts that read the log-probs with which tokens were sampled."""
 
 
 @dataclass(frozen=True)
 class AnswersElsewhere(Part):
-    """The answers of another trainer, in the place of a rollout: in one line, perhaps with turns."""
+    """The answers of another trainer, in the place of a rollout. They have no threads, but may have turns."""
 
     sampling: SamplingParams
     least: int
-    """Answers of the smallest group."""
+    """The number of answers in the smallest group."""
     has_turns: bool
+    """Whether some answers have tokens that the policy didn't sample."""
 
     @property
     @override
@@ -61,7 +63,8 @@ class AnswersElsewhere(Part):
 
 @dataclass(frozen=True)
 class ScoringEngine(Part):
-    """The engine of the call. `check_credit` refuses one that can't score for a credit that scores texts."""
+    """The engine of the call. It declares that it scores texts: `check_credit` has refused an engine that
+    can't, if the credit needs it."""
 
     gives = (TextScores(),)
 
@@ -89,10 +92,15 @@ class CallOfLibrary(Part):
 def check_credit(
     credit: Credit, *, has_engine: bool, engine_scores: bool, has_grader: bool, has_sampling: bool
 ) -> None:
-    """Raises ValueError for a credit that can't be used as a library, or that is given too little.
+    """Raises ValueError for a credit that can't be used in the library, or that needs something that the call
+    doesn't give.
 
     Args:
+        credit: The credit.
+        has_engine: Whether the call gives an engine.
         engine_scores: Whether the engine, if there is one, can score given texts.
+        has_grader: Whether the call gives a grader.
+        has_sampling: Whether the call gives sampling parameters.
     """
     name = credit.registered_name() or type(credit).__name__
     if credit.needs_critic:
@@ -144,12 +152,12 @@ def answers_needed(credit: Credit) -> int:
 
 
 def reads_logprobs(credit: Credit) -> bool:
-    """Returns whether the credit reads the log-probs that tokens were sampled with."""
+    """Returns whether the credit reads the log-probs with which tokens were sampled."""
     return any(isinstance(part, READ_LOGPROBS) for part in _parts_of(credit))
 
 
 def _parts_of(credit: Credit) -> list[Part]:
-    """Returns the credit and the parts of its settings."""
+    """Returns the credit itself and all parts in its settings, such as a value estimator."""
     return [placed.part for placed in placed_parts(credit) if isinstance(placed.part, Part)]
 
 
@@ -162,7 +170,16 @@ def check_answers(
     *,
     has_text: bool,
 ) -> None:
-    """Raises ValueError for answers that the credit can't be assigned to."""
+    """Raises ValueError for answers to which the credit can't be assigned.
+
+    Args:
+        credit: The credit, which `check_credit` has checked.
+        answers: Answers that `read_answers` has checked.
+        task: The substitute of a run's task.
+        sampling: The parameters with which the answers were sampled.
+        context_length: The largest number of tokens of prompt and answer together.
+        has_text: Whether there is a tokenizer that decodes the answers.
+    """
     name = credit.registered_name() or type(credit).__name__
     sizes = Counter(answer.group for answer in answers)  # the number of answers of each group
     smallest_group, least = min(sizes.items(), key=lambda group_and_size: group_and_size[1])
@@ -198,14 +215,14 @@ def check_answers(
                 " context_length) to what the answers were sampled with"
             )
     has_turns = any(answer.sampled is not None and not answer.sampled.all() for answer in answers)
-    # The parts of the credit check themselves against an experiment. `root` takes the experiment's place: it
+    # The parts of the credit check whether they fit an experiment. `root` takes the experiment's place: it
     # has substitutes for the rollout, the engine and the trainer.
     rollout = AnswersElsewhere(sampling, least, has_turns)
     root = CallOfLibrary(rollout, ScoringEngine(), credit, OtherTrainer(), task, context_length)
     for _, finding in findings(root):
         if finding.level == "warning":
             continue
-        # The remedy of an unmet need would name another rollout, and here the user can't choose one.
+        # The remedy of an unmet need may name another rollout, and a user of the library can't choose one.
         is_unmet_need = isinstance(finding.key, tuple) and finding.key[:1] == (ROOT,)
         remedy = "choose another credit, or other settings of it" if is_unmet_need else finding.remedy
         raise ValueError(f"{finding.what}: {remedy}" if remedy else finding.what)

@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PretrainedConfig
 
 UNBOUNDED = 1 << 20
-"""The context length of models that don't say how long their context is."""
+"""The context length of models whose configuration doesn't have one."""
 
 
 SampleRequests = Callable[[Sequence[Request]], Sequence[Sequence[Completion]]]
-"""Returns `Request.n` completions for each request."""
+"""A user's function that samples: it returns `Request.n` completions for each request."""
 
 
 class FunctionEngine(Engine):
     """Samples with a function of the user, such as one that calls a trainer's own vLLM.
 
-    The function gets all requests that can be sampled at a time. What follows from their completions comes in
-    the next call.
+    Each call of the function gets all requests that can be sampled by then. Requests that follow from their
+    completions come in the next call.
     """
 
     def __init__(self, sample_requests: SampleRequests) -> None:
@@ -58,8 +58,8 @@ class FunctionEngine(Engine):
 
         add_requests(requests)
         while unsent or laters:
-            # Does not wait while there are requests to sample. Otherwise one of `laters` has to become ready
-            # first, such as a grade.
+            # If there are requests to sample, this doesn't wait. If there are none, it waits until one of
+            # `laters` is ready, such as one that follows from a grade.
             wait([later.ready for later in laters], 0 if unsent else None, FIRST_COMPLETED)
             for later in [later for later in laters if later.ready.done()]:
                 laters.remove(later)
@@ -74,7 +74,8 @@ class FunctionEngine(Engine):
         return results
 
     def _sample(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        """Calls the function. Raises EngineError for too many or too few completions."""
+        """Returns the completions of the user's function. Raises EngineError if they are too many or too
+        few."""
         if not requests:
             return []
         completions_by_request = [list(completions) for completions in self._sample_requests(requests)]
@@ -89,9 +90,11 @@ class FunctionEngine(Engine):
 
 
 def can_score(source: Any) -> bool:
-    """Returns whether an engine can score given texts, in any form in which a user gives it.
+    """Returns whether an engine can score given texts.
 
-    A function gets requests for samples alone.
+    Args:
+        source: The engine in any form in which a user may give it. A function can't score, since it only gets
+            requests for samples.
     """
     if isinstance(source, Engine):
         return source.scores
@@ -116,7 +119,7 @@ def open_engine(source: Any, codec: TextCodec, special_ids: Mapping[str, int], s
         folder = Path(source).expanduser()
         if not (folder / "config.json").is_file():
             raise ValueError(f"engine is {str(source)!r}, and there is no model (config.json) in that folder")
-        # Imported here, since an engine that is a function needs neither of them.
+        # These packages are imported here, since an engine that is a function needs none of them.
         import torch
         from transformers import AutoConfig, GenerationConfig
 
@@ -149,12 +152,13 @@ def _launch(
     seed: int,
     device: str,
 ) -> EngineLaunch:
-    """Returns the facts with which the engine starts.
+    """Returns the facts about the model with which an engine starts.
 
     Args:
         weights: The model's folder; not read for a model in memory.
         config: Has the number of the model's positions.
-        generation_config: Has tokens that end an answer, in addition to those of the codec; None: no others.
+        generation_config: Has tokens that end an answer, in addition to those of the codec. None: there are
+            no such tokens.
         codec: The codec of the model's tokenizer.
         special_ids: The ids of the tokenizer's special tokens, by their texts.
         seed: The engine's seed. Requests have seeds of their own.

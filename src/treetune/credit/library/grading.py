@@ -23,12 +23,12 @@ def open_grading(grader: Grader | GraderPool | Mapping[str, Any] | RewardFunctio
     """Returns the pool that grades continuations. The caller closes it.
 
     Args:
-        grader: A function, a `Grader`, the configuration of one, such as ``{"type": "math"}``, or a pool,
-            which is returned. None is for credit that samples nothing.
+        grader: A function, a `Grader`, the configuration of a grader, such as ``{"type": "math"}``, or a
+            pool, which is returned as it is. None is for credit that samples nothing.
 
     Raises:
         ConfigError: The configuration is wrong.
-        ValueError: It is none of these.
+        ValueError: `grader` is none of these.
     """
     if isinstance(grader, GraderPool):
         return grader
@@ -51,7 +51,8 @@ def _no_grader(prompt: str, text: str) -> float:
 
 
 class _FunctionGrader(Grader):
-    """The grader of a `FunctionPool`, for code that asks a pool for its grader. It grades nothing."""
+    """The grader of a `FunctionPool`, for code that asks a pool for its grader. It grades nothing, since the
+    pool itself calls the function."""
 
     isolation = "inline"
 
@@ -74,8 +75,8 @@ class FunctionPool(GraderPool):
     def submit(
         self, response: str, problem: Problem, *, decided: bool = False, follows_prompt: bool = True
     ) -> Future[Grade]:
-        # The function is called here and now, for every response: it doesn't know of `decided` and
-        # `follows_prompt`, which graders of treetune use.
+        # The function is called at once, for every response. It has no use for `decided` and
+        # `follows_prompt`, which are for graders of treetune.
         arguments = (problem.prompt, response, problem) if self._takes_problem else (problem.prompt, response)
         try:
             result = self._function(*arguments)
@@ -113,7 +114,7 @@ def _takes_problem_too(function: RewardFunction) -> bool:
         signature.bind("prompt", "text", None)
     except TypeError:
         return False
-    # A function may accept both two and three arguments. With *args it gets the problem, too. With a third
-    # parameter that has a default it doesn't, since that may be a setting of its own.
+    # A function may accept both two and three arguments. With `*args` it gets the problem. With a third
+    # parameter that has a default it doesn't, since the parameter may be a setting of the function.
     parameters = list(signature.parameters.values())
     return len(parameters) < 3 or parameters[2].default is inspect.Parameter.empty

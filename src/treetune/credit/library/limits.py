@@ -6,9 +6,10 @@ when the call is cancelled:
     credit ── generate ──> LimitedEngine ── generate, with an alarm among the requests ──> the user's engine
                              counts each result
 
-The alarm is a `Later`, whose future is set by a timer at the deadline, or when the call is cancelled. As soon
-as it is done, the engine calls `Later.requests` in its own thread, which raises the error. So the deadline
-also ends a call while it waits for a long sample.
+The alarm is a `Later`, a request that follows when a future is done. A timer sets this future at the
+deadline; a cancellation sets it, too. As soon as the future is done, the engine calls `Later.requests` of the
+alarm in its own thread, and this function raises the error. So the deadline also ends a call that waits for a
+long sample.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ from treetune.exceptions import CreditLimitReached
 
 @dataclass(frozen=True)
 class CreditCost:
-    """What a call has sampled, and how long it took.
+    """The cost of a call: how much it sampled, and how long it took.
 
     Example: nine continuations of each of 40 states: ``CreditCost(samples=360, tokens=21840, seconds=14.2)``.
     """
 
     samples: int
+    """The number of continuations."""
     tokens: int
-    """Sampled tokens, without those of prompts and prefixes."""
+    """The number of sampled tokens, without those of prompts and prefixes."""
     seconds: float
 
 
@@ -51,21 +53,22 @@ class CreditLimits:
         """Starts the clock of the deadline.
 
         Args:
-            budget: The most sampled tokens. Samples in flight may exceed it.
-            deadline: The seconds after which the call has to end.
-            can_be_cancelled: Whether `end` may be called.
+            budget: The largest number of sampled tokens. Samples in flight may exceed it. None: no limit.
+            deadline: The seconds after which the call has to end. None: no limit.
+            can_be_cancelled: Whether another thread may call `end` to cancel the call.
         """
         if budget is not None and budget < 1:
             raise ValueError(f"budget is {budget}: give a number of tokens, or None for no limit")
         if deadline is not None and deadline <= 0:
             raise ValueError(f"deadline is {deadline}: give seconds, or None for no limit")
         self.budget, self.deadline = budget, deadline
-        # The alarm is a future. When it is set off, the engine stops waiting for samples.
+        # Whether calls of the engine get an alarm: a future that ends the engine's wait for samples. If there
+        # is no deadline, and the call can't be cancelled, nothing would set it.
         self.has_alarm = can_be_cancelled or deadline is not None
         self._samples = self._tokens = 0
         self._started = time.monotonic()
         self._reason = ""
-        """Why the call has to end; empty as long as it may continue."""
+        """The reason why the call has to end; empty as long as it may continue."""
         self._limit: Literal["deadline", "cancelled"] = "deadline"
         self._alarm: Future[None] = Future()
 
@@ -80,14 +83,15 @@ class CreditLimits:
         return max(0.0, self._started + self.deadline - time.monotonic())
 
     def end(self, reason: str, limit: Literal["deadline", "cancelled"]) -> None:
-        """Ends the call as soon as the engine notices. Any thread may call it."""
-        # In this order, since another thread reads the limit as soon as there is a reason.
+        """Makes the call end as soon as the engine notices the alarm. Any thread may call this."""
+        # The limit is set before the reason: another thread reads the limit as soon as there is a reason.
         self._limit = limit
         self._reason = reason
         self.set_off_alarm()
 
     def renew_alarm(self) -> Future[None]:
-        """Returns the alarm of the next call of the engine: a future that ends the engine's wait."""
+        """Makes a new alarm for the next call of the engine, and returns it: a future that ends the engine's
+        wait when it is set."""
         self._alarm = Future()
         if self._reason:  # `end` was called between two calls of the engine
             self.set_off_alarm()
@@ -110,7 +114,7 @@ class CreditLimits:
             timer.cancel()
 
     def set_off_alarm(self) -> None:
-        """Ends the engine's wait for the alarm, if this has not happened yet."""
+        """Sets the alarm's future, which ends the engine's wait. Does nothing if it is set already."""
         with contextlib.suppress(InvalidStateError):
             self._alarm.set_result(None)
 
@@ -148,19 +152,21 @@ class LimitedEngine(EngineWrapper):
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         if not requests:
-            return []  # nothing would be answered, which is what sets off the alarm below
+            # The alarm below is set off when the last request is answered. Without requests, nothing would
+            # set it off.
+            return []
         limits = self._limits
         call = _CountedCall(limits, on_result)
         watched = call.watch(requests)
         if not limits.has_alarm:
             return self.engine.generate(watched, call.count_result)
-        # A `Later` stands for requests that follow when a future is done. The alarm is the future of a last
-        # `Later`, whose function raises the error if the call has to end. The alarm is set off at the
-        # deadline, when the call is cancelled, or when all requests are answered.
+        # A `Later` stands for requests that follow when a future is done. An additional `Later` has the
+        # alarm as its future, and its function raises the error if the call has to end. The alarm is set off
+        # at the deadline, when the call is cancelled, or when all requests are answered.
         alarm = Later(limits.renew_alarm(), call.end_at_alarm)
         with limits.ending_at_deadline():
-            # Engines number requests in the order of this list. The alarm has no number, so it comes after
-            # the requests.
+            # Engines number requests in the order of this list. The alarm stands for no request. It comes
+            # last, so that it doesn't change the numbers.
             return self.engine.generate([*watched, alarm], call.count_result)
 
 
@@ -171,10 +177,14 @@ class _CountedCall:
         self._limits, self._on_result = limits, on_result
         self._unanswered = 0
         self._are_scores: list[bool] = []
-        """For each request, whether it scores given tokens, so that nothing is sampled for it."""
+        """For each request, by its number, whether it scores given tokens. Nothing is sampled for such a
+        request, so it is not counted."""
 
     def watch(self, requests: Sequence[Request | Later]) -> list[Request | Later]:
-        """Returns requests whose answers are counted. Engines number requests in this order."""
+        """Notes the requests, and returns them in the same order, in which engines number them.
+
+        A `Later` is replaced by one whose requests are watched, too.
+        """
         watched: list[Request | Later] = []
         for request in requests:
             if isinstance(request, Later):
@@ -186,7 +196,7 @@ class _CountedCall:
         return watched
 
     def count_result(self, number: int, completions: list[Completion]) -> Sequence[Request | Later]:
-        """Counts an answered request, and returns the new ones that follow from it."""
+        """Counts the samples of an answered request, and returns the new requests that follow from it."""
         if not self._are_scores[number]:
             self._limits.count(completions)
         new = self._on_result(number, completions) if self._on_result is not None else None
@@ -197,16 +207,17 @@ class _CountedCall:
         return self._replace_answered(later.requests())
 
     def _replace_answered(self, new: Sequence[Request | Later]) -> list[Request | Later]:
-        """Counts one request less, and the new ones that follow from it, which it returns."""
+        """Takes one answered request off the unanswered ones, adds the new requests that follow from it, and
+        returns the new requests."""
         watched = self.watch(new)
         self._unanswered -= 1
         if not self._unanswered:
-            # The engine returns only when all requests are answered, the alarm among them.
+            # The engine returns only when the alarm has been handled, too.
             self._limits.set_off_alarm()
         return watched
 
     def end_at_alarm(self) -> Sequence[Request]:
-        """Raises CreditLimitReached if the call has to end. Otherwise all requests are answered, and none
-        follow."""
+        """Raises CreditLimitReached if the call has to end. If it doesn't, all requests are answered, and no
+        further request follows."""
         self._limits.raise_if_over()
         return ()

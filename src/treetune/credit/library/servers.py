@@ -4,9 +4,9 @@
     or {"type": "plain_vllm", "addresses": [...]}  ──read_servers──>  `CallersServers`
                                                    ──open_servers──>  an `Engine` for one call
 
-No weights are loaded into the servers. Each call of the library connects anew: between two calls a trainer
-gives its servers new weights, and the prefixes that they have cached for an earlier call may be those of
-older weights.
+The library loads no weights into the servers. Each call of the library connects anew, since a trainer gives
+its servers new weights between two calls: the prefixes that they have cached for an earlier call may then be
+those of older weights.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ NO_WEIGHTS = Path(os.devnull)
 """Stands for the folder of weights that an engine usually loads. Nothing is read from it."""
 
 COMPARED_TOKENS = 64
-"""Most tokens of the answer whose text the server encodes, to compare its tokenizer with the caller's."""
+"""The largest number of tokens of an answer that are compared. The server encodes their text, to compare its
+tokenizer with the caller's."""
 EXCERPT = 40
-"""Most characters of this text in a message."""
+"""The largest number of characters of this text in a message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,8 @@ def is_address(engine: Any) -> bool:
 
 
 def _hide_secret(entry: Any) -> str:
-    """Returns an entry for a message; not an address with a user name or a query, which may be secret."""
+    """Returns the description of an entry for a message. An address with a user name or a query is not shown,
+    since these may be secret."""
     is_secret = isinstance(entry, str) and any(mark in entry for mark in "@?#")
     return "an address that is not shown here" if is_secret else repr(entry)
 
@@ -110,13 +112,16 @@ def open_servers(
     context_length: int,
     seconds_left: float | None,
 ) -> Iterator[Engine]:
-    """Connects to servers for one call. They are left as they are when the block ends.
+    """Connects to servers for one call. When the block ends, only the connection is closed, and the servers
+    continue to run.
 
     Args:
+        settings: The servers.
+        codec: The codec of the caller's tokenizer.
         special_ids: The ids of the tokenizer's special tokens, by their texts.
-        example_ids: The tokens of an answer. The server's tokenizer must encode their text as the given one.
-        context_length: Tokens of prompt and answer together.
-        seconds_left: Seconds until the call's deadline. None: there is no deadline.
+        example_ids: The tokens of an answer. The servers' tokenizer must encode their text as the codec does.
+        context_length: The largest number of tokens of prompt and answer together.
+        seconds_left: The seconds until the call's deadline. None: there is no deadline.
 
     Raises:
         EngineError: A server can't be reached or used.
@@ -129,7 +134,7 @@ def open_servers(
         logs=Path(),
         seed=0,  # each request has a seed of its own
         context_length=context_length,
-        device="cuda",  # of the servers: on a GPU, their precision is bfloat16 unless `dtype` is set
+        device="cuda",  # the servers' device, on which the precision is bfloat16 unless `dtype` is set
         end_ids=codec.end_ids,
         special_ids=special_ids,
     )
@@ -143,8 +148,8 @@ def open_servers(
 def _check_servers(settings: CallersServers, codec: TextCodec, example_ids: TokenIds, timeout: float) -> None:
     """Raises EngineError if nothing listens at an address, or if a server can't be used for the call.
 
-    Later in a call the engine waits for a server that doesn't answer. At the beginning the address is more
-    likely wrong, so this is an error.
+    Later in a call the engine waits for a server that doesn't answer. At the beginning of a call, the address
+    is more likely wrong, so an address at which nothing listens is an error.
     """
     key = settings.api_key()
     client = PlainClient(settings)
@@ -156,13 +161,13 @@ def _check_servers(settings: CallersServers, codec: TextCodec, example_ids: Toke
                 facts = client.meet(address, timeout, is_router=settings.servers is not None)
                 _compare_tokenizers(client, address, facts.name, codec, example_ids, timeout)
             except TemporaryFailure as failure:
-                if _is_unreachable(failure):  # any other failure is left to the engine, as below
+                if _is_unreachable(failure):  # other failures are left to the engine, as below
                     raise EngineError(
                         f"nothing listens at {url} ({failure.__cause__}): start a server there, such as"
                         f" `{SERVE}`, or correct the address in engine"
                     ) from failure
             except ServerFailure:
-                pass  # It is busy, or it answered in another form. The engine asks again, and reports it.
+                pass  # The server is busy, or its reply is wrong. The engine asks again, and reports it.
     finally:
         client.close()
 
@@ -182,12 +187,12 @@ def _compare_tokenizers(
     example_ids: TokenIds,
     timeout: float,
 ) -> None:
-    """Raises EngineError if the server's tokenizer isn't the given one.
+    """Raises EngineError if the server's tokenizer isn't the caller's.
 
-    Otherwise the server would continue other texts than those of the answers, and graders would read other
-    texts than it has sampled.
+    With another tokenizer, the server would continue other texts than those of the answers, and graders would
+    read other texts than the server has sampled.
     """
-    # The cut may split a character, whose first bytes are decoded as U+FFFD.
+    # The cut after `COMPARED_TOKENS` may split a character, whose first bytes are decoded as U+FFFD.
     text = codec.decode(example_ids[:COMPARED_TOKENS]).rstrip("\ufffd")
     tokens_of_server = client.tokenize(address, model, text, timeout) if text else None
     if tokens_of_server is None:

@@ -24,18 +24,18 @@ from treetune.vocabulary import Episode
 @dataclass(frozen=True, kw_only=True)
 class ForkingTokens(OverAnotherCredit):
     """Forking tokens: A'_t = A_t · 1[H_t ≥ τ], where A_t is another credit's advantage, H_t the entropy of
-    the policy's distribution that token t was sampled from, and τ the entropy that the top `share` of tokens
-    reach (Wang et al., arXiv:2506.01939, with 20 %). Tokens with an advantage of 0 still count in means over
-    tokens. The paper takes the share of a minibatch, here it is of the iteration; tokens whose entropy is τ
-    are all kept.
+    the policy's distribution from which token t was sampled, and τ the smallest entropy among the `share` of
+    tokens with the largest entropies (Wang et al., arXiv:2506.01939, with 20 %). Tokens with an advantage of
+    0 still count in means over tokens. The paper takes the share of a minibatch's tokens, this credit of the
+    iteration's. All tokens whose entropy is τ are kept.
 
-    It is `weighted_by` with the signal ``entropy`` and the weights ``top_share``. In a run the trainer
-    computes the entropies, with one more forward pass of the policy. **Biased**: the tokens of which the
-    policy is most certain are never trained. On the tests' language, with only three different entropies,
-    over RLOO with two answers by 26 % of the gradient's length (cosine 0.97)."""
+    It is the same as `weighted_by` with the signal ``entropy`` and the weights ``top_share``. In a run the
+    trainer computes the entropies, with one more forward pass of the policy. **Biased**: the tokens of which
+    the policy is most certain are never trained. On the tests' language, which has only three different
+    entropies, the expected gradient over RLOO with two answers is off by 26 % of its length (cosine 0.97)."""
 
     share: Annotated[float, Gt(0), Le(1)] = 0.2
-    """Share of the tokens that keep their advantages."""
+    """The share of the tokens that keep their advantages."""
 
     @property
     @override

@@ -1,8 +1,8 @@
 """GDPO: several rewards, each normalised in its group before they are added (arXiv:2601.05242).
 
 Example: of two answers one is right and badly formatted, the other wrong and well formatted. The sum of both
-rewards is 1 for each answer, so that GRPO's advantages are 0. GDPO's advantages, with the weights 2 for being
-right and 1 for the format, are 2 · 0.71 − 0.71 = 0.71 and −0.71.
+rewards is 1 for each answer, so GRPO's advantages are 0. With the weights 2 for being right and 1 for the
+format, GDPO's advantages are 2 · 0.71 − 0.71 = 0.71 and −2 · 0.71 + 0.71 = −0.71.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Episode, Metrics, Trajectory
 
 SCORE = "score"
-"""The name of the grader's reward among the parts."""
+"""The name of the grader's reward in `Gdpo.parts`."""
 
 
 @Credit.register("gdpo")
@@ -36,13 +36,14 @@ class Gdpo(Credit):
     returns a dictionary. In the paper the sum is then normalised over the whole batch. The trainer's
     ``advantage_normalisation: 'whiten'`` does this over all tokens, as verl does.
 
-    **Biased**, as GRPO is: each part is divided by its own spread. With the score as the only part it is
-    GRPO: on the tests' language the expected gradient is too short by 15 % with three answers (cosine 1).
+    **Biased**, as GRPO is: each reward is divided by its own standard deviation. With the score as the only
+    part, GDPO is GRPO: on the tests' language the expected gradient is too short by 15 % with three answers
+    (cosine 1).
     """
 
     parts: Mapping[str, float]
-    """The weight of each reward, by the name of its metric; ``score`` is the grader's reward. Example:
-    ``{"score": 1.0, "rewards/format": 0.2}``."""
+    """The weight of each reward, by the name of the grader's number; ``score`` is the grader's reward
+    itself. Example: ``{"score": 1.0, "rewards/format": 0.2}``."""
     eps: Annotated[float, Gt(0)] = 1e-6
     """Added to each standard deviation."""
 
@@ -65,10 +66,8 @@ class Gdpo(Credit):
         return whole_answer_episodes(context, answers_of(trees), advantages)
 
     def _sum_parts(self, tree: Tree) -> list[float]:
-        """Returns A_i, the advantage, of each answer to a problem: the weighted sum of its normalised parts.
-
-        A part is one of the answer's rewards.
-        """
+        """Returns the advantage A_i of each answer to a problem: the weighted sum of its normalised
+        rewards."""
         sums = [0.0] * len(tree.leaves)
         for name, weight in self.parts.items():
             rewards = [reward_part(answer, name) for answer in tree.leaves]
@@ -79,11 +78,15 @@ class Gdpo(Credit):
 
 
 def reward_part(answer: Trajectory, name: str) -> float:
-    """Returns one of an answer's rewards. The reward is 0 if the grader failed on the answer, such as by a
+    """Returns one of an answer's rewards. It is 0 if the grader failed on the answer, for example by a
     timeout, and so gave no numbers.
 
+    Args:
+        answer: The answer.
+        name: The name of the reward; see `Gdpo.parts`.
+
     Raises:
-        ValueError: The grader gave the answer no such number.
+        ValueError: The grader gave the answer numbers, but none of this name.
     """
     if name == SCORE:
         return answer.score

@@ -1,8 +1,8 @@
-"""GiGPO: an answer's advantage in its group, plus each turn's among the turns after the same observation
-(arXiv:2505.10978, eq. 8).
+"""GiGPO: an answer's advantage in its group, plus the advantage of each turn among the turns that follow the
+same observation (arXiv:2505.10978, eq. 8).
 
-Example, with ω = 1: two answers of one turn with the rewards 1 and 0 have the prompt as their common anchor
-state, so that their tokens get 0.5 + 0.5 = 1 and −1.
+Example, with ω = 1: two answers of one turn have the rewards 1 and 0. The prompt is their common anchor
+state, so their tokens get 0.5 + 0.5 = 1 and −0.5 − 0.5 = −1.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ from treetune.vocabulary import Trajectory, joined
 class GroupInGroup(TokenCredit):
     """GiGPO: A_t = (R − mean R) + ω · (G_t − mean G) (Feng et al., arXiv:2505.10978, eq. 8).
 
-    R is the answer's reward, and its mean is over the group. G_t is the return of turn t: the rewards of this
-    turn and the later ones, discounted by `gamma` a turn. Its mean is over the anchor state: all turns of the
-    group's answers that follow the same tokens of the environment. A turn that is alone in its anchor state
-    has G_t − mean G = 0. With `std`, both terms are divided by their standard deviations.
+    R is the answer's reward, and mean R is over the group. G_t is the return of turn t: the rewards of this
+    turn and of the later ones, discounted by `gamma` per turn. mean G is over the turn's anchor state: all
+    turns of the group's answers that follow the same tokens of the environment. If no other turn has this
+    anchor state, G_t − mean G is 0. With `std`, both terms are divided by their standard deviations.
 
-    An answer with a single turn has the prompt as its anchor state, so that both terms are equal; `check`
-    refuses rollouts in which all answers are such. The authors' code takes the mean of R over turns, so that
-    long answers count more; here, as in the paper, it is over answers.
+    An answer with a single turn has the prompt as its anchor state, so both terms are equal. `check` refuses
+    rollouts in which all answers have a single turn. In the authors' code, mean R is over turns, so long
+    answers count more; here, as in the paper, it is over answers.
 
     **Biased**: both means include the answer itself, and the same observation may occur in states of
-    different value. With one turn and three answers the expected gradient is a third too long (cosine 1).
+    different values. With one turn and three answers the expected gradient is a third too long (cosine 1).
     """
 
     gamma: Annotated[float, Gt(0), Le(1)] = 0.95
-    """Discount of a reward for each turn until it comes; the default is the authors' scripts'."""
+    """The discount per turn: for a turn, a reward that comes n turns later counts `gamma` to the power of n.
+    The default is that of the authors' scripts."""
     weight: Annotated[float, Ge(0)] = 1.0
     """ω, the weight of the second term."""
     std: bool = False
@@ -57,8 +58,8 @@ class GroupInGroup(TokenCredit):
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         rollout = experiment.rollout
-        # Another trainer's answers (`treetune.credit.advantages`) aren't checked: by chance, none of a batch
-        # may have a reply.
+        # Only rollouts of a run are checked, and not another trainer's answers
+        # (`treetune.credit.advantages`): by chance, no answer of a batch may have a reply.
         if isinstance(rollout, Rollout) and OneLine() in rollout.gives:
             yield Finding(
                 "it compares turns that follow the same reply of an environment, and answers of this rollout"
@@ -83,7 +84,8 @@ class GroupInGroup(TokenCredit):
 
         rewards = [answer.reward for answer in answers]
         advantage_by_answer = group_advantages(rewards, self.std, self.eps)
-        # An anchor's advantages are taken one by one below, in the order in which its returns were put in.
+        # These are iterators: below, the advantages of an anchor are taken one by one, in the order in which
+        # the returns of its turns were added above.
         turn_advantages_by_anchor = {
             anchor: iter(group_advantages(returns, self.std, self.eps))
             for anchor, returns in returns_by_anchor.items()
@@ -102,8 +104,8 @@ class GroupInGroup(TokenCredit):
     def _returns(self, answer: Trajectory, turns: int) -> list[float]:
         """Returns each turn's G_t, the discounted sum of rewards from the turn on.
 
-        The last turn's reward is the answer's minus those of the other turns, so that it includes the bonus
-        of shaping.
+        The reward of the last turn is the answer's reward minus those of the other turns. So it includes what
+        reward shaping has added to the answer's reward.
         """
         # An environment that doesn't reward turns leaves `step_rewards` empty.
         early_rewards = list(answer.step_rewards[:-1]) or [0.0] * (turns - 1)
@@ -119,7 +121,8 @@ class SampledTurn(NamedTuple):
     anchor: bytes
     """The environment's token ids just before the turn, as bytes; empty after the prompt."""
     end: int
-    """The number of response tokens up to the turn's end; for the last turn, of all response tokens."""
+    """The number of response tokens up to the end of the turn. For the last turn, it is the number of all
+    response tokens."""
 
 
 def split_turns(answer: Trajectory) -> list[SampledTurn]:
@@ -133,7 +136,7 @@ def split_turns(answer: Trajectory) -> list[SampledTurn]:
             anchor = token_ids.tobytes()
         else:
             turns.append(SampledTurn(anchor, end))
-    # The last turn ends with the answer: it includes the environment's tokens after it, so that each token of
-    # the answer is in a turn.
+    # The last turn ends where the answer ends. It includes the environment's tokens after it, if there are
+    # any, so that each token of the answer is in a turn.
     *earlier, last = turns
     return [*earlier, last._replace(end=end)]

@@ -1,7 +1,7 @@
 """GRPO-λ: GRPO with eligibility traces over an answer's tokens (arXiv:2510.00194).
 
-Example: with γ λ = 0.5, the three tokens of an answer with GRPO's advantage 1 have the traces 1 + 0.5 + 0.25,
-1 + 0.5 and 1, and the advantages ``[1.75, 1.5, 1.0]``.
+Example: with γ λ = 0.5, the three tokens of an answer with GRPO's advantage 1 have the sums of traces
+1 + 0.5 + 0.25, 1 + 0.5 and 1. So their advantages are ``[1.75, 1.5, 1.0]``.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class GrpoLambda(TokenCredit):
     `trace`           tr(s, t), tokens counted from 0       tokens with larger weights
     ================  ====================================  ==============================================
     ``recent``        (γλ)^{s−t}                            all but about the last 1/(1 − γλ)
-    ``both``          max((γλ)^{s−t}, (γλ)^t)               these, and the first tokens most
+    ``both``          max((γλ)^{s−t}, (γλ)^t)               the same, and the first tokens most
     ================  ====================================  ==============================================
 
-    The sum over s is GAE's sum of discounted errors from token t on, with A_i as the error δ_s of every
-    token s. The paper puts the traces into the ratio that PPO clips,
-    exp Σ_t tr(s, t) (log p_t − log p_old,t). In the first step of an iteration, where the policy is still the
-    old one, the gradient of that loss is that of these advantages. In later steps the two differ: here the
-    objective clips each token's own ratio.
+    With ``recent``, A_i,t is GAE's sum of discounted errors from token t on, if every token s has the error
+    δ_s = A_i. The paper puts the traces into the ratio that PPO clips, exp Σ_t tr(s, t) (log p_t − log
+    p_old,t). In the first step of an iteration, where the policy is still the old one, the paper's loss and
+    these advantages give the same gradient. In later steps the two differ, since here the objective clips
+    each token's own ratio.
 
     **Biased**: tokens near the end count less. On the tests' language, without `std` and `lowest`, the
     expected gradient is off by 25 % of its length with three answers and λ = 0.5 (cosine 0.986).
@@ -50,11 +50,12 @@ class GrpoLambda(TokenCredit):
     gamma: Annotated[float, Gt(0), Le(1)] = 1.0
     """γ of the trace."""
     trace: TraceForm = "recent"
-    """The trace's formula, see above."""
+    """The formula of the trace, see above."""
     floor: Annotated[float, Ge(0), Le(1)] = 0.0
-    """The least trace of a token: the paper's ε-trace."""
+    """The smallest trace of a token: the paper's ε-trace."""
     lowest: float | None = -0.1
-    """The lower bound of A_i, since traces add up to large negative advantages; null: no bound."""
+    """The lower bound of A_i; null: no bound. Without it, sums of traces would make large negative advantages
+    of negative A_i."""
     std: bool = True
     """Whether A_i is divided by the standard deviation of the group's rewards."""
     eps: Annotated[float, Gt(0)] = 1e-6
@@ -70,7 +71,7 @@ class GrpoLambda(TokenCredit):
         advantages = group_advantages([answer.reward for answer in answers], self.std, self.eps)
         rows = []
         for answer, advantage in zip(answers, advantages, strict=True):
-            if self.lowest is not None:  # a lower bound, since traces add up to large negative advantages
+            if self.lowest is not None:
                 advantage = max(advantage, self.lowest)
             traces_T = summed_traces(len(answer.response_ids), self.gamma * self.lam, self.trace, self.floor)
             rows.append((advantage * traces_T).tolist())
@@ -84,19 +85,27 @@ def summed_traces(tokens: int, decay: float, trace: TraceForm = "recent", floor:
     larger one of decay^(s − t) and decay^t.
 
     Example: ``summed_traces(3, 0.5)`` is ``[1.75, 1.5, 1.0]``.
+
+    Args:
+        tokens: T, the number of tokens of the answer.
+        decay: γλ.
+        trace: The formula of the trace.
+        floor: The smallest trace of a token.
     """
     import numpy as np
 
-    decayed_T = decay ** np.arange(tokens)  # by the lag s − t: 1, γλ, (γλ)², …
-    # By the token t: its trace falls with the lag, but not below this.
+    # For each lag s − t, the decayed trace: 1, γλ, (γλ)², …
+    decayed_T = decay ** np.arange(tokens)
+    # For each token t, its smallest trace: the trace falls with the lag, but not below this.
     least_T = np.full(tokens, floor)
     if trace == "both":
-        # decay^t equals `decayed_T` at index t, so the array is used by token here.
+        # decay^t is `decayed_T[t]`. So here the array is indexed by the token, and not by the lag.
         least_T = np.maximum(least_T, decayed_T)
     # The number of lags of each token: from 0 at the token itself to that of the last token.
     lags_T: Column = tokens - np.arange(tokens)
     # The number of lags at which the decayed trace is above the least one. These are the first lags, since
     # the trace falls. Both arrays are negated, because `searchsorted` needs ascending values.
     decaying_lags_T = np.minimum(np.searchsorted(-decayed_T, -least_T), lags_T)
-    sums_of_decayed = np.concatenate([[0.0], np.cumsum(decayed_T)])  # by the number of lags
+    # For each number n of lags, the sum of the first n decayed traces.
+    sums_of_decayed = np.concatenate([[0.0], np.cumsum(decayed_T)])
     return sums_of_decayed[decaying_lags_T] + (lags_T - decaying_lags_T) * least_T

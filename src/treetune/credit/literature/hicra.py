@@ -1,6 +1,6 @@
 """HICRA: another credit's advantages, raised at the tokens of planning phrases (arXiv:2509.03646).
 
-Example, with α = 0.2: the advantages ``[0.5, 0.5, -0.5]`` become ``[0.6, 0.5, -0.4]`` where the first and the
+Example, with α = 0.2: the advantages ``[0.5, 0.5, -0.5]`` become ``[0.6, 0.5, -0.4]`` if the first and the
 last token belong to phrases.
 """
 
@@ -25,18 +25,19 @@ from treetune.vocabulary import Column, Episode, TextCodec, TokenIds
 @Credit.register("hicra")
 @dataclass(frozen=True, kw_only=True)
 class HierarchyAware(OverAnotherCredit):
-    """HICRA: A'_t = A_t + α |A_t| at the tokens of `phrases`, A_t at the others, so that planning is rewarded
-    more and punished less (Wang et al., arXiv:2509.03646, after a public port of the authors' code branch).
-    The branch also raises high-entropy tokens of long correct answers; this credit doesn't.
+    """HICRA: A'_t = A_t + α |A_t| at the tokens of `phrases`, and A_t at the others, so that planning is
+    rewarded more and punished less (Wang et al., arXiv:2509.03646, after a public port of a branch of the
+    authors' code). This branch also raises the advantages of high-entropy tokens in long correct answers;
+    this credit doesn't.
 
     The authors take their phrases, of three to five words, from a model's correct answers to a task.
-    **Biased**: towards the phrases, also where they don't help. Over RLOO on the tests' language, with the
-    phrase ``;a``, by 12 % of the gradient's length (cosine 0.997)."""
+    **Biased** towards the phrases, also where they don't help. On the tests' language, over RLOO, with the
+    phrase ``;a``, the expected gradient is off by 12 % of its length (cosine 0.997)."""
 
     phrases: tuple[str, ...]
     """Planning phrases, such as "let's try another way". Case does not matter."""
     alpha: Annotated[float, Gt(0), Le(1)] = 0.2
-    """α: with 1, a planning token never has a negative advantage."""
+    """α. With 1, a planning token never has a negative advantage."""
 
     @override
     def weigh_tokens(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
@@ -56,7 +57,7 @@ def mark_phrases(token_ids: TokenIds, codec: TextCodec, phrases: Sequence[str]) 
     import numpy as np
 
     text = codec.decode(token_ids)
-    is_in_phrase: Column = np.zeros(len(text), np.bool_)  # by character
+    is_in_phrase: Column = np.zeros(len(text), np.bool_)  # one entry for each character
     for phrase in phrases:
         for match in re.finditer(re.escape(phrase), text, re.IGNORECASE):
             is_in_phrase[match.start() : match.end()] = True

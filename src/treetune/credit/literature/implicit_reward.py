@@ -9,9 +9,9 @@ Its implicit reward is 0.05 · log 2 = 0.035.
 
 A reward model's log-prob below −100 counts as −100, so that no reward is infinite.
 
-The sources are the paper (eq. 3 and 5) and the authors' recipe in verl. Where they differ, this follows the
-paper: the recipe also subtracts a part of the mean of the answer itself, and the last token has no process
-reward there.
+The sources are the paper (eq. 3 and 5) and the authors' recipe in verl. Where they differ, this module
+follows the paper. In the recipe, a part of the mean of the answer itself is subtracted, too, and the last
+token has no process reward.
 """
 
 from __future__ import annotations
@@ -49,27 +49,28 @@ class ImplicitReward(Credit):
 
     with r_i,t = β (log π_φ(y_t) − log π_old(y_t)), the implicit reward of the token, and r̄_j the mean of r
     over the tokens of answer j. π_old is the policy that sampled the answers, and π_φ the `reward_model`,
-    which the trainer runs in place of the start model; log π_φ is raised to at least −100. Both sums are over
-    the tokens that the policy sampled.
+    which the trainer runs in place of the start model; log π_φ is raised to at least −100. Sum and mean are
+    only over tokens that the policy sampled.
 
     An implicit reward model is a language model that was trained so that the sum of r over an answer predicts
     whether the answer is correct, e.g. with the cross-entropy of σ(Σ_t r_t) (Yuan et al., arXiv:2412.01981).
 
-    **Not all of PRIME**: the paper trains π_φ on the outcomes of each iteration's answers, as `prime` does.
-    Here it is given and never changes, so it fits the policy less and less, and the policy can exploit it.
+    **Not all of PRIME**: the paper trains π_φ on the outcomes of each iteration's answers, as the credit
+    `prime` does. Here π_φ never changes, so it fits the policy less and less, and the policy can exploit it.
     The authors' code whitens the advantages (`trainer.advantage_normalisation`).
 
     **Biased** unless, in each state, the sum of the rewards from a token on equals the token's true advantage
-    plus a number that is the same for all tokens. On the tests' language, with β = 0.3 and a model that mixes
-    the policy half and half with one that knows that the answer will be correct, the expected gradient is off
-    by 79 % of its length (cosine 0.98) with two answers; that of the process rewards alone by 47 % (0.89)."""
+    plus a number that is the same for all tokens. On the tests' language, with two answers, β = 0.3 and a
+    reward model that mixes the policy half and half with one that knows that the answer will be correct, the
+    expected gradient is off by 79 % of its length (cosine 0.98); with the process rewards alone, by 47 %
+    (cosine 0.89)."""
 
     reward_model: ModelSource
     """The implicit reward model π_φ. It must have the start model's tokenizer."""
     beta: Annotated[float, Gt(0)] = 0.05
-    """β of the reward model's training."""
+    """β, the factor of the log-ratio in a reward. Set it to the β of the reward model's training."""
     gamma: Annotated[float, Gt(0), Le(1)] = 1.0
-    """γ, the discount of later tokens' rewards."""
+    """γ, the discount per token of the rewards of later tokens."""
     weight: Annotated[float, Gt(0)] = 1.0
     """The weight of the process rewards."""
     outcome_weight: Annotated[float, Ge(0)] = 1.0
@@ -88,7 +89,7 @@ class ImplicitReward(Credit):
     @property
     @override
     def trainer_scores(self) -> TrainerScores:
-        # One pass of the reward model.
+        # The reward model, as the trainer's reference model, runs once over the answers.
         return TrainerScores(reference=True, passes=1, reference_model=self.reward_model)
 
     @override
@@ -143,7 +144,7 @@ class ImplicitReward(Credit):
         scores, metrics = score_texts(context, texts, "reference")
         plain_episodes = [make_episode(context, answer) for answer in answers]
         # r_t = β (log π_φ − log π_old) of each token; _T: an array over the answer's tokens
-        rewards_by_answer: list[Column] = []  # of the sampled tokens alone
+        rewards_by_answer: list[Column] = []  # only of sampled tokens
         for episode, model_T in zip(plain_episodes, scores, strict=True):
             assert episode.behaviour_logprobs is not None, "sampled answers have log-probs"
             policy_T = np.asarray(episode.behaviour_logprobs, np.float64)
@@ -168,8 +169,12 @@ class ImplicitReward(Credit):
 def process_advantages(rewards: Sequence[Column], gamma: float) -> list[Column]:
     """Returns Σ_{s≥t} γ^(s−t) (r_i,s − mean_{j≠i} r̄_j) for each token of a group's answers.
 
-    Example, with γ = 1: two answers have the rewards ``[0.2, 0.0]`` and ``[0.1]``. The baseline of the first
-    is 0.1, and so is that of the second. Their advantages are ``[0.0, -0.1]`` and ``[0.0]``.
+    Example, with γ = 1: two answers have the rewards ``[0.2, 0.0]`` and ``[0.1]``. The mean of each is 0.1,
+    which is the baseline of the other. Their advantages are ``[0.0, -0.1]`` and ``[0.0]``.
+
+    Args:
+        rewards: The rewards of the trained tokens of each answer.
+        gamma: The discount γ.
     """
     import numpy as np
 

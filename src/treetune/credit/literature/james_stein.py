@@ -1,8 +1,8 @@
 """The James-Stein baseline: RLOO's, shrunk towards the mean reward of the iteration's other problems
 (arXiv:2511.03710).
 
-Example: an answer's reward is 1, the mean of the other answers 0.5, the mean of the other problems 0.8. With
-λ = 0.2 its baseline is 0.8 · 0.5 + 0.2 · 0.8 = 0.56, and its advantage 0.44.
+Example: an answer's reward is 1, the mean reward of the problem's other answers is 0.5, and that of the other
+problems 0.8. With λ = 0.2 the answer's baseline is 0.8 · 0.5 + 0.2 · 0.8 = 0.56, and its advantage 0.44.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Episode, Metrics
 
 EPS = 1e-6
-"""Added to the sum of both variances, as in the authors' code JSPO."""
+"""Added to the sum of both variances before a division by it, as in the authors' code JSPO."""
 
 
 @Credit.register("james_stein")
@@ -33,20 +33,21 @@ class JamesStein(Credit):
     """James-Stein baseline: A_i = R_i − (1 − λ) · m_i − λ · M (Zeng et al., arXiv:2511.03710, as in the
     authors' code JSPO).
 
-    m_i is the mean reward of the problem's other answers, M the mean of the other problems' means.
-    λ = v / (v + s + 1e-6) is computed from the other problems alone: v is the mean over problems of the
-    variance of a problem's mean reward, s the variance of these means among problems. So the baseline is
-    shrunk more where there are few answers, and where problems are alike. The paper's first version
-    multiplies λ by (n − 1)/n, its code does not.
+    m_i is the mean reward of the problem's other answers, and M the mean of the other problems' mean rewards.
+    λ = v / (v + s + 1e-6) is computed only from the other problems, too. v is the mean over problems of the
+    (estimated) variance of a problem's mean reward, and s is the variance of the mean rewards among problems.
+    So m_i is shrunk more towards M if there are few answers, and if problems are alike. The paper's first
+    version multiplies λ by (n − 1)/n, its code does not.
 
-    Unbiased: neither m_i nor M nor λ depends on the answer's own reward. With one problem this is RLOO. It
-    assumes that problems are drawn from one distribution. M and λ are the same on any number of ranks."""
+    Unbiased: neither m_i nor M nor λ depends on the answer's own reward. If there is only one problem, this
+    is RLOO. The method assumes that problems are drawn from one distribution. M and λ are the same on any
+    number of ranks."""
 
     needs = (Need(Answers(2), "it compares each answer with the others to its problem"),)
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
-        local_rewards = []  # of each problem's answers
+        local_rewards = []  # for each of this rank's problems, the rewards of its answers
         for tree in trees:
             local_rewards.append([leaf.reward for leaf in tree.leaves])
         rewards_by_rank = context.ranks.exchange("shrinkage-rewards", local_rewards)

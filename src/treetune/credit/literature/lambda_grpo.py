@@ -1,7 +1,7 @@
-"""λ-GRPO: GRPO in which a prefix that several answers share counts once (arXiv:2509.21154).
+"""λ-GRPO: GRPO in which a prefix that several answers share counts only once (arXiv:2509.21154).
 
-Example: of three answers, two share their first token. GRPO's advantage of the first answer is 0.6; its
-tokens get ``[0.3, 0.6, 0.6]``.
+Example: of three answers, the first two share their first token. GRPO's advantage of the first answer is 0.6;
+its tokens get ``[0.3, 0.6, 0.6]``.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class LambdaGrpo(TokenCredit):
     tokens (Sullivan, arXiv:2509.21154, and the author's code, which divides a token's KL by it as well).
 
     A token that n answers share occurs n times in the batch, and GRPO would count it n times.
-    **Biased**: shared tokens count less than the policy's probability of sampling them. On the tests'
-    language, without `std`, the expected gradient is off by 45 % of its length with three answers (cosine
-    0.997). Where answers share no prefix it is GRPO's.
+    **Biased**: shared tokens count less than in proportion to the probability with which the policy samples
+    them. On the tests' language, without `std`, the expected gradient is off by 45 % of its length with three
+    answers (cosine 0.997). Where answers share no prefix, the advantages are GRPO's.
     """
 
     std: bool = True
@@ -47,8 +47,8 @@ class LambdaGrpo(TokenCredit):
     def token_advantages(self, answers: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
         advantages = group_advantages([answer.reward for answer in answers], self.std, self.eps)
         rows = []
-        # An answer of T tokens has P = T + 1 prefixes, of 0, 1, …, T tokens. `has_prefix_PN` says for each of
-        # them which of the N answers begin with it, and `sizes_T` how many do.
+        # An answer of T tokens has P = T + 1 prefixes, of 0, 1, …, T tokens. `has_prefix_PN` says for each
+        # prefix which of the N answers begin with it. `sizes_T` is the number of these answers.
         for advantage, has_prefix_PN in zip(advantages, shared_prefixes(answers), strict=True):
             # The prefix of 0 tokens, which is the prompt alone, is left out.
             sizes_T = has_prefix_PN[1:].sum(1)

@@ -1,6 +1,6 @@
-"""MaxRL: an answer's reward minus the group's mean, divided by that mean (arXiv:2602.02710).
+"""MaxRL: an answer's reward minus the mean reward of its group, divided by this mean (arXiv:2602.02710).
 
-Example: of four answers one is right. Its advantage is (1 − 0.25) / 0.25 = 3, and −1 for the others.
+Example: of four answers one is right. Its advantage is (1 − 0.25) / 0.25 = 3, and that of the others is −1.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ class MaxRl(GroupCredit):
     """MaxRL: A_i = (r_i − m) / m, where m is the mean reward of the problem's n answers; 0 if no answer is
     right (Tajwar et al., arXiv:2602.02710, Algorithm 1; TRL and the authors' code add 1e-6 to the divisor).
 
-    The expected gradient is that of −Σ_{k=1}^{n−1} (1−p)^k / k, where p is the probability of a right answer:
-    the first n − 1 terms of log p, whose gradient is a sum over the gradients of pass@k. So a problem weighs
-    (1 − (1−p)^{n−1}) / p times as much as in RLOO, up to n − 1 times if it is hard.
+    The expected gradient is that of −Σ_{k=1}^{n−1} (1−p)^k / k, where p is the probability of a right answer.
+    These are the first n − 1 terms of the series of log p, and the gradient of log p is a sum over the
+    gradients of pass@k. So a problem weighs (1 − (1−p)^{n−1}) / p times as much as in RLOO: up to n − 1 times
+    if it is hard.
 
     **Biased** as a gradient of the mean reward: problems are reweighted. The direction for each problem is
     right. On the tests' language, whose p is 7/32, the expected gradient is 78 % too long with three answers
     (cosine 1).
 
-    The paper's rewards are 0 and 1. Other rewards of 0 or more are accepted, but the objective above is then
-    another; shaping is refused, since a penalty could make the mean 0 or negative.
+    The paper's rewards are 0 and 1. Other rewards of 0 or more are accepted, but for them the expected
+    gradient is not the one above. Shaping is refused, since a penalty could make the mean 0 or negative.
     """
 
     # `CreditForRewards` is left out, so that shaping is refused.
@@ -54,7 +55,7 @@ class MaxRl(GroupCredit):
 
 
 def mean_normalised_advantages(rewards: Sequence[float]) -> list[float]:
-    """Returns (r_i − m) / m, where m is the mean of the rewards; zeros if all rewards are equal.
+    """Returns (r_i − m) / m, where m is the mean of the rewards. If all rewards are equal, returns zeros.
 
     Example: ``[1.0, 0.0, 0.0, 0.0]`` becomes ``[3.0, -1.0, -1.0, -1.0]``.
 
@@ -66,8 +67,8 @@ def mean_normalised_advantages(rewards: Sequence[float]) -> list[float]:
             f"max_rl divides by the mean reward, and an answer earned {min(rewards)}: let the grader give"
             " rewards of 0 or more, or choose the credit 'group'"
         )
-    # Exact zeros: if all rewards are 0, there is nothing to divide by. If they are equal and larger, rounding
-    # would leave differences of about 1e-17.
+    # Equal rewards get exact zeros. If all are 0, the formula would divide by 0. If they are larger, it could
+    # give about 1e-17, by rounding.
     if len(set(rewards)) == 1:
         return [0.0] * len(rewards)
     mean_reward = fmean(rewards)

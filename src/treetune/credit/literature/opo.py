@@ -26,11 +26,11 @@ class OptimalBaseline(Credit):
     j (Hao et al., arXiv:2505.23585, as in verl's ``opo``).
 
     The baseline with the least variance weighs each reward by the squared norm of its answer's gradient. The
-    paper assumes that this is proportional to the number of tokens. `optimal_token_baseline` estimates it
-    instead, token by token.
+    paper assumes that this norm is proportional to the number of tokens. `optimal_token_baseline` estimates
+    the norm instead, token by token.
 
-    **Biased**, as the answer's own reward and length are in b: on the tests' language the expected gradient
-    is off by 40 % of its length with three answers (cosine 0.996).
+    **Biased**, since the answer's own reward and length are in b: on the tests' language the expected
+    gradient is off by 40 % of its length with three answers (cosine 0.996).
     """
 
     gives = (Advantages(before_training=True), CreditForRewards())
@@ -51,7 +51,7 @@ def length_weighted_advantages(rewards: Sequence[float], lengths: Sequence[int])
 
     Example: ``length_weighted_advantages([1.0, 0.0], [30, 10])`` is ``[0.25, -0.75]``.
     """
-    # Equal rewards give advantages of exactly 0, where rounding would leave 1e-17.
+    # Equal rewards get exactly 0. The formula could give about 1e-17, by rounding.
     if len(set(rewards)) == 1:
         return [0.0] * len(rewards)
     weighted_sum = sum(length * reward for length, reward in zip(lengths, rewards, strict=True))

@@ -1,8 +1,8 @@
-"""The optimal token baseline: a baseline for each position, from answers weighted by their gradients
-(arXiv:2602.07078).
+"""The optimal token baseline: a baseline for each position, from the rewards of answers, weighted by the
+sizes of their gradients (arXiv:2602.07078).
 
-Example: at position t two answers have the rewards 1 and 0 and the weights W 3 and 1. Both have the baseline
-B_t = 0.75 there, and the advantages 0.25 and −0.75.
+Example: at position t, two answers with the rewards 1 and 0 have the weights W = 3 and 1. Both have the
+baseline B_t = 0.75 there, and the advantages 0.25 and −0.75.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Column, Episode, Metrics
 
 EPS = 1e-8
-"""Added to a sum of weights, as in verl."""
+"""Added to a sum of weights before a division by it, as in verl."""
 
 
 @Credit.register("optimal_token_baseline")
@@ -32,7 +32,7 @@ class OptimalTokenBaseline(Credit):
     it).
 
     W_i,t is the sum of w over the answer's first t tokens, where w = 1 − 2 π(a) + Σ_v π(v)² is the squared
-    length of ∇ log π(a) with respect to the logits: answers with noisier gradients weigh more. Where only one
+    length of ∇ log π(a) with respect to the logits. So answers with noisier gradients weigh more. If only one
     answer has a token t, B_t is 0. The derivation assumes that the gradients of different tokens are
     independent, and that an answer's whole reward comes at its end.
 
@@ -41,9 +41,9 @@ class OptimalTokenBaseline(Credit):
     """
 
     squared_norms: Literal["of_sampled", "exact"] = "of_sampled"
-    """How Σ_v π(v)² is found. ``exact``: from whole distributions, which the trainer computes in a run, with
-    one more forward pass of the policy. ``of_sampled``: it is estimated by π(a), whose mean it is, so that w
-    is 1 − π(a). The paper has no such estimate."""
+    """The source of Σ_v π(v)². ``exact``: whole distributions, which the trainer computes in a run with one
+    more forward pass of the policy. ``of_sampled``: π(a) as an estimate, since the mean of π(a) over sampled
+    tokens is Σ_v π(v)². Then w is 1 − π(a). The paper has no such estimate."""
 
     needs = (
         Need(Answers(2), "it compares each answer with the others to its problem"),
@@ -106,7 +106,8 @@ def optimal_token_advantages(rewards: Sequence[float], squared_norms: Sequence[C
     for weights_T, norms_T in zip(weights_GT, squared_norms, strict=True):
         weights_T[: len(norms_T)] = np.cumsum(norms_T)
     baseline_T = np.array(rewards) @ weights_GT / (weights_GT.sum(0) + EPS)
-    # After the end of the second longest answer there is one answer, whose baseline would be its own reward.
+    # After the end of the second longest answer, only one answer has tokens. Its baseline would be its own
+    # reward, so it is set to 0.
     second_longest = sorted([0, *lengths])[-2]
     baseline_T[second_longest:] = 0.0
     return [reward - baseline_T[:length] for reward, length in zip(rewards, lengths, strict=True)]

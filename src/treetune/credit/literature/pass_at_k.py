@@ -1,8 +1,9 @@
-"""Credit for pass@k: how much an answer adds to the best of k answers (arXiv:2508.10751, arXiv:2505.15201,
-arXiv:2503.19595).
+"""Credit for pass@k: how much an answer adds to the best reward of k answers (arXiv:2508.10751,
+arXiv:2505.15201, arXiv:2503.19595).
 
-Example: of four answers one is right, and k is 2. The right answer is in three of the six pairs, which all
-contain a right answer: its mean is 1, and the mean of all pairs is 0.5. Its advantage is 1 − 0.5 = 0.5.
+Example: of four answers one is right, and k is 2. Three of the six pairs contain the right answer. The mean
+of the best reward over these three is 1, and over all pairs it is 0.5. So the advantage of the right answer
+is 1 − 0.5 = 0.5.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class PassAtK(GroupCredit):
 
     With rewards of 0 and 1, the best reward of a set is pass@k; other rewards are accepted too.
 
-    With ``without_answer`` and without `std` the expected gradient is **exactly** 1/k of that of pass@k (of
-    the best of k rewards). With ``all_sets`` and without `std` it is (n−k)/(n k) of it, in the right
-    direction. With `std` problems are reweighted. Compared with the gradient of the mean reward, the credit
+    With ``without_answer`` and without `std` the expected gradient is **exactly** 1/k of the gradient of
+    pass@k (of the best of k rewards). With ``all_sets`` and without `std` it is (n−k)/(n k) of that gradient,
+    in the right direction. With `std` problems are reweighted. As a gradient of the mean reward, the credit
     is **biased**: with rewards of 0 and 1 a problem that is solved with probability p weighs (1−p)^{k−1}
     times as much. On the tests' language, whose p is 7/32, the expected gradient with k = 2 and three answers
     is too short by 22 % with ``without_answer``, by 74 % with ``all_sets``, and by 45 % with ``all_sets`` and
@@ -49,7 +50,7 @@ class PassAtK(GroupCredit):
     k: Annotated[int, Ge(2)] = 4
     """The number of answers of which one has to be right."""
     baseline: Literal["all_sets", "without_answer"] = "all_sets"
-    """The mean that an answer is compared with."""
+    """The mean with which an answer is compared, see above."""
     std: bool = True
     """Whether advantages are divided by the standard deviation of the best reward over all sets."""
     eps: Annotated[float, Gt(0)] = 1e-6
@@ -60,7 +61,8 @@ class PassAtK(GroupCredit):
     @property
     @override
     def needs(self) -> tuple[Need, ...]:
-        # With n = k answers there is only one set, whose mean would be compared with itself.
+        # With ``all_sets``, k answers are too few: there is only one set, and it would be compared with
+        # itself.
         least = self.k + 1 if self.baseline == "all_sets" else self.k
         remedy = f"set the rollout's samples to {least} or more, or the credit's k to less"
         return (Need(Answers(least), f"it compares sets of {self.k} answers", remedy),)
@@ -83,9 +85,12 @@ def pass_at_k_advantages(
     With fewer than `k` answers, which happens where some could not be graded, the advantages are 0.
 
     Args:
-        baseline: The number that is subtracted: the mean of the best reward over all sets of `k` answers, or
-            over all sets of k − 1 other answers (``without_answer``).
+        rewards: The rewards of a problem's answers.
+        k: The number of answers in a set.
+        baseline: The number that is subtracted: the mean of the best reward over all sets of `k` answers
+            (``all_sets``), or over all sets of k − 1 other answers (``without_answer``).
         std: Whether to divide by the standard deviation of the best reward over all sets of `k` answers.
+        eps: Added to the standard deviation.
     """
     if len(rewards) < k or len(set(rewards)) == 1:
         return [0.0] * len(rewards)
@@ -98,13 +103,13 @@ def pass_at_k_advantages(
     advantages = []
     for index, reward in enumerate(rewards):
         others = [*rewards[:index], *rewards[index + 1 :]]
-        # The mean of the best reward over all sets that contain this answer (M_i of `PassAtK`). The other
-        # k − 1 answers of the set vary, and the best reward is at least this answer's own.
+        # The mean of the best reward over all sets that contain this answer (M_i of `PassAtK`). In these sets
+        # the other k − 1 answers vary, and the best reward is at least this answer's own.
         mean_with_answer = mean_best(others, k - 1, at_least=reward)
         if baseline == "all_sets":
             difference = mean_with_answer - mean_of_all_sets
         else:
-            # The same sets, without this answer in them.
+            # The baseline is the mean over the same sets, from which this answer is removed.
             difference = mean_with_answer - mean_best(others, k - 1)
         advantages.append(difference / scale)
     return advantages
@@ -120,8 +125,8 @@ def mean_best(rewards: Sequence[float], k: int, *, at_least: float = -math.inf, 
     sets = math.comb(len(ordered), k)
     total = 0.0
     for position, reward in enumerate(ordered):
-        # In a set whose best reward is this one, all others come before it in the order. The order of equal
-        # rewards makes no difference.
+        # If this reward is the best of a set, the set's k − 1 others come before it in `ordered`. (Of equal
+        # rewards, the last one counts as the best, which makes no difference for the sum.)
         sets_with_this_best = math.comb(position, k - 1)
         total += sets_with_this_best * max(reward, at_least) ** power
     return total / sets

@@ -1,18 +1,18 @@
 """PRIME: process rewards from a reward model that learns from the outcomes of each iteration's answers
 (arXiv:2502.01456).
 
-`Prime.assign` only makes rows without advantages. The trainer does the rest before its first step:
+`Prime.assign` only makes rows, without advantages. The trainer does the following before its first step:
 
     answers, outcomes ──> π_φ learns the outcomes (`credit.reward_models`)
                                │
     answers ── π_φ, π_ref ──> r_t = β · log(π_φ(y_t)/π_ref(y_t)) ── `from_implicit_rewards` ──> advantages
 
-π_ref is the trainer's reference, the start model. The reward model starts from it, or from another model.
+π_ref is the trainer's reference, the start model. The reward model π_φ starts from it, or from another model.
 
 The source is the paper: eq. 3 and 5, Algorithm 1, and the settings of section 4.1 (β 0.05, learning rate
-1e-6). In section 3.1 π_φ learns first and then gives the rewards, and in Algorithm 1 the other way round:
-`RewardModelSettings.scores`. Where the authors' recipe in verl differs, this follows the paper; see
-`implicit_reward`.
+1e-6). In section 3.1, π_φ first learns and then gives the rewards; in Algorithm 1 it is the other way round.
+`RewardModelSettings.scores` chooses between the two. Where the authors' recipe in verl differs, this module
+follows the paper; see `implicit_reward`.
 """
 
 from __future__ import annotations
@@ -44,23 +44,25 @@ class Prime(RewardModelCredit):
     A_i,t = `weight` · Σ_{s≥t} γ^(s−t) (r_i,s − mean_{j≠i} r̄_j) + `outcome_weight` · (R_i − mean_{j≠i} R_j)
 
     with r_i,t = β (log π_φ(y_t) − log π_ref(y_t)), the implicit reward of the token, r̄_j the mean of r over
-    the tokens of answer j, and π_ref the trainer's reference model. In each iteration π_φ learns the answers'
-    outcomes, by the cross-entropy of σ(Σ_t r_t), and gives the rewards.
+    the tokens of answer j, and π_ref the trainer's reference model. R is the reward of an answer, its
+    outcome. In each iteration π_φ learns the outcomes, by the cross-entropy of σ(Σ_t r_t), and gives the
+    rewards r.
 
-    Both the learning and the means are over the answers that the selection keeps. An answer has the
-    advantage 0 if the selection keeps no other answer to its problem. Rewards must be between 0 and 1. The
-    authors' code whitens the advantages (`trainer.advantage_normalisation`).
+    The reward model learns only from the answers that the selection keeps, and the means are over these
+    answers, too. If the selection keeps only one answer to a problem, it has the advantage 0. Outcomes must
+    be between 0 and 1. The authors' code whitens the advantages (`trainer.advantage_normalisation`).
 
     **Biased** unless, in each state, the sum of the rewards from a token on equals the token's true advantage
-    plus a number that is the same for all tokens. A reward model that hasn't learned yet gives no rewards,
-    and the gradient is RLOO's. On the tests' language, with β = 0.3, a logit for each state and token, and
-    two answers, the expected gradient is off by 3.8 times its length (cosine 0.95) after 10 steps down the
-    exact loss, and by 8.0 times (0.89) after 100: the rewards outgrow the outcome's."""
+    plus a number that is the same for all tokens. A reward model that is equal to π_ref, since it hasn't
+    learned yet, gives rewards of 0, and the gradient is RLOO's. On the tests' language, with two answers, β =
+    0.3 and a reward model with a logit for each state and token, the expected gradient is off by 3.8 times
+    its length (cosine 0.95) after 10 steps of gradient descent on the exact loss, and by 8.0 times (cosine
+    0.89) after 100: the process rewards become much larger than the outcomes."""
 
     reward_model: RewardModelSettings = field(default_factory=RewardModelSettings)
     """Settings of the reward model π_φ."""
     gamma: Annotated[float, Gt(0), Le(1)] = 1.0
-    """γ, the discount of later tokens' rewards."""
+    """γ, the discount per token of the rewards of later tokens."""
     weight: Annotated[float, Gt(0)] = 1.0
     """The weight of the process rewards."""
     outcome_weight: Annotated[float, Ge(0)] = 1.0
@@ -75,14 +77,14 @@ class Prime(RewardModelCredit):
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
-        # Without advantages: the trainer makes them, once the reward model has learned.
+        # The rows have no advantages: the trainer makes them, once the reward model has learned.
         return [make_episode(context, answer) for answer in answers_of(trees)], {}
 
     @override
     def from_implicit_rewards(self, rewards: Sequence[Column], outcomes: Sequence[float]) -> list[Column]:
         import numpy as np
 
-        if len(rewards) == 1:  # the selection has kept no other answer to compare it with
+        if len(rewards) == 1:  # there is no other answer with which this one could be compared
             return [np.zeros_like(rewards[0])]
         advantages_of_process = process_advantages(rewards, self.gamma)
         advantages_of_outcomes = leave_one_out_advantages(outcomes)

@@ -30,12 +30,12 @@ class ProbabilityMask(OverAnotherCredit):
     tokens don't count them (the public code of SPO, arXiv:2505.23564).
 
     An answer without such a token keeps all its tokens, with an advantage of 0. **Biased**: tokens of which
-    the policy is certain are never trained. On the tests' language, over RLOO with two answers and below 0.6,
-    by 26 % of the gradient's length (cosine 0.96). The selection `tokens` also leaves out tokens without an
-    advantage."""
+    the policy is certain are never trained. On the tests' language, over RLOO with two answers and with
+    `below` 0.6, the expected gradient is off by 26 % of its length (cosine 0.96). The selection `tokens` also
+    leaves out tokens without an advantage."""
 
     below: Annotated[float, Gt(0), Le(1)] = 0.9
-    """Trains tokens that were sampled with a smaller probability."""
+    """Tokens that were sampled with a probability smaller than this are trained."""
 
     @property
     @override

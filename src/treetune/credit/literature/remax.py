@@ -1,7 +1,7 @@
 """ReMax: the reward of the policy's most likely answer as the baseline (arXiv:2310.10505).
 
-Example: greedy decoding solves the problem. A sampled answer that is right has the advantage 1 − 1 = 0, one
-that is wrong −1.
+Example: greedy decoding solves the problem. A sampled answer that is right has the advantage 1 − 1 = 0, and
+one that is wrong 0 − 1 = −1.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ class ReMax(ContinuingCredit):
     """ReMax: A_i = r_i − r(greedy answer), where each token of the greedy answer is the most likely one (Li
     et al., arXiv:2310.10505, Algorithm 1).
 
-    The credit samples one greedy answer to each problem, after the rollout. Unbiased: the greedy answer
-    depends on the problem alone. It needs no second answer to a problem. If the greedy answer could not be
-    graded, the baseline is 0.
+    The credit samples one greedy answer to each problem, after the rollout. So one sampled answer to a
+    problem is enough. Unbiased: the greedy answer depends only on the problem, and not on the sampled answer.
+    If the greedy answer could not be graded, the baseline is 0.
     """
 
-    # `CreditForRewards` is left out, so that shaping is refused: it would not shape the greedy answer.
+    # `CreditForRewards` is left out, so that shaping is refused: it would not change the greedy answer's
+    # reward.
     gives = (Advantages(before_training=True), Continuations())
     needs = (
         Need(SampledAnswers(), "it samples a greedy answer for comparison"),
@@ -66,7 +67,8 @@ class ReMax(ContinuingCredit):
 
     @override
     def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
-        # One for each problem. The number of problems is not known here, and is at most that of answers.
+        # One greedy answer is sampled to each problem. The number of problems is not known here: it is at
+        # most the number of answers.
         return 0, answers
 
     @override
@@ -86,7 +88,7 @@ class ReMax(ContinuingCredit):
         greedy_lengths: list[float] = []
         for tree, greedy_tree in zip(trees, greedy_trees, strict=True):
             (greedy_answer,) = greedy_tree.leaves
-            # Without a grade there is no baseline, and 0 keeps the gradient unbiased.
+            # If the greedy answer has no grade, the baseline is 0, which keeps the gradient unbiased.
             baseline = greedy_answer.reward if greedy_answer.grade.is_known else 0.0
             advantages += [answer.reward - baseline for answer in tree.leaves]
             greedy_rewards.append(baseline)

@@ -5,11 +5,11 @@
     reset           prompt ── step 1 ──┬── suffix 1               reward 1     A = +0.5
                        not trained     └── suffix 2               reward 0     A = −0.5
 
-The rollout `tree` samples the continuations with the branching `resets`; this credit trains them. The method
-is that of the paper's abstract (Samanta et al., RRPO): a step of a wrong answer is drawn uniformly, and the
-policy gradient is applied to the tokens of the resampled suffixes alone. The paper's equations were not
-available for this file: that advantages are GRPO's within the suffixes of a wrong answer is an assumption.
-SRPO, in which the model finds the wrong step itself, is not implemented.
+The rollout `tree` with the branching `resets` samples the continuations, and this credit trains them. The
+method is that of the paper's abstract (Samanta et al., RRPO): a step of a wrong answer is drawn uniformly,
+and the policy gradient is applied only to the tokens of the resampled suffixes. The paper's equations were
+not available for this file, so it is an assumption that advantages are GRPO's among the suffixes of a wrong
+answer. SRPO, in which the model itself finds the wrong step, is not implemented.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from treetune.vocabulary import Episode, Fork, Metrics, Trajectory
 @dataclass(frozen=True, kw_only=True)
 class Resets(Credit):
     """RRPO (Samanta et al., arXiv:2605.25507, abstract): the tokens of a continuation of a wrong answer get
-    (r − mean) / standard deviation, over the continuations of the same wrong answer. All other tokens, and
-    answers from the prompt, are not trained.
+    (r − mean) / standard deviation, over the continuations of the same wrong answer from the same step. All
+    other tokens are not trained, and neither are answers that were sampled from the prompt.
 
     It needs the rollout `tree` with the branching `resets`. A problem without wrong answers trains nothing.
 

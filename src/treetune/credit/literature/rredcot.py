@@ -1,4 +1,4 @@
-"""RREDCoT: the value of a state is the probability that the model gives the reference answer there
+"""RREDCoT: the value of a state is the probability that the model gives to the reference answer there
 (arXiv:2606.06475).
 
 Example: the reference answer ``4`` has the probability 0.2 after the prompt and 0.9 after the first of two
@@ -26,17 +26,17 @@ class GoldLikelihood(GoldScores, ValueEstimator):
     """RREDCoT: V(s) = p(y* | s), the probability of the problem's reference answer y* if it were written at
     once after the state s and the lead-in. Nothing is sampled (Ielanskyi et al., arXiv:2606.06475).
 
-    A step's advantage is the change of V, and that of the last step is the reward minus V before it. So an
-    answer's advantages sum to r − V(prompt): the reward is redistributed over the steps. The source is the
-    paper's abstract. Its segments (by keywords and entropy, as summaries of the paper say) and its importance
-    weights are not implemented, since the equations were not available. The credit `trace` with the value
-    ``log_probability`` has the changes of log p in place of those of p.
+    A step's advantage is the change of V by the step; for the last step, it is the reward minus V before the
+    step. So an answer's advantages sum to r − V(prompt): the reward is redistributed over the steps. The
+    source is the paper's abstract. The paper's segments (by keywords and entropy, as summaries say) and its
+    importance weights are not implemented, since the equations were not available. The credit `trace` with
+    the value ``log_probability`` has the changes of log p in place of those of p.
 
     A state after which the reference answer doesn't fit into the context has no value.
 
-    **Biased** by as much as p(y* | s) differs from the probability that the policy gets there by reasoning:
-    on the tests' language, with the reference answer ``a``, the expected gradient is off by 38 % of its
-    length (cosine 0.93)."""
+    **Biased** by the difference of p(y* | s) from the probability that the policy gets to y* by reasoning. On
+    the tests' language, with the reference answer ``a``, the expected gradient is off by 38 % of its length
+    (cosine 0.93)."""
 
     unbiased = False
 

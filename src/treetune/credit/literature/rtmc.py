@@ -1,8 +1,8 @@
-"""RTMC: values of states that a group's answers share, shrunk towards the group's mean where few share them
-(arXiv:2604.11037).
+"""RTMC: values of states that a group's answers share. The fewer answers share a state, the more its baseline
+is shrunk towards the group's mean (arXiv:2604.11037).
 
-Example, with ``prior: 2``: two answers of a group with the mean 0.25 came to a state, and earned 1 and 0. The
-state's baseline is (1 + 2 · 0.25) / (2 + 2) = 0.375.
+Example, with ``prior: 2``: of a group with the mean reward 0.25, two answers went through a state, and earned
+1 and 0. The state's baseline is (1 + 0 + 2 · 0.25) / (2 + 2) = 0.375.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from treetune.rollouts.metrics import mean
 @dataclass(frozen=True, kw_only=True)
 class RolloutTree(Siblings):
     """RTMC: a step's advantage is Q(s, a) − V'(s), where Q is the mean reward of the group's answers that
-    took the step. V' is the mean reward of the n answers through s, shrunk towards the group's mean as if
-    `prior` more answers had come through s and earned it: (Σ r + prior · mean) / (n + prior) (Wang et al.,
-    arXiv:2604.11037, eq. 11, after a public port of the code). An answer counts in its own values. Nothing is
-    sampled.
+    took the step. V' is the mean reward of the n answers that went through s, shrunk towards the group's
+    mean, as if `prior` more answers had gone through s and earned this mean:
+    (Σ r + prior · mean) / (n + prior) (Wang et al., arXiv:2604.11037, eq. 11, after a public port of the
+    code). An answer counts in its own values. Nothing is sampled.
 
-    A state here is the prefix of an answer. The paper's states are signatures of an agent's state, which
-    don't record the order of its actions; the paper discounts by 0.99 a turn, and may divide by the standard
-    deviation (`trainer.advantage_normalisation`).
+    Here a state is the prefix of an answer. The paper's states are signatures of an agent's state, which
+    don't record the order of its actions. The paper also discounts by 0.99 per turn, and may divide by the
+    standard deviation (`trainer.advantage_normalisation`).
 
-    **Biased**, by prior and own reward: on the tests' language the expected gradient is off by 35 % of its
-    length with three answers (cosine 0.998)."""
+    **Biased**, by the prior and by the answer's own reward in its values: on the tests' language the expected
+    gradient is off by 35 % of its length with three answers (cosine 0.998)."""
 
     unbiased = False
 
     prior: Annotated[float, Ge(0)] = 2.0
-    """How many answers the group's mean counts as, in addition to those through a state."""
+    """The number of answers that the group's mean counts as, in addition to those that went through a
+    state."""
 
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
@@ -50,7 +51,7 @@ class RolloutTree(Siblings):
             for answer_state in answer.states:
                 value = mean_of([answer.reward, *others[answer_state]])
                 assert value is not None, "an answer went through its own states"
-                # The baseline is a mean as if `prior` more answers had come here and earned the group's mean.
+                # The baseline is the mean if `prior` more answers had come here and earned the group's mean.
                 total = value.value * value.samples + self.prior * group_mean
                 step_values.append(value._replace(baseline=total / (value.samples + self.prior)))
             values.append(step_values)

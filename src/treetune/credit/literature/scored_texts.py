@@ -1,12 +1,12 @@
 """Scores given texts for credits: the log-probs of their tokens after a state of an answer, or after another
 prompt.
 
-    credit ── texts of this rank ── each distinct one is scored once ──> log-probs of each text
+    credit ── texts of this rank ── each distinct text is scored once ──> log-probs of each text
                                           │
               scorer 'policy'             ├─> `Engine.score`: the engine, with the weights that sampled
               scorer 'reference'          └─> `ReferenceScores`: the trainer, with the reference's weights
 
-Nothing is sampled, so that a text costs one forward pass. `GoldScores` scores a problem's reference answer.
+Nothing is sampled, so a text costs only one forward pass. `GoldScores` scores a problem's reference answer.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ a token of probability 0."""
 def score_texts(
     context: RolloutContext, texts: Sequence[ScoredText], scorer: Literal["policy", "reference"]
 ) -> tuple[list[Column], Metrics]:
-    """Returns the log-probs of each text's tokens, in the order of the texts, and the cost over all ranks.
-    Equal texts are scored once. Collective.
+    """Returns the log-probs of each text's tokens, in the order of the texts, and the cost over all ranks as
+    metrics. Equal texts of a rank are scored once. Collective.
 
-    ``credit/value_tokens`` are the tokens that were scored, and ``credit/scored_prompt_tokens`` those before
-    them, which the model also runs over unless the engine has them in its prefix cache.
+    ``credit/value_tokens`` is the number of tokens that were scored, ``credit/scored_prompt_tokens`` that of
+    the tokens before them. The model also runs over the latter, unless they are in the engine's prefix cache.
     """
     distinct: dict[tuple[bytes, bytes], ScoredText] = {}
     keys = []
@@ -94,8 +94,9 @@ class GoldScores:
     def gold_logprobs(
         self, context: RolloutContext, states: Sequence[ProblemState]
     ) -> tuple[list[Column | None], Metrics]:
-        """Returns the log-probs of the reference answer's tokens after each state, and the cost; None for a
-        state after which the text doesn't fit into the context. Collective.
+        """Returns the log-probs of the reference answer's tokens after each state, and the cost as metrics
+        (`score_texts`). For a state after which the text doesn't fit into the context, None takes the place
+        of the log-probs. Collective.
 
         Raises:
             ValueError: A problem has no reference answer.
@@ -107,12 +108,12 @@ class GoldScores:
             if problem.id not in gold_ids_by_problem:
                 gold_ids_by_problem[problem.id] = _gold_ids(context, problem)
             text = ScoredText(joined([token_ids, lead_in_ids]), gold_ids_by_problem[problem.id])
-            # Strictly less, since vLLM samples a token after the text that it scores.
+            # The length has to be strictly less, since vLLM samples one token after the text that it scores.
             fits = len(text.prompt_ids) + len(text.text_ids) < context.settings.context_length
             texts.append(text if fits else None)
         fitting_texts = [text for text in texts if text is not None]
         scores, metrics = score_texts(context, fitting_texts, self.scorer)
-        # Scores are those of the fitting texts alone, in their order.
+        # `scores` has an entry only for each text that fits, in the order of the texts.
         upcoming = (logprobs_T.clip(min=LEAST_LOGPROB) for logprobs_T in scores)
         return [None if text is None else next(upcoming) for text in texts], metrics
 
@@ -154,9 +155,10 @@ def check_reference_model(
     """Yields a finding for a run whose reference model can't work for the credit.
 
     Args:
-        use: How the credit uses the reference model.
+        experiment: The experiment's configuration.
+        use: The use of the reference model, for the message. Example: ``"signal is 'deviation'"``.
         key: The setting of the credit to change.
-        alternative: How to do without the reference model.
+        alternative: A way to do without the reference model, for the remedy.
     """
     if not experiment.trainer.keeps_reference:
         yield Finding(
@@ -174,11 +176,12 @@ def check_reference_model(
 
 
 def check_uncut_sampling(experiment: Experiment, reason: str) -> Iterator[Finding]:
-    """Yields a finding for a rollout with top-p or top-k: its log-probs are those of cut distributions.
+    """Yields a finding for a rollout with top-p or top-k, since its log-probs are those of cut distributions.
 
     Args:
-        reason: The use of whole distributions, such as ``"the reward model's log-probs are those of whole
-            distributions"``.
+        experiment: The experiment's configuration.
+        reason: The reason why distributions must not be cut, for the message. Example: ``"the reward model's
+            log-probs are those of whole distributions"``.
     """
     sampling = experiment.rollout.sampling
     if sampling is not None and (sampling.top_p < 1 or sampling.top_k > 0):
@@ -190,7 +193,7 @@ def check_uncut_sampling(experiment: Experiment, reason: str) -> Iterator[Findin
 
 
 def _gold_ids(context: RolloutContext, problem: Problem) -> TokenIds:
-    """Returns the tokens of the problem's reference answer."""
+    """Returns the tokens of the problem's reference answer. Raises ValueError if it has none."""
     ids = token_array(context.codec.encode(problem.gold)) if problem.gold else token_array([])
     if not len(ids):
         raise ValueError(

@@ -1,8 +1,8 @@
 """Self-distillation: the policy, with a privileged text in its prompt, is the teacher of its own answers
 (arXiv:2601.18734, arXiv:2601.20802, arXiv:2607.14614).
 
-Example: the policy sampled the tokens of an answer with the probabilities 0.5 and 0.2. With the reference
-answer in the prompt it gives the same tokens the probabilities 0.9 and 0.1. The tokens get the advantages
+Example: the policy sampled the two tokens of an answer with the probabilities 0.5 and 0.2. With the reference
+answer in its prompt, it gives the same tokens the probabilities 0.9 and 0.1. So the tokens get the advantages
 log(0.9 / 0.5) = 0.59 and log(0.1 / 0.2) = −0.69.
 
     own prompt         "2 + 3?"                       ── answer ──>  log π(y_t | x, y_<t), from sampling
@@ -62,26 +62,27 @@ class SelfDistillation(Credit):
     δ_t = log π_T(y_t | c, x, y_<t) − log π(y_t | x, y_<t). Here x is the problem, y the answer, and c a
     privileged text that the teacher π_T sees and the policy π doesn't. A_out is GRPO's advantage.
 
-    * OPSD (Zhao et al., arXiv:2601.18734, sampled-token objective): c is the reference answer, and the
-      teacher the start model (`scorer` ``reference``) or the policy itself. Rewards aren't used.
+    * OPSD (Zhao et al., arXiv:2601.18734, sampled-token objective): c is the reference answer. The teacher is
+      the start model (`scorer` ``reference``) or the policy itself. Rewards aren't used.
     * SDPO (Hübotter et al., arXiv:2601.20802): c is another right answer of the group, or the grader's
-      feedback. SDPO has several variants. This credit is the reverse KL at the sampled token, with the
-      present policy as the teacher. For the variants with top-k or whole distributions, and with a moving
+      feedback. Of SDPO's variants, this credit is the reverse KL at the sampled token, with the present
+      policy as the teacher. For the variants with top-k or whole distributions, and for those with a moving
       average of weights as the teacher, see the objective `distribution_distillation`.
     * CPO (Xu et al., arXiv:2607.14614): δ_t shapes A_out, and `keeps_sign` limits it so that the sign of
       A_out remains. The formula is from the abstract and from public summaries.
 
-    For answers that were sampled from π, the expected gradient of δ alone is −∇ KL(π ‖ π_T) at each of their
-    tokens, with π_T held fixed. The tokens of an answer without a privileged text have δ = 0, and
-    ``credit/without_context`` is the share of such answers. ``credit/teacher_kl`` estimates KL(π ‖ π_T) in
-    nats per token: the mean of −δ, before `clip`, over the sampled tokens of the answers with such a text.
+    For answers that were sampled from π, the expected gradient with the advantages δ is −∇ KL(π ‖ π_T) at
+    each of their tokens, with π_T held fixed. The tokens of an answer without a privileged text have δ = 0,
+    and ``credit/without_context`` is the share of such answers. ``credit/teacher_kl`` estimates KL(π ‖ π_T)
+    in nats per token: it is the mean of −δ, before `clip`, over the sampled tokens of the answers with a
+    privileged text.
 
-    **Biased**: it leads to the teacher, and not to rewards. Suppose that the privileged text says only that
-    the answer will be right, and that the teacher follows Bayes' rule: then δ_t is
-    log(V(s_{t+1}) / V(s_t)), with V(s) the probability that the answer will be right after s. On the toy
-    language of the tests, the cosine of its expected gradient with the gradient of the mean reward is then
-    0.87 with `clip` 1, and 0.57 without a bound: a token after which no answer is right gets about −100.
-    A real teacher also prefers tokens that only repeat the privileged text."""
+    **Biased**: δ leads to the teacher, and not to rewards. Suppose that the privileged text says only that
+    the answer will be right, and that the teacher follows Bayes' rule. Then δ_t is
+    log(V(s_{t+1}) / V(s_t)), where V(s) is the probability that the answer will be right after s. On the
+    tests' language, the cosine of the expected gradient with the gradient of the mean reward is then 0.87
+    with `clip` 1, and 0.57 without a bound: a token after which no answer is right gets about −100. A real
+    teacher also prefers tokens that only repeat the privileged text."""
 
     context: PrivilegedText = "gold"
     """The privileged text: the problem's reference answer (``gold``), the text of another right answer to the
@@ -92,17 +93,17 @@ class SelfDistillation(Credit):
     weight: Annotated[float, Ge(0)] = 1.0
     """The weight of δ. With 0, δ is only measured (``credit/teacher_kl``)."""
     clip: Annotated[float, Gt(0)] | None = None
-    """Bounds the size of δ; null: there is no bound."""
+    """The largest absolute value of δ; null: there is no bound."""
     outcome_weight: Annotated[float, Ge(0)] = 0.0
     """The weight of A_out."""
     keeps_sign: bool = False
-    """Whether a token's advantage is 0 where it would have another sign than A_out. Where A_out is 0, δ
-    counts alone."""
+    """Whether a token's advantage is set to 0 if it has another sign than A_out. If A_out is 0, the advantage
+    is not changed."""
     std: bool = True
     """Whether A_out is divided by the standard deviation of the group's rewards."""
     scorer: Literal["policy", "reference"] = "policy"
-    """The teacher: the policy that sampled the answers, by the engine, or the trainer's ``reference`` (the
-    start model)."""
+    """The teacher. ``policy``: the policy that sampled the answers, and the engine scores. ``reference``: the
+    trainer's reference model, which is the start model."""
 
     @property
     @override
@@ -174,7 +175,7 @@ class SelfDistillation(Credit):
             for leaf in range(len(tree.leaves)):
                 texts.append(self._scored_text(context, tree, leaf))
         scores, metrics = score_texts(context, [text for text in texts if text is not None], self.scorer)
-        # The teacher's log-probs of the answers that have a text, in their order.
+        # The teacher's log-probs, one entry for each answer that has a text, in the order of the answers.
         upcoming_scores = iter(scores)
         episodes = []
         # The sum of −δ over this rank's tokens that the teacher scored, and the number of these tokens. δ is
@@ -202,14 +203,14 @@ class SelfDistillation(Credit):
         return episodes, metrics | advantage_metrics(context, episodes)
 
     def _scored_text(self, context: RolloutContext, tree: Tree, leaf: int) -> ScoredText | None:
-        """Returns the answer after its privileged prompt, for the teacher to score. None if there is no
-        privileged text, or if prompt and answer together don't fit into the context."""
+        """Returns the text for the teacher to score: the answer after its privileged prompt. Returns None if
+        there is no privileged text, or if prompt and answer together don't fit into the context."""
         answer = tree.leaves[leaf]
         privileged = privileged_text(tree, leaf, self.context)
         if not privileged:
             return None
         prompt_ids = privileged_prompt(context.codec, answer.problem, self.template, CONTEXT, privileged)
-        # Strictly less, since vLLM samples a token after the text that it scores.
+        # The length has to be strictly less, since vLLM samples one token after the text that it scores.
         fits = len(prompt_ids) + len(answer.response_ids) < context.settings.context_length
         return ScoredText(prompt_ids, answer.response_ids) if fits else None
 
@@ -232,10 +233,8 @@ class SelfDistillation(Credit):
 
 
 def _differences(episode: Episode, teacher_T: Column) -> Column:
-    """Returns δ of an answer's tokens, given the teacher's log-probs of these tokens.
-
-    δ is the teacher's log-prob of a token minus the log-prob with which the policy sampled it.
-    """
+    """Returns δ of an answer's tokens: the teacher's log-prob of each token minus the log-prob with which the
+    policy sampled it."""
     import numpy as np
 
     assert episode.behaviour_logprobs is not None, "sampled answers have log-probs"

@@ -1,8 +1,9 @@
-"""TEMPO: GRPO plus the change of the mean reward where the answers of a group branch (arXiv:2509.18314).
+"""TEMPO: GRPO's advantage, plus the change of a state's mean reward at tokens where the answers of a group
+branch (arXiv:2509.18314).
 
 Example, without `std`: of the answers ``ab``, ``ac`` and ``d`` only ``ab`` earned 1. The group's mean is 1/3,
-and V is 1/3 at the prompt, 1/2 after ``a`` and 1 after ``ab``. The tokens of ``ab`` get 2/3 + 1/6 and 2/3 +
-1/2.
+so GRPO's advantage of ``ab`` is 2/3. V is 1/3 at the prompt, 1/2 after ``a`` and 1 after ``ab``. So the
+tokens of ``ab`` get 2/3 + (1/2 − 1/3) = 5/6 and 2/3 + (1 − 1/2) = 7/6.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from treetune.vocabulary import Trajectory
 @dataclass(frozen=True, kw_only=True)
 class Tempo(TokenCredit):
     """TEMPO: A_t = (R − mean + V(s_{t+1}) − V(s_t)) / (std + eps), where V(s) is the mean reward of the
-    group's answers that begin with s, this one included (Tran et al., arXiv:2509.18314, and the authors'
+    group's answers that begin with s, this answer included (Tran et al., arXiv:2509.18314, and the authors'
     code). Where no other answer branches off at a token, both V are the same, and GRPO's advantage remains.
 
-    **Biased**: a token gets the whole answer's advantage as well as its own, and the answer's own reward is
-    in both values. On the tests' language, without `std`, the expected gradient is off by 23 % of its length
-    with three answers (cosine 0.99).
+    **Biased**: a token gets the advantage of the whole answer in addition to its own, V(s_{t+1}) − V(s_t),
+    and the answer's own reward is in both V. On the tests' language, without `std`, the expected gradient is
+    off by 23 % of its length with three answers (cosine 0.99).
     """
 
     std: bool = True
@@ -49,7 +50,7 @@ class Tempo(TokenCredit):
 
         rewards = [answer.reward for answer in answers]
         if len(set(rewards)) == 1:
-            # Exactly zero: rounding would leave differences of 1e-17, which are divided by eps.
+            # Equal rewards get exactly zero. The formula could give about 1e-17 / eps, by rounding.
             return [[0.0] * len(answer.response_ids) for answer in answers]
         group_mean = fmean(rewards)
         scale = stdev(rewards) + self.eps if self.std else 1.0

@@ -1,4 +1,4 @@
-"""Shared by the credits of papers that treat tokens of an answer differently.
+"""Tools of the credits that give the tokens of an answer different advantages.
 
 * `shared_prefixes`: which answers begin with the same tokens.
 * `OverAnotherCredit`: the base of credits that change another credit's advantages.
@@ -23,11 +23,12 @@ from treetune.vocabulary import Column, Episode, Metrics, Trajectory
 
 
 def shared_prefixes(answers: Sequence[Trajectory]) -> list[Column]:
-    """Returns for each of the N answers to a problem a mask of the answers that begin with the same tokens.
+    """Returns, for each of the N answers to a problem, a mask that says which answers begin with each of its
+    prefixes.
 
     The mask of an answer with T tokens has the shape [T + 1, N]. Its entry [t, n] is True if answer n begins
-    with the first t tokens of this answer. So row 0 is True, and so is the answer's own column. The answers
-    must be in one line, that is, without threads.
+    with the first t tokens of this answer. So all of row 0 is True, and all of the answer's own column. The
+    answers must have no threads.
 
     Example: of the answers ``ab`` and ``ac`` the first has the mask
     ``[[True, True], [True, True], [True, False]]``.
@@ -35,23 +36,23 @@ def shared_prefixes(answers: Sequence[Trajectory]) -> list[Column]:
     import numpy as np
 
     (tree,) = trees_of(answers)
-    # For each answer, its number of first tokens shared with each of the N answers.
+    # For each answer, the number of tokens that it has in common with each of the N answers at the beginning.
     shared_with_all = shared_tokens(tree)
     masks = []
     for index, answer in enumerate(answers):
         length = len(answer.response_ids)
         shared_N = shared_with_all[index]
-        shared_N[index] = length  # `shared_tokens` has 0 for an answer and itself
+        shared_N[index] = length  # `shared_tokens` has 0 for an answer with itself
         masks.append(np.array(shared_N) >= np.arange(length + 1)[:, None])
     return masks
 
 
 @dataclass(frozen=True, kw_only=True)
 class OverAnotherCredit(ContinuingCredit):
-    """Credit that changes the advantages of another credit, or which of its tokens are trained."""
+    """A base class of credits that change the advantages of another credit, or that train fewer tokens."""
 
     over: Credit = field(default_factory=Group)
-    """The credit whose advantages it works on."""
+    """The other credit, whose advantages or trained tokens are changed."""
 
     @property
     @override
@@ -61,7 +62,7 @@ class OverAnotherCredit(ContinuingCredit):
     @property
     @override
     def gives(self) -> tuple[Feature, ...]:
-        # The changed advantages of an answer's tokens differ.
+        # `CentredRewards` promises one advantage for all tokens of an answer. The changed ones differ.
         return tuple(feature for feature in self.over.gives if not isinstance(feature, CentredRewards))
 
     @property
@@ -92,5 +93,5 @@ class OverAnotherCredit(ContinuingCredit):
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         episodes, metrics = self.over.assign(context, trees)
         episodes = self.weigh_tokens(context, episodes)
-        # In place of the other credit's metrics of advantages.
+        # The metrics of the changed advantages replace those of the other credit's advantages.
         return episodes, metrics | advantage_metrics(context, episodes)

@@ -1,8 +1,8 @@
-"""TRACE: a step's credit is how much more likely it made the reference answer (arXiv:2607.13988).
+"""TRACE: a step gets credit for making the reference answer more likely (arXiv:2607.13988).
 
 Example: the mean log-prob of the reference answer's tokens is −1.9 before the first of three steps, −0.9
-before the second and −0.4 before the third. With ε = 0.1 the gaps are 2, 1 and 0.5, the values 0, 0.69 and
-1.39, and the changes 0.69 and 0.69.
+before the second and −0.4 before the third. With ε = 0.1 the gaps are 2, 1 and 0.5. The values are log(2 / 2)
+= 0, log(2 / 1) = 0.69 and log(2 / 0.5) = 1.39, so their changes are 0.69 and 0.69.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ from treetune.vocabulary import Column, Episode, Metrics, Trajectory, joined
 @Credit.register("trace")
 @dataclass(frozen=True, kw_only=True)
 class Trace(GoldScores, Credit):
-    """TRACE: A_i = `outcome_weight` · A_out + `step_weight` · c_i for step i, where A_out is the group's
-    advantage (reward − mean) / σ with the population's σ, and c_i is the credit of the step's effect on the
-    reference answer y* (Tao et al., arXiv:2607.13988, algorithm 1; formula and defaults as public
-    reimplementations report them).
+    """TRACE: A_i = `outcome_weight` · A_out + `step_weight` · c_i for step i. A_out is the answer's advantage
+    in its group, (reward − mean) / σ with the population's σ. c_i is the credit of the step for its effect on
+    the probability of the reference answer y* (Tao et al., arXiv:2607.13988, algorithm 1; formula and
+    defaults as public reimplementations report them).
 
-    * ℓ_i is the mean log-prob of the tokens of y* after the state before step i, d_i = −ℓ_i + ε the gap that
-      remains, and V_i = log(d_0 / d_i).
+    * ℓ_i is the mean log-prob of the tokens of y*, if they follow directly after the state before step i.
+      d_i = −ℓ_i + ε is the gap that remains, and V_i = log(d_0 / d_i) is the value of the state.
     * c_i = Σ_{j<K} γ^j (V_{i+j+1} − V_{i+j}) / Σ_{j<K} γ^j. If these K steps reach the last state, number T,
       `terminal_weight` · γ^(T−i) · A_out is added.
 
-    The last step, which writes the result, and steps after a state at which y* doesn't fit into the context
-    get A_out alone. In the paper, steps are turns with tools, so that a multi-turn rollout has the paper's
-    states with ``states: {type: 'turns'}``, and the scorer is a frozen reference.
+    The last step, which writes the result, has no c_i, so it only gets A_out. The same holds for steps after
+    a state at which y* doesn't fit into the context. In the paper, steps are turns with tools, and the scorer
+    is a frozen reference. A multi-turn rollout has the paper's states with ``states: {type: 'turns'}``.
 
     **Biased**: V is not the expected reward, and A_out has the answer's own reward in its mean. On the tests'
     language, with the reference answer ``a``, three answers and no division by σ, the expected gradient is
-    off by 15 % of its length (cosine 0.99). That of the steps' changes of V alone (K = 1) has a cosine of
-    0.80; with ``log_probability``, of 0.69."""
+    off by 15 % of its length (cosine 0.99). If the advantages are only the steps' changes of V (K = 1), the
+    cosine is 0.80; with ``log_probability``, it is 0.69."""
 
     states: StateRule = field(default_factory=StepBoundaries)
     """The rule that says where the states of an answer lie."""
     value: Literal["log_gap", "log_probability"] = "log_gap"
-    """The value of a state: ``log_gap`` is TRACE's log(d_0 / d_i); ``log_probability`` is the log-prob of all
-    of y*, with whose changes others describe RREDCoT (arXiv:2606.06475)."""
+    """The value of a state: ``log_gap`` is TRACE's log(d_0 / d_i); ``log_probability`` is the log-prob of the
+    whole y*. Others describe RREDCoT (arXiv:2606.06475) by the changes of the latter."""
     gap_offset: Annotated[float, Gt(0)] = 0.1
     """ε, which is added to the gap."""
     td_steps: Annotated[int, Gt(0)] = 3
-    """K, the number of changes of V in a step's credit. With 1, it is the change by the step itself."""
+    """K, the number of changes of V in a step's credit. With 1, only the change by the step itself counts."""
     discount: Annotated[float, Gt(0), Le(1)] = 0.8
-    """γ, the discount of later changes of V, and of A_out by the number of steps until the last state."""
+    """γ, the discount per step: of later changes of V, and of A_out in c_i, which comes at the last state."""
     outcome_weight: Annotated[float, Ge(0)] = 1.0
     """The weight of A_out."""
     step_weight: Annotated[float, Gt(0)] = 0.2
@@ -136,10 +136,10 @@ class Trace(GoldScores, Credit):
         advantages = [self.outcome_weight * outcome_advantage] * steps
         for step, step_credit in enumerate(step_credits):
             advantages[step] += self.step_weight * step_credit
-        # For the viewer, steps without a value have the last one before them.
+        # Steps without a value get the last value before them, for the viewer.
         last_value = values[-1] if values else 0.0
         values_of_steps = values + [last_value] * (steps - len(values))
-        unknown_errors = [math.inf] * steps  # the values are no means of samples
+        unknown_errors = [math.inf] * steps  # the values are not means of samples, which have standard errors
         rows = self.states.step_rows(answer, advantages, values_of_steps, unknown_errors)
         # The steps end at the states.
         cut_at_states = replace(answer, step_ends=rows.ends)
@@ -160,12 +160,12 @@ def log_gap_values(mean_logprobs: Sequence[float], offset: float) -> list[float]
 
 def td_credits(values: Sequence[float], td_steps: int, discount: float, terminal: float) -> list[float]:
     """Returns the credit c_i of each step but the last: the discounted mean of the next `td_steps` changes of
-    the value, and `terminal` · γ^(T−i) if they reach the last state T.
+    the value. If these changes reach the last state T, `terminal` · γ^(T−i) is added.
 
     Example: ``td_credits([0.0, 1.0, 3.0], td_steps=1, discount=0.5, terminal=4.0)`` is ``[1.0, 4.0]``: the
-    changes 1 and 2, and 4 · 0.5 for the second step, which reaches the last state.
+    changes are 1 and 2, and 4 · 0.5 is added for the second step, which reaches the last state.
     """
-    # Step i leads from state i to state i + 1, so that the number of changes is that of the last state, T.
+    # Step i leads from state i to state i + 1. So the number of changes is the index T of the last state.
     changes = [after - before for before, after in pairwise(values)]
     last_state = len(changes)
     step_credits = []
@@ -181,7 +181,7 @@ def td_credits(values: Sequence[float], td_steps: int, discount: float, terminal
 
 
 def centred(rewards: Sequence[float]) -> list[float]:
-    """Returns the rewards of a group minus their mean; exact zeros for equal rewards."""
+    """Returns the rewards of a group minus their mean. Equal rewards become exact zeros."""
     if len(set(rewards)) == 1:
         return [0.0] * len(rewards)
     mean_reward = fmean(rewards)

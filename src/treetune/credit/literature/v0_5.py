@@ -1,8 +1,9 @@
-"""V0.5: a baseline between the mean of few answers and a value model's prediction, by how well they agree
-(arXiv:2603.10848).
+"""V0.5: a baseline between the mean reward of few answers and a value model's prediction. The better the two
+agree, the more the prediction weighs (arXiv:2603.10848).
 
-Example: two answers have the mean reward 0.5, whose variance is at most 1 / 8. A prediction of 0.6 is within
-this noise, and is the baseline. A prediction of 0 is not: the baseline is then 0.25.
+Example: two answers have the mean reward 0.5, whose variance is at most 1 / 8. A prediction of 0.6 differs
+from the mean by no more than this noise, so the prediction is the baseline. A prediction of 0 differs by
+more: the baseline is then 0.25.
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ class FusedBaseline(Credit):
     value model's prediction for the prompt (Zhang et al., arXiv:2603.10848). `fused_baseline` has the formula
     of w.
 
-    V is the run's critic's value of the prompt. The authors' value model is frozen and was trained on other
-    policies. Their rollout, which samples more answers where m and V disagree, is not part of this.
+    V is the value that the run's critic gives to the prompt. The authors' value model is frozen, and was
+    trained on other policies. Their rollout, which samples more answers where m and V disagree, is not part
+    of this credit.
 
     **Biased**: an answer's own reward is in m, and so in w. On the tests' language the expected gradient is
     off by 11 % of its length with three answers and the exact V, and has the right direction (cosine 1)."""
 
     spread: Annotated[float, Gt(0)] = 1.0
-    """The highest reward minus the lowest: 2 for the paper's ±1."""
+    """The highest possible reward minus the lowest. In the paper it is 2, since rewards are ±1."""
     critic: CriticSettings = field(default_factory=CriticSettings)
     """Settings of the critic's training."""
 
@@ -68,7 +70,7 @@ class FusedBaseline(Credit):
         advantages: list[float] = []
         for tree in trees:
             rewards = [leaf.reward for leaf in tree.leaves]
-            # An answer's first value is that of the prompt: equal for all answers, up to rounding.
+            # An answer's first value is that of the prompt. It is equal for all answers, up to rounding.
             prompt_values = [_first_value(next(columns)) for _ in rewards]
             baseline = fused_baseline(rewards, mean(prompt_values), self.spread)
             advantages += [reward - baseline for reward in rewards]
@@ -76,17 +78,17 @@ class FusedBaseline(Credit):
 
 
 def _first_value(values: Column) -> float:
-    """Returns the critic's value before the first sampled token; those before other tokens are NaN."""
+    """Returns the critic's value before the first sampled token. The values before injected tokens are
+    NaN."""
     return next(value for value in values.tolist() if not math.isnan(value))
 
 
 def fused_baseline(rewards: Sequence[float], prediction: float, spread: float) -> float:
-    """Returns w · m + (1 − w) · V with the w that minimises its squared error: w = Δ² / (Δ² + σ²).
+    """Returns w · m + (1 − w) · V, where m is the mean of the k rewards, and V is the `prediction`.
 
-    m is the mean of the k rewards, and V is the `prediction`.
-
-    σ² = spread² / 4k is the largest variance that a mean of k rewards can have. Δ² = max(0, (m − V)² − σ²) is
-    the squared error of V that this noise doesn't explain: a prediction within the noise gets all the weight.
+    w = Δ² / (Δ² + σ²) minimises the squared error. σ² = spread² / 4k is the largest variance that a mean of k
+    rewards can have. Δ² = max(0, (m − V)² − σ²) is the part of the squared difference that this noise doesn't
+    explain: an estimate of the squared error of V. If the noise explains all of it, V gets all the weight.
     """
     group_mean = mean(rewards)
     noise = spread**2 / (4 * len(rewards))

@@ -1,4 +1,5 @@
-"""Multiplies another credit's advantages by a weight for each token, from its entropy or surprise.
+"""Multiplies another credit's advantages by a weight for each token. The weight is computed from a signal of
+the token, such as its entropy or surprise.
 
     other credit ── A_t ──────────────────────────────┐
     signal of each token ── s_t ── weights ── w_t ──> A'_t = w_t · A_t
@@ -10,31 +11,31 @@
     deviation          d_t · (H_t / log V)^κ        interval     w = 1 for lowest ≤ s ≤ highest, else 0
     group_divergence   JS(π_t ‖ mean of the group)
 
-Methods of the literature are settings of it:
+Methods of the literature are settings of `weighted_by`:
 
 * GTPO (Tan et al., arXiv:2508.04349, eq. 3, 5 and 6): ``entropy``, ``group_share``, ``standardise``.
 * DGPO (Jin et al., arXiv:2605.03327): ``deviation``, ``softmax``. d_t = 1 − Σ_v √(π(v)·π_ref(v)).
 * Forking tokens, "80/20" (Wang et al., arXiv:2506.01939): ``entropy``, ``top_share``.
 * RSI-S (Lv et al., arXiv:2606.31575): ``relative_surprise``, ``interval``, ``drop``.
-* ICT (Feng et al., arXiv:2606.19771): ``group_divergence``, ``top_share`` of 0.1 ``among`` an ``answer``,
-  ``drop``. u_i,t = JS(π_i,t ‖ P_t), where P_t is the mean of the distributions that the answers to the
-  problem have at position t. Each answer trains only its tokens with the largest u.
+* ICT (Feng et al., arXiv:2606.19771): ``group_divergence``, ``top_share`` with a `share` of 0.1 and `among`
+  ``answer``, ``drop``. The signal is u_i,t = JS(π_i,t ‖ P_t), where P_t is the mean of the distributions that
+  the answers to the problem have at position t. Each answer trains only its tokens with the largest u.
 
 The texts of GTPO, DGPO, RSI-S and ICT weren't read; the formulas are those of public reimplementations and
-summaries that cite these equations. ICT also trains all tokens in its first steps; here it doesn't.
+summaries that cite these equations. In ICT, the first steps train all tokens; this is not implemented.
 
 EP-GRPO (arXiv:2605.04960) is left out: only its abstract was found. It names three parts (modulation gated by
 entropy, process signals from policy divergence, a mapping of cumulative entropy) and gives no formula.
 
 Example, with ``entropy`` and ``softmax`` at τ = 1: two tokens have the entropies 0 and log 3, and the
-advantage 1. Their weights are 2 · 1/4 and 2 · 3/4, and so are their advantages.
+advantage 1. Their weights are 2 · 1/4 and 2 · 3/4. Their weighted advantages are the same numbers.
 
 This is a credit over another credit, and not a weight in the objective, for three reasons. Advantages are
-weighted before training, so the viewer, selections and the arena show those that are trained. The weights
-don't depend on how steps and micro-batches divide the answers, since all are weighted at once. And every
-credit and objective can be combined with them. In a run this costs one more forward pass of the policy over
-the iteration's answers (`model_scores`), since the trainer's own first pass comes after credit and
-selection; ``surprise`` alone is in the engine's log-probs and costs nothing.
+weighted before training, so the viewer, selections and the arena show the advantages that are trained. The
+weights don't depend on how the answers are divided into steps and micro-batches, since all answers are
+weighted at once. And the weights can be combined with every credit and every objective. In a run this costs
+one more forward pass of the policy over the iteration's answers (`model_scores`), since the trainer's own
+first pass comes after credit and selection. Only ``surprise`` costs nothing: it is in the engine's log-probs.
 """
 
 from __future__ import annotations
@@ -62,10 +63,10 @@ PASSES: dict[Signal, int] = {
     "entropy": 1,
     "surprise": 0,
     "relative_surprise": 1,
-    "deviation": 2,  # of the policy and of the reference
+    "deviation": 2,  # one of the policy and one of the reference
     "group_divergence": 1,
 }
-"""The forward passes of the trainer over all answers that give a signal."""
+"""The number of the trainer's forward passes over all answers that each signal takes."""
 
 EPS = 1e-8
 """Added to entropies and variances before a division by them."""
@@ -78,49 +79,52 @@ class WeightedBy(OverAnotherCredit):
     weight from a `signal` of the token.
 
     * ``group_share`` (GTPO): w = `base` + `bonus` · n · s_i,t / Σ_k s_k,t. The sum is over the n answers to
-      the problem that have a token at position t, and an advantage of the same sign there. Where the
-      advantage is negative, 1/s takes the place of s: mistakes that the policy was sure of weigh more.
+      the problem that have a token at position t with an advantage of the same sign. Where the advantage is
+      negative, 1/s takes the place of s, so mistakes of which the policy was sure weigh more.
     * ``softmax`` (DGPO): w_t = T · exp(s_t / τ) / Σ_j exp(s_j / τ) over the T trained tokens of the answer,
       whose mean weight is 1.
     * ``top_share`` (forking tokens, 80/20): w = 1 for the `share` of tokens with the largest signal, else 0.
     * ``interval`` (RSI-S): w = 1 where the signal is within `bounds`, else 0.
 
     **Biased**: a weight that depends on the sampled token, or on the state, changes the direction of the
-    expected gradient. On the tests' language it is off by 25 % of its length (cosine 0.98) for RLOO with two
-    answers, ``surprise`` and ``softmax``. `standardise` removes the reward: the correct answers then have a
-    mean advantage of 0. The error is 104 % (cosine −0.12) with three answers, ``surprise`` and
-    ``group_share``. docs/credit_assignment.md has the others."""
+    expected gradient. On the tests' language, for RLOO with two answers, ``surprise`` and ``softmax``, it is
+    off by 25 % of its length (cosine 0.98). `standardise` removes the reward, since the correct answers then
+    have a mean advantage of 0: with three answers, ``surprise`` and ``group_share``, the error is 104 %
+    (cosine −0.12). docs/credit_assignment.md has the errors of other settings."""
 
     signal: Signal = "entropy"
-    """The number that a token is weighted by: the ``entropy`` of the policy's distribution, the ``surprise``
-    −log π(a) of the sampled token, the surprise divided by the entropy (``relative_surprise``), the
-    ``deviation`` from the trainer's reference model, d · (H / log V)^κ with d = 1 − Σ √(π·π_ref), or the
+    """The number from which a token's weight is computed: the ``entropy`` of the policy's distribution, the
+    ``surprise`` −log π(a) of the sampled token, the surprise divided by the entropy (``relative_surprise``),
+    the ``deviation`` from the trainer's reference model, d · (H / log V)^κ with d = 1 − Σ √(π·π_ref), or the
     ``group_divergence``, the Jensen-Shannon divergence from the mean of the distributions that the answers to
     the problem have at the same position."""
     weights: Weights = "group_share"
     """How the signal becomes a weight."""
     base: Annotated[float, Ge(0)] = 0.9
-    """(``group_share``) The weight that all tokens have."""
+    """(for ``group_share``) The part of the weight that all tokens have."""
     bonus: Annotated[float, Ge(0)] = 0.1
-    """(``group_share``) The weight that is shared out in proportion to the signal. If `base` + `bonus` is 1,
-    the mean weight is 1."""
+    """(for ``group_share``) The mean of the part of the weight that is distributed in proportion to the
+    signal. If `base` + `bonus` is 1, the mean weight is 1."""
     temperature: Annotated[float, Gt(0)] = 0.5
-    """(``softmax``) τ: the smaller, the more the tokens with the largest signal get."""
+    """(for ``softmax``) τ. The smaller it is, the larger are the weights of the tokens with the largest
+    signal."""
     share: Annotated[float, Gt(0), Le(1)] = 0.2
-    """(``top_share``) The share of tokens that keep their advantages."""
+    """(for ``top_share``) The share of tokens that keep their advantages."""
     among: Literal["iteration", "answer"] = "iteration"
-    """(``top_share``) Whether `share` is of all tokens of the iteration, or of each answer's."""
+    """(for ``top_share``) The tokens of which `share` is taken: all tokens of the ``iteration``, or those of
+    each ``answer`` by itself."""
     bounds: tuple[float, float] | None = None
-    """(``interval``) The smallest and the largest signal of tokens that keep their advantages."""
+    """(for ``interval``) The smallest and the largest signal of tokens that keep their advantages; null for
+    other weights."""
     exponent: Annotated[float, Ge(0)] = 1.0
-    """(``deviation``) κ: with 0, the entropy doesn't count."""
+    """(for ``deviation``) κ. With 0, the entropy doesn't count."""
     standardise: bool = False
-    """Whether the weighted advantages of a problem are standardised, those above 0 and those below 0
-    separately: (A' − mean) / standard deviation over their tokens (GTPO, eq. 6). The correct answers to a
-    problem then have a mean advantage of 0, and so do the wrong ones."""
+    """Whether the weighted advantages of a problem are standardised (GTPO, eq. 6), separately for tokens
+    whose advantage was above 0 and for those below 0: (A' − mean) / standard deviation over these tokens. The
+    correct answers to a problem then have a mean advantage of 0, and so do the wrong ones."""
     drop: bool = False
-    """Whether tokens of weight 0 are not trained, so that means over tokens don't count them. An answer
-    whose weights are all 0 keeps its tokens, with an advantage of 0."""
+    """Whether tokens of weight 0 are not trained, so means over tokens don't count them. An answer whose
+    weights are all 0 keeps its tokens, with an advantage of 0."""
 
     def __post_init__(self) -> None:
         if (self.weights == "interval") != (self.bounds is not None):
@@ -148,8 +152,8 @@ class WeightedBy(OverAnotherCredit):
     @override
     def trainer_scores(self) -> TrainerScores:
         scores = super().trainer_scores
-        # The credit whose advantages are weighted could compare distributions, too. Plans of memory then
-        # count only the comparison that is returned here.
+        # The credit whose advantages are weighted could compare distributions, too. `compared_with` has one
+        # place, so plans of memory then count only the comparison that is returned here.
         compared_with = scores.compared_with
         if self.signal == "deviation":
             compared_with = "reference"
@@ -216,8 +220,8 @@ class WeightedBy(OverAnotherCredit):
         scores = context.model_scores
         if self.signal == "deviation":
             reference_distances = required(scores.reference_distances, "reference distances")
-            # d_t · (H_t / log V)^κ: how far the policy has moved from the reference at a token. This counts
-            # less where the policy is nearly certain; with κ = 0 it counts alike at all tokens.
+            # d_t · (H_t / log V)^κ: how far the policy has moved from the reference at a token (d_t), less
+            # where the policy is nearly certain. With κ = 0, only d_t counts.
             return [
                 deviation.distances_T * deviation.relative_entropies_T**self.exponent
                 for deviation in reference_distances.along(episodes)
@@ -255,11 +259,12 @@ def group_share_weights(
     episodes: Sequence[Episode], signals: Sequence[Column], base: float, bonus: float
 ) -> list[Column]:
     """Returns the weights of GTPO, eq. 3 and 5: ``base + bonus · n · s_i,t / Σ_k s_k,t`` where advantages are
-    positive, and the same of 1/s where they are negative.
+    positive, and the same with 1/s in place of s where they are negative.
 
-    A token is compared with the tokens of the same problem at its position whose advantage has the same sign,
-    itself included; n is their number, and the sum is over their answers k. Tokens without an advantage have
-    the weight 1, which changes nothing.
+    Each token is compared with a set of tokens: those of the answers to the same problem at the same
+    position, whose advantage has the same sign. The token itself is in the set. n is the number of these
+    tokens, and the sum is over their answers k. Tokens with an advantage of 0 have the weight 1, which
+    changes nothing.
 
     Example: the two correct answers to a problem have the entropies 0.3 and 0.1 at position t. With base 0.9
     and bonus 0.1, their weights there are 0.9 + 0.1 · 2 · 3/4 = 1.05 and 0.95.
@@ -288,17 +293,18 @@ class _ComparedSet(NamedTuple):
 
 
 class _WeightedToken(NamedTuple):
-    """A token with an advantage, and what it adds to the sum over the tokens that it is compared with.
+    """A token with an advantage other than 0, and its summand in the sum over its compared set.
 
     Example: the token at position 7 of the third episode has a negative advantage and the entropy 0.5:
     ``_WeightedToken(episode=2, compared=_ComparedSet("train/17", -1, 7), value=2.0)``.
     """
 
     episode: int
-    """The index of its episode."""
+    """The index of the token's episode."""
     compared: _ComparedSet
+    """The set of tokens with which it is compared. It also has the token's position."""
     value: float
-    """Its signal s, or 1/s if its advantage is negative."""
+    """The token's signal s, or 1/s if its advantage is negative."""
 
 
 def _tokens_with_advantage(episodes: Sequence[Episode], signals: Sequence[Column]) -> list[_WeightedToken]:
@@ -319,14 +325,14 @@ def _tokens_with_advantage(episodes: Sequence[Episode], signals: Sequence[Column
 
 
 def softmax_weights(signals_T: Column, trained: Column, temperature: float) -> Column:
-    """Returns ``T · exp(s_t / τ) / Σ_j exp(s_j / τ)`` over the T trained tokens of an answer; 1 at the
-    others."""
+    """Returns ``T · exp(s_t / τ) / Σ_j exp(s_j / τ)`` for the T trained tokens of an answer, and 1 for the
+    other tokens."""
     import numpy as np
 
     weights_T = np.ones(len(signals_T))
     if trained.any():
         scaled = signals_T[trained] / temperature
-        exponentials = np.exp(scaled - scaled.max())  # so that none overflows
+        exponentials = np.exp(scaled - scaled.max())  # the maximum is subtracted, so that none overflows
         weights_T[trained] = len(scaled) * exponentials / exponentials.sum()
     return weights_T
 
@@ -340,8 +346,8 @@ def top_share_weights(
 ) -> list[Column]:
     """Returns the weight 1 for the tokens with the largest signals, and 0 for the others. Collective.
 
-    The weight 1 goes to a `share` of the trained tokens, and to at least one token. If several tokens have
-    the smallest signal that gets 1, all of them get 1.
+    The weight 1 goes to a `share` of the trained tokens, but to at least one token. All tokens whose signal
+    equals the smallest one among these get the weight 1, too.
 
     Args:
         among: The trained tokens that are compared: those of the ``iteration`` (of all ranks), or of each
@@ -349,6 +355,7 @@ def top_share_weights(
     """
 
     def threshold(values: Sequence[float]) -> float:
+        """Returns the smallest of the `share` of the values that are the largest."""
         count = max(1, int(share * len(values)))
         return sorted(values)[-count] if values else 0.0
 
@@ -367,8 +374,8 @@ def top_share_weights(
 def standardised_by_sign(episodes: Sequence[Episode], rows: Sequence[Episode]) -> list[Episode]:
     """Returns rows whose advantages are standardised over the tokens of a problem (GTPO, eq. 6).
 
-    Two sets of tokens are standardised, each by itself: the tokens with a positive advantage in `episodes`,
-    and those with a negative one.
+    For each problem, two sets of tokens are standardised, each by itself: the tokens with a positive
+    advantage in `episodes`, and those with a negative one.
 
     Args:
         episodes: The episodes before tokens were weighted.

@@ -1,10 +1,10 @@
-"""States of answers, how they are continued, and the estimates that come of it.
+"""States of answers, how they are continued, and the estimates of their values.
 
 A *state* is a prefix of an answer: the prompt and the first tokens of the response. Its *value* is the reward
-that the policy earns on average when it continues from there. Monte-Carlo credit estimates it: it samples
-*continuations* of the state, grades each of them together with the prefix, and takes the mean reward.
+that the policy earns on average when it continues from there. Monte-Carlo credit estimates this value: it
+samples *continuations* of the state, grades each of them together with the prefix, and takes the mean reward.
 
-The nouns, for an answer ``1+1=2\\n2+2=4`` and the state before its second step:
+The classes of this module, for an answer ``1+1=2\\n2+2=4`` and the state before its second step:
 
     StateRule          where the states of an answer lie       step_starts(answer) == [0, 6]
     AnswerPrefix       a state, as it is continued             AnswerPrefix(problem, prompt_ids, segments)
@@ -30,7 +30,7 @@ from treetune.tasks.base import Task
 from treetune.vocabulary import Problem, Segment, TokenIds, Trajectory, joined
 
 TOKENS_OF_A_STEP = 50
-"""A guess, for plans alone: about the tokens of a line of a mathematical solution."""
+"""A guess of the tokens of a step, about those of a line of a mathematical solution. Only plans use it."""
 
 STATES_REMEDY = (
     "choose the credit 'group', or 'monte_carlo' with states {type: 'threads'} for threads and"
@@ -54,7 +54,7 @@ class AnswerPrefix(NamedTuple):
             count = min(remaining_tokens, len(segment.token_ids))
             if not count:
                 break
-            # Without log-probs: continuations are never trained on.
+            # Log-probs are left out, since continuations are never trained on.
             segments.append(replace(segment, token_ids=segment.token_ids[:count], logprobs=None))
             remaining_tokens -= count
         return AnswerPrefix(problem, prompt_ids, tuple(segments))
@@ -86,12 +86,12 @@ class Estimate:
     earned: tuple[float | None, ...]
     """The reward of each continuation, in the order of sampling; None for one that could not be graded."""
     rewards: tuple[float, ...]
-    """The rewards that count towards the value: not those of a pilot, which only decided how many
-    continuations follow."""
+    """The rewards that count towards the value (`Budget.counted`). Those of a pilot don't: they only decided
+    how many continuations follow."""
     unfinished: int
-    """Continuations that were cut off."""
+    """The number of continuations that were cut off at the token limit."""
     tokens: int
-    """Tokens that were sampled in all continuations."""
+    """The number of tokens that were sampled in all continuations."""
 
     @property
     def value(self) -> float | None:
@@ -100,14 +100,15 @@ class Estimate:
 
 
 class Budget:
-    """Decides how many continuations a state gets, from the rewards so far; the same rule for all states.
+    """Decides how many continuations a state gets, from the rewards of its continuations so far.
 
-    A budget is asked in rounds: how many to sample first, and after each round how many more. It doesn't know
-    which state it is asked for. An estimator that gives states different numbers calls `Valuation.sample`
-    with several budgets.
+    For each state, a budget is asked in rounds (`ask`): how many continuations to sample first, and after
+    each round how many more. It doesn't know which state it is asked for. An estimator that gives different
+    states different budgets calls `Valuation.sample` several times.
 
-    Make it a frozen dataclass. Continuations that were sampled early are found by comparing budgets: if equal
-    settings don't compare equal, they are sampled twice.
+    Make a subclass a frozen dataclass. Continuations that were sampled early are found again only if the
+    budget is equal to the earlier one: if budgets with equal settings don't compare equal, the continuations
+    are sampled twice.
     """
 
     adaptive: bool = True
@@ -123,8 +124,7 @@ class Budget:
         """Returns how many continuations to sample in this round; 0 ends the sampling.
 
         Args:
-            round_number: 0 for a state without continuations. It increases by one when the continuations of
-                the round before are graded.
+            round_number: 0 for a state without continuations. It increases by one with each round.
             rewards: Returns the rewards of all continuations so far, without those that could not be graded.
         """
         raise NotImplementedError
@@ -136,7 +136,8 @@ class Budget:
 
 @dataclass(frozen=True)
 class FixedBudget(Budget):
-    """The same number for every state: VinePPO's K (Kazemnejad et al., arXiv:2410.01679, section 4)."""
+    """Gives every state the same number of continuations: VinePPO's K (Kazemnejad et al., arXiv:2410.01679,
+    section 4)."""
 
     samples: int
 
@@ -156,14 +157,14 @@ class ContinuationPlan(NamedTuple):
     budget: Budget
     sampling: SamplingParams
     purpose: str = "value"
-    """Enters the seeds, so that two purposes never share a continuation."""
+    """A word from which seeds are derived, so that two purposes never get the same continuation."""
 
 
 class StepRows(NamedTuple):
-    """The steps of an answer as its training row has them: one entry of each column for each step."""
+    """The steps of an answer as its training row has them. Each field has one entry for each step."""
 
     ends: tuple[int, ...]
-    """Response tokens up to the end of each step."""
+    """The number of response tokens up to the end of each step."""
     advantages: Sequence[float]
     values: Sequence[float]
     """The value of the state before each step."""
@@ -172,10 +173,11 @@ class StepRows(NamedTuple):
 
 
 class StateRule(Registrable):
-    """Decides where the states of an answer lie, and how an answer is continued from there."""
+    """Decides where the states of an answer lie, and how the answer is continued from each of them."""
 
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
-        """Returns for each step the number of tokens before it. The answer's states are at these positions.
+        """Returns for each step of an answer the number of response tokens before it. The answer's states are
+        at these positions.
 
         Example: ``[0, 6, 12]`` for an answer of three steps; 0 is the state of the prompt.
         """
@@ -183,12 +185,12 @@ class StateRule(Registrable):
 
     def looks_back(self, task: Task) -> bool:
         """Returns whether the position of a state depends only on the tokens before it, in answers to the
-        task's problems. Then credit of unbiased values has the policy's gradient. False for a rule that does
-        not override this."""
+        task's problems. If it does, and values are unbiased, the expected gradient is the policy gradient. A
+        rule that does not override this counts as one whose positions depend on more."""
         return False
 
     def usual_states(self, tokens: float) -> float:
-        """Returns about how many states an answer of so many tokens has, for plans."""
+        """Estimates how many states an answer of this number of tokens has, for plans."""
         return max(1.0, tokens / TOKENS_OF_A_STEP)
 
     def step_rows(
@@ -198,7 +200,16 @@ class StateRule(Registrable):
         values: Sequence[float],
         errors: Sequence[float],
     ) -> StepRows:
-        """Returns the steps for the training row, given one number of each kind for each state."""
+        """Returns the steps of the training row.
+
+        A rule overrides this if the row has other steps than those between two states.
+
+        Args:
+            trajectory: The answer.
+            advantages: The advantage of the step after each state.
+            values: The value of each state.
+            errors: The standard error of each of `values`.
+        """
         # A step ends where the next one begins, and the last one where the answer ends.
         ends = (*tuple(self.step_starts(trajectory))[1:], trajectory.step_ends[-1])
         return StepRows(ends, advantages, values, errors)
@@ -211,7 +222,7 @@ class StateRule(Registrable):
         """Samples continuations of a state while other answers are still sampled.
 
         Returns:
-            What `estimate` needs to resume from these continuations. It finds them with
+            An object from which `estimate` resumes these continuations. `estimate` gets it from
             `EarlyContinuations.find`.
         """
         raise NotImplementedError
@@ -221,7 +232,7 @@ class StateRule(Registrable):
     ) -> list[Estimate]:
         """Continues each state, and returns the estimates in the order of the states.
 
-        The seed of each continuation derives from the state and `plan.purpose` alone. So the result does
-        not depend on the rank that samples the continuation, or on the time.
+        The seed of each continuation derives from the state and `plan.purpose`, and neither from the rank
+        that samples the continuation nor from the time. So the result does not depend on these.
         """
         raise NotImplementedError

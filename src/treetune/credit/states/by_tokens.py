@@ -25,7 +25,7 @@ class EveryNTokens(OneLineStates):
     unbiased."""
 
     tokens: Annotated[int, Gt(0)]
-    """Tokens of a step."""
+    """The number of tokens in a step."""
 
     @override
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
@@ -47,20 +47,22 @@ class LowProbability(OneLineStates):
     where the policy had a choice (the cut points of SPO-chain, arXiv:2505.23564, section 4.1).
 
     The token itself belongs to the step that it ends. So a boundary depends only on the tokens before it, and
-    the gradient of unbiased values stays unbiased. **Biased** where steps `begin_with` such tokens: on the
-    tests' language with `below` 0.6 and `every` 1 by 18 % of the gradient's length (cosine 0.992).
+    the gradient of unbiased values stays unbiased. With `begin_with`, steps begin with such tokens instead,
+    and the gradient is **biased**: on the tests' language, with `below` 0.6 and `every` 1, it is off by 18 %
+    of its length (cosine 0.992).
 
     Example: with ``below: 0.5`` and ``every: 1``, an answer of 5 tokens that were sampled with the
     probabilities 0.9, 0.4, 0.8, 0.3, 0.9 has the states 0, 2 and 4.
     """
 
     below: Annotated[float, Gt(0), Le(1)] = 0.9
-    """Counts tokens that were sampled with a smaller probability."""
+    """A token has a low probability if it was sampled with a probability smaller than this."""
     every: Annotated[int, Gt(0)] = 5
-    """Counted tokens of a step."""
+    """n: the number of tokens of low probability in a step."""
     begin_with: bool = False
-    """Whether steps begin with the first, the (n + 1)-th, … such token instead, as in the public code of
-    SPO-chain. That code doesn't value prompts: its mask leaves out the tokens before the first such token."""
+    """Whether steps begin with the first, the (n + 1)-th, … token of low probability instead, as in the
+    public code of SPO-chain. That code doesn't estimate the value of prompts: its mask leaves out the tokens
+    before the first such token."""
 
     @override
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:

@@ -1,7 +1,8 @@
-"""Continuations that begin as soon as their answer is graded, while other answers are still sampled.
+"""Early continuations: they begin as soon as their answer is graded, while other answers are still sampled.
 
 Without them, credit would wait for the slowest answer of the iteration before it samples its first
-continuation. The seeds are the same, and so are the numbers:
+continuation. Early continuations have the same seeds as those that credit would sample later, so the results
+are the same:
 
     rollout phase     answer A sampled ── graded ── observe(A): continuations of A's states ──┐
                       answer B sampled ────────────── graded ── observe(B): ...  ─────────────┤
@@ -9,8 +10,8 @@ continuation. The seeds are the same, and so are the numbers:
                                                                                               ▼
     credit phase      StateRule.estimate takes each state's continuations with `find`, and samples the rest
 
-The rollout awaits `observe` for each answer and ends when all have returned. Answers have priority over
-continuations in the engine's queue, so that they don't become later.
+The rollout awaits `observe` for each answer, and ends when all these calls have returned. In the engine's
+queue, answers have priority over continuations, so continuations don't delay them.
 """
 
 from __future__ import annotations
@@ -28,27 +29,28 @@ from treetune.vocabulary import Trajectory
 
 @dataclass
 class EarlyContinuations:
-    """The continuations that credit samples with each answer.
+    """Samples the continuations of each answer during the rollout, and keeps them for the credit phase.
 
-    They are the requests, with the seeds, that credit would send after the rollout. Answers that could not be
-    graded are not continued. Nor are those of problems with fewer than `least_answers` graded answers, since
-    these are left out of training: an answer waits until so many of its problem's are graded.
+    The requests and their seeds are those that credit would send after the rollout. Answers that could not be
+    graded are not continued. Problems with fewer than `least_answers` graded answers are left out of
+    training, so their answers are not continued either: the first answers to a problem wait until
+    `least_answers` of them are graded.
 
-    A rollout takes part through `attach`. In the credit phase this object is in the context, and estimates
-    read what has `begun`.
+    A rollout takes part through `attach`. In the credit phase this object is in the context, and
+    `StateRule.estimate` reads from it what has `begun`.
     """
 
     rule: StateRule
     plan: ContinuationPlan
     first_states: Callable[[int], Sequence[int]]
-    """Returns which of an answer's states to continue whatever the other answers are, given how many states
-    it has. Example: ``range`` for all of them."""
+    """Returns the indices of the states that are continued whatever the other answers are, given the number
+    of an answer's states. Example: ``range``, for all states."""
     max_states: int | None = None
-    """Bounds the states of an answer."""
+    """The largest number of states of an answer; None: there is no bound."""
     least_answers: int = 1
-    """How many answers to a problem must be graded for the problem to be trained on."""
+    """The number of answers to a problem that must be graded for the problem to be trained on."""
     begun: dict[bytes, Any] = field(default_factory=dict)
-    """What `StateRule.begin` returned, by the state's key; None while it is still running."""
+    """The return value of `StateRule.begin`, by the state's key; None while `begin` is still running."""
     _graded: dict[str, list[Trajectory]] = field(default_factory=lambda: defaultdict(list))
     """The answers to each problem that could be graded, in the order in which they were graded."""
 
@@ -63,14 +65,16 @@ class EarlyContinuations:
         return replace(context, answer_observer=AnswerObserver(observe))
 
     def find(self, state_key: bytes, plan: object) -> Any:
-        """Returns what was begun of the state with this key and this plan; None where nothing was."""
+        """Returns what `StateRule.begin` returned for the state with this key; None if the state was not
+        begun, or was begun with another plan."""
         return self.begun.get(state_key) if plan == self.plan else None
 
     def _new_states(self, answer: Trajectory) -> list[AnswerPrefix]:
-        """Returns the states to continue now that this answer is graded.
+        """Returns the states to continue now that this answer is graded: its own, and those of answers to the
+        same problem that have waited for it.
 
-        A state is the beginning of an answer up to the start of a step. The answers to a problem wait until
-        `least_answers` of them are graded, since a problem with fewer isn't trained on.
+        The answers to a problem wait until `least_answers` of them are graded, since a problem with fewer
+        isn't trained on.
         """
         if not answer.grade.is_known:
             return []
@@ -86,7 +90,8 @@ class EarlyContinuations:
             # `first_states` chooses the states that are continued whatever the other answers are.
             for index in self.first_states(len(starts)):
                 prefix = AnswerPrefix.of(ready.problem, ready.prompt_ids, ready.segments, starts[index])
-                if prefix.key not in self.begun:  # answers share states, at least that of the prompt
+                # Answers share states, at least that of the prompt. Each state is begun once.
+                if prefix.key not in self.begun:
                     self.begun[prefix.key] = None
                     new_states.append(prefix)
         return new_states

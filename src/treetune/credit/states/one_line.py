@@ -9,8 +9,8 @@ state is continued by one request: the prompt's ids and the prefix's ids are the
         ...
         Estimate: the rewards of all continuations
 
-All states run as tasks of one program (`engine.programs`). A state waits for its own samples and grades
-alone.
+All states run as tasks of one program (`engine.programs`). Each state waits only for its own samples and
+grades.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ from treetune.vocabulary import Grade, Trajectory, joined
 
 @dataclass(frozen=True, kw_only=True)
 class OneLineStates(StateRule):
-    """A rule whose states may lie anywhere in answers whose tokens were each sampled after all before it.
+    """A base class of rules for answers in one line, in which each token was sampled after all tokens before
+    it. States may lie anywhere.
 
-    Override `step_starts` to say where.
+    Override `step_starts` to say where they lie.
     """
 
     needs = (Need(OneLine(), "it continues answers from their beginnings", STATES_REMEDY),)
@@ -60,8 +61,9 @@ class OneLineStates(StateRule):
         assert context.engine is not None, "answers that are sampled have an engine"
         continuations = OneLineContinuations(context, prefix, plan)
         if context.grader.has_services:
-            # The use of services (a judge's tokens) is counted by phase, and continuations count in the
-            # credit phase. So they are only sampled here, and graded there by `estimate`.
+            # The use of services (such as a judge's tokens) is counted by phase, and grading continuations
+            # belongs to the credit phase. So continuations are only sampled here, in the rollout phase.
+            # `estimate` grades them in the credit phase.
             await continuations.sample_next_round(context.engine.sample)
         else:
             await continuations.sample_all_rounds(context.engine.sample)
@@ -71,12 +73,12 @@ class OneLineStates(StateRule):
     def estimate(
         self, context: RolloutContext, prefixes: Sequence[AnswerPrefix], plan: ContinuationPlan
     ) -> list[Estimate]:
-        """Continues each state. Prefix and continuation together have the token budget of an answer."""
+        """Continues each state. Prefix and continuation together may have as many tokens as an answer."""
         assert context.engine is not None, "Monte-Carlo values need an engine"
         early = context.early_continuations
         states: list[OneLineContinuations] = []
         for prefix in prefixes:
-            # The continuations of this state that began during the rollout: only the rest is sampled here.
+            # `begun` has the continuations that were sampled during the rollout; the others are sampled here.
             begun = None if early is None else early.find(prefix.key, plan)
             states.append(begun or OneLineContinuations(context, prefix, plan))
         sampled_early = sum(len(state.completions) for state in states)
@@ -118,8 +120,8 @@ def continuation_request(
 ) -> Request:
     """Returns the request for `count` continuations of a state.
 
-    The viewer builds the same request to find the continuations in the journal: the journal identifies an
-    answered request by its content.
+    The viewer builds the same request, too, to find the continuations in the journal: the journal identifies
+    an answered request by its content.
 
     Args:
         settings: The context's settings for answers.
@@ -134,7 +136,7 @@ def continuation_request(
     problem, prompt_ids, _ = prefix
     prefix_ids = prefix.token_ids
     key: tuple[int | str, ...] = (iteration, problem.id, repr(tuple(prefix_ids.tolist())), purpose)
-    # The seed of round 0 doesn't depend on the round's number. VinePPO's states have no other round.
+    # The seed of round 0, the only one of a fixed budget such as VinePPO's, doesn't contain the round number.
     if round_number > 0:
         key = (*key, round_number)
     budget = settings.token_budget(prompt_ids, sampling.max_tokens)
@@ -149,7 +151,7 @@ def continuation_request(
 
 
 SampleFunction = Callable[[Request], Awaitable[list[Completion]]]
-"""The engine's `sample`, or one that also counts."""
+"""The type of `Engine.sample`, and of `CountedSamples.sample`, which also counts the samples."""
 
 
 @dataclass
@@ -160,19 +162,21 @@ class OneLineContinuations:
     prefix: AnswerPrefix
     plan: ContinuationPlan
     rounds: int = 0
-    """Rounds of the budget so far: one request each."""
+    """The number of rounds of the budget so far. Each is one request."""
     completions: list[Completion] = field(default_factory=list)
+    """All continuations so far, in the order of sampling."""
     grades: list[Future[Grade] | None] = field(default_factory=list)
-    """The grades of the first completions; the others have not been submitted to the grader. None for a
-    continuation that was cut off, whose reward is known."""
+    """One entry for each of the first `completions`; the later ones have not been submitted to the grader
+    yet. None for a continuation that was cut off and whose reward is known without a grade."""
 
     def __post_init__(self) -> None:
-        # The parameters of the problem's task: in a mixture, domains have stop strings and budgets of their
-        # own.
+        # The parameters are those of the problem's own task: in a mixture, each domain has its own stop
+        # strings and token budget.
         self.sampling = task_of(self.context.task, self.prefix.problem).adjust_sampling(self.plan.sampling)
 
     async def estimate(self, sample: SampleFunction) -> Estimate:
-        """Samples what the budget still asks for, and returns the rewards of the continuations."""
+        """Samples the continuations that the budget still asks for, waits for all grades, and returns the
+        estimate."""
         await self.sample_all_rounds(sample)
         await self._wait_for_grades()
         earned = self._earned()
@@ -233,11 +237,11 @@ class OneLineContinuations:
                 await result_of(grade)
 
     def _earned(self) -> list[float | None]:
-        """Returns the reward of each graded continuation; None for one that could not be graded."""
+        """Returns the reward of each continuation in `grades`; None for one that could not be graded."""
         earned: list[float | None] = []
         for future in self.grades:
-            # `_submit_to_grader` puts None for a continuation that was cut off and earns `unfinished_reward`,
-            # which isn't None then: `or 0.0` is for the type checker alone.
+            # `_submit_to_grader` puts None for a continuation that was cut off and earns `unfinished_reward`.
+            # This setting isn't None then, so `or 0.0` has no effect: it satisfies the type checker.
             if future is None:
                 earned.append(self.context.settings.unfinished_reward or 0.0)
                 continue

@@ -1,8 +1,8 @@
-"""States that only the rollout can continue which made the answers, such as answers with threads or turns.
+"""States of answers with threads or turns, which only the rollout that made the answers can continue.
 
-A thread, or a turn with a tool, is not one prompt for the engine. So the rollout itself resumes from a state:
-a `Start` with the segments of the prefix becomes a whole answer, and the rewards of such answers give the
-value.
+An answer with threads, or with turns and a tool, is not the completion of one prompt by the engine. So the
+rollout itself resumes from a state: it makes whole answers from a `Start` with the segments of the prefix.
+The value of the state is the mean reward of these answers.
 
     for each round of the budget:
         the starts of all unfinished states ── GrowingRollout.answers ──> graded answers through each state
@@ -28,13 +28,13 @@ class WholeAnswers(StateRule):
     """A rule whose states are continued by the rollout that made the answers."""
 
     def state_seed(self, context: RolloutContext, prefix: AnswerPrefix, purpose: str) -> int:
-        """Returns the seed of a state's continuations, which derives from the state alone."""
+        """Returns the seed of a state's continuations. It must not depend on other states."""
         raise NotImplementedError
 
     @override
     def begins_early(self, context: RolloutContext) -> bool:
-        # The use of services (a judge's tokens) is counted by phase, and that of early continuations would be
-        # counted in the rollout phase instead of the credit phase.
+        # The use of services (such as a judge's tokens) is counted by phase. For early continuations it would
+        # be counted in the rollout phase, and not in the credit phase, to which it belongs.
         return not context.grader.has_services
 
     @override
@@ -43,10 +43,10 @@ class WholeAnswers(StateRule):
     ) -> list[Trajectory]:
         """Samples the first round of a state's continuations, as many as the budget asks for.
 
-        Returns whole answers that begin with the state. `estimate` samples the further rounds, when all
-        answers of the iteration are there.
+        Returns whole answers that begin with the state. `estimate` samples the further rounds in the credit
+        phase.
         """
-        # Continuations report no progress, since the log's progress counts the rollout's answers alone.
+        # Continuations report no progress, since the progress in the log is that of the rollout's answers.
         quiet_log = replace(context.log, progress=lambda done, total: None)
         quiet_context = replace(context, log=quiet_log)
         first_count = plan.budget.ask(0, _no_rewards)
@@ -66,13 +66,13 @@ class WholeAnswers(StateRule):
         for prefix in prefixes:
             begun = None if early is None else early.find(prefix.key, plan)
             answers_by_state.append(list(begun or ()))
-        # What was sampled early is the first round.
+        # A state with early answers has gone through its first round already.
         rounds_by_state = [1 if answers else 0 for answers in answers_by_state]
-        # All states go through their rounds together, so that the rollout's bound on the answers in flight
-        # holds for all of them.
+        # All states go through their rounds together, in one call of the rollout for each round. So the
+        # rollout's bound on the number of answers in flight holds for all states together.
         unfinished_states = list(range(len(prefixes)))
         while unfinished_states:
-            state_of_start: list[int] = []
+            state_of_start: list[int] = []  # for each of `starts`, the index of its state
             starts: list[Start] = []
             for state in unfinished_states:
                 answers = answers_by_state[state]
@@ -95,10 +95,10 @@ class WholeAnswers(StateRule):
     def _starts(
         self, context: RolloutContext, prefix: AnswerPrefix, purpose: str, numbers: Sequence[int]
     ) -> list[Start]:
-        """Returns a start for each of these numbers, which count the continuations of a state.
+        """Returns a start for each of these numbers, which number the continuations of a state from 0 on.
 
-        A start is an answer to be sampled. It begins with the segments of the state (`prefix`), and has a
-        seed that derives from the state and the number.
+        A start describes an answer to be sampled: it begins with the segments of the state (`prefix`), and
+        has a seed that derives from the state and the number.
         """
         seed = self.state_seed(context, prefix, purpose)
         return [
@@ -123,8 +123,8 @@ def _rollout_of_continuations(context: RolloutContext, sampling: SamplingParams)
 
 
 def _context_of_continuations(context: RolloutContext) -> RolloutContext:
-    """Returns the context for continuations: they wait for answers in the queue, and their log-probs are not
-    read."""
+    """Returns the context for continuations. They have a lower priority in the engine's queue than answers,
+    and their log-probs are not read."""
     settings = replace(context.settings, reads_logprobs=False, priority=CONTINUATIONS)
     return replace(context, settings=settings)
 
@@ -135,8 +135,8 @@ def _rewards(answers: Sequence[Trajectory]) -> list[float]:
 
 def _estimate(prefix: AnswerPrefix, answers: Sequence[Trajectory], budget: Budget) -> Estimate:
     tokens_of_prefix = _sampled_tokens(prefix.segments)
-    # A budget may leave some rewards out: those of a pilot, the first round, may only decide how many
-    # continuations follow. `earned` below has the rewards of all continuations.
+    # A budget may leave rewards out of the value, such as those of a pilot, a first round that only decides
+    # how many continuations follow. `earned` below has the rewards of all continuations.
     rewards_for_value = budget.counted(_rewards(answers))
     return Estimate(
         earned=tuple(answer.reward if answer.grade.is_known else None for answer in answers),

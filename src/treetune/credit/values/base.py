@@ -1,12 +1,12 @@
-"""What a value estimator is, and what it works on: the states of all answers, and their continuations.
+"""The base class of value estimators, and their input: the states of all answers, and their continuations.
 
-A value estimator says what each state of each answer is worth. Credit (`vineppo`) makes advantages of the
+A value estimator estimates the value of each state of each answer. Credit (`vineppo`) makes advantages of the
 differences between neighbouring values:
 
     trees ── Valuation: the states of all answers ── ValueEstimator.values ──> a Value for each state
 
 Example: an answer of three steps has three states, the prompt first. Its `StepValues` may be
-``[Value(0.4, ...), None, Value(0.7, ...)]``: the second state has no value, so that the first two steps are
+``[Value(0.4, ...), None, Value(0.7, ...)]``: the second state has no value, so the first two steps are
 credited as one.
 """
 
@@ -40,13 +40,12 @@ class Value(NamedTuple):
     value: float
     """The estimated value: the expected reward after the steps before the state."""
     variance: float
-    """The variance of the value as an estimate."""
+    """The variance of the estimate `value`."""
     samples: int = 1
-    """Rewards of which it is the mean."""
+    """The number of rewards whose mean `value` is."""
     baseline: float | None = None
-    """The number that the steps after the state are compared with, if it differs from the value. It must not
-    depend on the answer's tokens after the state; then the gradient stays unbiased even if the baseline is
-    not."""
+    """The number with which the step after the state is compared, if it isn't `value`. It must not depend on
+    the answer's tokens after the state: then the gradient stays unbiased even if the baseline is biased."""
 
     @property
     def baseline_or_value(self) -> float:
@@ -54,16 +53,16 @@ class Value(NamedTuple):
 
 
 StepValues = list[Value | None]
-"""The values before each step of an answer. None where there is no value, and so no boundary: the step and
-the one before it are credited as one. Where the first is None, the answer can't be credited at all."""
+"""The value before each step of an answer. None where the state before a step has no value: the step and the
+one before it are then credited as one. If the first entry is None, the answer can't be credited at all."""
 
 
 def mean_of(rewards: Sequence[float], low: float = 0.0, high: float = 1.0) -> Value | None:
     """Returns the mean of rewards with its variance; None without rewards.
 
     The variance is computed as if each reward were either `low` or `high`. The probability of `high` is
-    estimated as if there were one more reward of each kind (Laplace). So equal rewards have a variance above
-    0: they don't show that there is no noise.
+    estimated as if there were one more reward of each kind (Laplace). So the variance is above 0 even if all
+    rewards are equal: a few equal rewards don't show that there is no noise.
     """
     if not rewards:
         return None
@@ -88,20 +87,24 @@ class AnswerState(NamedTuple):
     """
 
     tree: int
-    """Index of the tree among those that are valued."""
+    """Index of the tree in `Valuation.trees`."""
     leaf: int
     """Index of the answer among the leaves of its tree."""
     length: int
-    """Response tokens of the state."""
+    """The number of response tokens in the state."""
     state: State
-    """Equal for all answers that begin with the same tokens."""
+    """The state without the answer: equal for all answers that begin with the same tokens."""
 
 
 class ValuedAnswer(NamedTuple):
-    """An answer that is valued, and its states: one before each of its steps, the prompt first."""
+    """An answer whose states get values, and these states: one before each of its steps, the prompt first.
+
+    If `Valuation.max_states` is set, only its first states are here.
+    """
 
     tree: Tree
     leaf: int
+    """Index of the answer among the leaves of its tree."""
     states: Sequence[AnswerState]
 
     @property
@@ -115,7 +118,8 @@ class ValuedAnswer(NamedTuple):
 
 @dataclass
 class Valuation:
-    """The answers of this rank's trees that credit values, and the continuations of their states so far.
+    """The answers of this rank's trees, whose states get values, and the continuations of these states so
+    far.
 
     An estimator asks for continuations with `sample` or `sample_first`, and reads them with `values`.
     """
@@ -123,19 +127,22 @@ class Valuation:
     context: RolloutContext
     trees: Sequence[Tree]
     rule: StateRule
+    """The rule that says where the states lie, and that continues them."""
     sampling: SamplingParams
+    """The sampling parameters of continuations."""
     samples: int
     """The usual number of continuations of a state."""
     max_states: int | None = None
-    """Bounds the states of an answer."""
+    """The largest number of states of an answer; None: there is no bound."""
     answers: list[ValuedAnswer] = field(init=False)
-    """The answers of all trees, tree after tree. Values are lists with one entry for each of them."""
+    """The answers of all trees, tree after tree. Methods that return values return one `StepValues` for each
+    of them, in this order."""
     estimates: dict[State, Estimate] = field(default_factory=dict)
-    """The estimates of the states of these trees that were continued."""
+    """The estimates of those states of this rank's trees that were continued."""
     all_estimates: list[Estimate] = field(default_factory=list)
-    """All ranks' estimates."""
+    """The estimates of all states that were continued on any rank."""
     metrics: Metrics = field(default_factory=dict)
-    """Metrics of all ranks' states, which estimators add."""
+    """Metrics over the states of all ranks. Estimators add them."""
 
     def __post_init__(self) -> None:
         self.answers = []
@@ -163,12 +170,14 @@ class Valuation:
     def sample(
         self, answer_states: Iterable[AnswerState], budget: Budget | None = None, balanced: bool = True
     ) -> None:
-        """Samples continuations of the given states, except for states that have some already. Collective.
+        """Samples continuations of the given states, except for states that have continuations already.
+        Collective.
 
         Args:
             answer_states: States of this rank's answers. Equal states are continued once.
-            budget: Decides how many continuations a state gets; None: `samples` of each.
-            balanced: Whether the work is balanced over the ranks. Otherwise each state stays on this rank.
+            budget: Decides how many continuations a state gets; None: `samples` for each state.
+            balanced: True: the states are distributed evenly over the ranks. False: each state is continued
+                on this rank.
         """
         # For each tree, the distinct states to continue, each with one of the answers that go through it.
         new_states_by_tree: list[dict[State, AnswerState]] = [{} for _ in self.trees]
@@ -191,7 +200,8 @@ class Valuation:
         self.all_estimates += estimates_of_all
 
     def sample_first(self, estimator: ValueEstimator) -> None:
-        """Samples continuations of the states that the estimator continues in any case (`first_states`).
+        """Samples continuations of the states that the estimator continues whatever the other answers are
+        (`first_states`).
 
         A run may have begun these continuations during the rollout, as soon as their answer was graded
         (`EarlyContinuations`). Such continuations are not sampled again. Collective.
@@ -199,8 +209,8 @@ class Valuation:
         first_states: list[AnswerState] = []
         for answer in self.answers:
             first_states += [answer.states[index] for index in estimator.first_states(len(answer.states))]
-        # An early continuation is on the rank of its answer. So if there are any, no state may move to
-        # another rank.
+        # Early continuations are on the rank of their answer. So if the run has begun any, no state may move
+        # to another rank.
         nothing_is_early = self.context.early_continuations is None
         self.sample(first_states, estimator.budget(self.samples), balanced=nothing_is_early)
 
@@ -221,7 +231,7 @@ class Valuation:
         return values
 
     def sibling_rewards(self) -> dict[AnswerState, list[float]]:
-        """Returns, for each state of an answer, the rewards of the other answers that went through it."""
+        """Returns, for each state of each answer, the rewards of the other answers that went through it."""
         shared_by_tree = [shared_tokens(tree) for tree in self.trees]
         rewards = {}
         for answer_state in self.states:
@@ -231,8 +241,11 @@ class Valuation:
         return rewards
 
     def values_with(self, others: Mapping[AnswerState, Sequence[float]]) -> list[StepValues]:
-        """Returns, answer by answer, the mean of the rewards of each state's continuations and of
-        `others`."""
+        """Returns, answer by answer, the value of each state from more rewards than its continuations'.
+
+        The value is the mean over the rewards of the state's continuations and the state's rewards in
+        `others`. It is None if there are neither.
+        """
         values: list[StepValues] = []
         for answer in self.answers:
             step_values: StepValues = []
@@ -276,7 +289,7 @@ def rewards_below(tree: Tree, shared: Sequence[Sequence[int]], leaf: int, length
 def shared_tokens(tree: Tree) -> list[list[int]]:
     """Returns how many tokens each pair of a tree's answers have in common at their beginning.
 
-    An answer and itself have 0. The answers must be in one line, which means without parallel threads.
+    The entry of an answer with itself is 0. The answers must have no parallel threads.
 
     Example: of the answers ``aab``, ``aac`` and ``ab`` it is ``[[0, 2, 1], [2, 0, 1], [1, 1, 0]]``.
     """
@@ -302,11 +315,11 @@ class ValueEstimator(Registrable):
     to_declare = ("unbiased",)
 
     unbiased: bool
-    """Whether the mean of an estimate over all that could have been sampled is the state's value, so that the
+    """Whether the expectation of an estimate, over everything that is sampled, is the state's value. Then the
     expectation of the gradient is the policy gradient."""
 
     learns_from_others: bool = False
-    """Whether values of one problem depend on what was sampled of others."""
+    """Whether the values of a problem's states depend on answers or continuations of other problems."""
 
     @property
     def continues(self) -> bool:
@@ -324,16 +337,16 @@ class ValueEstimator(Registrable):
         return None
 
     def budget(self, samples: int) -> Budget:
-        """Returns the budget of a state that usually has so many continuations."""
+        """Returns the budget with which each state is continued, given the usual number of continuations."""
         return FixedBudget(samples)
 
     def first_states(self, states: int) -> Sequence[int]:
-        """Returns the states of an answer that this estimator continues in any case.
+        """Returns the states of an answer that this estimator continues in any case: whatever the other
+        answers are, and whatever continuations earn.
 
-        It continues them whatever the other answers are, and whatever continuations earn. So a run may sample
-        these continuations as soon as the answer is graded, while other answers are still sampled. Otherwise
-        `Valuation.sample_first` samples them. By default there are no such states: some estimators have to
-        see all answers first, or sample nothing.
+        So a run may sample these continuations as soon as the answer is graded, while other answers are still
+        sampled. If the run hasn't, `Valuation.sample_first` samples them. By default there are no such
+        states: some estimators have to see all answers first, or sample nothing.
 
         Args:
             states: How many states the answer has.
@@ -344,5 +357,5 @@ class ValueEstimator(Registrable):
         return ()
 
     def values(self, valuation: Valuation) -> list[StepValues]:
-        """Returns the values of each of `Valuation.answers`, one for each of its states. Collective."""
+        """Returns, for each of `Valuation.answers`, the values of its states. Collective."""
         raise NotImplementedError

@@ -1,8 +1,9 @@
-"""Values where a search by halves finds that they change: OmegaPRM's binary search (arXiv:2406.06592).
+"""Values of the states that a binary search continues to find where values change: OmegaPRM's search
+(arXiv:2406.06592).
 
 Example: an answer of eight steps with the reward 1, whose prompt is worth 0.4. The search continues the state
-in the middle, before step 5. It is worth 0.5, so nothing happens in the first half. The second half, from 0.5
-to 1, is halved again, until each remaining change lies within one step:
+in the middle, before step 5. It is worth 0.5, so the first half is not searched. The second half, from 0.5 to
+1, is halved again, until each remaining change lies within one step:
 
     states    0 ─────────────── 4 ─────── 6 ─── 7 ─── end
     values   0.4               0.5       0.5   0.9     1
@@ -23,22 +24,24 @@ from treetune.credit.values.base import AnswerState, StepValues, Valuation, Valu
 @ValueEstimator.register("bisect")
 @dataclass(frozen=True, kw_only=True)
 class Bisect(ValueEstimator):
-    """Continues the prompt, and then the middle of each part of the answer whose ends differ in value by more
-    than `threshold` (the end of the answer has its reward), until no part does or each is a step. The search
-    is OmegaPRM's (Luo et al., arXiv:2406.06592, section 3.2), for every answer, right or wrong.
+    """Continues the prompt, and then the state in the middle of each part of the answer whose two ends differ
+    in value by more than `threshold`. The halves of a part are parts again, until no part of several steps
+    has such ends. The value at the end of the answer is its reward. The search is OmegaPRM's (Luo et al.,
+    arXiv:2406.06592, section 3.2), here for every answer, right or wrong.
 
-    Steps between two values are credited as one. **Biased**: whether a state is valued depends on what came
-    after it. A value that falls and rises again within a part is missed. On the tests' language the expected
-    gradient is off by 16 % of its length with two continuations (cosine 0.992)."""
+    Steps between two values are credited as one. **Biased**: whether a state gets a value depends on what
+    came after it. A value that falls and rises again within a part is missed. On the tests' language the
+    expected gradient is off by 16 % of its length with two continuations (cosine 0.992)."""
 
     unbiased = False
 
     threshold: Annotated[float, Gt(0)] = 0.25
-    """The largest difference of values that is not searched. If it is below the noise of two means, the
-    search follows the noise."""
+    """A part is searched if the values at its ends differ by more than this. If it is smaller than the noise
+    in the difference of two values, the search follows the noise."""
     most_tokens: Annotated[int, Gt(0)] | None = None
-    """Bounds the continuations of an answer: no part is halved once they have so many tokens. Those of a
-    state that it shares with others count for each. null: there is no bound."""
+    """Bounds the cost of an answer: once the continuations of its states have this many tokens together, no
+    part is halved any more. Continuations of a state that several answers share count in each of these
+    answers. null: there is no bound."""
 
     @override
     def first_states(self, states: int) -> Sequence[int]:
@@ -48,7 +51,7 @@ class Bisect(ValueEstimator):
     def values(self, valuation: Valuation) -> list[StepValues]:
         searches = [_Search(self, valuation, answer.states, answer.reward) for answer in valuation.answers]
         valuation.sample_first(self)  # the prompts, see `first_states`
-        # The searches of all answers advance together, so that each wave is sampled at once.
+        # The searches of all answers advance together, so that each wave of states is sampled in one call.
         while True:
             wave: list[AnswerState] = []
             for search in searches:
@@ -74,14 +77,14 @@ class _Search:
         """The states that are being continued: the prompt, and then the middle of each of `parts`."""
 
     def next_wave(self) -> list[AnswerState]:
-        """Returns the states to continue next, given that the continuations of `middles` are there."""
+        """Returns the states to continue next. The continuations of `middles` must have been sampled."""
         if not self.middles:
             return []  # the search has ended
         halves: list[tuple[int, int]] = []
         if not self.valued:  # only the prompt was continued: the first part is the whole answer
             # The number after the last state stands for the answer's end, whose value is the reward.
             halves.append((0, len(self.states)))
-        # After the prompt alone, `middles` has the prompt and `parts` is empty: nothing is halved here.
+        # If only the prompt was continued, `parts` is empty, so this loop does nothing.
         for (start, end), middle in zip(self.parts, self.middles):
             halves += [(start, middle), (middle, end)]
         self.valued += self.middles

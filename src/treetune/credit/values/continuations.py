@@ -18,12 +18,12 @@ from treetune.credit.values.base import StepValues, Valuation, ValueEstimator
 @ValueEstimator.register("continuations")
 @dataclass(frozen=True, kw_only=True)
 class FreshContinuations(ValueEstimator):
-    """The mean reward of fresh continuations, as many as the credit's `samples` says (Kazemnejad et al.,
-    arXiv:2410.01679, section 4).
+    """The mean reward of fresh continuations, of which each state gets the credit's `samples` (Kazemnejad et
+    al., arXiv:2410.01679, section 4).
 
     With `count_siblings`, the other answers to the problem that went through a state count as continuations
     of it, at no cost. An answer's own reward is left out, so that its values don't depend on its later
-    tokens. Values are unbiased with it and without it."""
+    tokens. Values are unbiased with `count_siblings` and without it."""
 
     unbiased = True
 
@@ -49,7 +49,7 @@ class FreshContinuations(ValueEstimator):
 
 
 def check_continuations(temperature: float) -> Iterator[Finding]:
-    """Returns a finding where all continuations of a state would be the same one."""
+    """Yields an error at temperature 0, where all continuations of a state would be the same."""
     if temperature == 0:
         yield Finding(
             "continuations are sampled at temperature 0, so that all of a state's earn the same",

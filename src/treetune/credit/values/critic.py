@@ -1,5 +1,5 @@
-"""Values from the run's critic: alone (`critic`), and as a control variate of continuations
-(`control_variate`)."""
+"""Values from the run's critic: its own values (`critic`), and the critic as a control variate of another
+estimator's values, such as those of continuations (`control_variate`)."""
 
 from __future__ import annotations
 
@@ -30,22 +30,23 @@ CRITIC_NEEDS = (
 
 
 UNKNOWN_VARIANCE = 0.25
-"""The variance of a critic's value, whose error is not known: the largest that one reward between 0 and 1 can
-have."""
+"""The variance that is given to a critic's values, since their error is not known: the largest variance that
+a reward between 0 and 1 can have."""
 
 
 @ValueEstimator.register("critic")
 @dataclass(frozen=True, kw_only=True)
 class CriticEstimator(ValueEstimator):
     """The values of the run's critic, as it is before the iteration's training. Nothing is sampled. The
-    critic learns the rewards of the answers that are trained on, as PPO's with γ = λ = 1.
+    critic learns the rewards of the answers that are trained on, as PPO's critic does with γ = λ = 1.
 
-    A step's advantage is the value after it minus the value before it (the last one's: the reward minus the
-    value before it): PPO's with λ = 0 from step to step (Schulman et al., arXiv:1506.02438, eq. 16).
+    A step's advantage is the value after the step minus the value before it; for the last step, the reward
+    takes the place of the value after it. This is PPO's advantage with λ = 0, for steps in place of tokens
+    (Schulman et al., arXiv:1506.02438, eq. 16).
 
-    **Biased** by as much as the critic is wrong about what a step changed; with exact values it is exact. On
-    the tests' language a critic that knows the length of a state alone is off by 0.26, and the expected
-    gradient by 84 % of its length (cosine 0.55)."""
+    **Biased** by the critic's error about what a step changed; with exact values the advantages are exact. On
+    the tests' language, the values of a critic that only knows the length of a state are off by 0.26, and the
+    expected gradient by 84 % of its length (cosine 0.55)."""
 
     unbiased = False
 
@@ -81,7 +82,7 @@ class CriticEstimator(ValueEstimator):
 def critic_values(valuation: Valuation) -> list[list[float | None]]:
     """Returns the critic's value of each state of each answer. Collective.
 
-    The value of a state after the last sampled token is None.
+    A state after which no token was sampled has the value None.
     """
     critic = required(valuation.context.model_scores.critic, "critic")
     values_of_tokens = critic.values([answer.trajectory for answer in valuation.answers])
@@ -104,26 +105,28 @@ def _value_at(values_T: Column, length: int) -> float | None:
 
 
 class _Differences(NamedTuple):
-    """Two numbers minus the critic's value of a state. The noise of the two is independent."""
+    """Two differences from the critic's value V_φ(s) of a state s. Their noise is independent."""
 
     of_state: float
-    """V̂(s) − V_φ(s), with the other estimator's value of the state itself."""
+    """V̂(s) − V_φ(s), where V̂(s) is the other estimator's value of the state itself."""
     of_next_state: float
-    """V̂(s') − V_φ(s), with the other estimator's value of the next state, or with the answer's reward."""
+    """V̂(s') − V_φ(s), where V̂(s') is the other estimator's value of the next state; after the last state,
+    the answer's reward."""
 
 
 class _Moments(NamedTuple):
-    """Sums over states, from which c is learnt."""
+    """Sums over states, from which c is learnt, the weight of the other estimator in the baseline."""
 
     squares: float
     """The sum of `_Differences.of_state` squared."""
     products: float
     """The sum of `_Differences.of_state` times `_Differences.of_next_state`."""
     states: float
+    """The number of states."""
 
     @property
     def share(self) -> float:
-        """c, by least squares, between 0 and 1; 1 where nothing is known."""
+        """c, by least squares, between 0 and 1; 1 without any states, or if V̂ and V_φ agree everywhere."""
         if not self.states or self.squares <= 0:
             return 1.0
         return min(max(self.products / self.squares, 0.0), 1.0)
@@ -136,19 +139,21 @@ class ControlVariate(OverAnother):
 
     A step's advantage is V̂(s') − b(s): the other estimator's value V̂ of the state after the step, minus a
     baseline for the state before it, b = V_φ + c·(V̂ − V_φ), where V_φ is the critic's value. For any f that
-    does not depend on the action in s, ∇log π(a|s)·f(s) has the mean 0. So has ∇log π(a|s)·(1 − c)·(V̂ −
-    V_φ)(s), the only difference from the other estimator's gradient: a control variate whose mean is known
-    (Greensmith, Bartlett and Baxter, JMLR 5, 2004, section 4). It is as unbiased as the other, however wrong
-    the critic: V_φ is never used for what a step has brought about, where its error would remain.
+    does not depend on the action in s, ∇log π(a|s)·f(s) has the mean 0. The gradient differs from the other
+    estimator's only by ∇log π(a|s)·(1 − c)·(V̂ − V_φ)(s), which is such a term: a control variate whose mean
+    is known (Greensmith, Bartlett and Baxter, JMLR 5, 2004, section 4). So advantages are as unbiased as with
+    the other estimator, however wrong the critic is. V_φ is only used in baselines. As the value after a step
+    it would bias advantages by its error.
 
-    c is learnt: V̂(s') has the mean V(s), and noise of its own, so that the least squares of V̂(s') − V_φ(s)
-    on V̂(s) − V_φ(s) give the c with the least variance of all advantages. They are taken over the
-    iteration's other problems, which share no sample with this one: learnt from its own answers, c would
-    depend on what they did next. c is between 0 (the critic alone) and 1 (no critic); with one problem alone
-    it is 1. Over an estimator that itself learns from other problems it is **biased** by as much as one
-    problem weighs among them (of three on the tests' language by 0.6 %).
+    c is learnt. V̂(s') has the mean V(s), and its noise is independent of that of V̂(s). So the least squares
+    of V̂(s') − V_φ(s) on V̂(s) − V_φ(s) give the c with which advantages have the least variance. The least
+    squares are taken over the iteration's other problems, which share no sample with this one: a c that is
+    learnt from a problem's own answers would depend on what these did next. c is between 0 (only the critic
+    counts) and 1 (the critic doesn't count); if there is no other problem, it is 1. If the other estimator
+    itself learns from other problems, advantages are **biased** by as much as one problem weighs among them
+    (with three problems on the tests' language by 0.6 %).
 
-    Half of an advantage's noise is the baseline's, so that a perfect critic is worth twice the
+    Half of an advantage's noise is the baseline's, so a perfect critic is worth as much as twice the
     continuations, and no critic does harm on average."""
 
     learns_from_others = True
@@ -189,8 +194,8 @@ class ControlVariate(OverAnother):
         sums = Sums(all_moments, columns=3)
         total = _Moments(*sums.as_floats())
         if total.states:
-            # The noise of a state's two differences is independent, so that the mean of their products is
-            # the critic's squared error.
+            # The noise of a state's two differences is independent, so the mean of their products estimates
+            # the critic's mean squared error.
             critic_error = math.sqrt(max(total.products / total.states, 0.0))
             valuation.metrics["credit/critic_error"] = critic_error
             valuation.metrics["credit/critic_weight"] = 1 - total.share
@@ -211,8 +216,8 @@ def _differences(
     """Returns two differences for each state.
 
     They are the state's value and the value of the next state, both minus the critic's value of the state.
-    The last state has no next state, so the answer's reward is its next value. States without a value, or
-    without a critic's value, are left out.
+    The last state has no next state: the answer's reward takes the place of that value. States without a
+    value, or without a critic's value, are left out.
     """
     pairs = zip(step_values, values_of_critic, strict=True)
     valued = [(value, critic) for value, critic in pairs if value is not None]
@@ -240,8 +245,7 @@ def _moments(differences_by_answer: Sequence[Sequence[_Differences]]) -> _Moment
 def _with_baseline(value: Value | None, critic: float | None, share: float) -> Value | None:
     """Returns a value with the baseline b = V_φ + c·(V̂ − V_φ), where V_φ is `critic` and c is `share`.
 
-    V̂ is the value itself, or its own baseline if it has one. The value is unchanged where the critic has no
-    value.
+    V̂ is the value itself, or its baseline if it has one. If `critic` is None, the value is unchanged.
     """
     if value is None or critic is None:
         return value

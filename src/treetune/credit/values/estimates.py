@@ -19,12 +19,12 @@ from treetune.vocabulary import Problem, Segment, TokenIds
 
 
 class StateOfPath(NamedTuple):
-    """A state of an answer: the first tokens of its path."""
+    """A state of an answer: the first tokens of the answer's path, which is the list of its segments."""
 
     path: int
-    """The index of the path among those of the problem."""
+    """The index of the path in `ProblemStates.paths`."""
     length: int
-    """The number of its tokens that belong to the state; 0 for the prompt."""
+    """The number of response tokens in the state; 0 for the prompt."""
 
 
 class ProblemStates(NamedTuple):
@@ -47,8 +47,8 @@ class ProblemStates(NamedTuple):
     states: Sequence[StateOfPath]
 
     def without_logprobs(self) -> ProblemStates:
-        """Returns the same without log-probs: no continuation needs them, and messages between ranks become
-        smaller."""
+        """Returns the same states without log-probs. No continuation needs log-probs, and without them the
+        messages between ranks are smaller."""
         paths = []
         for path in self.paths:
             paths.append([replace(segment, logprobs=None) for segment in path])
@@ -73,12 +73,13 @@ def estimate_states(
         context: The context of the phase.
         problems: The states of this rank, by problem.
         rule: The rule that continues them.
-        plan: How they are continued.
-        balanced: Whether the work is balanced over the ranks. Otherwise each state stays with the first rank
-            that has it, where `EarlyContinuations` began it.
+        plan: How often, and with which sampling parameters, each state is continued.
+        balanced: True: the states are distributed evenly over the ranks. False: each state is continued on
+            the first rank that has it, since `EarlyContinuations` may have begun its continuations there.
 
     Returns:
-        The estimates of this rank's states, in their order, and those of all ranks' distinct states.
+        The estimates of this rank's states, one list for each of `problems`, in the order of their states;
+        and the estimates of all ranks' distinct states.
     """
     ranks = context.ranks
     problems_by_rank = ranks.exchange("value-states", [problem.without_logprobs() for problem in problems])
@@ -87,9 +88,9 @@ def estimate_states(
     local_estimates = rule.estimate(context, local_prefixes, plan)
     estimates_by_rank = ranks.exchange("value-estimates", local_estimates)
 
-    # Each rank has returned its estimates in the order of `prefix_of_key`, which `rank_of_key` has, too.
-    # So the next key takes the next estimate of its rank. Example: if the ranks of the keys a, b, c are 0, 1,
-    # 0, then rank 0 has returned the estimates of a and c, and rank 1 that of b.
+    # Each rank has returned the estimates of its keys in the order of `prefix_of_key`, and `rank_of_key` has
+    # the same order. So each key in turn takes the next estimate of its rank. Example: if the ranks of the
+    # keys a, b, c are 0, 1, 0, then rank 0 has returned the estimates of a and c, and rank 1 that of b.
     next_estimates = [iter(estimates_of_rank) for estimates_of_rank in estimates_by_rank]
     estimate_of_key = {key: next(next_estimates[rank]) for key, rank in rank_of_key.items()}
     estimates_by_problem = []
@@ -101,7 +102,8 @@ def estimate_states(
 def _assign_to_ranks(
     problems_by_rank: Sequence[Sequence[ProblemStates]], world_size: int, balanced: bool
 ) -> tuple[dict[bytes, int], dict[bytes, AnswerPrefix]]:
-    """Assigns each distinct state to a rank. Returns its rank and the state itself, each by the state's key.
+    """Assigns each distinct state to a rank. Returns two dictionaries by the key of the state: to the rank,
+    and to the state.
 
     All ranks compute the same dictionaries, in the same order.
     """
@@ -112,8 +114,8 @@ def _assign_to_ranks(
     rank_of_key: dict[bytes, int] = {}
     prefix_of_key: dict[bytes, AnswerPrefix] = {}
     for rank, problem in problems:
-        # Neighbours in this order share most of their tokens, and so are about equally far from the end of an
-        # answer. Giving them to the ranks in turn balances the work.
+        # States that are neighbours in the order of their token ids share most of their tokens, so they are
+        # about equally far from the end of an answer. Assigning them to the ranks in turn balances the work.
         for prefix in sorted(problem.prefixes(), key=_big_endian_ids):
             key = prefix.key
             if key not in prefix_of_key:
@@ -123,5 +125,5 @@ def _assign_to_ranks(
 
 
 def _big_endian_ids(prefix: AnswerPrefix) -> bytes:
-    """Returns the ids as bytes that sort as the ids do: with the high byte of each id first."""
+    """Returns the state's token ids as bytes that sort as the ids do: with the high byte of each id first."""
     return prefix.token_ids.astype(">i4").tobytes()

@@ -1,6 +1,8 @@
-"""Values smoothed from one side: the value after a step from later states, its baseline from earlier ones.
+"""Values smoothed from one side. A step's advantage is the value after it minus a baseline: here the value is
+smoothed with the values of later states, and the baseline with those of earlier states.
 
-`smoothed` uses both sides for both numbers, and is biased. Here each number only uses the side that it may:
+`smoothed` uses both sides for both numbers, and is biased. Here each number uses only the side on which it
+may depend without bias:
 
     states      s_0 ──── s_1 ──── s_2 ──── reward
     q_1                   └────────┴─────────┘      the value after step 0: from s_1 and what follows
@@ -24,26 +26,28 @@ from treetune.credit.values.base import StepValues, Valuation, ValueEstimator
 from treetune.credit.values.over_another import OverAnother, Sums
 
 GAINS = tuple(tenth / 10 for tenth in range(10))
-"""The gains to choose from: the share of a value that comes from its neighbour."""
+"""The gains to choose from. A gain is the share of a smoothed value that comes from its neighbour."""
 
 
 @ValueEstimator.register("filtered")
 @dataclass(frozen=True, kw_only=True)
 class Filtered(OverAnother):
-    """Smooths another estimator's values in two halves, each from the side that it may depend on.
+    """Smooths another estimator's values V̂ twice: from later states for the value after a step, and from
+    earlier states for the baseline before it.
 
-    The value after a step is smoothed from the states after it: q_i = (1 − g)·V̂_i + g·q_{i+1}, with the
-    reward after the last. Values along an answer are a martingale, so each later one has the mean V(s_i). The
-    baseline is smoothed from the states before it: f_i = (1 − h)·V̂_i + h·f_{i−1} does not depend on the
-    action in s_i, and for any such f ∇log π(a|s)·f has the mean 0. A step's advantage is q_{i+1} − f_i: as
-    unbiased as the other estimator, where `smoothed` uses both sides for both values.
+    The value after a step is q_i = (1 − g)·V̂_i + g·q_{i+1}, where the q after the last state is the reward.
+    Values along an answer are a martingale, so each later value has the mean V(s_i). The baseline is
+    f_i = (1 − h)·V̂_i + h·f_{i−1}. It does not depend on the action in s_i, and for any such f,
+    ∇log π(a|s)·f has the mean 0. A step's advantage is q_{i+1} − f_i. It is as unbiased as the other
+    estimator, unlike that of `smoothed`, which uses both sides for both numbers.
 
-    Where g (`behind`) isn't set, it is the one of `GAINS` with which q best predicts V̂ of the state before;
-    where h (`before`) isn't set, it is the one with which f best predicts V̂ of the state after. The noise of
-    that V̂ is independent, so these gains have the least variance. They are learnt from the iteration's other
-    problems, which share no sample with this one; with one problem alone both are 0. ``credit/filter_behind``
-    and ``credit/filter_before`` are those of all problems together. If one is learnt over an estimator that
-    itself learns from other problems, it is **biased** by as much as one problem weighs among them."""
+    A gain that isn't set is learnt: g (`behind`) is the one of `GAINS` with which q best predicts V̂ of the
+    state before, h (`before`) the one with which f best predicts V̂ of the state after. The noise of the
+    predicted V̂ is independent of the prediction, so these gains have the least variance. They are learnt
+    from the iteration's other problems, which share no sample with this one; if there is no other problem,
+    both are 0. ``credit/filter_behind`` and ``credit/filter_before`` are the gains for all problems together.
+    If a gain is learnt and the other estimator itself learns from other problems, values are **biased** by as
+    much as one problem weighs among them."""
 
     behind: Annotated[float, Ge(0), Lt(1)] | None = None
     """The gain g; null: it is learnt."""
@@ -70,7 +74,8 @@ class Filtered(OverAnother):
         errors = []
         for step_values, answer in zip(estimates, valuation.answers, strict=True):
             errors.append(_prediction_errors(step_values, answer.reward))
-        # For each tree, the sums of its answers' errors: one column for each of `GAINS` as g, then as h.
+        # For each tree, the sums of its answers' errors: one column for each of `GAINS` as g, and then one
+        # for each as h.
         columns = 2 * len(GAINS)
         errors_by_tree = []
         for errors_of_tree in valuation.by_tree(errors):
@@ -130,7 +135,8 @@ def _prediction_errors(step_values: StepValues, reward: float) -> list[float]:
     errors_of_g, errors_of_h = [], []
     for gain in GAINS:
         smoothed_values = _smooth_from_later(observations, gain)
-        # The last value is the reward itself, whatever the gain, so its error would tell nothing about gains.
+        # The last smoothed value is the reward itself, whatever the gain. So its error in predicting the last
+        # V̂ says nothing about gains, and is left out.
         later_and_earlier = zip(smoothed_values[1:-1], observations)
         errors_of_g.append(math.fsum((later - earlier) ** 2 for later, earlier in later_and_earlier))
         smoothed_baselines = _smooth_from_earlier(baselines, gain)
@@ -140,7 +146,7 @@ def _prediction_errors(step_values: StepValues, reward: float) -> list[float]:
 
 
 def _observations(step_values: StepValues, reward: float) -> list[float]:
-    """Returns V̂ of each state that has a value, and after the last the reward."""
+    """Returns V̂ of each state that has a value, followed by the reward."""
     return [*(value.value for value in step_values if value is not None), reward]
 
 

@@ -1,5 +1,5 @@
-"""Shared by estimators that work on another estimator's values: their base, and sums that leave a problem
-out."""
+"""The base class of estimators that change another estimator's values, and sums from which one problem can be
+left out."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from treetune.credit.values.continuations import FreshContinuations
 
 @dataclass(frozen=True, kw_only=True)
 class OverAnother(ValueEstimator):
-    """An estimator that requests the same continuations as another one, and changes its values."""
+    """An estimator that has another estimator sample the continuations and estimate the values, and then
+    changes these values."""
 
     over: ValueEstimator = field(default_factory=FreshContinuations)
-    """The estimator whose values it works on."""
+    """The other estimator, whose values are changed."""
 
     @property
     @override
@@ -49,9 +50,10 @@ class OverAnother(ValueEstimator):
 class Sums:
     """Sums over problems, column by column, from which one problem can be left out exactly.
 
-    An estimator that learns a number from the *other* problems needs the sums without each problem. Floats
-    that are added and subtracted again leave a rounding error that depends on the problem's own samples, and
-    where two candidates are equally good, this error would decide between them. Fractions leave nothing.
+    An estimator that learns a number from the *other* problems needs, for each problem, the sums without this
+    problem. If floats are added and then subtracted again, a rounding error remains that depends on the
+    problem's own samples. Where two candidates for the number are equally good, this error would decide
+    between them. Fractions have no rounding error.
 
     Example::
 

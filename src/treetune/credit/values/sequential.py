@@ -16,11 +16,13 @@ from treetune.credit.values.base import StepValues, Valuation, ValueEstimator, m
 
 @dataclass(frozen=True)
 class UntilSure(Budget):
-    """`first` continuations in each round, until the standard error is `error` or less, or there are `most`.
+    """Asks for `first` continuations in each round, until the standard error of the value is `error` or less,
+    or until there are `most` continuations.
 
-    With a `pilot`, the first round only decides how many continuations the second and last round has, and
-    does not count. Example: with ``first=4, error=0.15``, four pilot rewards of 1, 1, 0, 1 have a variance of
-    0.22 each, so that 0.22 / 0.15² = 10 more continuations are sampled, whose mean is the value.
+    With a `pilot`, there are two rounds. The first only decides how many continuations the second has, at
+    most `most`, and its rewards don't count. Example: with ``first=4, error=0.15``, four pilot rewards of 1,
+    1, 0, 1 have a variance of 0.22 each, so 0.22 / 0.15² = 10 more continuations are sampled. The mean of
+    their rewards is the value.
     """
 
     first: int
@@ -50,7 +52,7 @@ class UntilSure(Budget):
                 return self.most  # the pilot says nothing about the variance
             # `value.variance` is that of the mean of all rewards so far.
             variance_of_a_reward = value.variance * len(rewards_so_far)
-            # The mean of so many new rewards has a standard error of about `error`.
+            # The mean of this many new rewards has a standard error of about `error`.
             needed = math.ceil(variance_of_a_reward / self.error**2)
             return min(max(needed, 1), self.most)
         if value is not None and math.sqrt(value.variance) <= self.error:
@@ -66,20 +68,21 @@ class UntilSure(Budget):
 @ValueEstimator.register("sequential")
 @dataclass(frozen=True, kw_only=True)
 class Sequential(ValueEstimator):
-    """Continues a state until its value is known to a standard error (of rewards between 0 and 1), in rounds
-    of the credit's `samples`.
+    """Continues a state, in rounds of the credit's `samples`, until the standard error of its value is
+    `error` or less. Rewards are taken to be between 0 and 1.
 
-    **Biased** without a `pilot`: a state that looks decided early gets no more continuations, which draws
-    values to 0 and 1 (on the tests' language by 0.03; the expected gradient is 5 % too long, its direction
-    right to a cosine of 0.9997). Unbiased with a `pilot`."""
+    **Biased** without a `pilot`: a state whose first rewards are mostly equal gets no more continuations,
+    which draws values to 0 and 1 (on the tests' language by 0.03; the expected gradient is 5 % too long, and
+    its direction has a cosine of 0.9997 with the true one). Unbiased with a `pilot`."""
 
     error: Annotated[float, Gt(0)] = 0.15
-    """Standard error of a value that is known well enough."""
+    """The standard error at which a value is known well enough."""
     most: Annotated[int, Gt(0)] = 32
-    """The largest number of continuations of a state."""
+    """The largest number of continuations of a state; with a `pilot`, without those of the pilot. At least
+    the credit's `samples`."""
     pilot: bool = False
-    """Whether the first continuations only decide how many more there are, and then don't count: unbiased, at
-    the cost of these continuations."""
+    """Whether the first `samples` continuations only decide how many more are sampled, and then don't count.
+    Values are then unbiased, at the cost of these continuations."""
 
     @property
     @override

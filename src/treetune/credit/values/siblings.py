@@ -1,7 +1,8 @@
 """Values from the other answers to a problem: the mean reward of those that went through a state.
 
 TEMPO, arXiv:2509.18314; RTMC, arXiv:2604.11037. Example: of four answers, three begin with the tokens
-``1+1=`` and earned 1, 1 and 0. To the first of them this state is worth 0.5, the mean of the other two.
+``1+1=`` and earned 1, 1 and 0. In the first of these three, the state after these tokens has the value 0.5,
+the mean of the other two rewards.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ class Siblings(ValueEstimator):
     """The mean reward of the other answers through a state, without the answer's own (TEMPO,
     arXiv:2509.18314; RTMC, arXiv:2604.11037). Nothing is sampled.
 
-    After the last state that an answer shares with another there are no values: the remaining steps are
-    credited as one, which earned the answer's reward. With no shared state but the prompt this is RLOO.
-    Unbiased: other answers that continue from a state are samples of its value, and where there are none, the
-    answer's reward is one.
+    After the last state that an answer shares with another one there are no values. The remaining steps are
+    credited as one step, which earned the answer's reward. If answers share no state but the prompt, this is
+    RLOO. Unbiased: the rewards of other answers that went through a state are samples of its value. Where
+    there are no other answers, the answer's own reward is such a sample.
 
-    In a sampled tree (rollout ``tree``) each other branch at a state is one sample."""
+    In a sampled tree (rollout ``tree``) each other branch at a state counts as one sample."""
 
     unbiased = True
 
@@ -59,8 +60,9 @@ class ToppedUp(ValueEstimator):
     """The mean reward of the other answers through a state and, where these are fewer than the credit's
     `samples`, of as many fresh continuations as are missing.
 
-    The prompt, whose continuations are the longest, usually costs nothing: all answers of the group continue
-    it. Unbiased: the number of other answers through a state does not depend on what they earned after it."""
+    Continuations of the prompt would be the longest. Usually there are none, since all answers of the group
+    go through the prompt. Unbiased: the number of other answers through a state does not depend on what they
+    earned after it."""
 
     unbiased = True
 
@@ -69,17 +71,17 @@ class ToppedUp(ValueEstimator):
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
         rewards = valuation.sibling_rewards()
-        # `missing` says how many continuations each state gets. The rewards of other answers that went
-        # through a state replace some of its `samples` continuations. Several answers may go through a state,
-        # each with another number of such rewards. The state gets as many continuations as the answer with
-        # the fewest rewards lacks. An answer with more rewards than `samples` has a negative `count`.
+        # `missing` has the number of continuations of each state. Each reward of another answer that went
+        # through the state replaces one of the `samples` continuations. The number of these rewards may
+        # differ between the answers that go through the same state: the one with the fewest decides. For an
+        # answer with more rewards than `samples`, `count` is negative.
         missing: dict[State, int] = {}
         for answer_state, sibling_rewards in rewards.items():
             count = valuation.samples - len(sibling_rewards)
             missing[answer_state.state] = max(missing.get(answer_state.state, 0), count)
         local_counts = sorted({count for count in missing.values() if count})
         counts_by_rank = valuation.context.ranks.exchange("value-missing", local_counts)
-        # Sampling is collective, so that each rank goes through the counts of all ranks.
+        # `sample` is collective, so each rank has to call it for every count that occurs on any rank.
         all_counts = sorted(set(itertools.chain.from_iterable(counts_by_rank)))
         for count in all_counts:
             incomplete = [

@@ -1,8 +1,8 @@
 """Values smoothed along the answer: a Kalman filter forwards, and the pass of Rauch, Tung and Striebel back.
 
-Kalman 1960; Rauch, Tung and Striebel, AIAA Journal 3(8), 1965. A value along an answer is taken for a random
-walk that is observed with noise. Example: the noisy values ``0.4, 0.9, 0.5`` become about ``0.5, 0.6, 0.6``,
-where the walk is slow and the noise large.
+Kalman 1960; Rauch, Tung and Striebel, AIAA Journal 3(8), 1965. The values along an answer are modelled as a
+random walk that is observed with noise. Example: the noisy values ``0.4, 0.9, 0.5`` become about ``0.5, 0.6,
+0.6`` if the steps of the walk are small and the noise is large.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ from treetune.credit.values.over_another import OverAnother
 from treetune.rollouts.metrics import mean, pool_columns
 
 LEAST_STEP_VARIANCE = 1e-4
-"""The variance of a step of the walk where the estimates show none: a standard deviation of a hundredth of
-the range of rewards."""
+"""The smallest variance of a step of the walk, and of the noise, where the estimates show none: a standard
+deviation of a hundredth of the range of rewards."""
 
 LAGS = (1, 2, 3, 4)
-"""Distances, in steps, of the states that are compared to learn how fast values walk."""
+"""Distances in steps. The values of states at these distances are compared to learn the variance of a step of
+the walk."""
 
 
 @ValueEstimator.register("smoothed")
 @dataclass(frozen=True, kw_only=True)
 class Smoothed(OverAnother):
-    """Takes the values of another estimator for noisy observations of a random walk, and returns the walk's
+    """Treats the values of another estimator as noisy observations of a random walk, and returns the walk's
     expectation at every state (Kalman's filter, and the pass backwards of Rauch, Tung and Striebel, AIAA
     Journal 3(8), 1965). The answer's reward counts as one more continuation of its last state.
 
-    The variance of the walk's steps and that of the noise are learnt from the whole iteration: the
-    differences between states grow with the distance of the states by the walk, but not by the noise. The
-    noise is distributed among the observations in proportion to their binomial variances.
+    The variance of the walk's steps and that of the noise are learnt from the whole iteration. The two can be
+    told apart: the walk's part of a difference between states grows with their distance, the noise's doesn't.
+    The noise is distributed among the observations in proportion to their binomial variances.
 
-    **Biased**: a value depends on what came after it, and jumps are flattened. It lowers the error of few
-    continuations most. On the tests' language, three steps long, values are off by 0.05 to 0.06, and it
-    halves the expected gradient and hardly turns it (cosine 0.98 to 0.99); advantages that are normalised
-    don't depend on its length."""
+    **Biased**: a value depends on what came after it, and jumps are flattened. Smoothing lowers the errors of
+    values most if there are few continuations. On the tests' language, whose answers have three steps, values
+    are off by 0.05 to 0.06. The expected gradient has half of its true length and almost its true direction
+    (cosine 0.98 to 0.99). The length doesn't matter if advantages are normalised."""
 
     unbiased = False
     learns_from_others = True
@@ -46,7 +47,7 @@ class Smoothed(OverAnother):
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
         estimates = self.over.values(valuation)  # `over` is the estimator whose values are smoothed
-        # Ranks exchange columns by name: the squared differences at each lag ("1", "2", …), and "variance".
+        # `pool_columns` exchanges columns between ranks by name, so lags are names here: "1", "2", …
         squares_by_lag: dict[str, list[float]] = {str(lag): [] for lag in LAGS}
         variances: list[float] = []
         for step_values in estimates:
@@ -61,7 +62,7 @@ class Smoothed(OverAnother):
         smoothed = []
         for step_values, answer in zip(estimates, valuation.answers, strict=True):
             observations = _noisy_observations(step_values, answer.reward, noise_scale)
-            *values, _ = smooth_walk(observations, step_variance)  # the last is of the reward
+            *values, _ = smooth_walk(observations, step_variance)  # the last one is that of the reward
             smoothed.append(values)
         return smoothed
 
@@ -69,14 +70,15 @@ class Smoothed(OverAnother):
 def _fit_walk(
     squares_by_lag: Mapping[int, Sequence[float]], binomial_variances: Sequence[float]
 ) -> tuple[float, float]:
-    """Returns the variance of a step of the walk, and the factor from binomial variances to the noise's.
+    """Returns the variance of a step of the walk, and the factor that turns the binomial variances of
+    observations into the variances of their noise.
 
     The squared difference of two observations m steps apart is on average m times the variance of a step,
-    plus twice the variance of the noise. This is a line in m, whose slope and height are fitted by least
-    squares.
+    plus twice the variance of the noise. As a function of m this is a line, whose slope and intercept are
+    fitted by least squares.
 
     Args:
-        squares_by_lag: For each number of steps, the squared differences of observations so far apart.
+        squares_by_lag: For each lag, the squared differences of observations that are this many steps apart.
         binomial_variances: The variance of each observation, as the estimator of the values gives it.
     """
     mean_square_by_lag = {lag: mean(squares) for lag, squares in squares_by_lag.items() if squares}
@@ -85,7 +87,7 @@ def _fit_walk(
     mean_lag = mean(list(mean_square_by_lag))
     spread = sum((lag - mean_lag) ** 2 for lag in mean_square_by_lag)
     slope = sum((lag - mean_lag) * square for lag, square in mean_square_by_lag.items()) / spread
-    # By chance, the line may fall or cross the axis below 0, and a variance is positive.
+    # By chance, the fitted slope or intercept may be negative, but a variance has to be positive.
     step_variance = max(slope, LEAST_STEP_VARIANCE)
     mean_square = mean(list(mean_square_by_lag.values()))
     noise = max((mean_square - step_variance * mean_lag) / 2, LEAST_STEP_VARIANCE)
@@ -93,10 +95,11 @@ def _fit_walk(
 
 
 def _noisy_observations(step_values: StepValues, reward: float, noise_scale: float) -> StepValues:
-    """Returns the values with the variance of their fitted noise, and the reward after the last value.
+    """Returns the values with the fitted variance of their noise, followed by the reward.
 
     Args:
-        noise_scale: The factor from the variances of `step_values` to those of the noise.
+        noise_scale: The factor by which the variances in `step_values` are multiplied to get those of the
+            noise.
     """
     observations: StepValues = []
     last: Value | None = None
@@ -106,7 +109,8 @@ def _noisy_observations(step_values: StepValues, reward: float, noise_scale: flo
             continue
         last = value._replace(variance=value.variance * noise_scale)
         observations.append(last)
-    # The value of the last state is a mean of n rewards. So a single reward has n times its variance.
+    # The value of the last state is the mean of n rewards, so a single reward has n times the variance of
+    # this mean.
     observations.append(None if last is None else Value(reward, last.variance * last.samples))
     return observations
 
@@ -121,9 +125,10 @@ def smooth_walk(path: Sequence[Value | None], step_variance: float) -> StepValue
     observed = [(time, value) for time, value in enumerate(path) if value is not None]
 
     # Forwards (Kalman's filter): the expectation at each time, given the observations up to then. The first
-    # one is taken as it is, since nothing is known before it.
+    # observation is taken as it is, since nothing is known before it. A `Value` holds an expectation and its
+    # variance here.
     filtered: list[Value] = []
-    predicted: list[Value] = []  # from the observations before
+    predicted: list[Value] = []  # the expectation at the same times, given only the observations before
     for number, (time, observation) in enumerate(observed):
         if number == 0:
             predicted.append(observation)
