@@ -16,6 +16,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.support.tiny_trainer import are_same, assert_close, episodes, trained, weights_of
+from treetune.objectives.base import TokenBatch
 from treetune.objectives.spo import CorrectPaths
 
 STEP = 1e-6
@@ -195,6 +196,19 @@ def test_masks_keep_positions_on_their_side_of_one_half(mask, is_kept):
     logits = torch.tensor([[2.0, 0.0, 0.0], [2.0, 0.0, 0.0]], dtype=torch.float64)
     cost = CorrectPaths(target="fixed", mask=mask).terms(logits, torch.tensor([0, 1]))[0]
     assert (cost > 0).tolist() == is_kept
+
+
+def test_the_importance_cap_compares_with_the_distribution_that_top_p_has_cut():
+    batch = TokenBatch(
+        weights_N=torch.tensor([0.25, 0.25, 0.5]),
+        behaviour_logprobs_N=torch.tensor([-1.0, -1.0, -1.0]),
+        log_mass_N=torch.tensor([0.0, 0.0, -0.5]),
+        terms=(torch.tensor([0.4, 0.8, 1.2]), torch.full((3,), 0.3), torch.full((3,), 0.5)),
+    )
+    logprobs_N = torch.tensor([-1.0, 0.0, -1.5])
+    loss, _ = CorrectPaths(importance_cap=2.0).loss(batch, logprobs_N)
+    # p / p_engine is 1, e (2 at most) and 1.
+    assert float(loss) == pytest.approx(0.4 / 4 + 2 * 0.8 / 4 + 1.2 / 2)
 
 
 def test_sums_are_divided_by_the_batch_or_by_the_correct_answers():

@@ -214,6 +214,17 @@ class Objective(Registrable):
         return UseOfPairs() in self.gives
 
 
+def capped_engine_ratio(batch: TokenBatch, logprobs_N: Tensor, cap: float) -> Tensor:
+    """Returns ``min(p / p_engine, cap)`` of the sampled tokens, shape [N]."""
+    assert batch.behaviour_logprobs_N is not None, "sampled tokens carry the engine's log-probs"
+    log_ratio_N = logprobs_N - batch.behaviour_logprobs_N
+    if batch.log_mass_N is not None:
+        # The engine's log-probs are those of a distribution that top-p and top-k have cut. If the policy's
+        # distribution is cut in the same way, the log-prob is log p minus the log of the mass that remains.
+        log_ratio_N = log_ratio_N - batch.log_mass_N
+    return ratio_of(log_ratio_N).clamp(max=cap)
+
+
 def needs_of_importance_cap(importance_cap: float | None) -> tuple[Need, ...]:
     """Returns the needs of an objective with this `importance_cap`: sampled answers, or none if it is
     None."""

@@ -46,7 +46,7 @@ from typing_extensions import override
 
 from treetune.contracts import Answers, Experiment, Feature, Finding, Need, SampledAnswers, StaleAnswers
 from treetune.credit.base import EXAMPLE_PROBLEMS
-from treetune.objectives.base import Objective, TokenBatch, ratio_of
+from treetune.objectives.base import Objective, TokenBatch, capped_engine_ratio
 from treetune.objectives.further_inputs import TeacherObjective
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.objectives.teacher import Teacher
@@ -202,24 +202,13 @@ class DistributionDistillation(TeacherObjective, ClippedPolicyGradient):
             "train/with_teacher": batch.mean(batch.has_teacher_N.to(divergence_N.dtype)),
         }
         if self.importance_cap is not None:
-            divergence_N = divergence_N * self._importance(batch, logprobs_N.detach())
+            divergence_N = divergence_N * capped_engine_ratio(batch, logprobs_N.detach(), self.importance_cap)
         loss = self.divergence_weight * (batch.weights_N * divergence_N).sum()
         if self.advantage_weight:
             policy_loss, policy_metrics = super().loss(batch, logprobs_N)
             loss = loss + self.advantage_weight * policy_loss
             metrics |= policy_metrics
         return loss, metrics
-
-    def _importance(self, batch: TokenBatch, logprobs_N: Tensor) -> Tensor:
-        """Returns ``min(p / p_engine, importance_cap)`` of the sampled tokens, [N]."""
-        assert batch.behaviour_logprobs_N is not None, "sampled tokens carry the engine's log-probs"
-        log_ratio_N = logprobs_N - batch.behaviour_logprobs_N
-        if batch.log_mass_N is not None:
-            # The engine's log-probs are those of a distribution that top-p and top-k have cut. If the
-            # policy's distribution is cut in the same way, the log-prob is log p minus the log of the mass
-            # that remains.
-            log_ratio_N = log_ratio_N - batch.log_mass_N
-        return ratio_of(log_ratio_N).clamp(max=self.importance_cap)
 
 
 def outcomes_of_tokens(logprobs_CV: Tensor, ids_CK: Tensor, tail: Literal["outcome", "dropped"]) -> Tensor:

@@ -21,7 +21,7 @@ from annotated_types import Ge, Gt, Le
 from typing_extensions import override
 
 from treetune.contracts import Need, StaleAnswers, WholeBatch
-from treetune.objectives.base import Objective, TokenBatch, needs_of_importance_cap, ratio_of
+from treetune.objectives.base import Objective, TokenBatch, capped_engine_ratio, needs_of_importance_cap
 from treetune.objectives.further_inputs import DistributionObjective
 from treetune.vocabulary import CORRECT_SCORE
 
@@ -248,7 +248,5 @@ class CorrectPaths(DistributionObjective):
         if self.cross_entropy:
             loss_N = (1 - self.cross_entropy) * divergence_N - self.cross_entropy * logprobs_N
         if self.importance_cap is not None:
-            assert batch.behaviour_logprobs_N is not None, "sampled tokens carry the engine's log-probs"
-            ratio_N = ratio_of(logprobs_N.detach() - batch.behaviour_logprobs_N)
-            loss_N = loss_N * ratio_N.clamp(max=self.importance_cap)
+            loss_N = loss_N * capped_engine_ratio(batch, logprobs_N.detach(), self.importance_cap)
         return (batch.weights_N * loss_N).sum(), metrics
