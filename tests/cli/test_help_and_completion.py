@@ -203,7 +203,7 @@ def test_describe_tells_keys_types_bounds_defaults_and_meaning(capsys: pytest.Ca
     assert main(["describe", "credit.monte_carlo"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "samples: a whole number greater than 0;" in out
-    assert "Continuations of a state." in out
+    assert "The usual number of continuations of a state" in out
 
 
 def test_describe_knows_objects_without_type_and_offers_the_nearest(

@@ -118,4 +118,4 @@ def test_the_command_prints_types_bounds_meanings_and_defaults(capsys: pytest.Ca
     credit = next(definition for title, definition in shared.items() if title.endswith(" monte_carlo"))
     samples = credit["properties"]["samples"]
     assert (samples["type"], samples["exclusiveMinimum"], samples["default"]) == ("integer", 0, 9)
-    assert samples["description"].startswith("Continuations of a state")
+    assert samples["description"].startswith("The usual number of continuations of a state")
