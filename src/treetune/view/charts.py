@@ -519,15 +519,21 @@ def _draw_band(axes: Axes, series: Series, colour: str) -> None:
     The intervals of a curve are drawn as an area, or as a bar if there is only one. The interval of a level
     is a strip across the chart.
     """
-    bounded = [(x, *series.interval[x]) for x, _ in series.points if x in series.interval]
-    if not bounded:
+    xs, lows, highs = [], [], []
+    for x, _ in series.points:
+        if x in series.interval:  # not every point has an interval
+            low, high = series.interval[x]
+            xs.append(x)
+            lows.append(low)
+            highs.append(high)
+    if not xs:
         return
-    xs, lows, highs = (list(column) for column in zip(*bounded))
     if series.is_level:
         axes.axhspan(lows[0], highs[0], color=colour, alpha=0.12, linewidth=0)
-    elif len(bounded) == 1:
-        axes.plot([xs[0]] * 2, [lows[0], highs[0]], color=colour, linewidth=2.6, alpha=0.55)
+    elif len(xs) == 1:
+        axes.plot([xs[0], xs[0]], [lows[0], highs[0]], color=colour, linewidth=2.6, alpha=0.55)
     else:
+        # A polygon: along the upper ends, and back along the lower ends.
         axes.fill(xs + xs[::-1], highs + lows[::-1], color=colour, alpha=0.16, linewidth=0)
 
 

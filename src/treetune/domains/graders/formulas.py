@@ -534,6 +534,7 @@ class _FormulaParser:
         if is_too_large or is_too_high_a_root:
             raise Absurd("an exponent that is larger than in any answer")
         if not base.is_Rational:
+            # Such as (2n)^{50}: the exponent multiplies its degree and its bits.
             degree, bits = _degree_and_bits(base)
             if not (size * degree <= LARGEST_DEGREE and size * bits <= MOST_BITS_OF_A_POWERED_FACTOR):
                 raise Absurd("powers of powers that are larger than in any answer")
