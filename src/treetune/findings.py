@@ -194,10 +194,13 @@ def _finding_of_lack(feature: Feature, needing: Sequence[tuple[Placed, Need]]) -
     """
     placed, need = needing[0]
     who = " and ".join(f"{label(other)} ({other_need.because})" for other, other_need in needing)
-    # The features of this type that give less than needed, the nearest first.
+    # The features of the needed type that are given, but give less than needed. Those of the part itself come
+    # first, and then those of the objects that hold the part, from the innermost to the outermost.
     too_little: list[str] = []
     for holder in (placed.part, *placed.holders):
-        too_little += [given.words for given in _given_within(holder) if type(given) is type(feature)]
+        for other_feature in _given_within(holder):
+            if type(other_feature) is type(feature):
+                too_little.append(other_feature.words)
     lack = f"what is given is {too_little[0]}" if too_little else "nothing here gives that"
     verb = "needs" if len(needing) == 1 else "need"
     what = f"{who} {verb} {feature.words}, and {lack}"

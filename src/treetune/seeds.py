@@ -14,7 +14,8 @@ for the i-th sample of a request stays far below 2**63."""
 
 
 def derive_seed(run_seed: int, *place: int | str) -> int:
-    """Returns the seed of a place. Example: ``derive_seed(seed, iteration, problem.id, "rollout")``.
+    """Returns the seed for one use of randomness in a run. `place` says which use it is, by any number of
+    elements: ``derive_seed(seed, iteration, problem.id, "rollout")``.
 
     Each element is hashed with its length, so that ("a", "bc") and ("ab", "c") differ, and with its type, so
     that 1 and "1" differ.
@@ -27,5 +28,6 @@ def derive_seed(run_seed: int, *place: int | str) -> int:
 
 
 def derived_random(run_seed: int, *place: int | str) -> random.Random:
-    """Returns a random number generator for a place. The global generator is never used."""
+    """Returns a random number generator with the seed that `derive_seed` returns. The global generator is
+    never used."""
     return random.Random(derive_seed(run_seed, *place))

@@ -329,7 +329,7 @@ class Sharing:
         children: dict[int, list[int]] = {}
         below: dict[int, list[int]] = {}
         for leaf, path in enumerate(tree.paths):
-            # The stretches of the answer's nodes, each once, from the prompt on.
+            # The stretches (parts without a branching) of the answer's nodes, each once, from the prompt on.
             stretches = list(dict.fromkeys(stretch_of_node[node] for node in path))
             paths.append(stretches)
             for stretch in stretches:
@@ -353,7 +353,8 @@ class Sharing:
     def branch_at(self, leaf: int, length: int) -> int:
         """Returns the stretch of the answer's token at index `length`.
 
-        Two answers for which this method returns the same stretch share the token: it was sampled once.
+        A stretch is a part of the tree without a branching. Two answers for which this method returns the
+        same stretch share the token: it was sampled once.
         """
         remaining = length
         for stretch in self.paths[leaf]:
@@ -377,7 +378,8 @@ class Sharing:
         path = self.paths[leaf]
         if scales is None:
             scales = [self.reach[stretch] for stretch in path]
-        # A shared stretch is trained with the first answer through it. The stretches that an earlier answer
+        # A stretch is a part of the tree without a branching, and `below` has the answers through it. A
+        # shared stretch is trained with the first answer through it. The stretches that an earlier answer
         # goes through come before all others of the path, so their tokens are the first ones of the row.
         shared_tokens = sum(self.lengths[stretch] for stretch in path if self.below[stretch][0] != leaf)
         trained = episode.trained.copy()
@@ -390,8 +392,8 @@ class Sharing:
 def _stretches(tree: Tree) -> list[int]:
     """Returns the number of each node's stretch, which is the number of the stretch's first node.
 
-    A node begins a stretch in three cases: it follows the prompt, its parent has other children, or an answer
-    ends with its parent.
+    A stretch is a chain of nodes through which the same answers go. A node begins a stretch in three cases:
+    it follows the prompt, its parent has other children, or an answer ends with its parent.
     """
     children = Counter(node.parent for node in tree.nodes)
     ends = set(tree._ends)
@@ -404,7 +406,7 @@ def _stretches(tree: Tree) -> list[int]:
 
 @lru_cache(maxsize=1)
 def sharing_of(tree: Tree) -> Sharing:
-    """Returns the stretches that the answers of a complete tree share.
+    """Returns the stretches that the answers of a complete tree share: chains of nodes without a branching.
 
     Some credit calls this function once for each answer of a tree. So the last result is cached.
     """

@@ -59,6 +59,7 @@ def _collect_commands() -> dict[str, Command]:
     for module in modules:
         own_commands |= {command.name: command for command in module.COMMANDS}
     help_commands = {command.name: command for command in HELP}
+    # `SHORT` has short names of some commands: "check" for "check_config".
     owners = dict.fromkeys([*own_commands, *help_commands, *SHORT.values()], "treetune")
     added: dict[str, Command] = {}
     for entry in importlib.metadata.entry_points(group=GROUP):

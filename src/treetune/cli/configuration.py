@@ -38,7 +38,7 @@ def check_config(options: Options) -> int:
         ConfigError: All mistakes of the configuration. If there are none, all that this machine lacks for it.
     """
     config = evaluated(options)
-    root = built(config, options.command, None)
+    root = built(config, options.command, wanted=None)  # any kind of configuration
     from treetune.config.errors import wrapped
     from treetune.config.explain import Explanation
     from treetune.config.remedies import issues_of_this_machine

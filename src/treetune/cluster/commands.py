@@ -93,7 +93,8 @@ def _make_key(path: Path, use: str) -> None:
 
 
 def _write_start(root: PolicyIteration, folder: Path) -> None:
-    """Writes the weights that the server loads first; a run brings its own in before it samples."""
+    """Writes the weights that the server loads first. A run sends its weights to the server before it
+    samples."""
     import torch
 
     from treetune.models.policy_files import write_for_engine

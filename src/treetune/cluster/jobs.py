@@ -201,16 +201,18 @@ class _Local:
         count = self._settings.gpus
         if not count:
             return {}
-        seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        visible_gpus = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
         numbers = range(slot * count, (slot + 1) * count)
         # Without the variable, the number of GPUs isn't known here. A job itself finds out whether it has its
         # GPUs.
-        if seen and numbers[-1] >= len(seen):
+        if visible_gpus and numbers[-1] >= len(visible_gpus):
             raise ValueError(
                 f"jobs.gpus is {count} and jobs.at_once {self._settings.at_once}, and this process sees"
-                f" {len(seen)} GPUs: lower one of them"
+                f" {len(visible_gpus)} GPUs: lower one of them"
             )
-        return {"CUDA_VISIBLE_DEVICES": ",".join(seen[i] if seen else str(i) for i in numbers)}
+        # Where this process sees only some GPUs, the job gets their names, and otherwise plain numbers.
+        names = [visible_gpus[number] if visible_gpus else str(number) for number in numbers]
+        return {"CUDA_VISIBLE_DEVICES": ",".join(names)}
 
     def alive(self) -> set[int]:
         self._exit_codes |= self._processes.take_ended()

@@ -98,7 +98,8 @@ def gold_of(row: GradedRow) -> Any:
 
 
 def message_of(message: Mapping[str, Any]) -> Any:
-    """Returns a message of verifiers' class, or a `Said` if verifiers isn't loaded.
+    """Returns a message of verifiers' class, or, if verifiers isn't loaded, a `Said`: a dictionary whose
+    values are attributes, too.
 
     ``{"role": "user", "content": "2 + 2?"}`` becomes a ``UserMessage``.
     """

@@ -173,7 +173,7 @@ class _MaskedText:
             text, length, ends_in_full_stop = "", 0, False
             for character in part:
                 if ends_in_full_stop:  # the piece ended with the last character, a formula
-                    pieces.append(_Piece(text, length, True))
+                    pieces.append(_Piece(text, length, ends_in_full_stop))
                     text, length, ends_in_full_stop = "", 0, False
                 text += character
                 if character == self._mark:

@@ -57,7 +57,7 @@ def _sentence_end_before(characters: str) -> re.Pattern[str]:
     return re.compile(
         rf"[.!?]{_CLOSINGS}(?=\s+[{characters}])"  # "x is 2. Then"
         rf"|[.!?]{_CLOSINGS}(?=[{_NO_SPACES}])"  # before a script without spaces
-        rf"|(?<![{_STOPS}])[{_STOPS}]++{_WIDE_CLOSINGS}(?=\s*\S)"  # a run of stops is tried once
+        rf"|(?<![{_STOPS}])[{_STOPS}]++{_WIDE_CLOSINGS}(?=\s*\S)"  # ++: a run of stops is tried only once
         rf"|．{_WIDE_CLOSINGS}(?=\s*[^\s\d])"  # a wide full stop, which is a decimal point before a digit
         rf"|(?:\u037e|(?<=[\u0370-\u03ff]);){_CLOSINGS}(?=\s+[{_CAPITAL}])"  # the question mark of Greek
     )
@@ -211,7 +211,7 @@ class Sentences(StepSplitter):
         to_cut = list(pairwise(offsets))
         while to_cut:
             start, end = to_cut.pop()
-            # Clause ends from `low` to before `high` leave both halves long enough.
+            # The clause ends with the indices from `low` to `high` - 1 leave both halves long enough.
             low = bisect_left(clause_ends, start + self.shortest)
             high = bisect_right(clause_ends, end - self.shortest)
             if end - start <= longest or low >= high:

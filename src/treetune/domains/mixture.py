@@ -466,6 +466,8 @@ class MixtureDrawing(DrawingRule):
             if drawing.replacement == "epochs" or iteration == drawing.iteration:
                 generator = derived_random(drawing.seed, iteration, "problems of each domain")
                 counts.append(allocate_problems(weights, sizes, count, generator))
+        # A problem is mixed if some, but not all, of its answers were right when it was last drawn.
+        # `prefer_mixed` is the weight of such a problem in the draw; any other problem has the weight 1.
         mixed_ids = self._ids_of_mixed_problems(drawing)
         chosen = {}
         for name, pool in pools.items():
@@ -559,8 +561,9 @@ def allocate_problems(
                 f" {count - free} problems: choose at most so many"
             )
         return allocated
-    # Systematic sampling: the remainders are put end to end on a line, and points at a distance of 1 on it,
-    # the first one at random. A domain gives one problem more if there is a point in its remainder.
+    # Systematic sampling: the fractional parts of the quotas (the remainders) are put end to end on a line.
+    # Points are put on the line at a distance of 1 from each other, the first of them at random. A domain
+    # gives one problem more if there is a point in its remainder.
     point = generator.random()
     end_of_remainder = 0.0
     missing = free - sum(math.floor(quota) for quota in quotas.values())

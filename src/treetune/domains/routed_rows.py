@@ -199,7 +199,7 @@ class RoutedRows(RowsTask, TaskWithDomains):
         for split in get_args(Split):
             with contextlib.suppress(NoSplit):
                 for problem in self.problems(split):
-                    characters.update(problem.prompt, problem.gold, self.demonstration(problem, 0))
+                    characters.update(problem.prompt, problem.gold, self.demonstration(problem, seed=0))
         return "".join(sorted(characters))
 
 

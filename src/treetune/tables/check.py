@@ -107,6 +107,7 @@ def recordable_metrics(root: PolicyIteration) -> set[str]:
     numbers: set[str] = set()  # the names of the numbers of graders, environments and rollouts
     for group in registered().values():
         for name in group.numbers:
+            # The mean over all answers, the mean over the correct ones, and the largest number.
             numbers |= {f"{group.name}/{name}{suffix}" for suffix in ("", OF_CORRECT, LARGEST)}
     for evaluation_set in root.evaluation.sets:
         prefix = f"evaluation/{evaluation_set.label}"
@@ -293,7 +294,15 @@ def _issue_if_in_no_row(
     roots: dict[str, PolicyIteration],
     why_missing: Callable[[PolicyIteration], str | None],
 ) -> Iterator[ConfigIssue]:
-    """Yields an issue if none of the rows' experiments will write what is `shown`."""
+    """Yields an issue if none of the rows' experiments will write something that the table shows.
+
+    Args:
+        key: The key of the table that is to be changed.
+        shown: The name of what the table shows, for the message: a number, a set or a metric.
+        names: The name of each row's experiment; None for a row without one.
+        roots: The experiments whose configuration could be built, by their names.
+        why_missing: Returns the reason why an experiment won't write it; None if it will or may write it.
+    """
     experiments = list(dict.fromkeys(name for name in names if name is not None))
     reasons = {name: why_missing(roots[name]) for name in experiments if name in roots}
     # An experiment whose configuration could not be built may write it: nothing is known about it.

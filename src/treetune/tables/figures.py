@@ -91,11 +91,12 @@ def _series(results: Results, curves: Sequence[Curve], panel: Panel, axis: Panel
 
 
 def _new_figure(width: float, height: float, rows: int, columns: int) -> tuple[Figure, list[Axes]]:
+    """Returns an empty figure of this size in inches, and its panels, row after row."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
+    FigureCanvasAgg(figure)  # becomes the figure's canvas, which draws into files
     axes: list[Axes] = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
     for panel in axes:
         panel.spines[["top", "right"]].set_visible(False)
@@ -115,7 +116,7 @@ def draw_table(results: Results, path: Path) -> None:
     as dots, and the published number as a diamond."""
     table = results.plan.table
     width, height = 1.9 + 3.1 * len(table.columns), 1.5 + 0.42 * len(table.rows)
-    figure, panels = _new_figure(width, height, 1, len(table.columns))
+    figure, panels = _new_figure(width, height, rows=1, columns=len(table.columns))
     for panel, column in zip(panels, table.columns, strict=True):
         _draw_column(panel, results, column)
         names = [row.name for row in table.rows] if panel is panels[0] else []
@@ -182,7 +183,8 @@ def _draw_charts(results: Results, charts: Sequence[Chart], across: int, paths: 
     down = math.ceil(len(charts) / across)
     width = CHART_INCHES[0] * across
     title_and_legend_inches = 1.0
-    figure, axes = _new_figure(width, CHART_INCHES[1] * down + title_and_legend_inches, down, across)
+    height = CHART_INCHES[1] * down + title_and_legend_inches
+    figure, axes = _new_figure(width, height, rows=down, columns=across)
     for panel, chart in zip(axes, charts):
         panel.set_title(chart.title, fontsize=9, loc="left")
         if chart.series:

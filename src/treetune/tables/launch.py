@@ -413,6 +413,8 @@ class _Execution:
         attempt.record(exit_code=code, message=message)
         status = inspect(attempt.run)
         if code:
+            # A run is finished if its directory has all results. The command may have written them before it
+            # failed, for example at its deadline. Then there is no failure to announce.
             if status.state != "finished":
                 self.announce(f"{attempt.label}: {status.state}: {status.why}")
             self.ended.append((attempt.run, status))
@@ -485,9 +487,10 @@ def launch_lines(plan: TableRuns, launcher: Launcher) -> list[str]:
 
 
 def slurm_script(plan: TableRuns, launcher: Launcher, working_directory: Path) -> str:
-    """Returns a script that submits the missing runs as one array per wave.
+    """Returns a script that submits the missing runs in waves, each of which is one job array.
 
-    A run whose start weights are missing fails at once with a message, and the others continue.
+    A run needs only finished runs and runs of earlier waves. A run whose start weights are missing fails at
+    once with a message, and the others continue.
     """
     waves = []
     for wave in _waves(plan):

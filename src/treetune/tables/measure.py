@@ -263,7 +263,7 @@ def _compare(table: Reproduction, cell: CellResult, other: CellResult) -> Compar
         difference = over_seeds(differences, kind)
         # As if there were a single problem: `paired` then tests only over seeds.
         differences_by_problem = [{"": number} for number in differences]
-    *_, p = paired(differences_by_problem)
+    *_, p = paired(differences_by_problem)  # the mean and the interval come from `difference`
     return Comparison(*names, cell.column, len(seeds), difference, p)
 
 
@@ -284,6 +284,11 @@ def _read_cells(plan: TableRuns) -> dict[tuple[str, str], CellResult]:
 
 
 def _read_cell(plan: TableRuns, row: MethodRow, column: MeasuredColumn) -> CellResult:
+    """Returns a cell with the result of each seed, the reasons for missing results, and the mean over seeds.
+
+    The mean is missing where there is no result, and where some seed never reaches the accuracy whose cost
+    the column shows.
+    """
     name, kind = row.cell(column.name).experiment, plan.table.interval
     if name is None:
         return CellResult(row, column)
@@ -297,7 +302,7 @@ def _read_cell(plan: TableRuns, row: MethodRow, column: MeasuredColumn) -> CellR
             absent[run.seed] = str(error)
             reached_by_all = reached_by_all and not isinstance(error, NotReached)
     estimate, notes = None, []
-    # Where some seeds never reach an accuracy, a mean over the others would look as if all did.
+    # Where some seeds never reach the accuracy, a mean over the others would look as if all did.
     if results and reached_by_all:
         try:
             estimate = _estimate(results, plan, column)

@@ -418,7 +418,7 @@ def _load_configuration(
 def _overrides_for_shared(
     config: Mapping[str, Any], directory: Path, shared_names: Sequence[str]
 ) -> list[str]:
-    """Returns overrides for the paths of a configuration that should lead to a shared experiment.
+    """Returns overrides that make paths in a configuration lead to the folders of shared experiments.
 
     A configuration names its start model as ``$.directory + '/sft/checkpoints/last/policy'``. In a table,
     `directory` is the folder of the seed, ``…/seed-3``, and a shared experiment is in ``…/shared``.

@@ -123,14 +123,14 @@ def normal_sequence(values: Sequence[float], level: float = LEVEL) -> MeanWithIn
     """
     count, mean = len(values), fmean(values)
     if count < 2:
-        return MeanWithInterval(mean, None, None)
+        return MeanWithInterval(mean, low=None, high=None)
     # At a bound, the likelihood ratio is 1 / (1 − level), so (1 + u) / (1 + r · u) is the q below. Solved for
     # u, this is u = (q − 1) / (1 − q · r). The bound's distance from the mean is spread · √(u · (n − 1) / n).
     r = WEIGHT / (count + WEIGHT)
     q = ((1 - level) * math.sqrt(r)) ** (-2 / count)
     spread = stdev(values)
     if q * r >= 1 or not spread:  # equal numbers are not normally distributed
-        return MeanWithInterval(mean, None, None)
+        return MeanWithInterval(mean, low=None, high=None)
     half_width = spread * math.sqrt((count - 1) / count * (q - 1) / (1 - q * r))
     return MeanWithInterval(mean, mean - half_width, mean + half_width)
 

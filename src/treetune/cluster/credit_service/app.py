@@ -155,7 +155,8 @@ def application(service: CreditService, key: str, most_bytes: int) -> ASGIApp:
         most_bytes: Most bytes of a body.
     """
     counts = ServedCounts()
-    # Requests that wait take no more memory than the largest ones that are worked on at the same time.
+    # All bodies together, also those of requests that wait, may be as large as the largest bodies of the
+    # `calls` requests that are worked on at the same time.
     bodies = _Bodies(most_bytes, service.calls * most_bytes)
 
     async def show_health(request: Request) -> Response:

@@ -67,7 +67,7 @@ def _read_part(
     # A client's text is only the name of a part here. In a configuration file, a text may also be a Jsonnet
     # program, and a client must not run programs.
     configuration = {"type": setting} if isinstance(setting, str) else dict(setting)
-    _refuse_more_than_plain_data(configuration, name, allowed, 0)
+    _refuse_more_than_plain_data(configuration, name, allowed, depth=0)
     return build(family, configuration, key=(name,))
 
 

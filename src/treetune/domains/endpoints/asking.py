@@ -50,7 +50,8 @@ class AnswerJournal:
         others: Sequence[Path] = (),
     ) -> None:
         self._memory: dict[str, AnsweredRequest] = {}  # the answers by their keys, if there is no file
-        # `exclusive` raises ValueError while another process has the file open.
+        # `exclusive` raises ValueError while another process has the file open. The rows of the files
+        # `others` are read, too, and new rows are only added to the file `path`.
         self._journal = None if path is None else Journal(path, others, exclusive=True)
         # `count` is a function of the caller that adds up the stored answers.
         if self._journal is not None and count is not None:
@@ -59,6 +60,7 @@ class AnswerJournal:
                     count(answer)
 
     def get(self, key: str) -> AnsweredRequest | None:
+        """Returns the answer to the request with this key; None if the journal doesn't have it."""
         if self._journal is None:
             return self._memory.get(key)
         row = self._journal.get(key)

@@ -142,6 +142,7 @@ class EndpointClient:
         EndpointError like `ask`."""
         import aiohttp
 
+        # Texts of the endpoint may quote the key. `_safe` removes it, since they become messages.
         url = self.settings.url_below(place.url)
         headers = {"Authorization": f"Bearer {place.key}"} if place.key else {}
         limit = aiohttp.ClientTimeout(total=self.settings.timeout)

@@ -256,7 +256,7 @@ def _balance_brackets(text: str) -> tuple[str, str]:
             closings.append("]" if sign[0] == "[" else "}")
         elif closings and closings[-1] == sign[0]:
             closings.pop()
-            if not closings:
+            if not closings:  # the value ends here; extra brackets after it are skipped
                 return text[: sign.end()], text[sign.end() :].lstrip(" \t\r\n}]")
         else:  # a closing bracket that fits no opening one: adding brackets doesn't help
             break

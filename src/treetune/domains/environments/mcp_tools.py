@@ -252,7 +252,11 @@ class _Connection:
         return request.result()
 
     async def _await_answer(self, request: asyncio.Future[Any], call: _Call, seconds: float) -> None:
-        """Waits for the answer. Raises TimeoutError `seconds` after the start of the call's clock."""
+        """Waits for the answer. Raises TimeoutError `seconds` after the start of the call's clock.
+
+        The clock starts when the server probably begins with the call. Until then, `clock_start` is None, and
+        the call waits for earlier ones.
+        """
         while not request.done():
             seconds_left = None
             if call.clock_start is not None:
@@ -274,7 +278,10 @@ class _Connection:
         self._parallel_calls = max(self._parallel_calls, self._calls.index(call) + 1)
 
     def _run_clocks(self) -> None:
-        """Starts the clocks of the calls that the server probably processes; of all calls if it hangs."""
+        """Starts the clocks of the calls that the server probably processes; of all calls if it hangs.
+
+        The time of a call is limited, and its clock measures this time.
+        """
         now = asyncio.get_running_loop().time()
         seems_to_hang = self.overdue_in_a_row >= _OVERDUE_IN_A_ROW
         for index, call in enumerate(self._calls):
@@ -482,6 +489,7 @@ class _ErrorOutput:
         self._read_fd, write_fd = os.pipe()
         self.file = os.fdopen(write_fd, "w")
         self._end_of_text = b""
+        """The last bytes that the server has written to `file`."""
         self._thread = threading.Thread(target=self._read_all, name="MCP server's errors", daemon=True)
         self._thread.start()
 

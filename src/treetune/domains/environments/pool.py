@@ -127,11 +127,14 @@ class Site:
                 Loaded(environment), self._name, threads=environment.concurrency
             )
         self._threads = ThreadPoolExecutor(environment.concurrency, "environments")
-        # For the timeline, under the lock: the number of turns that are being played now, and of all turns
-        # since the last pause; the times of the first and the last of the latter.
+        # The following attributes are for the timeline. They are read and changed under this lock.
         self._lock = threading.Lock()
-        self._playing = self._turns = 0
+        self._playing = 0
+        """The number of turns that are being played now."""
+        self._turns = 0
+        """The number of turns since the last pause."""
         self._active_since = self._active_until = 0.0
+        """The times at which the first of these turns began and the last of them ended."""
 
     def submit(self, play: Callable[..., Played], *arguments: Any) -> Future[Played]:
         """Calls a function that plays turns, in a thread.
@@ -236,7 +239,8 @@ class Play:
     def begin(self) -> Future[Played]:
         """Brings the environment to the state after the turns so far. Returns the turns that had to be played
         again, because no snapshot has them."""
-        return self.site.submit(self._play, None)
+        no_action = None  # `_play` then only makes the environment's world
+        return self.site.submit(self._play, no_action)
 
     def act(self, action: str) -> Future[Played]:
         """Plays an action. Returns its turn, and the seconds from this call to the turn."""
@@ -249,6 +253,7 @@ class Play:
         self._world = None
 
     def _act(self, action: str, start: float) -> Played:
+        """Takes the turn after an action from the journal, or plays the action if the journal lacks it."""
         actions = (*self.actions, action)
         played: Played | None = None
         if self.journal is not None:
@@ -273,7 +278,7 @@ class Play:
         If the world's process ends, a second process tries once more, since the operating system may have
         ended the first one, and not the environment.
         """
-        if self._lost is not None:
+        if self._lost is not None:  # the environment could not begin before, and isn't tried again
             return Played((self._lost,))
         for _ in range(2):
             is_beginning = self._world is None
@@ -307,7 +312,8 @@ class Play:
     def _step(self, world: World | ForkedWorld, action: str) -> Played:
         """Returns the turn after an action, or a ``timeout`` if this turn uses up the answer's time."""
         start = time.perf_counter()
-        played = self.site.call(world, 1, self.seconds, "step", action)
+        one_turn = 1
+        played = self.site.call(world, one_turn, self.seconds, "step", action)
         # The time that the call waited for a busy server (`waited`) doesn't count.
         self.seconds -= time.perf_counter() - start - played.waited
         if self.seconds <= 0:
@@ -361,6 +367,7 @@ class EnvironmentPool(AbstractContextManager["EnvironmentPool"]):
         """
         if id(environment) not in self._sites:
             site = Site(environment, self._services, self._memory_gib, self._timeline)
+            # The environment is kept, too, so that no other object can get its `id`.
             self._sites[id(environment)] = site, environment
         site, _ = self._sites[id(environment)]
         return Play(site, problem, seed, tuple(actions), snapshot, journal, seconds)

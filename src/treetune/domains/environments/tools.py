@@ -465,8 +465,10 @@ def _call_with_json(function: Callable[..., Any], arguments: Mapping[str, Any]) 
 def _calls_by_vllm(
     name: str, tokenizer: str, tools: Sequence[Mapping[str, Any]], action: str
 ) -> list[ToolCall]:
-    """Returns the calls that one of vLLM's tool parsers finds, without a server. A parser returns no calls
-    either if it can't read the one that is there."""
+    """Returns the calls that one of vLLM's tool parsers finds. No server is needed for this.
+
+    There are no calls if the text has none, and also if the parser can't read a call of the text.
+    """
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.tool_parsers import ToolParserManager
 

@@ -186,8 +186,11 @@ class ForkedProcesses:
         self._pickled = pickle_servant(Loaded(environment), type(environment).__name__)
         self._memory_bytes = None if memory_gib is None else int(memory_gib * 2**30)
         self._lock = threading.Lock()
+        """Held while an order is sent and answered: only one thread at a time may use the connection."""
         self._process: subprocess.Popen[bytes] | None = None
+        """The process that loads the environment once, and forks a process for each answer."""
         self._orders: Connection | None = None
+        """The connection over which this process is told to fork or to end another process."""
         self._closed = False
 
     def fork(self) -> ForkedWorld:
@@ -198,7 +201,7 @@ class ForkedProcesses:
                 ours, theirs = Pipe()
                 with theirs:
                     try:
-                        orders.send(("fork", 0))
+                        orders.send(("fork", 0))  # other orders have a process's number in place of the 0
                         reduction.send_handle(orders, theirs.fileno(), None)  # None: only Windows needs a pid
                         return ForkedWorld(self, ours, orders.recv())
                     except (EOFError, OSError) as error:  # it was killed: start another one, once
@@ -287,6 +290,8 @@ class ForkedWorld:
             self.close()
             raise TimeoutError from error
         except (EOFError, OSError) as error:
+            # With the order "dies", the process gets some time to end by itself, so that the message, which
+            # `close` returns, can say how it ended.
             raise EOFError(self.close("dies")) from error
 
     def close(self, order: Order = "kill") -> str:
@@ -319,9 +324,9 @@ def _bound(connection: Connection, seconds: float) -> None:
 def main() -> None:
     """Loads the environment, and forks a process for each answer that is to be played.
 
-    Orders come one at a time: ``("fork", 0)`` with a descriptor, answered by the child's number; and
-    ``("kill", pid)`` or ``("dies", pid)``, answered by the exit code of that child. The child serves calls of
-    its `World` on the descriptor until that is closed.
+    Orders come one at a time. ``("fork", 0)``, whose number has no meaning, comes with a descriptor, and is
+    answered by the child's number. ``("kill", pid)`` and ``("dies", pid)`` are answered by the exit code of
+    that child. A child serves calls of its `World` on the descriptor until that is closed.
     """
     requests, _ = become_worker()
     orders = Connection(os.dup(requests.fileno()))

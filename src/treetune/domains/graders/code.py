@@ -251,6 +251,7 @@ class Code(SandboxedGrader):
             else:
                 results.append(row)
         message = next((str(row["message"]) for row in results if "message" in row), None)
+        # An error outside of the tests has a row as well, after those of the tests, and counts as no test.
         return count, results[: count or 0], message
 
 

@@ -82,10 +82,10 @@ class CruxEval(SandboxedGrader):
         prediction, other_prediction = _prediction(answer, asks_output), _prediction(other, asks_output)
         if prediction is None or other_prediction is None:
             return False
+        call, value = prediction
+        other_call, other_value = other_prediction
         if asks_output:
-            value, other_value = prediction[1], other_prediction[1]
             return value is not None and other_value is not None and _same(value, other_value)
-        call, other_call = prediction[0], other_prediction[0]
         return call is not None and other_call is not None and ast.dump(call) == ast.dump(other_call)
 
     def _value_of(self, code: str, call: ast.Call) -> ProgramOutcome:

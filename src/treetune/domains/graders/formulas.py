@@ -195,6 +195,7 @@ class _FormulaParser:
 
         self._sympy = sympy
         self._reads_choices = reads_choices
+        """Whether ``C(10,3)`` is a binomial coefficient, and not a variable C before a pair."""
         self._tokens = tokens
         self._position = 0
         """The index of the next token."""
@@ -261,7 +262,8 @@ class _FormulaParser:
         if token is None:
             return False
         if token.kind == "sign":
-            # "[" and "|" are missing here, because they may close a bracket around this product, as in |2x|.
+            # "|" and "[" are missing here, because they may close a bracket around this product, as in |2x|
+            # and ]1, 2x[.
             return token.text in ("(", "{")
         if token.kind == "number" and self._tokens[self._position - 1].kind == "number":
             raise NotAFormula("two numbers without a sign between them")
@@ -504,6 +506,8 @@ class _FormulaParser:
         return getattr(sympy, _SYMPY_NAMES.get(name, name))(argument)
 
     def _binomial(self, top: Any, bottom: Any) -> Any:
+        """Returns the binomial coefficient of `top` over `bottom`. Raises Absurd for a large or a negative
+        number."""
         for number in (top, bottom):
             if number.is_number and not 0 <= number <= LARGEST_TOP:
                 raise Absurd("a binomial coefficient of a large or negative number")
@@ -515,6 +519,8 @@ class _FormulaParser:
         return self._sympy.binomial(top, bottom)
 
     def _factorial(self, value: Any) -> Any:
+        """Returns the factorial of a small whole number, or of a term with letters, which sympy only writes
+        down. Raises Absurd for anything else."""
         if value.has(self._sympy.Function):
             raise Absurd("a factorial of a function")
         is_small = value.is_Integer and 0 <= value <= LARGEST_FACTORIAL
@@ -746,7 +752,7 @@ def _agree_at(point: dict[Any, Fraction], first: Any, second: Any) -> bool | Non
     if first_value is not None and second_value is not None:
         return first_value == second_value
     values = {symbol: sympy.Rational(value) for symbol, value in point.items()}
-    return _agree(first.subs(values), second.subs(values), 0.0)
+    return _agree(first.subs(values), second.subs(values), tolerance=0.0)
 
 
 def _rational_value(expression: Any, point: dict[Any, Fraction]) -> Fraction | None:
@@ -832,7 +838,8 @@ def _differ_in_first_digits(first: Any, second: Any, tolerance: float) -> bool:
     with mpmath.workdps(_DIGITS):
         distance = abs(first_value - second_value)
         larger = max(abs(first_value), abs(second_value))
-        # They differ surely if the first half of the digits shows it. The last ones may be inexact.
+        # They differ surely if the first half of the digits shows it. The last ones may be inexact. For the
+        # same reason the distance has to exceed the tolerance clearly.
         rounding = larger * mpmath.mpf(10) ** (-_DIGITS / 2)
         return bool(distance > 2 * tolerance and distance > rounding)
 
@@ -870,7 +877,7 @@ def _digits_for(*expressions: Any) -> int:
                 magnitudes += _magnitude(part)
     if magnitudes > MOST_COMPUTED_DIGITS:
         raise Absurd("numbers whose difference shows in too many digits")
-    if magnitudes <= _DIGITS / 2:
+    if magnitudes <= _DIGITS / 2:  # 40 digits are at least twice the sum
         return _DIGITS
     return _DIGITS + 2 * int(magnitudes)
 

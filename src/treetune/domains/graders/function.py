@@ -155,11 +155,11 @@ def _function(path: str) -> Any:
         function: Any = function_at(path)
     else:
         try:
-            function = foreign.file_function(path, folders.searched()[0])
+            function = foreign.file_function(path, folders.import_folders())
         except (Exception, SystemExit) as error:  # executing the user's file may raise anything
             raise ValueError(f"path is {path!r}, which can't be loaded: {error}") from error
         # Notes the name of the file's module, so that grader processes can import it under the same name.
-        folders.ask_for(foreign.name_in_process(foreign.file_of(path, folders.searched()[0])))
+        folders.ask_for(foreign.name_in_process(foreign.file_of(path, folders.import_folders())))
     # `load_environment` is verifiers' name for a function that makes an environment with its rubric.
     return function() if path.endswith(":load_environment") else function
 
@@ -168,7 +168,7 @@ def _function(path: str) -> Any:
 def _start_python(python: str, path: str) -> subprocess.Popen[str]:
     """Returns a process of another Python that has loaded the function. It ends with the present process."""
     process = subprocess.Popen(
-        [python, foreign.__file__, path, *folders.searched()[0]],
+        [python, foreign.__file__, path, *folders.import_folders()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -392,7 +392,7 @@ def _open_answers(context: ServiceContext) -> AnswerJournal:
     """Opens this process's journal of the judge's replies, which also finds those in the journals of other
     processes."""
     if context.folder is None:
-        return AnswerJournal(None)
+        return AnswerJournal(path=None)  # in memory
     path = context.folder / f"{context.name}.jsonl"
     return AnswerJournal(path, others=sorted({*context.folder.glob("*.jsonl")} - {path}))
 
@@ -403,6 +403,7 @@ class _Question(Asker):
     def __init__(self, judge: Judge, client: EndpointClient, journal: AnswerJournal) -> None:
         super().__init__(client, journal, judge.identity)
         self._judge = judge
+        # A little before the grader's deadline, so that the judge can still say why it gives up.
         self._deadline = time.monotonic() + DEADLINE_SHARE * judge.grader.deadline
         self.has_sent = False
         """Whether a request was sent for the last question. The journal may have the reply, or the question
@@ -430,14 +431,17 @@ class _Question(Asker):
         except (Unanswered, TimeoutError) as error:
             why = str(error) if isinstance(error, Unanswered) else "no reply within the deadline"
             # Only the last address: the server may have been restarted with another one between attempts.
-            for place in judge.availability.note_failure(why, tried[-1:]):
+            unanswered_places = judge.availability.note_failure(why, tried[-1:])
+            # There are none unless this failure makes the judge count as down. If the run itself serves the
+            # judge (`run_model`), the servers at these addresses are then restarted.
+            for place in unanswered_places:
                 if judge.run_model is not None:
                     judge.run_model.failed(place, why)
             raise Unavailable(f"the judge gave no answer: {why}") from error
         judge.availability.note_answer()
         if judge.run_model is not None:
             judge.run_model.succeeded()
-        judge.count(asked=1, seconds=(time.monotonic() - start, 1))
+        judge.count(asked=1, seconds=(time.monotonic() - start, 1))  # a sum, and a mean over replies
         if not answer.estimated:  # the endpoint has reported the numbers of tokens
             judge.count(input_tokens=answer.input_tokens, output_tokens=answer.output_tokens)
             if judge.grader.prices is not None:

@@ -66,7 +66,7 @@ class LiveBench(Grader):
             return text.rpartition("<PLOT_SUMMARY>")[2].partition("</PLOT_SUMMARY>")[0].strip() or None
         answer = last_between(text, "<solution>", "</solution>") or last_box(text)
         if task in _FENCED:
-            # The block may be within the solution, or there is only the block.
+            # The last block is the answer. It may be within the solution, or there is only the block.
             answer = next(reversed(fenced_blocks(answer or text)), answer)
         elif answer is None and task not in ("typos", "plot_unscrambling"):
             # Bold text in these two tasks may be a part of the text that is asked for.
@@ -264,7 +264,7 @@ def score_table(answer: str, gold: str) -> float:
 
     Cells are equal as texts, or as numbers that differ by less than 1e-6. A column of row numbers is ignored.
     """
-    gold_table = next(iter(_read_tables(gold, None)), None)
+    gold_table = next(iter(_read_tables(gold, columns=None)), None)
     if gold_table is None:
         raise ValueError(f"the gold {gold[:100]!r} is not a table")
     # A text may be a table in several formats. It is enough if one of them is right.
@@ -336,6 +336,8 @@ def _read_json(text: str) -> Sequence[Mapping[str, Any]]:
 
 
 def _read_json_lines(text: str) -> Sequence[Mapping[str, Any]]:
+    """Reads a table with a JSON object in each line. Other lines are skipped. Returns no rows if a line in
+    braces can't be read as an object."""
     rows = []
     for line in map(str.strip, text.split("\n")):
         if line.startswith("{") and line.endswith("}"):
@@ -380,6 +382,7 @@ class _Html(HTMLParser):
 
 
 def _read_html(text: str) -> Sequence[Mapping[str, Any]]:
+    """Reads the rows of a table in HTML. Returns no rows if the text has no such table."""
     if "<tr" not in text.lower():
         return []
     parser = _Html()

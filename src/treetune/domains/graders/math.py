@@ -80,8 +80,8 @@ class MathGrader(Grader):
         import math_verify  # noqa: F401
         import sympy
 
-        # math_verify warns at every call for which its own timeout is switched off. It is, because the pool's
-        # deadline ends a call here.
+        # Here math_verify's own timeout is switched off, because the grader pool's deadline ends a call. The
+        # library would warn of this at every call.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
 
         sympy.simplify(sympy.Symbol("x") ** 2 - 1)  # the first call imports many modules

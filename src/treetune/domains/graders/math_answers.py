@@ -437,7 +437,7 @@ def _read_qualified(text: str) -> Qualified | None:
     if condition_letters and not condition_letters & value_letters:
         return None
     # At depth 1 no further condition is read: a condition belongs to the whole answer.
-    return Qualified(read_answer(value, 1), condition)
+    return Qualified(read_answer(value, depth=1), condition)
 
 
 _PAIRS_OF_BRACKETS = (("(", ")"), ("\\{", "\\}"), ("{", "}"))
@@ -452,8 +452,8 @@ def _split_condition(text: str) -> tuple[str, str] | None:
     in_words = _CONDITION_IN_WORDS.search(text, 1)  # from 1, because a value has to come before it
     if in_words is not None:
         value, condition = text[: in_words.start()], text[in_words.start() :]
-        is_mere = not _NO_MERE_CONDITION.search(condition)
-        return (value.strip(" ,;("), condition) if is_mere else None
+        only_restricts_letters = not _NO_MERE_CONDITION.search(condition)
+        return (value.strip(" ,;("), condition) if only_restricts_letters else None
     if not _HAS_A_SIGN_OF_A_CONDITION.search(text):  # a quick test: every condition in signs has such a sign
         return None
     in_signs = _CONDITION_IN_SIGNS.fullmatch(text)

@@ -317,7 +317,7 @@ def split_unit(text: str) -> Scalar:
         number = text[: degrees.start()].strip()
         return Scalar(number, read_unit(f"^\\circ {degrees['scale']}" if degrees["scale"] else "degree"))
     if text.endswith("%"):
-        return Scalar(text[:-1].strip(), None, percent=True)
+        return Scalar(text[:-1].strip(), percent=True)
     if text.endswith("USD"):
         return Scalar(text[:-3].strip(), read_unit("dollar"))
     number, unit_text = _split_text(text)
@@ -404,7 +404,7 @@ def _read_measured(number: str, unit_text: str) -> Scalar | None:
     if not unit_text:
         return Scalar(number)
     if unit_text.lower() in ("percent", "per cent"):
-        return Scalar(number, None, percent=True)
+        return Scalar(number, percent=True)
     unit = read_unit(unit_text)
     return None if unit is None else Scalar(number, unit)
 

@@ -170,9 +170,12 @@ def extract(text: str, question: str) -> list[str]:
 
 
 def _find_answers(text: str) -> list[str]:
-    """Returns the texts of the answers. Answers are what the first of these that the text has contains or
-    precedes: the phrase of the paper's prompt ("final answer is $…$. I hope"), boxes, "the answer is", the
-    output of a program, the last number."""
+    """Returns the texts of the answers.
+
+    Five forms are looked for, and the first form that the text has decides: the phrase of the paper's prompt
+    ("final answer is $…$. I hope"), boxes, the text after "the answer is", the output of a program, and the
+    last number.
+    """
     _, start, rest = text.partition("final answer is $")
     if start and "$. I hope" in rest:
         return [rest.partition("$. I hope")[0]]

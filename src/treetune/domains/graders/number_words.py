@@ -59,8 +59,9 @@ def _cardinal(words: list[str], at: int) -> tuple[int | None, int]:
     while at < len(words):
         word = words[at]
         # A word of `_VALUES` may begin a number below a hundred, or be a digit after tens ("twenty two").
-        starts = last in ("", "hundred", *_WORD_SCALES)
-        if word in _VALUES and (starts or (last in _TENS and 0 < _VALUES[word] < 10)):
+        may_begin_below_hundred = last in ("", "hundred", *_WORD_SCALES)
+        is_digit_after_tens = last in _TENS and 0 < _VALUES.get(word, 0) < 10
+        if word in _VALUES and (may_begin_below_hundred or is_digit_after_tens):
             group += _VALUES[word]
         elif word == "hundred" and 0 <= group < 100 and last != "hundred":
             group = (group or 1) * 100

@@ -136,7 +136,11 @@ def _position(cell: str) -> str:
 
 
 def _read_answer_table(text: str, gold: ParsedTable, asked: Sequence[int]) -> ParsedTable | None:
-    """Reads an answer's table. Rows of letters (``am/bn``) are read if all asked cells are single letters."""
+    """Reads an answer's table.
+
+    `asked` has the indices of the gold's columns that the question asks for. If all their cells are single
+    letters, the answer may also be rows of letters: ``am/bn``.
+    """
     asked_cells: list[str] = []
     for row in gold.rows:
         asked_cells += [row[column] for column in asked]

@@ -52,7 +52,7 @@ class Residue:
         return cls(remainder, prime, value if bits <= MOST_EXACT_BITS else None)
 
     def _of_remainder(self, remainder: int) -> Residue:
-        return Residue(remainder % self.prime, self.prime, None)
+        return Residue(remainder % self.prime, self.prime, exact=None)
 
     def __add__(self, other: Residue) -> Residue:
         if self.exact is not None and other.exact is not None:

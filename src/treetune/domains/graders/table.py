@@ -155,7 +155,7 @@ def gold_answers(gold: str) -> Sequence[str]:
             text = item if isinstance(item, str) else json.dumps(item)
             answers.append(_plain(text))
     else:
-        answers = split_answers(gold, None)
+        answers = split_answers(gold, expected=None)  # a gold is only split at "|"
     if not any(answers) or len(answers) > MOST_ANSWERS:
         raise ValueError(f"the gold {gold[:100]!r} contains no answer, or more than {MOST_ANSWERS}")
     return tuple(answers)

@@ -226,6 +226,7 @@ class GridPuzzles(Puzzles):
     def _in_words(
         self, chain: Sequence[GridTransformation], pairs: Sequence[tuple[Grid, Grid]], question: Grid
     ) -> str:
+        """Writes the prompt in English, with the example pairs, or with the rules if there are no pairs."""
         if pairs:
             shown = "\n\n".join(
                 f"Example {number}\nInput: {json.dumps(before)}\nOutput: {json.dumps(after)}"

@@ -185,7 +185,7 @@ class ReasoningGym(GeneratedTask):
             fault, remedy = "'composite' is not itself a data set", "make a task 'mixture' of the data sets"
             raise Refused("dataset", fault, remedy)
         if self.dataset not in module_of:
-            near = nearest(self.dataset, module_of, 3)
+            near = nearest(self.dataset, module_of, count=3)
             if near:
                 remedy = f"did you mean {' or '.join(map(repr, near))}?"
             else:

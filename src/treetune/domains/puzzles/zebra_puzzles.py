@@ -353,6 +353,7 @@ class ZebraPuzzles(Puzzles):
         values: Sequence[Sequence[str]],
         clue_texts: Sequence[str],
     ) -> str:
+        """Writes the prompt: the values of each attribute, and the clues."""
         if self.wording == "symbols":
             return f"{shape.objects}{','.join(map(''.join, values))}:{','.join(clue_texts)}>\n"
         attributes = "\n".join(

@@ -519,20 +519,21 @@ def _instructions(machine: str) -> list[_Instruction]:
     # The flags of clone3 are in memory, which a filter can't read. Without clone3 libraries use `clone`.
     program += _if(_IF_EQUAL, _CLONE3[column], _ERRNO | errno.ENOSYS)
     refuse_namespaces = _if(_IF_ANY_BIT, _NEW_NAMESPACES, _ERRNO | errno.EPERM)
-    program += _check_argument(_CLONE[column], 0, refuse_namespaces)
+    program += _check_argument(_CLONE[column], argument=0, rules=refuse_namespaces)
     refuse_other_sockets = _unless(_IF_EQUAL, _AF_UNIX, _ERRNO | errno.EACCES)
-    program += _check_argument(_SOCKET[column], 0, refuse_other_sockets)
+    program += _check_argument(_SOCKET[column], argument=0, rules=refuse_other_sockets)
     refuse_shared_memory = [
         _Instruction(_AND, 0, 0, _SHARED_ANONYMOUS),
         *_if(_IF_EQUAL, _SHARED_ANONYMOUS, _ERRNO | errno.EPERM),
     ]
-    program += _check_argument(_MMAP[column], 3, refuse_shared_memory)
+    program += _check_argument(_MMAP[column], argument=3, rules=refuse_shared_memory)
     refuse_typing: list[_Instruction] = []
     for request in _TYPE_INTO_TERMINAL:
         refuse_typing += _if(_IF_EQUAL, request, _ERRNO | errno.EPERM)
-    program += _check_argument(_IOCTL[column], 1, refuse_typing)
+    program += _check_argument(_IOCTL[column], argument=1, rules=refuse_typing)
     # A process may change its own limits (process number 0), and no other's.
-    program += _check_argument(_PRLIMIT[column], 0, _unless(_IF_EQUAL, 0, _ERRNO | errno.EPERM))
+    refuse_other_processes = _unless(_IF_EQUAL, 0, _ERRNO | errno.EPERM)
+    program += _check_argument(_PRLIMIT[column], argument=0, rules=refuse_other_processes)
     return [*program, _Instruction(_RETURN, 0, 0, _ALLOW)]
 
 
@@ -547,10 +548,15 @@ def _unless(test: int, value: int, result: int) -> list[_Instruction]:
 
 
 def _check_argument(number: int, argument: int, rules: list[_Instruction]) -> list[_Instruction]:
-    """Returns instructions that apply rules to the lower half of an argument of one system call, and allow
-    the call if no rule refuses it. `number` is that of the call, and `argument` counts from 0."""
+    """Returns instructions that apply rules to an argument of one system call, and allow the call if no rule
+    refuses it.
+
+    The filter reads 32 bits at a time. So the rules get the lower half of the argument, which has everything
+    that they test. `number` is that of the call, and `argument` counts from 0.
+    """
     load_argument = _Instruction(_LOAD, 0, 0, _FIRST_ARGUMENT + _ARGUMENT_BYTES * argument)
     allow = _Instruction(_RETURN, 0, 0, _ALLOW)
-    # A call with another number skips the whole body.
     body = [load_argument, *rules, allow]
-    return [_Instruction(_IF_EQUAL, 0, len(body), number), *body]
+    # A call with another number skips the whole body.
+    is_this_call = _Instruction(_IF_EQUAL, true=0, false=len(body), value=number)
+    return [is_this_call, *body]

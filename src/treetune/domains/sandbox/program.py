@@ -381,6 +381,8 @@ class _UnconfinedProgram:
                 files,
                 resource_limits(limits),
                 work=self.work.name,
+                # The program also imports what is installed here: in folders called site-packages or
+                # dist-packages.
                 path=[self.work.name, *(folder for folder in sys.path if folder.endswith("-packages"))],
                 uid=None,
                 stdin=stdin,

@@ -106,7 +106,7 @@ class PythonSession(AbstractContextManager["PythonSession"]):
         limits = self._tool.limits
         try:
             if self._program is None:
-                # One program runs all calls, so its processor time is that of many calls.
+                # One program runs all calls, so it may use the processor for as long as `_CPU_SHARE` calls.
                 limits_of_session = replace(limits, cpu_seconds=limits.seconds * _CPU_SHARE)
                 self._program = ConfinedProgram(
                     self._sandbox, self._tool._console(), {}, limits_of_session, stdin=subprocess.PIPE

@@ -86,10 +86,10 @@ def _follow(pid: int, output_fd: int, seconds: float, most_bytes: int) -> tuple[
 def _become_program(stdin: int, stdout: int, stderr: int) -> None:
     """Makes a new process group for this process, and makes the three descriptors its standard ones. All
     others are closed."""
-    os.setsid()
+    os.setsid()  # so that the program and all that it starts can be ended together
     for descriptor, standard_descriptor in ((stdin, 0), (stdout, 1), (stderr, 2)):
         os.dup2(descriptor, standard_descriptor)
-    os.closerange(3, 64)
+    os.closerange(3, 64)  # 64 is more than the few descriptors that this file has opened
 
 
 def fork_for_inputs(inputs: list[str], seconds: float, most_bytes: int, stop_early: bool) -> bool:
@@ -138,11 +138,13 @@ def run(prefix: str, code: str, inputs: list[str], seconds: float, most: int, st
     except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError) as error:
         # Only the first input is reported. The reader of the report takes inputs without a line as failed.
         message = f"{type(error).__name__}: {error}".encode(errors="replace")
-        # The arguments are the descriptor 1, the exit status 1, not out of time, nothing printed, the error.
-        _write_report(1, 1, False, b"", message[:ERRORS_BYTES])
+        _write_report(
+            report_fd=1, status=1, ran_out_of_time=False, printed=b"", error_output=message[:ERRORS_BYTES]
+        )
         return
     names = customary_names(code)
-    if fork_for_inputs(inputs, seconds, most, stop_early):
+    is_process_of_an_input = fork_for_inputs(inputs, seconds, most, stop_early)
+    if is_process_of_an_input:
         _end(_run_program(program, names))
 
 

@@ -166,7 +166,9 @@ class _Body:
         self._name = function.__qualname__
         parameters = _parameters(tree)
         self._self_name = parameters[0] if owner is not None and parameters else None
+        # A lasting object outlives the call, such as the data set. The function must not change it.
         self._lasting = {name for position, name in enumerate(parameters) if position in lasting}
+        """Names that may stand for lasting objects or for parts of them."""
         # The value of a default is made once, and every call gets the same object: it is lasting. For a
         # parameter without a default, `default` is the class `inspect.Parameter.empty`. The function can't
         # change a class.
@@ -300,7 +302,7 @@ class _Body:
             name = node.func.id
             if name in self._globals and name not in self._locals:
                 if self._proof.is_own_function(self._globals[name]):
-                    return self._examine_call(node, self._globals[name], None)
+                    return self._examine_call(node, self._globals[name], owner=None)
                 # A harmless function may return a part of its arguments.
                 # Any other function may return anything.
                 return not _is_harmless_of_a_module(self._globals[name]) or self._has_lasting_argument(node)
@@ -389,8 +391,11 @@ class _Body:
                 self._give_up(node, "may be called by others")
 
     def _check_of_module(self, node: ast.Attribute, value: Any, module: str) -> None:
-        """Checks a `value` that is an attribute of a module: one of the library's functions, a harmless
-        function, a class of errors, or a value that can't be changed."""
+        """Raises NotProven unless the `value` of a module's attribute is harmless.
+
+        These values are: a function of the library, after it is examined; a function that is listed as
+        harmless; a class of errors; and a value that can't be changed.
+        """
         if self._proof.is_own_function(value):
             self._examine_function(value)
         elif node.attr not in _HARMLESS_OF_MODULES.get(module, ()):
@@ -399,7 +404,7 @@ class _Body:
                 self._give_up(node, "is not known to be harmless")
 
     def _examine_function(self, function: types.FunctionType) -> None:
-        self._proof.examine(function, None, _all_parameters(function))
+        self._proof.examine(function, owner=None, lasting=_all_parameters(function))
 
     def _module(self, node: ast.expr) -> types.ModuleType | None:
         """Returns the module that a global name stands for; None for any other expression."""
@@ -451,7 +456,7 @@ class _Body:
                 self._give_up(node, "calls a function that it was given")
             global_value = None if function.id in self._locals else self._globals.get(function.id)
             if self._proof.is_own_function(global_value):
-                self._examine_call(node, global_value, None)
+                self._examine_call(node, global_value, owner=None)
             return  # `_check_global` has checked any other name
         if not isinstance(function, ast.Attribute):
             self._give_up(node, "calls what is computed")
@@ -550,8 +555,11 @@ def _parameters(function: FunctionNode) -> list[str]:
 
 def _is_harmless_format(function: ast.Attribute) -> bool:
     """Returns whether it is the `format` of a text in the source, such as ``"{} of {}".format``, that only
-    fills in its arguments. A text that reads attributes or elements of its arguments (``"{0.name}"``,
-    ``"{0[1]}"``) isn't harmless, since this may execute code."""
+    fills in its arguments.
+
+    A text that reads attributes or elements of its arguments, or converts or formats them, isn't harmless,
+    since this may execute code: ``"{0.name}"``, ``"{0[1]}"``, ``"{0!r}"``, ``"{0:5}"``.
+    """
     template = function.value.value if isinstance(function.value, ast.Constant) else None
     return function.attr == "format" and isinstance(template, str) and not set(template) & set(".[!:")
 
@@ -572,14 +580,14 @@ def _is_super(node: ast.expr) -> bool:
 
 def _is_made_here(node: ast.expr) -> bool:
     """Returns whether an expression makes a new value each time it is evaluated."""
-    made = (
+    kinds_of_new_values = (
         ast.Constant, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp, ast.BinOp,
         ast.UnaryOp, ast.Compare, ast.JoinedStr,
     )  # fmt: skip
-    if isinstance(node, made):
+    if isinstance(node, kinds_of_new_values):
         return True
-    fresh = {"list", "dict", "set", "sorted"} | _SCALARS
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in fresh
+    making_functions = {"list", "dict", "set", "sorted"} | _SCALARS
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in making_functions
 
 
 def _is_harmless_of_a_module(value: Any) -> bool:

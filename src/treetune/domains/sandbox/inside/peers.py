@@ -100,6 +100,7 @@ class Remote:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> bool:
         suppresses_error = self._peer.ask("exit", self, error) is True
+        # `guarded` is False in the answer's process, which trusts the context managers of the tests.
         if not suppresses_error or error is None or not self._peer.guarded:
             return suppresses_error
         # An answer's context manager, which was asked above, may suppress only an error that the test itself
@@ -121,8 +122,8 @@ def _forward(operation: str) -> Callable[..., Any]:
 
     def method(self: Remote, *args: Any) -> Any:
         if self._knows_test_data and operation in _RETURNING_NUMBERS:
-            # `self` is the result of arithmetic with data of this process. Its class has got this data, and
-            # could return just the number that the tests expect.
+            # `self` is the result of arithmetic with data of this process. A class of the other process has
+            # computed it, has got this data, and could return just the number that the tests expect.
             raise TypeError(
                 "the result of another process's arithmetic with data of this process is not a number"
             )
@@ -173,7 +174,9 @@ class Peer:
     def __init__(self, read: int, write: int, guarded: bool) -> None:
         self._read = os.fdopen(read, "rb")
         self._write = os.fdopen(write, "wb")
-        self._turn = RLock()  # threads of an answer may call what the tests gave it
+        self._turn = RLock()
+        """Held by `ask` from a request to its reply, since several threads of the answer may ask at once. The
+        thread that holds it may ask again, while it answers a request of the other process."""
         self._objects: dict[int, Any] = {}
         """Objects of this process that the other one has a `Remote` for, by their numbers."""
         self._numbers: dict[int, int] = {}
@@ -184,6 +187,7 @@ class Peer:
         """Classes of this process that stand for classes of errors of the other process, by the numbers that
         the latter have there."""
         self.guarded = guarded
+        """Whether this is the process of the tests, which doesn't trust the process of the answer."""
         self.by_value: dict[str, type] = {}
         """Classes that both processes have, by their names. Their instances are copied as data, too."""
         self.names: dict[str, Any] = {}
@@ -218,7 +222,7 @@ class Peer:
         try:
             args, named = self.decode(encoded_arguments)
             contents_before = self._encode_mutable(operation, args)
-            if self.guarded:
+            if self.guarded:  # the tests' process doesn't trust the answer's, which asks here
                 _check(operation, args, self)
             function = self.names.__getitem__ if operation == "name" else _OPERATIONS[operation]
             result = function(*args, **dict(named))
@@ -425,8 +429,8 @@ class Peer:
                 if isinstance(value, simple):
                     convert = getattr(simple, f"__{simple.__name__}__")
                     return convert(value)
-            # The tests may name anything of the standard library, since the answer can import it anyway. An
-            # answer may name only types of data: see `_decode`.
+            # The tests (`guarded`) may name anything of the standard library, since the answer can import it
+            # anyway. An answer may name only types of data: see `_decode`.
             path = _path_in_library(value)
             if path is not None and (self.guarded or path in _TYPES_OF_DATA):
                 return {"library": path}
@@ -570,11 +574,13 @@ def _check(operation: str, args: list[Any], peer: Peer) -> None:
         raise TypeError(f"an answer can't use {operation} on a {kind.__name__} of the tests")
     if operation in ("getattr", "setattr") and args[1] not in names:
         name = str(args[1])
-        looked_up_class = target if isinstance(target, type) else kind
+        is_class = isinstance(target, type)
+        looked_up_class = target if is_class else kind
         owner = next((base for base in looked_up_class.__mro__ if name in vars(base)), None)
         if owner is None:
-            # No class has it: it is an attribute of the instance itself.
-            is_allowed = attributes and looked_up_class is kind
+            # No class has the name, so it is an attribute of the instance itself. If the object is a class,
+            # only its metaclass can have the name, and gives the answer nothing.
+            is_allowed = attributes and not is_class
         else:
             is_allowed = attributes and _of_tests(owner)
         replaces_method = operation == "setattr" and callable(getattr(kind, name, None))

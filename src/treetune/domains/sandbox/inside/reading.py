@@ -205,6 +205,7 @@ def _refuse(*arguments: Any, **named: Any) -> None:
 
 
 def _teach_sympy() -> None:
+    """Makes sympy's parser read formulas by `read_formula`, and never execute a text."""
     from sympy.parsing import sympy_parser
 
     # Gives the parser its names as a default. Without them it would import all names of sympy for each text.
@@ -289,8 +290,12 @@ def _is_of_a_library(code: CodeType) -> bool:
 
 
 def _only_reads(arguments: tuple[Any, ...]) -> bool:
-    """Returns whether a call of `open` or `os.open` only reads. The arguments of `open` have a mode, such as
-    "rb". Those of `os.open` have only flags."""
+    """Returns whether a file is only opened to be read.
+
+    `arguments` are those of Python's audit event "open": the path, the mode and the flags. A call of `open`
+    has a mode, such as "rb". For a call of `os.open`, the mode is None, and only the flags tell.
+    """
     _, mode, flags = arguments
-    writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-    return not (isinstance(mode, str) and set(mode) & set("wax+")) and not (flags or 0) & writes
+    writing_flags = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    has_writing_mode = isinstance(mode, str) and bool(set(mode) & set("wax+"))
+    return not has_writing_mode and not (flags or 0) & writing_flags

@@ -71,11 +71,11 @@ def as_settings(of_settings: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     Raises ValueError if the enumeration has no member with this value.
     """
     defaults = {setting.name: setting.default for setting in dataclasses.fields(of_settings)}
-    made = dict(values)
+    settings = dict(values)
     for name, value in values.items():
         if isinstance(default := defaults.get(name), enum.Enum):
-            made[name] = type(default)(value)
-    return made
+            settings[name] = type(default)(value)
+    return settings
 
 
 PACKAGE = "reasoning_gym"

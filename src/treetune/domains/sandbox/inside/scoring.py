@@ -161,7 +161,7 @@ class _Server:
         gc.collect()
         gc.freeze()  # otherwise a collection in a child would copy all pages of memory
         if self._confined:
-            _empty_work_folder()
+            _empty_work_folder()  # a file of a library's import would look like one that an answer has left
 
     def _ask_child(self, request: bytes) -> dict[str, Any]:
         """Scores an answer in a child. Returns ``{"result": {"score": 0.5}}``, or how it failed."""

@@ -98,6 +98,7 @@ class Answer:
     def __init__(self, peer: Peer, tests: ast.AST) -> None:
         self._peer, self._tests = peer, tests
         self._names: set[str] | None = None
+        """The names that the answer's code defines; None before it has run (see `names`)."""
         self.before_run: Callable[[], None] = lambda: None
         """A function that is called before the answer's code runs, for example to delete the tests."""
         self.module = types.ModuleType("solution")
@@ -134,6 +135,7 @@ class Answer:
         """
         nodes = list(ast.walk(self._tests))
         builtins = set(dir(sys.modules["builtins"]))
+        # Words in texts of the tests count as names, too: ``getattr(solution, "add")``.
         quoted = " ".join(str(node.value) for node in nodes if isinstance(node, ast.Constant))
         bare_names = {node.id for node in nodes if isinstance(node, ast.Name)}
         quoted_names = set(re.findall(r"\w+", quoted)) - builtins
@@ -224,7 +226,9 @@ def _test(peer: Peer, report: Report, prefix: str, order: dict[str, Any]) -> Non
         _calls(order, answer, report)
     else:
         if kind == "functional":
-            names.update(answer.meant() | names)  # a name that is in `names` already keeps its value
+            # `meant` returns the answer's values of the names that the tests use. A name that is in `names`
+            # already keeps its value.
+            names.update(answer.meant() | names)
         _units(trees, names, report)
 
 
