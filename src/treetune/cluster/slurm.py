@@ -335,7 +335,7 @@ def submit(arguments: Sequence[str], patience_s: float = PATIENCE_S, pause_s: fl
         if jobs_before is None or jobs_now is None:
             raise SlurmRefused(f"{complaint}, and squeue isn't here to tell whether it was taken")
         if new_jobs := jobs_now - jobs_before:
-            return max(new_jobs, key=int)
+            return max(new_jobs, key=int)  # usually there is one; of several, the newest
 
 
 def _jobs_in_queue(arguments: Sequence[str], deadline: float, pause_s: float) -> set[str] | None:

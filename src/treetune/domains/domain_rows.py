@@ -107,7 +107,8 @@ def normalise_row(row: Mapping[str, Any]) -> DomainRow:
         apply_chat_template=applies_template,
     )
     if isinstance(reward[GROUND_TRUTH], Mapping | list):
-        full[EXTRA_INFO][GOLD_IS_JSON] = True  # reward functions of other libraries get it back as it was
+        # The gold has become JSON text. Reward functions of other libraries get its value back as it was.
+        full[EXTRA_INFO][GOLD_IS_JSON] = True
     # Keep the row's other keys of the reward model, such as its style.
     reward_fields = {name: value for name, value in reward.items() if value is not None}
     full[REWARD_MODEL] = {STYLE: "rule", **reward_fields, GROUND_TRUTH: full[REWARD_MODEL][GROUND_TRUTH]}
@@ -253,7 +254,7 @@ def _messages(prompt: Any, are_needed: bool) -> list[dict[str, str]]:
     Raises ValueError for a prompt that isn't a chat, for a chat without a question, and for a chat with more
     than text.
     """
-    if isinstance(prompt, str) and prompt.strip():
+    if isinstance(prompt, str) and prompt.strip():  # a question, or a chat that is written as text
         try:
             prompt = messages_in_text(prompt) or [{"role": "user", "content": prompt}]
         except ValueError as error:

@@ -295,6 +295,7 @@ def _clause_ends(text: str, spans: list[TextSpan]) -> Iterator[int]:
             outermost_groups.append((start, end + 1))
     is_in_span, is_in_group = _inside(uncut_spans), _inside(outermost_groups)
     for sign in _CLAUSE.finditer(text):
+        # A cut is after punctuation, and before a word such as "because" or an equals sign (`before`).
         offset = sign.start() if sign["before"] else sign.end()
         if not is_in_span(offset) and not is_in_group(offset):
             yield offset

@@ -298,7 +298,7 @@ class Mixture(MixedTask):
         """Returns `TaskDemonstrations`. If some trained domains have no demonstrations, its `why_none` names
         the first of these domains."""
         for task in self.trained_parts():
-            demonstrations = [given for given in task.gives if isinstance(given, TaskDemonstrations)]
+            demonstrations = [feature for feature in task.gives if isinstance(feature, TaskDemonstrations)]
             if not demonstrations:
                 return (TaskDemonstrations(f"the domain {task.name!r} has none"),)
             if demonstrations[0].why_none:

@@ -326,6 +326,7 @@ class _Execution:
             self.labels[run.key] = f"[{number}/{len(plan.runs)}] {run.label}"
         self.waiting, self.statuses = list(plan.runs), dict(plan.statuses)
         self.attempts: dict[RunKey, _Attempt] = {}
+        """The commands that run now, by the key of the run. A run has only one at a time."""
         self.tried: defaultdict[RunKey, set[tuple[str, ...]]] = defaultdict(set)
         """For each run, the commands that were started for it, with their arguments."""
         self.ended: list[tuple[PlannedRun, RunStatus]] = []
@@ -362,7 +363,7 @@ class _Execution:
                 continue
             self.waiting.remove(run)
             self.begin(run)
-            # What ended at once must be in `statuses` before a run that needs it begins.
+            # A run may end at once. `carry_out` has to note its status before a run that needs it begins.
             if self.ended:
                 return
 

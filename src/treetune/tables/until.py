@@ -111,6 +111,7 @@ def _verdict(plan: TableRuns, until: Until, row: str, to: str) -> DifferenceVerd
         if count >= least and sequence.half_width is not None:
             if sequence.half_width <= until.difference:
                 return verdict(count, "narrow")
+            # By the direction in which the column's number improves. "neither" has no worse direction.
             is_worse = {"higher": sequence.mean < 0, "lower": sequence.mean > 0}
             if until.stop_losers and sequence.excludes_zero and is_worse.get(table.judged.improves, False):
                 return verdict(count, "loses")

@@ -130,7 +130,9 @@ def _split_at_closing_tag(part: str, closing: str | None) -> tuple[str, str, str
 def _is_within_call(body: str, position: int) -> bool:
     """Returns whether `position` is inside of a call in `body`: all calls of the whole `body` can be read,
     but not those of its part up to `position`."""
-    if functions := list(_FUNCTION.finditer(body)):  # Qwen3-Coder's tags can be read without their end
+    if functions := list(_FUNCTION.finditer(body)):
+        # Qwen3-Coder's tags can be read even if their end is missing, so reading them is no test. Here a call
+        # is whole if it has its end tag.
         return any(
             function.start() < position < function.end() and function[0].endswith("</function>")
             for function in functions

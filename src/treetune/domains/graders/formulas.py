@@ -1077,7 +1077,7 @@ def are_proportional_equations(sides: tuple[str, str], gold_sides: tuple[str, st
     if unknowns != gold_difference.free_symbols or not unknowns:
         return difference == gold_difference  # without a common unknown there is no factor to find
     factor = _quotient_at_a_point(difference, gold_difference, sorted(unknowns, key=str))
-    if factor is None:
+    if factor is None:  # no point gives a factor, so only 1 and -1 are tried
         return same_value(difference, gold_difference) or same_value(difference, -gold_difference)
     # The factor at a point must be right everywhere else, too.
     return same_value(difference, gold_difference * factor)

@@ -75,7 +75,7 @@ class LiveBench(Grader):
                 if bold_parts:
                     answer = ", ".join(part for part in bold_parts if part)
                     break
-        if answer is None:
+        if answer is None:  # the answer of some tasks may be the whole response, and of others its last line
             answer = text if task in _WHOLE else text.strip().rpartition("\n")[2]
         # Tabs are kept, because one at the end is an empty cell.
         return answer.strip(" \r\n") if answer.strip() else None
@@ -281,6 +281,7 @@ def _same_row(row: LiveBenchRow, gold_row: LiveBenchRow) -> bool:
 
 
 def _same_cell(cell: str, gold_cell: str) -> bool:
+    """Returns whether two cells are equal: as texts, as empty cells, as booleans or as numbers."""
     if cell == gold_cell or (cell.lower() in _EMPTY_CELLS and gold_cell.lower() in _EMPTY_CELLS):
         return True
     if cell.lower() in ("true", "false"):  # formats write booleans differently: True in CSV, true in JSON

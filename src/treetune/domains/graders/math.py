@@ -423,8 +423,8 @@ def _equal_scalars(answer: MathAnswer, gold: MathAnswer, question: str) -> bool:
             return is_equal
     # Only now, with both answers, it is clear whether 5 m is a length or 5 times a variable.
     answer, gold = (
-        with_short_unit(answer, gold, exact_value(gold.formula) is not None),
-        with_short_unit(gold, answer, exact_value(answer.formula) is not None),
+        with_short_unit(answer, gold, other_is_number=exact_value(gold.formula) is not None),
+        with_short_unit(gold, answer, other_is_number=exact_value(answer.formula) is not None),
     )
     if (answer.percent and gold.unit) or (gold.percent and answer.unit):
         return False  # 75 % are not 75 degrees
@@ -646,6 +646,6 @@ def _read_based(formula: str) -> tuple[str, str] | None:
     if match is None or not any(character.isdigit() for character in match[1]):
         return None  # x_1 is a variable with an index
     digits = match[1]
-    base = match[2] or match[3] or match[4]
+    base = match[2] or match[3] or match[4]  # of _{7}, _7 and _seven
     base = _BASES.get(base.lower(), base)
     return (digits, base) if base.isdigit() else None

@@ -213,6 +213,7 @@ def _read_table(text: str, depth: int) -> MathAnswer | None:
             return _read_cases(cases["rows"], depth)
     if "^" in text and (transposed := _read_transposed(text, depth)) is not None:
         return transposed
+    # A matrix without brackets of its own may have brackets around it.
     matrix = _MATRIX.fullmatch(text.strip("()[] ")) if "matrix" in text else None
     if matrix is None:
         return None
@@ -238,7 +239,7 @@ def _take_number_out_of_text(text: str) -> str:
 def _read_special_number(text: str) -> TimeOfDay | Date | Score | None:
     """Reads a time, a date or a score, which look like arithmetic: ``4:30``, ``2024-01-02``, ``5-3``."""
     plain = _remove_text_commands(text)
-    if plain is None:
+    if plain is None:  # the text has other commands than \text
         return None
     return TimeOfDay.read(plain) or Date.read(plain) or Score.read(plain)
 
@@ -535,6 +536,7 @@ def _split_brackets(text: str) -> tuple[str, str, str]:
         depth += _depth_change(bracket[0])
         if depth < 0:  # the first bracket is closed before the last character
             return "", "", ""
+    # Intervals with reversed brackets are written as ]0,1[, ]0,1] and [0,1[, but never as ]0,1).
     if depth != 0 or (text[0] == "]" and text[-1] == ")"):
         return "", "", ""
     return text[0].replace("]", "("), text[-1].replace("[", ")"), inner

@@ -177,7 +177,7 @@ def _read_product(text: str) -> UnitOfMeasure | None:
         return None
     powers: dict[str, int] = {}
     factor = Fraction(1)
-    next_power = 1  # 2 after "square"
+    next_power = 1  # 2 after "square", and 3 after "cubic"
     index = 0
     while index < len(factors):
         symbol = factors[index]
@@ -386,8 +386,8 @@ def _is_product(first_word: str, unit_text: str, gap: str) -> bool:
 
 
 def _read_measured(number: str, unit_text: str) -> Scalar | None:
-    """Reads a number and the text after it, which is a scale, a unit or "percent", or a scale and one of the
-    latter. Returns None for any other text.
+    """Reads a number and the text after it. The text is a scale such as "dozen", a unit, "percent", or a
+    scale and then a unit or "percent". Returns None for any other text.
 
     For "5" and "dozen eggs" the formula is 12 · (5), and the unit is eggs.
     """

@@ -184,6 +184,7 @@ def _find_answers(text: str) -> list[str]:
         for box in list(re.finditer(r"boxed\{", text))[-MOST_BOXES:]:
             end = pairs.get(box.end() - 1)
             if end is not None:  # the box is closed
+                # A percent sign after the box, as in \boxed{5}%, belongs to the answer.
                 percent = "%" if text[end + 1 : end + 2] == "%" else ""
                 contents.append(text[box.end() : end] + percent)
         return contents

@@ -190,7 +190,7 @@ def _is_plain(value: ast.expr | None, plain_names: set[str]) -> bool:
     if isinstance(value, (ast.List, ast.Tuple, ast.Set)):
         return all(_is_plain(inner, plain_names) for inner in value.elts)
     if isinstance(value, ast.Dict):
-        return not value.keys
+        return not value.keys  # only the empty dictionary
     if isinstance(value, ast.Name):
         return value.id in plain_names
     return value is None or isinstance(value, ast.Constant)

@@ -346,7 +346,13 @@ class Peer:
 
     def _class_of_error(self, number: int, name: Any, bases: list[str]) -> type[Exception]:
         """Returns the class of an error of the other process, if this process has it. If not, returns a class
-        of the same name with the first of its built-in `bases`."""
+        of the same name with the first of its built-in `bases`.
+
+        Args:
+            number: The number of the class in the process that has it.
+            name: The name of a class of the other process; None for a class of this process.
+            bases: The names of the class's built-in base classes.
+        """
         if name is None:  # a class of this process that the other process gives back
             returned_class = self._objects[number]
             if issubclass(returned_class, Exception):

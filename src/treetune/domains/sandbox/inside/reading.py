@@ -55,6 +55,10 @@ class _ValueReader:
     """Makes values of syntax trees. `read` knows constants, containers, arithmetic and comparisons."""
 
     def read(self, node: ast.AST) -> Any:
+        """Returns the value of a syntax tree, as Python would compute it.
+
+        Raises NotAPlainValue for anything but a plain value.
+        """
         if isinstance(node, ast.Expression):
             return self.read(node.body)
         if isinstance(node, ast.Constant):
