@@ -129,6 +129,7 @@ def as_markdown(table: ExperimentsTable, results: list[FilledRow]) -> str:
 
 
 def _cells(result: FilledRow, with_published: bool) -> list[str]:
+    """Returns the cells of a row as text, with shares in percent."""
     values, published = result.values, result.row.published
 
     def formatted(key: str, scale: float = 1.0) -> str:
@@ -136,10 +137,10 @@ def _cells(result: FilledRow, with_published: bool) -> list[str]:
 
     cells = [
         result.row.name,
-        formatted("pass_at_1", 100),
-        f"{formatted('ci_low', 100)} – {formatted('ci_high', 100)}",
+        formatted("pass_at_1", scale=100),
+        f"{formatted('ci_low', scale=100)} – {formatted('ci_high', scale=100)}",
         f"{values.get('n_problems', DASH)} × {values.get('samples', DASH)}",
-        formatted("unfinished", 100),
+        formatted("unfinished", scale=100),
         formatted("mean_tokens"),
         str(values["iteration"]),
     ]

@@ -127,6 +127,8 @@ def draw_table(results: Results, path: Path) -> None:
 
 
 def _draw_column(panel: Axes, results: Results, column: MeasuredColumn) -> None:
+    """Draws one measured number of all rows: each row's mean with its interval, the values of its seeds, and
+    the published number, where these exist."""
     scale = 100.0 if column.in_percent else 1.0
     for y, row in enumerate(results.plan.table.rows):
         cell, colour = results.cells[row.name, column.name], palette()[colour_of(y)]

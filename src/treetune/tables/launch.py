@@ -532,7 +532,7 @@ def estimate(plan: TableRuns, run: PlannedRun) -> RunCost:
     """
     status = plan.statuses[run.key]
     if status.state not in TO_DO:
-        return RunCost(0.0, "")
+        return RunCost(seconds=0.0, basis="")
     if status.state == "missing":  # of a run that has begun, only the iterations that are left count
         finished = [other for other in plan.of(run.name) if plan.statuses[other.key].state == "finished"]
         seconds_by_seed = {other.seed: other.seconds for other in finished if other.seconds}
@@ -544,7 +544,7 @@ def estimate(plan: TableRuns, run: PlannedRun) -> RunCost:
         if run.recipe.seconds_per_run is not None:
             return _stated_cost(run, run.recipe.seconds_per_run, "a run")
     if status.state == "unmeasured":
-        return RunCost(None, "evaluation alone")
+        return RunCost(seconds=None, basis="evaluation alone")
     iterations_left = run.iterations - status.done
     # `template` is the configuration of a run, or None if the configuration is wrong.
     peers = [other for other in plan.runs if other.name == run.name and other.template]
@@ -560,7 +560,7 @@ def estimate(plan: TableRuns, run: PlannedRun) -> RunCost:
         return _stated_cost(run, run.recipe.seconds_per_iteration, "an iteration", iterations_left)
     if run.recipe.seconds_per_run is not None:
         return _stated_cost(run, run.recipe.seconds_per_run, "a run")
-    return RunCost(None, "nothing measured or stated")
+    return RunCost(seconds=None, basis="nothing measured or stated")
 
 
 def _stated_cost(run: PlannedRun, seconds: float, unit: str, units: int = 1) -> RunCost:

@@ -311,7 +311,7 @@ def _read_cell(plan: TableRuns, row: MethodRow, column: MeasuredColumn) -> CellR
             estimate = over_seeds([result.value for result in results], kind)
         # The interval may reach beyond the possible values of the number: above 1 for a share, or below 0.
         if column.evaluation is not None or column.area is not None:
-            estimate = estimate.within(0.0, 1.0 if column.kind.share else math.inf)
+            estimate = estimate.within(least=0.0, most=1.0 if column.kind.share else math.inf)
     return CellResult(row, column, tuple(results), absent, estimate, notes=tuple(notes))
 
 

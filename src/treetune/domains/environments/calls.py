@@ -96,7 +96,8 @@ def native_calls(format: str, text: str) -> tuple[list[ToolCall], str]:
         if _is_mention(text_before, body, is_closed=bool(closing_tag)):
             prose.append(opening + part)
         else:
-            calls += list(calls_in(body)) or [ToolCall("", None, fault=FORM)]  # a tag with nothing in it
+            # A tag with nothing in it is a faulty call.
+            calls += list(calls_in(body)) or [ToolCall("", arguments=None, fault=FORM)]
             prose.append(rest)
         text_before = part
     return calls, "".join(prose).strip()
@@ -196,10 +197,10 @@ def _call_of_value(value: Any) -> ToolCall:
     if isinstance(value, Mapping) and isinstance(value.get("function"), Mapping):
         value = {**value, **value["function"]}  # {"function": {"name": …, "arguments": …}}, as OpenAI's API
     if not isinstance(value, Mapping):
-        return ToolCall("", None, fault=FORM)
+        return ToolCall("", arguments=None, fault=FORM)
     name = value.get("name", value.get("function"))  # some models write {"function": "weather", …}
     if not isinstance(name, str) or not name:
-        return ToolCall("", None, fault=f"The call has no name. {FORM}")
+        return ToolCall("", arguments=None, fault=f"The call has no name. {FORM}")
     key = next((key for key in _ARGUMENTS if key in value), None)
     if key is None:  # the arguments are next to the name
         arguments: Any = {key: inner for key, inner in value.items() if key not in _OTHER_KEYS}
@@ -230,6 +231,7 @@ def read_json(text: str) -> tuple[Any, str]:
     except (ValueError, RecursionError) as error:
         message = str(error)
     # The repairs, from the smallest: missing brackets, then a comma before a bracket, then Python's literals.
+    # `_TRAILING_COMMA` also matches whole strings, which are kept, so that no comma within a string is lost.
     whole, rest = _balance_brackets(text)
     for repaired in (whole, _TRAILING_COMMA.sub(lambda match: match["string"] or "", whole)):
         try:

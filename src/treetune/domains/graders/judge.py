@@ -359,7 +359,7 @@ class Judge:
             messages.insert(0, ("system", self.grader.system))
         for tries_left in range(self.grader.again, -1, -1):
             asker.has_sent = False
-            body = self._asking.question(self._model, messages, {})
+            body = self._asking.question(self._model, messages, extra={})
             reply = await asker.answer("judge", body, lambda answer: self._reward_of(answer) is not None)
             if not asker.has_sent:
                 self.count(known=1)  # the answer was in the journal, or in flight
@@ -505,8 +505,8 @@ class _Availability:
             if now - self._last_logged_at < LOGGED_EVERY_S:
                 return
             self._last_logged_at = now
-            # This is set only when a message is logged. So `note_answer` logs the end of failures only if it
-            # was logged that there are some.
+            # This is set only when a message is logged, so `note_answer` logs the end of failures only if
+            # their beginning was logged.
             if self._failing_since is None:
                 self._failing_since = now
         log.info("the judge gives no answer: %s", message)

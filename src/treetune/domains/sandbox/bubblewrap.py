@@ -318,8 +318,8 @@ def _choose_uid() -> int | None:
     uids = uids_of_programs()
     if uids:
         return uids[count % len(uids)]
-    # This process is in a container that maps few user numbers. The highest of these numbers, of which at
-    # most a thousand are taken here, are unused, too.
+    # This process is in a container that maps few user numbers. The programs take the highest of them, at
+    # most a thousand: these are unused, too.
     mapped = _mapped_uids()
     if len(mapped) == 1:
         return None  # there is no other number: programs run as for a user who is not root
