@@ -200,7 +200,7 @@ class Conversation:
 
     def restore(self, segments: Sequence[Segment]) -> None:
         """Takes over segments of an earlier answer, the last of which has a snapshot."""
-        rewards, self.observed, _ = unpack_snapshot(segments)
+        rewards, self.observed, _ = unpack_snapshot(segments)  # the third part is for the environment
         for segment in segments:
             if segment.origin == "sampled":
                 self._add_turn(segment)

@@ -70,6 +70,7 @@ def _better_direction(panel: Panel) -> BetterDirection:
     direction."""
     if panel.metric is not None:
         return better_of(panel.metric)
+    # A panel of an evaluation shows pass@1 if it names no `value`.
     return "up" if panel.value in (None, "pass_at_1") else ""
 
 

@@ -170,7 +170,8 @@ def confidence_sequence(values: Sequence[float], bound: float, level: float = LE
         log_capital_above_C = np.log1p(stakes_C1 * (numbers_N / candidate - 1)).sum(axis=1)
         log_capital_below_C = np.log1p(stakes_C1 * ((1 - numbers_N) / (1 - candidate) - 1)).sum(axis=1)
         log_sum = np.logaddexp.reduce(np.concatenate([log_capital_above_C, log_capital_below_C]))
-        log_capital = log_sum - math.log(2 * len(stakes_C1))
+        log_capital = log_sum - math.log(2 * len(stakes_C1))  # of the mean over shares and directions
+        # If the candidate is the mean, the capital is ever so large with a probability of at most 1 − level.
         return bool(log_capital >= -math.log(1 - level))
 
     mean, bounds = float(numbers_N.mean()), []
@@ -212,7 +213,11 @@ def over_seeds(values: Sequence[float], kind: IntervalKind = "bootstrap") -> Mea
 
 
 def stretch(seeds: int, kind: IntervalKind) -> float:
-    """Returns the factor that widens the seeds' part of an interval; see `over_seeds_and_problems`."""
+    """Returns the factor that widens the seeds' part of a bootstrap interval.
+
+    Resampled means of S seeds have a variance that is too small by a factor of (S − 1)/S. With the kind
+    "student", the quantile of Student's t replaces the normal one, too (see `over_seeds_and_problems`).
+    """
     if seeds == 1:
         return 1.0
     factor = math.sqrt(seeds / (seeds - 1))

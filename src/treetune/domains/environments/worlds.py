@@ -309,7 +309,8 @@ class ForkedWorld:
 def _bound(connection: Connection, seconds: float) -> None:
     """Makes each wait for a connection raise BlockingIOError after `seconds`, also a wait in the middle of a
     message."""
-    # Whole seconds and microseconds (the kernel's struct timeval). 0 would mean no limit.
+    # Whole seconds and microseconds (the kernel's struct timeval). 0 would mean no limit, and an infinite
+    # time can't be written, so it becomes 1e9 seconds.
     microseconds = max(1, int(min(seconds, 1e9) * 1e6))
     limit = struct.pack("ll", *divmod(microseconds, 10**6))
     # The socket closes its descriptor at the end of the block, so it gets a copy of the connection's.

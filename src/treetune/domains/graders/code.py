@@ -112,6 +112,7 @@ class Code(SandboxedGrader):
     def extract(self, response: str, problem: Problem) -> str | None:
         if self.blocks == "whole":
             return response if response.strip() else None
+        # Blocks in Python, or else blocks without a language after the fence.
         blocks = fenced_blocks(response, *_LANGUAGES) or fenced_blocks(response, "")
         # The answer may end, or a stop string may have cut it, before its only block is closed.
         blocks = blocks or fenced_blocks(response, *_LANGUAGES, "", unclosed=True)

@@ -250,6 +250,7 @@ class Peer:
         return {index: self.encode(arg) for index, arg in enumerate(args) if isinstance(arg, kinds)}
 
     def send(self, *message: Any) -> None:
+        """Sends a message to the other process. Raises Ended if that has ended."""
         try:
             self._write.write(json.dumps(message).encode() + b"\n")
             self._write.flush()
@@ -257,6 +258,7 @@ class Peer:
             raise Ended(str(error)) from None
 
     def receive(self) -> Any:
+        """Returns the next message of the other process. Raises Ended if there is none that can be read."""
         try:
             # A longer line is cut off, and then isn't JSON.
             return json.loads(self._read.readline(_LONGEST_MESSAGE))
