@@ -172,24 +172,25 @@ class Explanation:
 
     def _set_by_file(self, layer: Layer, key: KeyPath) -> list[Setting]:
         """Returns what the file itself sets, without its imports: one setting, or none."""
-        text = self._text_that_sets(layer, key)  # the file, or a library that the file calls
-        caller = None if text is layer else layer.name  # a setting in a library also names the calling file
+        setter = self._text_that_sets(layer, key)  # the file, or a library that the file calls
+        caller = None if setter is layer else layer.name  # a setting in a library also names the calling file
         # Variables and overrides have no path, and no lines. The empty key is the whole configuration.
-        line = lexer.field_line(text.text, key) if key and text.path else None
+        line = lexer.field_line(setter.text, key) if key and setter.path else None
         if key:
             names = self._keys_of_object(layer, key[:-1])
             if names is None:
                 # The object depends on other files. Only the text shows whether this file sets the key.
-                is_mentioned = lexer.mentions(text.text, key[-1])
-                return [Setting(text.name, line, COMPUTED, caller)] if is_mentioned else []
+                is_mentioned = lexer.mentions(setter.text, key[-1])
+                return [Setting(setter.name, line, COMPUTED, caller)] if is_mentioned else []
             if key[-1] not in names:
                 return []
         value = self._own_value(layer, key)
+        # A key that begins with `_MARK` stands for an import that is merged into the object.
         if isinstance(value, dict) and any(name.startswith(_MARK) for name in value):
             value = {name: item for name, item in value.items() if not name.startswith(_MARK)}
             if not value:
                 return []  # it consists of imports, whose settings `_in_layer` adds
-        return [Setting(text.name, line, _without_marks(value), caller)]
+        return [Setting(setter.name, line, _without_marks(value), caller)]
 
     def _text_that_sets(self, layer: Layer, key: KeyPath) -> Layer:
         """Returns the text that mentions the key: the file, or else the first library with a mention.
@@ -363,10 +364,17 @@ class Explanation:
                 names for them are relative to its own folder.
         """
         # For each import that is not a library: the name in its mark, by the name in the text.
-        merged = {name: file.name if library else name for name, file in self._imported_files(layer, False)}
+        merged: dict[str, str] = {}
+        for name, file in self._imported_files(layer, libraries=False):
+            merged[name] = file.name if library else name
 
         def mark(keyword: str, name: str) -> str:
-            """Returns the text that takes the place of an import, such as ``import "b.jsonnet"``."""
+            """Returns the text that takes the place of an import, such as ``import "b.jsonnet"``.
+
+            For an import that is merged into an object, it is the text in `instead` or, without one, an
+            object with two keys: the mark of this import, and the mark that passes the number of imports
+            merged so far (n) on to the next one.
+            """
             if keyword == "import" and name in merged:
                 mark_of_import = json.dumps(_MARK + merged[name])
                 marked = f"local n = {_MERGE_NUMBER}, {mark_of_import}: n, {json.dumps(_MARK)}: n"
@@ -492,10 +500,11 @@ def overridden(config: Config) -> Iterator[str]:
         with_it = _sum_or_none([*earlier, layer], config)
         if with_it is None or without_it == with_it:
             continue  # it needs later files, or repeats what earlier ones set
-        # The file's own values, without objects that hold more specific ones.
         changed = [
             path for path in key_paths(with_it) if value_at(without_it, path) != value_at(with_it, path)
         ]
+        # The values that this file sets and later files override. An object is left out, since the values in
+        # it are listed themselves.
         lost = [path for path in changed if not isinstance(value_at(with_it, path), dict)]
         # A later file may set the key itself, or replace one of the objects around it.
         lost_or_around: list[KeyPath] = []

@@ -74,7 +74,7 @@ def load(
     data = sum_of(layers, variables)
     if not isinstance(data, dict):
         raise ConfigError([_issue_of_no_object(layers, variables)])
-    if issues := list(_issues_of_inexact_numbers(data, "")):
+    if issues := list(_issues_of_inexact_numbers(data, key="")):
         raise ConfigError(issues)
     return Config(data, tuple(layers), variables)
 
@@ -111,6 +111,7 @@ def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]
     unread_file: list[ConfigIssue] = []
 
     def importer(directory: str, name: str) -> tuple[str, bytes]:
+        """Returns the path and the text of an import: of a layer, or of a file that a layer imports."""
         if name in texts:
             return name, texts[name].encode()
         try:

@@ -120,7 +120,7 @@ def _describe_setter(key: KeyPath, layers: Sequence[Layer], variables: Mapping[s
 
     The whole configuration can't be evaluated, so the single files are looked at.
     """
-    explanation = Explanation(Config({}, tuple(layers), variables))
+    explanation = Explanation(Config(data={}, layers=tuple(layers), variables=variables))
     while key:
         if settings := explanation.settings(key):
             value: Any = settings[-1].value

@@ -146,6 +146,7 @@ def evaluate(name: str, text: str, variables: Mapping[str, str], importer: Impor
     results: list[str | BaseException] = []  # empty until the thread has ended
 
     def evaluate_and_store() -> None:
+        """Evaluates the text, and puts the JSON text, or the error, into `results`."""
         try:
             results.append(
                 _jsonnet.evaluate_snippet(name, text, ext_vars=dict(variables), import_callback=importer)

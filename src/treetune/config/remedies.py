@@ -49,6 +49,7 @@ class Owner:
 
     @property
     def label(self) -> str:
+        """The class in messages, such as "credit 'group'"."""
         return (
             f"{schema.family_word(self.family)} {self.name!r}"
             if self.family

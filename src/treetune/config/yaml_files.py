@@ -170,7 +170,8 @@ class _YamlReader:
         """Returns the number that a text spells; None if it spells none."""
         whole = None
         if _DECIMAL.fullmatch(text):
-            # Python refuses to read 4,300 digits. Any number above the largest one is refused below.
+            # Python refuses to convert a text of more than 4,300 digits. A number of 400 characters is far
+            # above the largest one, and is refused below like any number above it.
             whole = int(text) if len(text) < 400 else LARGEST_WHOLE + 1
         elif _OCTAL.fullmatch(text) or _HEXADECIMAL.fullmatch(text):
             whole = int(text, 0)

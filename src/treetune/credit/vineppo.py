@@ -387,6 +387,7 @@ class MonteCarlo(ContinuingCredit):
         )
 
     def _sampling(self, context: RolloutContext) -> SamplingParams:
+        """Returns the sampling parameters of continuations: those of the answers, but for `_overrides`."""
         if context.settings.sampling is None:
             raise ValueError(
                 "monte_carlo continues what a policy sampled, and this rollout samples nothing; "

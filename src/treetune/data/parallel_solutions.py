@@ -63,7 +63,7 @@ async def make_parallel(
 
     If a request to the model can't be answered, the request's error is raised.
     """
-    dropped: list[Dropped] = []
+    dropped: list[Dropped] = []  # `_convert` adds to it, also if it raises Rejected
     kept: list[Threaded] = []
     text, reason, detail = None, None, ""
     try:
@@ -287,6 +287,7 @@ async def _outlines(questions: Questions, problem: str, known: str, threads: Seq
     question = prompts.OUTLINES.format(count=len(threads), problem=problem, known=known, parts=parts)
 
     def read(answer: str) -> list[str]:
+        """Returns the outlines in the model's answer, which is a JSON list with one for each thread."""
         items = json_list(answer)
         if len(items) != len(threads):
             raise Unreadable(f"there are {len(items)} announcements for {len(threads)} pieces of work")

@@ -211,8 +211,9 @@ class AddressedServer(Server):
 
     @override
     def start_anew(self, weights: Path, reason: str) -> None:
-        # The run can't restart this server's process. So the server's thread meets it again, and loads all
-        # weights whatever their name is.
+        # The run can't restart this server's process. So the server counts as away, until its thread meets it
+        # again: asks whether this run can use it, and loads the weights, even if the server has weights of
+        # this name already.
         with self._changed:
             self._weights, self._is_loading, self._must_load = weights, False, True
             self._set_away(reason)
@@ -250,7 +251,11 @@ class AddressedServer(Server):
     # The thread
 
     def _supervise(self) -> None:
-        """Meets and checks the server as drawn in the head of this file, until it is closed."""
+        """Meets the server while it is away, and checks it now and then while it is present, until it is
+        closed or given up.
+
+        To meet a server is to find out whether this run can use it, and to give it the newest weights.
+        """
         while True:
             with self._changed:
                 if self._closed or self._error is not None:

@@ -147,6 +147,7 @@ class Nccl(ByRoutes):
         info = rendezvous | {"rank_offset": 1, "packed": True} | sizes
 
         def join() -> None:
+            """Joins the process group; returns when the workers have joined it, too."""
             import torch
             from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
@@ -158,6 +159,7 @@ class Nccl(ByRoutes):
     @override
     def send(self, address: Address, chunk: Chunk) -> None:
         def broadcast() -> None:
+            """Sends the chunk's tensors to the workers, which receive them at the same time."""
             import torch
             from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
 

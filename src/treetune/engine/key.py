@@ -118,6 +118,8 @@ class _SendUnlessReplaced:
         self._is_refused = False
 
     async def __call__(self, message: Mapping[str, Any]) -> None:
+        """Sends a message of the answer. If the server has other weights than the request expects when the
+        answer begins, sends 409 instead, and none of the answer's messages."""
         begins_answer = message["type"] == "http.response.start"
         if begins_answer and (refusal := self._server.refusal(self._expected)):
             self._is_refused = True

@@ -294,7 +294,7 @@ class ServerLaunch:
         # machine's earlier ranks come first.
         local_rank = int(inherited.get("LOCAL_RANK", rank)) if settings.servers == "per_rank" else 0
         start = (local_rank * count + self.replica) * size  # the GPUs of the servers before this one
-        indices = settings.devices[start:][:size] if settings.devices else range(start, start + size)
+        indices = settings.devices[start : start + size] if settings.devices else range(start, start + size)
         fault = ""
         if len(indices) < size:
             fault = f"{size} GPUs, and engines.policy.devices has {len(indices) or 'none'} left for it"

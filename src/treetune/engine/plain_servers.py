@@ -189,6 +189,7 @@ class PlainServer(AddressedServer):
         return super()._weights_name_of(weights) if self._takes_weights else ""
 
     def _cannot_load(self) -> str:
+        """Returns why no weights can be loaded into the server, and the remedy."""
         if self._plain_client.keeps_weights:
             return (
                 f"the server at {self._url} keeps its weights, since"

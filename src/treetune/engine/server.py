@@ -202,7 +202,9 @@ class OwnServer(Server):
         with self._changed:
             self._weights = weights
             self._address, self._error = None, None
-            self._failed_epoch = (self._epoch, reason)  # the thread ends the present process, if it runs
+            # The epoch is the number of the start that succeeded last, so it stands for the present process.
+            # The thread ends this process, if it runs, since it counts as failed.
+            self._failed_epoch = (self._epoch, reason)
             self._start_wanted = True
             self._changed.notify_all()
 
@@ -215,7 +217,11 @@ class OwnServer(Server):
         self._publish()  # so that ranks that still wait for the server stop
 
     def _supervise(self) -> None:
-        """Runs through the states in the head of this file, until the server is closed."""
+        """Starts a server whenever one is wanted, and watches it until it ends or is replaced.
+
+        After a failure another server is wanted, unless the server has failed too often. Returns when the
+        engine is closed.
+        """
         while True:
             with self._changed:
                 # While the server is held (`hold`), the trainer uses its memory, and no server is started.
@@ -288,6 +294,8 @@ class OwnServer(Server):
             with self._changed:
                 if self._closed:
                     return "closed"
+                # The epoch is the number of a server's start. `start_anew`, which wants another server, and
+                # `failed`, which reports this one, store the epoch and the reason.
                 failed_epoch, reason = self._failed_epoch
                 if self._start_wanted or failed_epoch == self._epoch:
                     return reason
@@ -394,7 +402,8 @@ class RemoteServer(Server):
             state = {}
         if state.get("error"):
             raise EngineError(state["error"])
-        # A server that this rank has reported as failed may still be in the file for a moment.
+        # A server that this rank has reported as failed may still be in the file for a moment. Its epoch, the
+        # number of its start, is the one that was reported, and a new server has a higher one.
         if state.get("url") and state["epoch"] > self._failed_epoch:
             self._epoch, self._waits_since = state["epoch"], None
             return Address(state["url"], state["epoch"], state["key"])

@@ -122,6 +122,7 @@ def end_with_launcher() -> None:
         return
 
     def watch() -> None:
+        """Ends this process when a process of the launcher has ended."""
         while all(map(is_alive, launcher)):
             time.sleep(POLL_S)
         # SIGTERM lets the main thread close its server and exit. If the main thread hangs, this thread ends

@@ -521,7 +521,8 @@ class WorkerProcess:
             if kind == "failed":
                 (reason,) = content
                 raise WorkerStartError(f"a worker process cannot load what it works with: {reason}")
-            # The time at which the worker ended its start, the loading of a servant, or a call.
+            # Each message says when the worker ended what it was doing: its start, the loading of a servant,
+            # or a call. The worker went on with its next work at once, so it is busy with that since then.
             self.busy_since = content[0]
             if kind == "ready":
                 self._has_started = True
@@ -694,6 +695,7 @@ class ServiceThreads:
                 if self._closed:
                     return
                 call = self._queue.popleft()
+                # The servant may stop this clock of the call's deadline while the call waits for its turn.
                 _call_of_thread.clock = CallClock(call.deadline, self._changed)
                 self._running[number] = call, _call_of_thread.clock
                 self._changed.notify_all()  # the watcher, since this deadline may be the earliest

@@ -159,13 +159,15 @@ def read_timeline(path: Path, damaged: list[int] | None = None) -> list[ProcessR
                 raise ValueError(f"nothing happens at {at}")
             if "process" in row:
                 _finish_last(processes, spans)
-                processes.append(ProcessRows(row["process"], row["host"], at, at, False, ()))
+                processes.append(
+                    ProcessRows(row["process"], row["host"], start=at, last=at, closed=False, spans=())
+                )
                 continue
             if not processes:  # the row about the process itself is damaged
                 continue
             if "begin" in row:
                 number, lane, name = row.pop("begin"), row.pop("lane"), row.pop("name")
-                spans[number] = Span(lane, name, at, None, row)
+                spans[number] = Span(lane, name, start=at, end=None, about=row)
             elif "end" in row:
                 number = row.pop("end")
                 if number in spans:  # unless the row of its beginning is damaged

@@ -255,7 +255,8 @@ def multiply_in_order(numbers: Sequence[int], detail: Detail) -> Solution:
     for position, factor in enumerate(numbers[1:], start=1):
         # The later factors multiply an error of this product.
         weight = math.prod(numbers[position + 1 :])
-        product = yield from _product(product, factor, detail, position, itertools.count(), weight=weight)
+        threads = itertools.count()
+        product = yield from _product(product, factor, detail, block=position, threads=threads, weight=weight)
 
 
 def multiply_in_pairs(numbers: Sequence[int], detail: Detail, *, thread_per_pair: bool) -> Solution:

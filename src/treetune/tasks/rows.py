@@ -225,6 +225,7 @@ class RowsTask(SplitterTask):
         return _problems(self, split)
 
     def _files(self, split: Split) -> tuple[str, ...]:
+        """Returns the names of a split's files. Raises NoSplit if the configuration names none."""
         files = {"train": self.train, "validation": self.validation, "test": self.test}
         names: tuple[str, ...] = files[split]
         if not names:
@@ -272,6 +273,7 @@ def _problems(task: RowsTask, split: Split) -> tuple[Problem, ...]:
 
 
 def _check_held_out(size: int, problems: int) -> None:
+    """Raises ValueError if `size` problems can't be held out of the `problems` of the train split."""
     if size >= problems:
         raise ValueError(
             f"validation_size is {size}, but the train split has only {problems} problems: "

@@ -218,12 +218,14 @@ class ForkJoin:
         budget: int,
         is_left_out: Callable[[Branch], bool] = lambda branch: False,
     ) -> None:
+        # The glue has the tokens that are injected between the samples, such as the header of a thread.
         self._glue, self._limits, self._sample = glue, limits, sample
         self._is_left_out = is_left_out
-        self._main = Line((), prompt_ids, budget)
+        self._main = Line(branch=(), context_ids=prompt_ids, budget=budget)
         self._forks = 0  # the blocks of the whole answer so far
         self._finish: FinishReason | None = None  # why the answer has ended; None while it goes on
         self.events: Counter[str] = Counter()
+        """The counts of events by name, such as that of the threads that were ``truncated``."""
 
     @property
     def segments(self) -> tuple[Segment, ...]:

@@ -363,7 +363,7 @@ def group_penalties(
     correct answer.
 
     α is 0 if the share of correct answers is below the threshold τ. If it is not, α is
-    β (share − τ + ε) / (1 − τ + ε) with the weight β, which is β if all answers are correct. ε avoids a
+    β (share − τ + ε) / (1 − τ + ε), where β is the `weight`. So α is β if all answers are correct. ε avoids a
     division by 0 if τ is 1.
     """
     share = sum(correct) / len(correct)

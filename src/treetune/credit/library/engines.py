@@ -50,6 +50,8 @@ class FunctionEngine(Engine):
         laters: list[Later] = []
 
         def add_requests(new: Sequence[Request | Later]) -> None:
+            """Adds requests to be sampled, and each `Later`, which stands for requests that wait for a
+            result."""
             for request in new:
                 if isinstance(request, Later):
                     laters.append(request)

@@ -90,6 +90,8 @@ class FunctionPool(GraderPool):
         return future
 
     def _grade(self, result: Any, problem: Problem) -> Grade:
+        """Returns what the user's function returned, a grade or a reward, as a grade. Raises ValueError if it
+        is neither."""
         if isinstance(result, Grade):
             return result
         try:

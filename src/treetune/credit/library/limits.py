@@ -131,6 +131,7 @@ class CreditLimits:
             raise self._error(f"the budget of {self.budget} tokens is used up", "budget")
 
     def _error(self, reason: str, limit: Literal["budget", "deadline", "cancelled"]) -> CreditLimitReached:
+        """Returns the error of a call that has reached a limit, with the call's cost so far."""
         cost = self.cost
         return CreditLimitReached(
             f"{reason}: {cost.samples} continuations with {cost.tokens} tokens were sampled in"
@@ -212,7 +213,8 @@ class _CountedCall:
         watched = self.watch(new)
         self._unanswered -= 1
         if not self._unanswered:
-            # The engine returns only when the alarm has been handled, too.
+            # The alarm is a future for which the engine waits as well (`LimitedEngine.generate`). No request
+            # is left, so the alarm is set off for the engine to return.
             self._limits.set_off_alarm()
         return watched
 

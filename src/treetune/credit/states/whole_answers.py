@@ -134,6 +134,7 @@ def _rewards(answers: Sequence[Trajectory]) -> list[float]:
 
 
 def _estimate(prefix: AnswerPrefix, answers: Sequence[Trajectory], budget: Budget) -> Estimate:
+    """Returns the estimate of a state from its continuations: answers that begin with its prefix."""
     tokens_of_prefix = _sampled_tokens(prefix.segments)
     # A budget may leave rewards out of the value, such as those of a pilot, a first round that only decides
     # how many continuations follow. `earned` below has the rewards of all continuations.

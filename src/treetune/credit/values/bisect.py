@@ -72,12 +72,18 @@ class _Search:
         self.valued: list[int] = []
         """The states that have a value."""
         self.parts: list[tuple[int, int]] = []
-        """The parts between two valued states that are being halved."""
+        """The parts of the answer that are being halved. A part goes from one state with a value to the next
+        such state."""
         self.middles = [0]
         """The states that are being continued: the prompt, and then the middle of each of `parts`."""
 
     def next_wave(self) -> list[AnswerState]:
-        """Returns the states to continue next. The continuations of `middles` must have been sampled."""
+        """Returns the states to continue next: the middle of each part of the answer whose ends differ in
+        value.
+
+        A part goes from one state with a value to the next such state, and is halved at its middle. The
+        states that the last call returned (`middles`) must have been continued since.
+        """
         if not self.middles:
             return []  # the search has ended
         halves: list[tuple[int, int]] = []
@@ -95,6 +101,7 @@ class _Search:
         return [self.states[number] for number in self.middles]
 
     def _has_spent_its_tokens(self) -> bool:
+        """Returns whether the continuations of the answer's states have `most_tokens` tokens together."""
         if self.settings.most_tokens is None:
             return False
         estimates = self.valuation.estimates

@@ -109,6 +109,7 @@ def rates_by_key(path: Path) -> dict[str, float]:
 
 
 def write_rates(path: Path, rows: Iterable[RowRate]) -> None:
+    """Writes the rates as a Parquet file, which `read_rates` reads."""
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
@@ -136,6 +137,7 @@ def merge(pipeline: EstimateDifficulty, source: Path, output: Path, console: Con
     rates = [_rate(row, graded[row.index], pipeline.answers.samples) for row in input_rows(source)]
 
     def with_rates() -> Iterator[DomainRow]:
+        """Yields the source's rows, each with its pass rate if it has one."""
         for input_row, rate in zip(input_rows(source), rates, strict=True):
             # The column of the source's row is removed: an old rate in it would pass for one of this
             # estimate.

@@ -120,7 +120,7 @@ def _wrong_verdicts(pool: GraderPool, case: Case, skip: frozenset[str]) -> Itera
     Responses in `skip` are not graded.
     """
     problem, best = case.problem, pool.grader.best
-    hostile = [response for response, _ in hostile_answers(7, HOSTILE)]
+    hostile = [response for response, _ in hostile_answers(seed=7, count=HOSTILE)]
     responses_by_kind = {
         "right": case.right,
         "wrong": case.wrong,
