@@ -135,7 +135,7 @@ class Explanation:
             settings += self._in_layer(layer, key, active=())
         final = self.value(key)
         # If the file is evaluated alone, `$.x * 2` uses the file's own x. The whole configuration may have
-        # another x.
+        # another x. So if the last setting has another value than the key in the end, it is a computed one.
         is_value = final is not MISSING and not isinstance(final, dict)
         if settings and is_value and settings[-1].value != final:
             settings[-1] = replace(settings[-1], value=COMPUTED)

@@ -254,9 +254,9 @@ def _issue_of_missing_module(name: str, missing: str, label: str, source: str | 
     near = nearest(last, [module.name for module in pkgutil.iter_modules(searched)])
     suggestion = ""
     if near:
-        path_to_missing = ".".join(filter(None, [package, near[0]]))
-        rest = name[len(missing) :]
-        suggestion = f"did you mean {path_to_missing + rest!r}? "
+        corrected = ".".join(filter(None, [package, near[0]]))
+        after_missing = name[len(missing) :]
+        suggestion = f"did you mean {corrected + after_missing!r}? "
     return ConfigIssue(fault, label, source, f"{suggestion}{looked}")
 
 

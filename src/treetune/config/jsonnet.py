@@ -193,18 +193,18 @@ def _issue_of_unset_variable(variable: str, message: str) -> ConfigIssue:
 
 def _issue_of_endless_layer(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
     """Returns the issue of the layer whose evaluation alone doesn't end, or else of all layers together."""
-    guilty = ", ".join(layer.name for layer in layers)
+    endless = ", ".join(layer.name for layer in layers)
     for layer in layers if len(layers) > 1 else ():
         try:
             evaluate_flattened([layer], variables)
         except Endless:
-            guilty = layer.name
+            endless = layer.name
             break
         except (RuntimeError, ConfigError, OSError, UnicodeDecodeError):
             continue  # it needs the other layers
     remedy = "look in it, and in its imports, for an endless loop, such as a function that calls itself"
     return ConfigIssue(
-        f"evaluating it took more than {DEADLINE_S:.0f} s and was stopped", guilty, remedy=remedy
+        f"evaluating it took more than {DEADLINE_S:.0f} s and was stopped", endless, remedy=remedy
     )
 
 

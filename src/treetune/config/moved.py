@@ -106,7 +106,7 @@ def remedy_for_import(file: str, line: int) -> str | None:
 
 def _of_module(old: str, new: str) -> str:
     """Says where the content of the module `old` is: in `new`, or in the nearest package around `new` that
-    exists. The content of a module in `SPLIT` is in several modules of this package."""
+    exists. The content of a module in `SPLIT` is in several modules of the package `new`."""
     package = new
     while not _is_there(package):
         package = package.rpartition(".")[0]

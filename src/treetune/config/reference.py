@@ -179,7 +179,8 @@ def _chosen_by_type(families: Sequence[type[Registrable]], shared: dict[str, Any
         # The schema is added before its parts are read, since a part may hold another part of its own family.
         shared[title] = {"type": "object", "allOf": cases}
         for name, part in sorted(parts.items()):
-            # An object without `type` is the default part.
+            # The condition of this case is that the object's `type` is `name`. An object without `type` is
+            # the default part.
             required = [] if name == default else ["type"]
             is_chosen = {"properties": {"type": {"const": name}}, "required": required}
             cases.append({"if": is_chosen, "then": _object_schema(part, shared, name)})

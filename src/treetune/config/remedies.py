@@ -65,6 +65,7 @@ def issue_of_unknown_key(
 ) -> ConfigIssue:
     """Returns the issue of an unknown key. `keys_by_object` are the keys of all objects of the configuration,
     since the key may belong to another object."""
+    # Another library may have a key of treetune's under this name, such as `lr` for `learning_rate`.
     name = OTHERS_CALL_IT.get(key[-1], key[-1])
     # The paths of other objects that have this key
     elsewhere = [path for path, names in keys_by_object.items() if name in names and _is_writable(path)]

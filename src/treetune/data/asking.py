@@ -148,7 +148,7 @@ class SolutionAsker(asking.Asker):
         super().__init__(client, journal)
         self.failure: EndpointError | None = None
         self._endpoint, self._ledger, self._extra_for = endpoint, ledger, extra_for
-        self._room = asyncio.Semaphore(endpoint.concurrency)
+        self._room = asyncio.Semaphore(endpoint.concurrency)  # for requests in flight
         self._unanswered_in_a_row = 0
         self._is_answering = False
 

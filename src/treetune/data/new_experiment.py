@@ -235,14 +235,14 @@ def _model_name(model: str) -> str:
     Raises ValueError for a text that is neither a name in configs/models, nor a folder, nor of the form
     owner/name.
     """
-    known = [path.stem for path in (CONFIGS / "models").glob("*.jsonnet")]
-    if model in known:
+    shipped = [path.stem for path in (CONFIGS / "models").glob("*.jsonnet")]
+    if model in shipped:
         return model
     if Path(model).expanduser().is_dir():
         return str(Path(model).expanduser().absolute())
     if re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         return model
-    near = nearest(model, known)
+    near = nearest(model, shipped)
     hint = f"did you mean {near[0]}?" if near else "give tiny, a folder, or a name on the hub (owner/name)"
     raise ValueError(
         f"--model is {model!r}, which is neither a folder here, nor in configs/models, nor owner/name: {hint}"

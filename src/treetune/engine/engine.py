@@ -426,9 +426,9 @@ class VllmEngine(Engine):
                     replica.server.start_anew(directory, problem)
             # There is no delivery, since the new server reads the weights when it starts.
             return {replica: Update(directory, delivery=None) for replica in outdated}
-        before = time.monotonic()
-        sent = self._send(list(outdated), directory, chunks, attempt == "transfer")
-        parts["reload"] += time.monotonic() - before
+        started = time.monotonic()
+        sent = self._send(list(outdated), directory, chunks, by_transfer=attempt == "transfer")
+        parts["reload"] += time.monotonic() - started
         return {replica: Update(directory, sent.get(replica)) for replica in outdated}
 
     def _send(
@@ -457,7 +457,7 @@ class VllmEngine(Engine):
         """
         if canary is None:
             return dict.fromkeys(updates, Gap(math.nan, math.nan)), {}
-        before = time.monotonic()
+        started = time.monotonic()
         # Pairs of prompt and sample, by a key that is equal for equal pairs (`Update.pairs`). Servers with
         # the same weights have drawn the same samples, which are scored once. Every rank calls `score`, even
         # if it has no server and nothing to score, since scoring may be collective.
@@ -465,7 +465,7 @@ class VllmEngine(Engine):
         for update in updates.values():
             pairs |= update.pairs()
         scores = dict(zip(pairs, canary.score(list(pairs.values())), strict=True))
-        seconds = {"score_canary": time.monotonic() - before}
+        seconds = {"score_canary": time.monotonic() - started}
         tolerance = canary.tolerance or self._settings.tolerance(self._device)
         gaps = {}
         for replica, update in updates.items():
@@ -606,6 +606,8 @@ class Replica:
         Args:
             level: vLLM's level: 1 keeps the weights in the host's memory, 2 drops them.
         """
+        # Each start of a server has its own epoch. If the server is restarted meanwhile, it is awake again,
+        # and has another epoch than the one that was put to sleep.
         while (address := self.server.ready()).epoch != self._asleep_epoch:
             try:
                 self._client.post(address, f"/sleep?level={level}", timeout=self._timeout)
@@ -668,7 +670,7 @@ class Replica:
             update.problem = delivery.problem
             return
         try:
-            before = time.monotonic()
+            started = time.monotonic()
             with self._lock:
                 # A server that was just started on the weights is awake, and has cached nothing.
                 if delivery is not None:
@@ -680,11 +682,11 @@ class Replica:
                     drop_cache(self._client, replace(address, weights=""), self._timeout)
                     address = self.server.end_weights(address, update.weights)
                     self._emptied_epoch = None
-                    update.seconds["reset_cache"] = time.monotonic() - before
+                    update.seconds["reset_cache"] = time.monotonic() - started
             if canary is not None:
-                before = time.monotonic()
+                started = time.monotonic()
                 update.sampled = self._sample_probes(address, canary.requests(context_length), version)
-                update.seconds["sample_canary"] = time.monotonic() - before
+                update.seconds["sample_canary"] = time.monotonic() - started
         except (ServerFailure, EngineError) as failure:
             update.problem = str(failure)
 

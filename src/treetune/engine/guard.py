@@ -164,8 +164,8 @@ def _reap(server: int, status: int | None) -> int | None:
 def _reap_until(
     is_done: Callable[[int | None], bool], server: int, status: int | None, seconds: float
 ) -> int | None:
-    """Collects children that have ended, until `is_done` returns True, and for `seconds` at most. Returns the
-    server's wait status, or `status` if the server has not ended."""
+    """Collects children that have ended, until `is_done` returns True for the server's wait status (None: the
+    server runs), and for `seconds` at most. Returns this wait status. `status` is the one so far."""
     deadline = time.monotonic() + seconds
     while True:
         status = _reap(server, status)

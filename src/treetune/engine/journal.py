@@ -134,6 +134,7 @@ class JournaledEngine(EngineWrapper):
         if request.priority != ANSWERS and self._continuations_begin is None:
             self._continuations_begin = self.now()
         key = self._key(request)
+        # More than once, since another task that samples the same request may fail or be cancelled.
         while not self._is_answered(key, request):
             if key in self._in_flight:  # another task has made the same request
                 # Shielded: if this task is cancelled, the future must not be, since others wait for it.

@@ -182,6 +182,7 @@ class ServerLaunch:
         adapter_rank = self.run.adapter_rank
         if adapter_rank is None:
             return ["--model", str(weights), "--served-model-name", MODEL_NAME]
+        # The largest rank that the server has to allow. vLLM accepts only the values in `_ADAPTER_RANKS`.
         max_rank = next((rank for rank in _ADAPTER_RANKS if rank >= adapter_rank), None)
         if max_rank is None:
             raise ValueError(
@@ -408,7 +409,7 @@ class ServerProcess:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def log_text(self) -> str:
-        """Returns the end of the log, of this start only."""
+        """Returns the end of the log, at most 200,000 bytes, without the lines of earlier starts."""
         with contextlib.suppress(OSError), self.log.open("rb") as file:
             file.seek(max(self.log_start, file.seek(0, os.SEEK_END) - 200_000))
             return file.read().decode(errors="replace")

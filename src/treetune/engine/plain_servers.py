@@ -243,7 +243,8 @@ class RouterOfServers(PlainServer):
                 raise EngineError(server.error)
         # The router may answer with any server's state, so only the servers are asked for it.
         self._plain_client.get(self._unnamed_address, "/v1/models", ANSWER_S)
-        # As in `PlainServer._describe`, the number of meetings stands for the router's process.
+        # No route shows whether the router was restarted. So the number of times that this process has met
+        # the router stands for the router's process, as in `PlainServer._describe`.
         return ServerState(str(self._meetings), self._weights_name)
 
     @property

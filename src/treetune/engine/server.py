@@ -159,7 +159,7 @@ class OwnServer(Server):
         self._start_wanted = True
         """Whether the thread is to start a server."""
         self._failed_epoch: tuple[int, str] = (0, "")
-        """The last epoch that was reported as failed, and the reason."""
+        """The last epoch (the number of a server's start) that was reported as failed, and the reason."""
         self._held = False  # set by `hold`: an ended server is not restarted yet
         self._client = Client()
         self._timeline = Timeline(log.with_suffix(SUFFIX))
@@ -383,7 +383,7 @@ class RemoteServer(Server):
         super().__init__()
         self._file, self._log, self._settings = address_file, log, settings
         self._failed_epoch = 0
-        """The last epoch that this rank has reported as failed."""
+        """The last epoch (the number of a server's start) that this rank has reported as failed."""
         self._waits_since: float | None = None
         """The time since which this rank waits for the server; None if it doesn't wait."""
 

@@ -303,7 +303,8 @@ class Pool:
                 selector.register(worker.results, selectors.EVENT_READ)
                 if worker.has_unsent_bytes:
                     selector.register(worker.requests, selectors.EVENT_WRITE)
-            deadlines = [at for worker in workers if (at := worker.overdue_at()) is not None]
+            overdue_times = [worker.overdue_at() for worker in workers]
+            deadlines = [deadline for deadline in overdue_times if deadline is not None]
             selector.select(max(0.0, min(deadlines) - time.monotonic()) if deadlines else None)
         with contextlib.suppress(BlockingIOError):  # nothing to read if something else ended the wait
             os.read(self._wake_read, 4096)

@@ -232,7 +232,8 @@ def refuse_damaged(folder: Path, remedy: str) -> None:
 
 
 def digest_of_weights(path: Path) -> str:
-    """Returns a fast digest, which runs at the speed of memory: weights are compared in every iteration."""
+    """Returns a digest of a file that is computed at the speed of memory, since weights are compared in every
+    iteration."""
     import xxhash
 
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

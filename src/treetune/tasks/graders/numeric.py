@@ -267,7 +267,7 @@ class WrittenNumber:
 
 
 def write_exactly(value: Fraction) -> str:
-    """Writes a fraction as a decimal if that is finite: ``0.125``, but ``1/3``."""
+    """Writes a fraction as a decimal if that has at most 50 places: ``0.125``, but ``1/3``."""
     # A fraction is a finite decimal if its denominator has no prime factors but 2 and 5.
     other_factors = value.denominator
     twos = fives = 0
