@@ -298,7 +298,8 @@ class Explanation:
         files = []
         for name in lexer.imports(layer.text):
             path = _resolved(name, layer)
-            if path is None or name.endswith(".libsonnet") != libraries:
+            is_library = name.endswith(".libsonnet")
+            if path is None or is_library != libraries:
                 continue
             if path not in self._files:
                 self._files[path] = read_layer(path)

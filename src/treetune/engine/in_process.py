@@ -842,7 +842,8 @@ class _RowBatch:
             old = self._cache.layers.get(layer)
             moved = []
             for index, example in enumerate(examples):
-                new = example.new_zeros((height, example.shape[-3], width, example.shape[-1]))
+                heads, dimension = example.shape[-3], example.shape[-1]
+                new = example.new_zeros((height, heads, width, dimension))
                 if old is not None and rows:
                     common_width = min(width, old[index].shape[2])
                     new[: len(rows), :, :common_width] = old[index][rows, :, :common_width]
