@@ -127,7 +127,11 @@ class _OpenKeys:
         return [key for key in (*keys, self._last_key) if key is not None]
 
     def read(self, token: Token) -> str | None:
-        """Reads the next token. Returns the name of the field whose colon it is; None if it is none."""
+        """Reads the next token. Returns the name of the field whose colon it is; None if it is none.
+
+        Keeps `_last_key`, the field or the number of the list's item whose value is being read, and the keys
+        of the open brackets.
+        """
         previous, self._previous = self._previous, token
         innermost = self._open[-1][0] if self._open else ""
         if token.text in _FIELD_COLONS:

@@ -170,9 +170,10 @@ class SolutionAsker(asking.Asker):
         A failure that concerns all requests is kept in `failure`, and ends the work. `keep` tells whether an
         answer is written to the journal.
         """
-        # Upper bounds: the tokens of the request without the chat template, and those of the answer.
-        size, most = self.estimated_tokens(body), self._endpoint.max_tokens
-        async with self._room, self._ledger.reserved(size + TEMPLATE_TOKENS, most):
+        # Upper bounds of the tokens of the request, with the chat template, and of those of the answer.
+        request_tokens = self.estimated_tokens(body) + TEMPLATE_TOKENS
+        answer_tokens = self._endpoint.max_tokens
+        async with self._room, self._ledger.reserved(request_tokens, answer_tokens):
             if self.failure is not None:
                 raise self.failure
             try:

@@ -144,8 +144,8 @@ class AddressedServer(Server):
 
     @override
     def failed(self, address: Address, reason: str) -> None:
-        """Notes a failure of the server. Its thread then meets the server again. After too many failures, the
-        server is given up."""
+        """Notes a failure of the server. Its thread then meets the server again: asks whether this run can
+        use it, and gives it the newest weights. After too many failures, the server is given up."""
         with self._changed:
             if address.epoch != self._epoch:
                 return  # the failure is that of a process that has been replaced

@@ -96,7 +96,7 @@ class JournaledEngine(EngineWrapper):
         self._continuations = Journal(continuations, flush_s=FLUSH_S) if continuations else self._answers
         self.sampled: Counter[int] = Counter()
         self.calls: list[CallTimes] = []
-        self._made = time.perf_counter()
+        self._made = time.perf_counter()  # `now` counts the seconds from here
         self._answers_end = 0.0
         self._continuations_begin: float | None = None
         self._completions_by_key: dict[str, list[Completion]] = {}

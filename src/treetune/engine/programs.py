@@ -125,7 +125,8 @@ class ProgramLoop(asyncio.AbstractEventLoop):
     def _run_until_all_wait(self) -> list[Request | Later]:
         """Runs all tasks that are ready until each of them waits, and returns their new requests. Raises what
         the program raised."""
-        outer = asyncio._get_running_loop()  # there is one in a notebook, for example
+        # The tasks ask asyncio for the running loop. Another loop may run already, as in a notebook.
+        outer = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
         try:
             while self._ready:

@@ -389,7 +389,8 @@ class _EndingSignals:
         """The signal whose Stopped Python has ignored, until it is raised again."""
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Handles a signal."""
+        """Handles a signal: raises Stopped, unless the innermost graceful stop (`stopping_gracefully`) lets
+        the loop go on to its next boundary. SIGALRM comes from timers of this module."""
         if number == signal.SIGALRM and self._ignored_signal is not None:  # `raise_again` has set this timer
             number, self._ignored_signal = self._ignored_signal, None
             raise Stopped(128 + number)

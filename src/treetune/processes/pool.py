@@ -435,7 +435,7 @@ class WorkerProcess:
         self._loading_count = 0
         """The number of servants that were sent to the process and that it has not loaded yet."""
         self._process, setup = start_worker(
-            "treetune.processes.worker", memory_bytes, subprocess.PIPE, subprocess.PIPE
+            "treetune.processes.worker", memory_bytes, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -178,6 +178,7 @@ class Served(Policy):
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
         self.model.check_at_start()
+        # `_no_alphabet` raises an error for a model that asks for a task's alphabet: rows have none.
         tokenizer = self.model.load_tokenizer(_no_alphabet)
         codec = self.model.codec(tokenizer)
         memory = _memory_folder(place)

@@ -256,7 +256,7 @@ class PassRates(Rule):
                     if self.missing == "drop":
                         dropped.setdefault(row.number, why)
                     continue
-                if place is not None:
+                if place is not None:  # the rates are not in the rows yet
                     values.setdefault(column, {})[row.number] = rate
                 if bound is None:
                     continue
@@ -264,6 +264,7 @@ class PassRates(Rule):
                     dropped.setdefault(row.number, f"too hard: the strong model's rate is {rate:g}")
                 elif column == HIGH_PASS_RATE and rate >= bound:
                     dropped.setdefault(row.number, f"too easy: the weak model's rate is {rate:g}")
+        # Only the text before the colon is counted: the text after it may differ from row to row.
         reasons = Counter(why.partition(":")[0] for why in dropped.values())
         return Verdict(dropped, {"why": dict(reasons.most_common()), "without_a_rate": dict(missing)}, values)
 

@@ -281,7 +281,8 @@ def _hostile_text(kind: str, draw: random.Random) -> str:
             depth = draw.choice((5, 30, 300, 5000))
             opening, closing = draw.choice(_NESTS)
             digit = str(draw.randint(0, 9))
-            return opening * depth + digit + closing * (depth - draw.choice((0, 0, 1, depth)))
+            left_open = draw.choice((0, 0, 1, depth))
+            return opening * depth + digit + closing * (depth - left_open)
         case "long":
             piece = draw.choice(_REPEATED)
             return piece * (100_000 // len(piece))
