@@ -308,6 +308,7 @@ class _RowsLeft(Rows):
 
     @override
     def __iter__(self) -> Iterator[Numbered]:
+        """Yields the rows that no rule has dropped, with the columns that rules have added."""
         with self._file.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines):
                 if number in self._dropped:

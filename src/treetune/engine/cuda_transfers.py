@@ -73,6 +73,8 @@ class CudaIpc(ByRoutes):
 
     @override
     def send(self, address: Address, chunk: Chunk) -> None:
+        """Copies a chunk into the buffer that this rank shares with the server, and has the server read it
+        there."""
         import torch
 
         bytes_of_weights = [
@@ -135,6 +137,7 @@ class Nccl(ByRoutes):
 
     @override
     def meet(self, address: Address) -> None:
+        """Makes an NCCL process group of this rank and the server's workers."""
         self.close()
         # The process group consists of this rank, with the number 0, and the workers, with the numbers from
         # 1 on.
@@ -158,6 +161,8 @@ class Nccl(ByRoutes):
 
     @override
     def send(self, address: Address, chunk: Chunk) -> None:
+        """Broadcasts a chunk's tensors to the server's workers."""
+
         def broadcast() -> None:
             """Sends the chunk's tensors to the workers, which receive them at the same time."""
             import torch

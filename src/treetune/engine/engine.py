@@ -493,6 +493,7 @@ class VllmEngine(Engine):
     @override
     @contextmanager
     def asleep(self, *, keep_weights: bool = True) -> Iterator[None]:
+        """Puts the servers to sleep for the block, if so configured. They are woken when they are needed."""
         if not self._settings.sleep:
             yield
             return

@@ -138,6 +138,7 @@ class InProcessEngine(Engine):
         canary: Canary | None = None,
         chunks: Iterable[Chunk] | None = None,
     ) -> SyncReport:
+        """Reads the weights in the folder, and compares the log-probs with the trainer's."""
         started = time.monotonic()
         # This engine reads the folder, and not the chunks. The folder is complete when all chunks have been
         # made.

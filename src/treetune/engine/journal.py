@@ -168,6 +168,7 @@ class JournaledEngine(EngineWrapper):
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
+        """Answers the requests from the journals or else by the engine, as `sample` does."""
         results: list[list[Completion]] = []
 
         async def sample_all(new: Sequence[Request | Later]) -> None:

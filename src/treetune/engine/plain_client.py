@@ -459,6 +459,7 @@ class PlainClient(Client):
     async def exchange(
         self, method: str, address: Address, path: str, body: Mapping[str, Any] | None, timeout: float
     ) -> tuple[int, bytes]:
+        """Sends one HTTP request. Raises EngineError with a remedy if the connection can't be encrypted."""
         import aiohttp
 
         try:
@@ -473,6 +474,8 @@ class PlainClient(Client):
 
     @override
     def raise_for_status(self, path: str, status: int, beginning: str) -> NoReturn:
+        """Raises the error for a status other than 200: TemporaryFailure if a later attempt may succeed, and
+        otherwise EngineError with a remedy."""
         if status in TEMPORARY:
             raise TemporaryFailure(f"{path}: HTTP {status}: {beginning}")
         if status in REFUSES_KEY:

@@ -161,6 +161,7 @@ class PlainServer(AddressedServer):
 
     @override
     def _describe(self) -> ServerState:
+        """Returns the server's process and the name of its weights, as far as vLLM's routes show them."""
         # No route of vLLM shows whether the server was restarted. So the number of times that this process
         # has met the server stands for the server's process.
         process = str(self._meetings)
@@ -238,6 +239,7 @@ class RouterOfServers(PlainServer):
 
     @override
     def _describe(self) -> ServerState:
+        """Returns the router's state. Raises EngineError if one of its servers was given up."""
         for server in self._servers:
             if server.error is not None:
                 raise EngineError(server.error)

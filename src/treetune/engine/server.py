@@ -169,6 +169,8 @@ class OwnServer(Server):
 
     @override
     def now(self) -> Address | None:
+        """Returns the server's address; None while it doesn't run. Raises EngineError if it was given up or
+        closed."""
         with self._changed:
             if self._address is None:
                 if self._error is not None:
@@ -179,6 +181,7 @@ class OwnServer(Server):
 
     @override
     def failed(self, address: Address, reason: str) -> None:
+        """Reports that the server at this address has failed, so that the thread ends and replaces it."""
         with self._changed:
             # An earlier epoch is that of a server that has been replaced. Without an address, the server has
             # been reported already, or is being ended.
@@ -199,6 +202,7 @@ class OwnServer(Server):
 
     @override
     def start_anew(self, weights: Path, reason: str) -> None:
+        """Has the thread end the present server, and start another one with these weights."""
         with self._changed:
             self._weights = weights
             self._address, self._error = None, None
@@ -394,6 +398,8 @@ class RemoteServer(Server):
 
     @override
     def now(self) -> Address | None:
+        """Returns the server's address, which the first rank writes into a file; None while there is none.
+        Raises EngineError if the server was given up or is too late."""
         if self._closed:
             raise EngineError("the engine was closed")
         try:

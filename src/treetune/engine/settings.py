@@ -349,6 +349,8 @@ class VllmSettings(EngineSettings):
     def transfer_method(
         self, *, device: str, machines: Sequence[str], adapters: bool
     ) -> tuple[TransferMethod, str]:
+        """Returns the configured transfer of new weights or, with ``auto``, the fastest possible one, each
+        with the reason. Raises ValueError if the configured one isn't possible."""
         if adapters:
             if self.weight_transfer in ("auto", "file"):
                 return "file", "adapters are sent, which the server reads from a small file"

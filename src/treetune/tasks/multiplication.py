@@ -136,6 +136,7 @@ class Multiplication(WrittenArithmetic):
 
     @override
     def generate(self, count: int) -> Sequence[tuple[int, ...]]:
+        """Returns problems whose numbers of factors are drawn from the fewest to the most."""
         fewest, most = self._factor_counts()
         if fewest == most:
             return super().generate(count)

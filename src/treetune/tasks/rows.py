@@ -91,6 +91,8 @@ class RowsTask(SplitterTask):
 
     @override
     def size(self, split: Split) -> int | None:
+        """Returns the number of problems of a split, without those that are held out of it; None if counting
+        takes long."""
         # The number of problems that are held out of the train split. It doesn't concern the test split.
         held_out = self.validation_size if split != "test" else None
         if split == "validation" and held_out is not None:
@@ -198,6 +200,8 @@ class RowsTask(SplitterTask):
 
     @override
     def examples(self, count: int) -> Sequence[Problem]:
+        """Returns the first problems of the first file that is read quickly; none if there is none, or if a
+        row is bad."""
         for name in () if self.source else (*self.train, *self.validation, *self.test):
             if is_quickly_read(path := Path(name)):
                 rows = itertools.islice(file_rows(path, self.columns), count)
@@ -348,6 +352,8 @@ class JsonLines(RowsTask):
 
     @override
     def first_findings(self, path: Path) -> Iterator[Finding]:
+        """Yields findings about the first rows of a file: the fields that no row has or, if there are none,
+        bad rows."""
         rows = _first_rows(path, self.columns, self._setting_that_names(path))
         missing_fields: list[Finding] = []
         if not isinstance(rows, Finding) and rows:

@@ -170,6 +170,8 @@ class ThreadShapley(ContinuingCredit):
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        """Gives the tokens of each thread on the main text the thread's value in its block, and the tokens
+        outside of threads RLOO's advantage."""
         answers = answers_of(trees)
         outcome_advantages: list[float] = []
         for tree in trees:

@@ -45,6 +45,8 @@ class FunctionEngine(Engine):
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
+        """Samples the requests with the user's function. Each call of it gets all requests that are known by
+        then."""
         results: list[list[Completion]] = []
         unsent: list[Request] = []
         laters: list[Later] = []

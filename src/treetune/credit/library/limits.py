@@ -152,6 +152,7 @@ class LimitedEngine(EngineWrapper):
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
+        """Samples with the engine, and raises CreditLimitReached when the call reaches one of its limits."""
         if not requests:
             # The alarm below is set off when the last request is answered. Without requests, nothing would
             # set it off.

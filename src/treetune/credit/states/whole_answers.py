@@ -58,6 +58,7 @@ class WholeAnswers(StateRule):
     def estimate(
         self, context: RolloutContext, prefixes: Sequence[AnswerPrefix], plan: ContinuationPlan
     ) -> list[Estimate]:
+        """Continues each state by whole answers that begin with it, round by round."""
         assert context.engine is not None, "Monte-Carlo values need an engine"
         rollout, budget = _rollout_of_continuations(context, plan.sampling), plan.budget
         context_of_continuations = _context_of_continuations(context)

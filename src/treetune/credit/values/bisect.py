@@ -49,6 +49,7 @@ class Bisect(ValueEstimator):
 
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
+        """Continues the prompts, and then in waves the middle states of parts whose ends differ in value."""
         searches = [_Search(self, valuation, answer.states, answer.reward) for answer in valuation.answers]
         valuation.sample_first(self)  # the prompts, see `first_states`
         # The searches of all answers advance together, so that each wave of states is sampled in one call.

@@ -70,6 +70,7 @@ class Filtered(OverAnother):
 
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
+        """Returns the values and baselines of the estimator `over`, smoothed with the gains g and h."""
         estimates = self.over.values(valuation)
         errors = []
         for step_values, answer in zip(estimates, valuation.answers, strict=True):

@@ -147,6 +147,7 @@ class Served(Policy):
 
     @override
     def check_answers(self, sampling: SamplingParams) -> Iterable[Finding]:
+        """Yields findings about a context that is longer than the model's, or leaves no room for a prompt."""
         longest = self.model.longest
         if longest is not None and longest < self.context_length:
             yield Finding(

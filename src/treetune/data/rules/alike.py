@@ -151,6 +151,7 @@ class ExactDuplicates(Rule):
 
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
+        """Drops the rows whose prompts are the same as that of an earlier row."""
         first_by_words: dict[int, tuple[str, str]] = {}  # place and ground truth, by a hash of the words
         dropped = {}
         contradicting = 0
@@ -201,6 +202,7 @@ class NearDuplicates(Rule):
 
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
+        """Drops the rows whose similarity to an earlier kept row is `similarity` or more."""
         import numpy as np
         from datasketch import MinHash, MinHashLSH
 
@@ -345,6 +347,7 @@ class Contamination(Rule):
 
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
+        """Finds the training rows that match a problem of a test set, and drops or reports them."""
         problems = _TestProblems(self)
         matches: Counter[str] = Counter()  # by test set
         why_by_number = {}
