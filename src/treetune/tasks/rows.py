@@ -341,10 +341,11 @@ class JsonLines(RowsTask):
 
     @override
     def check(self, experiment: Any) -> Iterator[Finding]:
+        """Also yields a finding for each setting that names a column which the source doesn't have."""
         yield from super().check(experiment)
         if isinstance(self.source, OnDisk):
             for split in get_args(Split):
-                with contextlib.suppress(NoSplit):
+                with contextlib.suppress(NoSplit):  # a source may have no validation rows, for example
                     columns = self.source.columns(split)
                     if columns is not None:
                         where = f"{self.source.path}, split {self.source.name_of(split)}"
