@@ -306,7 +306,7 @@ class Explanation:
             files.append((name, self._files[path]))
         return files
 
-    def _import_wins(self, layer: Layer, name: str, key: KeyPath, rest: KeyPath) -> bool:
+    def _import_wins(self, layer: Layer, name: str, key: KeyPath, key_in_import: KeyPath) -> bool:
         """Returns whether an import overrides the file's own object.
 
         For the test, an object that sets only this key takes the place of the import. The object sets the key
@@ -315,13 +315,13 @@ class Explanation:
         Args:
             name: The name of the import, as in its mark.
             key: The key in the file.
-            rest: The end of `key`, below the object into which the import is merged. With ("a", "b"), the
-                object in place of the import is ``{"a"+: {"b": sentinel}}``.
+            key_in_import: The end of `key`, below the object into which the import is merged. With
+                ("a", "b"), the object in place of the import is ``{"a"+: {"b": sentinel}}``.
         """
-        if not rest:
+        if not key_in_import:
             return False  # the import is merged into the key's own object, and does not replace this object
         content = json.dumps(_SENTINEL)
-        for part in reversed(rest):
+        for part in reversed(key_in_import):
             merges = "+" if content.startswith("{") else ""
             content = f"{{{json.dumps(part)}{merges}: {content}}}"
         return bool(self._probe(layer, "at", key, {name: content}) == _SENTINEL)

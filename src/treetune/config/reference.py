@@ -75,6 +75,7 @@ def entry(part: type, family: str | None = None, name: str | None = None) -> Par
 
 
 def key_entry(part: type, key: schema.Key) -> KeyEntry:
+    """Returns what `describe` says about a key of a part."""
     default = None if key.required else as_jsonnet(key.default)
     return KeyEntry(key.name, schema.describe(key.annotation), default, key_meaning(part, key))
 

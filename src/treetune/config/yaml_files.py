@@ -73,6 +73,7 @@ def _parse(text: str, reader: _YamlReader) -> yaml.Node:
         yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
         def resolve(self, kind: type[yaml.Node], value: str, implicit: tuple[bool, bool] | bool) -> str:
+            """Returns a node's tag. A text without quotes gets `_PLAIN`, and any other text `_TEXT`."""
             if kind is yaml.ScalarNode:
                 # The first of PyYAML's pair says that the text has neither quotes nor a tag.
                 return _PLAIN if isinstance(implicit, tuple) and implicit[0] else _TEXT

@@ -318,6 +318,7 @@ class PrepareData(DataPipeline):
             raise ValueError("hold_out names train, which rows are held out of: name validation or test")
 
     def _texts(self) -> Iterator[tuple[str, str]]:
+        """Yields the key and the text of each template."""
         yield "ground_truth", self.ground_truth
         yield "raw_prompt", self.raw_prompt or ""
         turns = [self.prompt] if isinstance(self.prompt, str) else [turn.content for turn in self.prompt]

@@ -290,7 +290,8 @@ class VllmEngine(Engine):
         return results
 
     def _lose_gone_servers(self, scheduler: RequestScheduler, addresses: dict[int, Address]) -> None:
-        """Lets the scheduler give up the servers that are gone, whose requests would never be answered."""
+        """Lets the scheduler give up those of its open servers, to which it sends requests, that are gone:
+        their requests would never be answered."""
         for number in scheduler.opened:
             if reason := self._sampled[number].server.gone(addresses[number]):
                 scheduler.lose(number, reason)

@@ -75,6 +75,7 @@ class SharedMemoryReceiver(WeightTransferEngine[EmptyMessage, ChunkInfo]):
         pass
 
     def start_weight_update(self) -> None:
+        """Prepares for the chunks of new weights, and forgets those of earlier weights."""
         self._n_received, self._complete, self._loaded = 0, False, set()
         self._names = {name for name, _ in self.model.named_parameters()}
         initialize_layerwise_reload(self.model)

@@ -459,6 +459,8 @@ def started(
     parent = os.getpid()
 
     def set_up_child() -> None:
+        """Runs in the new process before its program, and has the kernel send it SIGTERM when this process
+        dies."""
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # the parent died before the call above, so no signal will come
             os._exit(TERMINATED)

@@ -105,6 +105,7 @@ class WrittenArithmetic(GeneratedTask):
         raise NotImplementedError
 
     def _describe_operands(self) -> str:
+        """Returns how many numbers of which size a problem has, for messages."""
         return f"{self._operands()[1]} numbers of {self.digits} digits"
 
     def _prompt(self, numbers: Sequence[int]) -> str:

@@ -339,6 +339,7 @@ class Contamination(Rule):
 
     @override
     def reads(self) -> Sequence[Path]:
+        """Returns the files of the test sets that are in files."""
         paths: list[Path] = []
         for test_set in self.against:
             if isinstance(test_set.source, InFiles):

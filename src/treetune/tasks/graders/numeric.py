@@ -125,6 +125,8 @@ class Gsm8kExact(Grader):
 
     @override
     def extract(self, response: str, problem: Problem) -> str | None:
+        """Returns the text after the last ``####``, or the last number without `original_format`. Returns
+        None if there is none."""
         if self.original_format:
             _, marker, text = response.rpartition("####")
             return text.strip() if marker else None
