@@ -397,6 +397,7 @@ class Explanation:
         """
 
         def importer(directory: str, name: str) -> tuple[str, bytes]:
+            """Returns the path and the text of what a file in `directory` imports by `name`."""
             path = find_file(name, Path(directory or "."))
             if path.suffix == ".libsonnet":
                 return str(path), self._with_marks(read_layer(path), instead, library=True).encode()

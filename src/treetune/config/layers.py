@@ -204,6 +204,7 @@ def add_layers(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
         texts = {layer.import_name: layer.text for layer in layers}
 
         def importer(directory: str, name: str) -> tuple[str, bytes]:
+            """Returns the path and the content of what a file in `directory` imports by `name`."""
             if name in texts:
                 return name, texts[name].encode()
             path = find_file(name, Path(directory or "."))

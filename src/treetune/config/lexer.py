@@ -96,6 +96,7 @@ def replace_imports(text: str, instead: Callable[[str, str], str]) -> str:
 
 @lru_cache(maxsize=1024)  # a library is imported by many files
 def _import_tokens(text: str) -> Sequence[tuple[Token, Token]]:
+    """Returns the two tokens of each import: the keyword, and the string with the file's name."""
     pairs = itertools.pairwise(tokens(text))
     return [
         (keyword, token) for keyword, token in pairs if token.kind == "string" and keyword.text in _IMPORTS

@@ -70,6 +70,7 @@ def entries(family: type[Registrable]) -> list[PartEntry]:
 
 
 def entry(part: type, family: str | None = None, name: str | None = None) -> PartEntry:
+    """Returns what `describe` says about a part. `family` and `name` are None for a plain object's class."""
     keys = tuple(key_entry(part, key) for key in schema.keys_of(part).values())
     return PartEntry(family or schema.family_word(part), name, part, keys)
 

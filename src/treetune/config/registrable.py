@@ -107,5 +107,6 @@ def _path(part: type) -> tuple[str, str]:
 
 
 def _place(part: type) -> str:
+    """Returns a class's whole name and its file, for messages."""
     file = getattr(sys.modules.get(part.__module__), "__file__", None)
     return f"{part.__module__}.{part.__qualname__}" + (f" ({file})" if file else "")

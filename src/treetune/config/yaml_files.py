@@ -126,6 +126,7 @@ class _YamlReader:
         raise ConfigError([ConfigIssue(fault, f"{self.name}:{line_and_column}", remedy=remedy)])
 
     def refuse(self, node: yaml.Node, fault: str, remedy: str) -> NoReturn:
+        """Raises ConfigError for a node, with its line and column."""
         self.refuse_at(f"{node.start_mark.line + 1}:{node.start_mark.column + 1}", fault, remedy)
 
     def refuse_unreadable(self, error: yaml.MarkedYAMLError) -> NoReturn:

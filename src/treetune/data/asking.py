@@ -49,6 +49,7 @@ class TokenUsage:
     estimated: int = 0
 
     def add(self, input_tokens: int, output_tokens: int, estimated: bool) -> None:
+        """Adds one answered request."""
         self.requests += 1
         self.input_tokens += input_tokens
         self.output_tokens += output_tokens

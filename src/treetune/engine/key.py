@@ -56,7 +56,8 @@ class ServerDescription:
     them."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        self.process, self.weights = secrets.token_hex(8), ""
+        self.process = secrets.token_hex(8)  # identifies the process to clients
+        self.weights = ""
         self._description = json.loads(environment.get(DESCRIPTION, "{}"))
 
     def describe(self, query: str) -> bytes:

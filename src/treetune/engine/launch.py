@@ -266,6 +266,7 @@ class ServerLaunch:
 
     @property
     def _eager(self) -> bool:
+        """Whether vLLM runs the model without compilation and CUDA graphs."""
         eager = self.settings.enforce_eager
         return self.run.device != "cuda" if eager is None else eager
 

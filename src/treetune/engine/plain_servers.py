@@ -106,6 +106,7 @@ class PlainServer(AddressedServer):
 
     @override
     def start_anew(self, weights: Path, reason: str) -> None:
+        """Does what the base class does, but gives up a server that has no routes to load weights."""
         with self._changed:
             if not self._takes_weights:
                 self._error = self._cannot_load()

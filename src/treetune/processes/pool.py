@@ -580,7 +580,7 @@ class CallClock:
     @property
     def overdue_at(self) -> float:
         """The time of the deadline."""
-        if self._runs_since is None:
+        if self._runs_since is None:  # a stopped clock, too, must start again in time
             return self._paused_since + _LONGEST_PAUSE_S
         return self._runs_since + self._remaining_s
 

@@ -116,6 +116,7 @@ class SealingFile:
         return self._file.write(data)
 
     def seal(self) -> None:
+        """Appends the trailer, which holds the digest of all that was written before it."""
         self._file.write(_TRAILER + self._hash.hexdigest().encode())
 
     def flush(self) -> None:

@@ -47,7 +47,9 @@ class Timeline:
         self._journal = None if path is None else Journal(path)
         self._lock = threading.Lock()
         self._number = 0
+        """The number of spans and other records so far, by which their rows are numbered."""
         self._has_begun = False
+        """Whether the row about this process, the first one, has been written."""
 
     @contextmanager
     def span(self, lane: str, name: str, **about: Any) -> Iterator[dict[str, Any]]:

@@ -62,6 +62,7 @@ class Filtered(OverAnother):
     @property
     @override
     def unbiased(self) -> bool:  # type: ignore[override]
+        # If both learn, the other problems' values, from which the gains are learnt, depend on this problem.
         return self.over.unbiased and not (self._learns_gains and self.over.learns_from_others)
 
     @property

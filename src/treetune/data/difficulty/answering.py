@@ -307,11 +307,13 @@ class AtAddresses(Policy):
 
     @override
     def identity(self) -> object:
+        # The URLs, for example, don't change an answer.
         return [(address.model, address.api, address.extra) for address in self.addresses]
 
     @override
     @contextmanager
     def opened(self, sampling: SamplingParams, place: AskingShard) -> Iterator[Ask]:
+        """Yields the function that asks one of the addresses. The shards are spread over the addresses."""
         chosen = self.addresses[place.shard % len(self.addresses)]
         settings = replace(chosen, temperature=sampling.temperature, max_tokens=sampling.max_tokens)
         yield partial(self._ask, settings, sampling)

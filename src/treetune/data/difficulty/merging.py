@@ -250,10 +250,12 @@ def _without_answer(graded: Mapping[int, Mapping[int, Mapping[str, Any]]]) -> di
 
 
 def _mean(rows: Sequence[RowRate]) -> float | None:
+    """Returns the mean pass rate; None without rows."""
     return math.fsum(row.correct / row.answers for row in rows) / len(rows) if rows else None
 
 
 def _bins(rows: Sequence[RowRate]) -> dict[str, int]:
+    """Returns the number of rows in each bin of pass rates, in the order of the bins."""
     rows_by_bin = Counter(bin_of(row.correct, row.answers) for row in rows)
     return {name: rows_by_bin[name] for name, _, _ in BINS}
 
