@@ -238,7 +238,7 @@ def write_shard(weights: Mapping[str, Tensor], path: Path) -> None:
     from safetensors.torch import save_file
 
     with explain_failed_write(path.parent):
-        save_file(weights, path, metadata={"format": "pt"})
+        save_file(weights, path, metadata={"format": "pt"})  # as in files of transformers
         sync(path)
 
 

@@ -70,6 +70,7 @@ def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajector
         "reward": [t.reward for t in graded],
         "unfinished": [float(t.unfinished) for t in trajectories],
         "prompt_tokens": [float(len(t.prompt_ids)) for t in trajectories],
+        # The last step ends with the answer, so its end is the answer's number of tokens.
         "response_tokens": [float(t.step_ends[-1]) for t in trajectories],
         "steps": [float(len(t.step_ends)) for t in trajectories],
     }
@@ -124,8 +125,8 @@ def split_domain(key: str) -> tuple[str, str] | None:
     """
     if not key.startswith(PREFIX):
         return None
-    domain, _, number = key.removeprefix(PREFIX).partition("/")
-    return domain, number
+    domain, _, name = key.removeprefix(PREFIX).partition("/")
+    return domain, name
 
 
 def domain_columns(groups: Mapping[str, Sequence[Trajectory]]) -> dict[str, list[float]]:

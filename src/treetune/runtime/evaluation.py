@@ -371,8 +371,9 @@ def majority_is_right(group: Sequence[Trajectory], same_answer: SameAnswer | Non
     """Returns whether the most frequent answer of a problem's samples is correct; see `summarise`.
 
     All correct answers equal the reference answer, so they vote together. Comparisons are slow. Wrong answers
-    are compared with each other only if their spellings don't decide the vote: no spelling has as many votes
-    as the correct answers, but all wrong answers together have.
+    are compared with each other only if their spellings don't decide the vote: no single spelling beats the
+    correct answers, but all wrong answers together have as many votes or more. After `MOST_COMPARISONS`
+    comparisons, each further spelling counts as an answer of its own.
     """
     problem = group[0].problem
     grades = [trajectory.grade for trajectory in group]

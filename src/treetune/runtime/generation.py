@@ -111,6 +111,7 @@ def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Col
         metrics |= _read_phase(folder / CREDIT_METRICS, clock, "credit")
         episodes = read_episodes(path) if ranks.world_size == 1 else StoredEpisodes(path)
     else:
+        # `early` are the continuations of answers that credit has begun to sample during the rollout.
         trees, metrics, early = _run_rollout_phase(resources, iteration, clock)
         if ranks.device.type == "cuda":
             metrics["memory/generation"] = memory_in_use()
@@ -305,7 +306,9 @@ def assign_credit(
         episodes, prompt_metrics = with_teacher_prompts(context, teacher, trees, episodes)
         credit_metrics = credit_metrics | prompt_metrics
     n_episodes = sum(ranks.exchange("number of episodes", len(episodes)))
-    # `metrics` is empty if every answer could be graded. `train` reports a selection that left nothing.
+    # `metrics` is empty if every answer could be graded. "credit/unvalued" counts answers that credit has
+    # left out because their prompt has no value, as without a graded continuation. If nothing of this kind
+    # happened, `train` reports that there are no episodes.
     has_ungraded = bool(metrics) or "credit/unvalued" in credit_metrics
     if n_episodes == 0 and has_ungraded:
         raise unavailable.NothingGraded(
@@ -383,6 +386,7 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metr
         end = max(call.end for call in calls)
         spans.append((engine_made_at + answers_end, engine_made_at + end))
     clock.move("generation", "credit", spans, tokens)
+    # The timeline, which only the first rank writes, shows the overlaps of this rank's calls.
     for call in engine.calls:
         if call.overlap:
             answers_end = engine_made_at + call.answers_end
@@ -406,7 +410,10 @@ def _journal(resources: RunResources, folder: Path, phase: str) -> Path | None:
 def _write_phase(
     path: Path, metrics: Metrics, clock: Clock, phase: str, begun_phase: str | None = None
 ) -> None:
-    """Writes a finished phase's metrics, seconds and tokens, and those of a phase that has begun within it.
+    """Writes a finished phase's metrics, seconds and tokens, and the seconds and tokens of `begun_phase`.
+
+    `begun_phase` is a phase that has begun within the finished one: credit, which may sample continuations of
+    answers while other answers are still sampled.
 
     Example: ``{"seconds": 41.2, "tokens": 90112, "iteration": 3, "metrics": {…}, "credit": {"seconds": 2.0,
     "tokens": 4096}}``.
@@ -414,7 +421,7 @@ def _write_phase(
     record: dict[str, Any] = {
         "seconds": clock.seconds[phase],
         "tokens": clock.tokens[phase],
-        "iteration": int(path.parent.name),
+        "iteration": int(path.parent.name),  # the folder's name is the iteration's number
         "metrics": metrics,
     }
     if begun_phase is not None:

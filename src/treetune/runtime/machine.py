@@ -262,7 +262,8 @@ def bits_rest_on(ranks: int, engine: EngineSettings) -> dict[str, Any]:
 def describe_different_bits(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Returns a message for each difference between the facts (`bits_rest_on`) of two starts of a run.
 
-    A fact that only one of them has is left out. Example: ``["ranks was 1, is 2"]``.
+    These facts, such as the processor and the versions of packages, decide the last bits of a result. A fact
+    that only one of them has is left out. Example: ``["ranks was 1, is 2"]``.
     """
     differences = []
     for key in before.keys() & now.keys():

@@ -140,7 +140,7 @@ def _first_manifest(
     """
     return {
         "config": config_hash(plain),
-        "config_is_sealed": True,
+        "config_is_sealed": True,  # `read_config` compares the stored configuration with the hash `config`
         "seed": config.seed,
         "command": command_line(),
         "system": platform.platform(),
@@ -486,7 +486,7 @@ def differences(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[Cha
     Parts of the same type are compared key by key. A key that one configuration leaves out has its default,
     so that it equals the same value in the other one.
     """
-    return list(_differences_at((), stored, plain, plain, changeable=False))
+    return list(_differences_at(path=(), before=stored, now=plain, root=plain, changeable=False))
 
 
 def _differences_at(
@@ -531,7 +531,8 @@ def _differences_at(
 
 def _plain(value: Any) -> Any:
     """Returns a value in JSON's types. The values of a configuration have these types already, but the
-    defaults of keys that are left out are Python objects."""
+    defaults of keys that are left out are Python objects. `NOT_SET`, which stands for a key without a value
+    and without a default, stays as it is."""
     if value is NOT_SET or isinstance(value, str | int | float | bool | None):
         return value
     if isinstance(value, list | tuple):

@@ -468,9 +468,9 @@ def summary_line(row: Mapping[str, Any], iterations: int) -> str:
 
 
 def _rewards_of_domains(row: Mapping[str, Any]) -> list[str]:
-    """Returns a list with one text, the mean rewards of all domains: ``["(math 0.500, code 0.324)"]``.
+    """Returns the mean rewards of all domains as one part of a line: ``["(math 0.500, code 0.324)"]``.
 
-    The list is empty if there are no domains, or more than `MOST_DOMAINS`.
+    Returns no part, an empty list, if there are no domains, or more than `MOST_DOMAINS`.
     """
     texts = []
     for key, value in row.items():
@@ -598,9 +598,10 @@ def _message(
     ]
     good = last_good(config.diagnostics, signs, done - 1)
     assert good is not None  # None only if no sign may stop a run, and here one does
-    weights = good_weights(good, {n: directory.checkpoint(n) for n in directory.checkpoints()})
+    checkpoints = {number: directory.checkpoint(number) for number in directory.checkpoints()}
+    where = good_weights(good, checkpoints)  # a text that says where the good weights are
     return (
         f"{directory.path} was stopped after iteration {done} of {config.iterations} by"
-        f" diagnostics.on_collapse: {'; '.join(reasons)}. {weights[0].upper()}{weights[1:]}. To continue from"
+        f" diagnostics.on_collapse: {'; '.join(reasons)}. {where[0].upper()}{where[1:]}. To continue from"
         f" iteration {done} nevertheless, set on_collapse to 'warn', or change the threshold"
     )

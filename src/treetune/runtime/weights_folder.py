@@ -123,11 +123,12 @@ class WeightsFolder:
             raise ValueError(problems[0])
         if model is not None:
             tokenizer = session.model.tokenizer
-            whole = folder if lora is None else self._start_model
-            write_for_engine(saved_weights(model), model.config, tokenizer, whole)
+            folder_of_model = folder if lora is None else self._start_model
+            write_for_engine(saved_weights(model), model.config, tokenizer, folder_of_model)
             if lora is not None:
                 lora.apply(model, session.config.seed)
-                lora.write(lora.adapters(dict(model.named_parameters())), str(whole), folder)
+                adapters = lora.adapters(dict(model.named_parameters()))
+                lora.write(adapters, str(folder_of_model), folder)
         session.ranks.barrier("start weights written for the engine")
         return folder
 
@@ -234,7 +235,8 @@ class WeightsFolder:
             from treetune.models.policy_files import write_for_engine
 
             try:
-                write_for_engine(*self.read_stored(version), session.model.tokenizer, folder)
+                weights, architecture = self.read_stored(version)
+                write_for_engine(weights, architecture, session.model.tokenizer, folder)
             except (OSError, ValueError):
                 is_still_there = version == 0 or version in session.directory.checkpoints()
                 if is_still_there:  # so it failed for another reason
@@ -256,12 +258,16 @@ class WeightsFolder:
         return read_policy(self._session.directory.checkpoint(version) / "policy", trust_remote_code=trusted)
 
     def keep_only(self, version: int) -> None:
-        """Deletes older weights. The engine only ever restarts from the newest."""
+        """Deletes all versions of the weights except this one, from which the engine restarts.
+
+        If adapters are sent, the start model stays, too: it has a subfolder of its own, and an engine that
+        restarts loads it and then the adapters.
+        """
         if not self._writes:
             return
-        for older in self.path.iterdir():
-            if older.is_dir() and older not in (self.of(version), self._start_model):
-                shutil.rmtree(older, ignore_errors=True)
+        for folder in self.path.iterdir():
+            if folder.is_dir() and folder not in (self.of(version), self._start_model):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def remove(self) -> None:
         for folder in (self.path, self.meeting):

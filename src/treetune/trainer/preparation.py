@@ -287,7 +287,10 @@ def _advantages_of_credit(tensors: IterationTensors) -> Tensor:
 
 
 def _has_teacher(episodes: Iterable[Episode]) -> Tensor:
-    """Returns a mask of the trained tokens of answers with a privileged prompt, bool [N]."""
+    """Returns a mask of the trained tokens of answers with a privileged prompt, bool [N].
+
+    A privileged prompt is one for the teacher that shows more than the policy's, such as a right answer.
+    """
     columns = []
     for episode in episodes:
         has_teacher = episode.teacher_prompt_ids is not None

@@ -214,7 +214,7 @@ class Scorer:
             return torch.stack(policy(batch.inputs, self.temperature, nucleus=nucleus), dim=-1)
 
         n_scores = 2 if nucleus is None else 3
-        columns = self._score(sequences, forward, (n_scores,)).unbind(-1)
+        columns = self._score(sequences, forward, token_shape=(n_scores,)).unbind(-1)
         # `mass` has the log of the mass that the nucleus (top-p and top-k) leaves. Without a nucleus, `mass`
         # is empty.
         logprobs_N, entropies_N, *mass = (column.contiguous() for column in columns)
@@ -230,7 +230,8 @@ class Scorer:
             )
             return torch.stack([squares_N, entropies_N], dim=-1)
 
-        squares_N, entropies_N = self._score(sequences, forward, (2,)).unbind(-1)
+        # `forward` returns two numbers for each token.
+        squares_N, entropies_N = self._score(sequences, forward, token_shape=(2,)).unbind(-1)
         return squares_N.contiguous(), entropies_N.contiguous()
 
     def reference_distances(
@@ -246,14 +247,16 @@ class Scorer:
         """
 
         def forward(batch: MicroBatch) -> Tensor:
+            """Returns the distance and the divided entropy of each token of the micro-batch, [N, 2]."""
             _, entropies_N, logprobs_NV = policy(batch.inputs, self.temperature, statistics=_whole_logprobs)
+            # The affinity of two distributions is ``Σ_v sqrt(π(v)·π_ref(v))``.
             comparison = _ChunkComparison(logprobs_NV, _affinity)
             affinities_N = self._compare_reference(reference, batch, comparison)
             distances_N = (1 - affinities_N).clamp(min=0)  # rounding could make a distance negative
             return torch.stack([distances_N, entropies_N / math.log(logprobs_NV.shape[-1])], dim=-1)
 
         # `forward` returns two numbers for each token.
-        distances_N, entropies_N = self._score(sequences, forward, (2,)).unbind(-1)
+        distances_N, entropies_N = self._score(sequences, forward, token_shape=(2,)).unbind(-1)
         return distances_N.contiguous(), entropies_N.contiguous()
 
     def reference_kl(self, policy: Forward, reference: Reference, sequences: Sequences) -> Tensor:

@@ -403,7 +403,9 @@ class States:
 def states_of(trainer: Trainer, all_weights: int, trained: int, machine: Machine) -> States:
     """Returns the bytes of a model as this trainer shards it.
 
-    A weight in float32 takes 4 bytes, its gradient 4, and the optimiser 8: Adam's two running means.
+    A weight in float32 takes 4 bytes, its gradient 4, and the optimiser 8: Adam's two running means. The
+    fields `passing` and `stepping` of the result are the further bytes during a forward or backward pass, and
+    during a step of the optimiser.
 
     Args:
         trainer: Its ZeRO stage says what is sharded, and its offloading says what lies on the host.
@@ -647,6 +649,8 @@ class TrainerMemory:
         passes = self.passes(tokens)
         head = passes.head(backward=False, nucleus=self._has_nucleus)
         peaks = [passes.scoring, _hidden_states(passes) + head]
+        # Some credit compares the policy's distributions with the reference's, or ("group") with their mean
+        # over all answers to the problem.
         compared_with = self.experiment.credit.trainer_scores.compared_with
         if compared_with == "reference" or isinstance(trainer.objective, ReferenceKlObjective):
             peaks.append(_comparison_with_reference(passes))

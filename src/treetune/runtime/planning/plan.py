@@ -152,11 +152,12 @@ class Plan:
     def _trainer_bytes_while_sampling(self, settings: VllmSettings) -> int:
         """Returns the bytes of the server's GPU that the trainer uses while the server is awake."""
         if settings.devices is not None:
-            return 0
+            return 0  # the server has GPUs of its own
         if not settings.sleep:
-            return CONTEXT + self.trainer.peak
-        # The canary is a few answers that the engine samples with new weights, to verify them. The trainer
-        # scores them while the server is awake, and ZeRO-3 gathers weights for that.
+            return CONTEXT + self.trainer.peak  # it is awake during training, too
+        # While a server that sleeps is awake, the trainer keeps only the weights that score answers
+        # (`scorable`). The canary is a few answers that the engine samples with new weights, to verify them.
+        # The trainer scores them while the server is awake, and ZeRO-3 gathers weights for that.
         gathered = self.trainer.policy.passing if self.experiment.trainer.zero_stage == 3 else 0
         return CONTEXT + self.trainer.scorable + gathered
 
