@@ -188,7 +188,7 @@ def packed_attention(
             tensor_1HTD.squeeze(0).transpose(0, 1) for tensor_1HTD in (query_BHTD, key_BHTD, value_BHTD)
         )
         return run_variable_length_kernel(query, key, value, packed, scaling)[None], None
-    # Each sequence by itself, so that no scores between sequences are computed.
+    # Attention is computed for each sequence by itself, so that no scores between sequences are computed.
     lengths = list(packed.lengths)
     queries = query_BHTD.split(lengths, dim=2)
     keys = key_BHTD.split(lengths, dim=2)

@@ -86,7 +86,7 @@ def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajector
             is_hit = any(t.grade.correct for t in graded_of_group)
             columns_of_problems["once_hit"].append(float(is_hit))
         columns_of_problems["unique"].append(len({t.text for t in group}) / len(group))
-        # For each problem, graded or not: below, the column's length is the number of problems.
+        # Each problem adds a value, graded or not, since the column's length is the number of problems below.
         columns_of_problems["mixed"].append(float(len({t.score for t in graded_of_group}) > 1))
     local = {f"episodes/{name}": values for name, values in columns_of_answers.items()}
     local |= {f"episodes/{name}": values for name, values in columns_of_problems.items()}

@@ -350,7 +350,8 @@ def _trajectory_values(name: str, column: pa.Array) -> Iterable[Any]:
             return _segments_of(column)
         case "step_ends" | "step_rewards":
             return (row or () for row in tuples_of(column))
-    # A Python object for each value: too slow for columns of tokens, which are read above.
+    # `to_pylist` makes a Python object of each value. That is too slow for columns of tokens, which are read
+    # above.
     rows = column.to_pylist()
     match name:
         case "problem":

@@ -303,7 +303,7 @@ class StopAfter(Part):
         if not tokens_by_iteration:
             return None
         remaining_tokens = self.sampled_tokens - sum(tokens_by_iteration)
-        # At least 1, since it is a divisor, and an iteration may have sampled nothing.
+        # It is a divisor, so it is at least 1, although an iteration may have sampled nothing.
         tokens_of_last = max(1, tokens_by_iteration[-1])
         # The run ends at the end of the iteration that is nearest to the budget, before or after it. Halves
         # are rounded up, while `round` would round 0.5 to 0 and 1.5 to 2.

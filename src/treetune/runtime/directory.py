@@ -217,7 +217,8 @@ class ExperimentDirectory:
         return [i for i in self.checkpoints() if self._is_regular(i)]
 
     def _is_regular(self, i: int) -> bool:
-        """Returns whether a checkpoint was due by iterations. Those of earlier versions all were."""
+        """Returns whether a checkpoint was due by iterations. All checkpoints of earlier versions were, and
+        have no entry about it."""
         try:
             state = read_record(self.checkpoint(i) / STATE, remedy="")  # its error is not shown
             return bool(state.get("regular", True))

@@ -129,7 +129,7 @@ def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Col
             # A user may have deleted the episodes to have them made again. A file of token signals that is
             # still there then belongs to the deleted episodes.
             (folder / SIGNALS).unlink(missing_ok=True)
-            # Last, because this file says that both phases are done.
+            # The episodes are written last, because their file says that both phases are done.
             write_episodes(path, selected, model.codec, iteration)
         episodes = selected if ranks.world_size == 1 else wait_for_stored_episodes(ranks, path)
     if config.rollout.needs_engine:
@@ -157,7 +157,7 @@ def _run_rollout_phase(
         metrics = _read_phase(folder / ROLLOUT_METRICS, clock, "generation", "credit")
         return trees_of_rank(ranks, read_trajectories(folder / TRAJECTORIES)), metrics, None
     all_problems = session.train_problems
-    # Read only if the rule's `draw` asks for them, and each iteration's file once.
+    # These functions read a file only if the rule's `draw` calls them, and each iteration's file once.
     earlier_metrics = cache(
         lambda i: _read_earlier(session, i, ROLLOUT_METRICS, HOW_PROBLEMS_WENT)["metrics"]
     )

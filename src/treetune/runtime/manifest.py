@@ -54,7 +54,8 @@ SHOWN = 60
 def begin_or_resume(
     directory: ExperimentDirectory, config: PolicyIteration, plain: Mapping[str, Any], ranks: int
 ) -> list[str]:
-    """Writes `config.json` and `manifest.json` of a new run; adds to those of a resumed run what has changed.
+    """Writes `config.json` and `manifest.json` of a new run. For a resumed run, writes into both what has
+    changed.
 
     If the run in the folder has not sampled or trained anything yet, its files are replaced.
 
@@ -274,7 +275,8 @@ def different_keys(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[
 def refuse_another(
     path: Path, plain: Mapping[str, Any], config: PolicyIteration, *, same_model: bool = False
 ) -> list[ChangedKey]:
-    """Returns the keys whose values differ from those of the run in `path`, none of which changes results.
+    """Returns the keys whose values differ from those of the run in `path`. None of these keys changes
+    results.
 
     Args:
         plain: The present configuration, before it was built.

@@ -91,7 +91,8 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
     Writes ``metrics.jsonl`` anew from the iterations' own files. Collective.
     """
     config, directory = session.config, session.directory
-    # This makes the problems, which would otherwise take seconds of the first iteration.
+    # The problems are made here (`train_problems` keeps them), and not within the first iteration, from which
+    # that would take seconds.
     n_problems = len(session.train_problems)
     start = 0
     if session.ranks.is_first:
@@ -313,7 +314,7 @@ class Record:
             session.done = done
             if is_regular or is_due_by_time or stopped_by is not None:
                 self._timed_checkpoint(done, regular=is_regular)
-        # Once more, now that the seconds of the commit are known.
+        # The row is written once more, now that the seconds of the commit are known.
         row = self._write_metrics(iteration, metrics | clock.metrics())
         if session.ranks.is_first:
             session.directory.append_metrics(row)
@@ -376,7 +377,7 @@ class Record:
                     write_critic(critic, architecture, folder / "critic")
                 if reward_model:
                     assert trainer.reward_model is not None
-                    # The configuration of the reward model, as `architecture` is that of the policy.
+                    # The configuration of the reward model's architecture. `architecture` is the policy's.
                     of_reward_model = trainer.reward_model.model.module.model.config
                     write_policy(
                         reward_model, of_reward_model, session.model.tokenizer, folder / "reward_model"

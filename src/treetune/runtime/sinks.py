@@ -144,7 +144,7 @@ class TrackioSink(Sink):
         if belongs_to_another:
             digest = hashlib.blake2b(str(directory.resolve()).encode(), digest_size=4).hexdigest()
             state.values["run"] = f"{name}-{digest}"
-        # Not embedded: a notebook would otherwise show the dashboard below the cell.
+        # `embed` is False, since a notebook would otherwise show the dashboard below the cell.
         run = trackio.init(
             project=self.project,
             name=state.values.get("run", name),

@@ -706,8 +706,8 @@ class IterationTraining:
                 episodes, settings, trainer.ranks, units_by_step, scores_all=scores_all
             )
         else:
-            # With the tokens of all rows: the reward model has minibatches of its own, so a rank computes
-            # other rows for the reward model than for the policy.
+            # The sequences have the tokens of all rows, since the reward model has minibatches of its own. So
+            # a rank computes other rows for the reward model than for the policy.
             sequences = Sequences.of(episodes)
             learned_rewards = partial(trainer.learned_rewards, self._iteration)
         tensors = prepare(

@@ -270,7 +270,7 @@ def prepare(
     domains = sequences.domains if settings.normalise_by_domain else single_domain
     advantages_N = normalise_by_domain(advantages_N, settings.advantage_normalisation, starts, domains)
     if penalty is not None and penalty.placement == "advantage":
-        # After the normalisation, which would otherwise change the size of the penalty.
+        # The penalty is subtracted after the normalisation, which would otherwise change its size.
         advantages_N = advantages_N - penalties_N
     tensors.advantages_N = advantages_N
     return tensors
@@ -324,7 +324,7 @@ def _advantages_from_implicit_rewards(
         numbers_by_problem.setdefault(problem, []).append(number)
     advantages_N = torch.zeros_like(implicit_rewards_N)
     for numbers in numbers_by_problem.values():
-        # In float64, since credits sum over all later tokens.
+        # The rewards are passed in float64, since credits sum over all later tokens.
         rewards = [implicit_rewards_N[tokens_of_answer[number]].double().numpy() for number in numbers]
         outcomes = [sequences.rewards[number] for number in numbers]
         advantages = from_implicit_rewards(rewards, outcomes)
@@ -392,8 +392,8 @@ def normalise(advantages_N: Tensor, kind: str) -> Tensor:
     """
     if kind == "none" or len(advantages_N) < 2:
         return advantages_N  # a single token has no standard deviation
-    # In float64, so that the result in float32 doesn't depend on the order in which a million tokens are
-    # summed.
+    # The sums are computed in float64, so that the result in float32 doesn't depend on the order in which a
+    # million tokens are summed.
     advantages = advantages_N.double()
     deviation = (advantages.var() + 1e-8).sqrt()
     centred = advantages - advantages.mean() if kind == "whiten" else advantages

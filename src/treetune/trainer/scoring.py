@@ -151,7 +151,7 @@ class _GroupComparison:
             sizes.append(size)
             positions += size
         self._groups_done += len(sizes)
-        # A copy, so that the rest of the chunk is freed.
+        # `clone` makes a copy, so that the rest of the chunk is freed.
         self._waiting_CV = chances_CV[positions:].clone()
         if sizes:
             self._divergences.append(_divergences_from_means(chances_CV[:positions], sizes))
@@ -174,8 +174,8 @@ def _divergences_from_means(chances_CV: Tensor, sizes: Sequence[int]) -> Tensor:
     device = chances_CV.device
     sizes_G = torch.tensor(sizes, device=device)
     first_G = sizes_G.cumsum(0) - sizes_G
-    # The groups' first members, then their second ones, and so on: `index_add_` would add in another order
-    # each time on a GPU.
+    # This adds the groups' first members, then their second ones, and so on. `index_add_` would add them in
+    # another order each time on a GPU.
     sums_GV = chances_CV.new_zeros(len(sizes), chances_CV.shape[-1])
     for member in range(max(sizes)):
         has_member_G = sizes_G > member

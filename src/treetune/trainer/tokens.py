@@ -264,7 +264,8 @@ def content_hash_of(token_ids: TokenIds, predicting: np.ndarray) -> bytes:
     Args:
         predicting: The positions whose next token is trained.
     """
-    # With the length first, since two different pairs of arrays may have the same bytes one after the other.
+    # The length is hashed first, since two different pairs of arrays may have the same bytes when they are
+    # joined.
     digest = hashlib.blake2b(len(token_ids).to_bytes(8, "little"), digest_size=16)
     digest.update(np.ascontiguousarray(token_ids))
     digest.update(np.ascontiguousarray(predicting))

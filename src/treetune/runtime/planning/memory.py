@@ -438,8 +438,8 @@ def states_of(trainer: Trainer, all_weights: int, trained: int, machine: Machine
             on_host=away + (4 + 4 + 8) * part,  # weights, gradients, optimiser
         )
     if stage == 1 and size == 2:
-        # DeepSpeed's own optimiser for bfloat16 keeps whole gradients in float32 on each rank; those in the
-        # precision of passes are dropped one by one (`immediate_grad_update`).
+        # DeepSpeed's own optimiser for bfloat16 keeps whole gradients in float32 on each rank. The gradients
+        # in the precision of passes are dropped one by one (`immediate_grad_update`).
         return States(
             weights=size * all_weights,
             master=4 * part,

@@ -335,7 +335,7 @@ def _sampling(
     if not settings.async_scheduling:
         decode_seconds += engine_seconds
         decode_source += " and the engine's own process, one after the other"
-    # The slowest of the three decides.
+    # Device, engine process and HTTP process work at the same time, so the slowest of them decides.
     candidates = [
         (decode_seconds, decode_source),
         (engine_seconds, f"the engine's own process: {1e6 * ENGINE_TOKEN[device]:.0f} µs a token"),
