@@ -229,12 +229,12 @@ class CorrectPaths(DistributionObjective):
             if self.target == "max":
                 # If c is as likely as m, the divergence is set to exactly 0. Rounding would leave a small
                 # number.
-                is_behind_C = logp_c_C.detach() < logp_m_C.detach()
-                divergence_C = divergence_C.where(is_behind_C, 0.0)
+                is_less_likely_C = logp_c_C.detach() < logp_m_C.detach()
+                divergence_C = divergence_C.where(is_less_likely_C, 0.0)
         if self.mask != "none":
             is_above_half_C = logp_c_C.detach() > -math.log(2)
-            is_left_C = is_above_half_C if self.mask == "above" else ~is_above_half_C
-            divergence_C = divergence_C.where(is_left_C, 0.0)
+            is_kept_C = is_above_half_C if self.mask == "above" else ~is_above_half_C
+            divergence_C = divergence_C.where(is_kept_C, 0.0)
         return divergence_C, logp_c_C.detach().exp(), logp_m_C.detach().exp()
 
     def _divergence_from_rank_target(self, logits_CV: Tensor, labels_C: Tensor, total_C: Tensor) -> Tensor:

@@ -154,7 +154,7 @@ def _run_rollout_phase(
         # Raises if the file is of another iteration.
         refuse_another_iterations(folder / TRAJECTORIES, iteration)
         # An interrupted run may have sampled continuations of credit already: their seconds count, too.
-        metrics = _read_phase(folder / ROLLOUT_METRICS, clock, "generation", "credit")
+        metrics = _read_phase(folder / ROLLOUT_METRICS, clock, "generation", begun_phase="credit")
         return trees_of_rank(ranks, read_trajectories(folder / TRAJECTORIES)), metrics, None
     all_problems = session.train_problems
     # These functions read a file only if the rule's `draw` calls them, and each iteration's file once.
@@ -187,6 +187,7 @@ def _run_rollout_phase(
         early: EarlyContinuations | None = None
         if config.rollout.needs_engine and isinstance(config.credit, ContinuingCredit):
             early = config.credit.early_continuations(context)
+        # `attach` adds an observer of the answers, by which `early` gets each answer as soon as it is graded.
         rollout_context = context if early is None else early.attach(context)
         trees, metrics = config.rollout.run(rollout_context, problems)
         metrics |= drawing_rule.metrics(all_problems, drawing)
@@ -210,7 +211,7 @@ def _run_rollout_phase(
             write_record(folder / PASS_RATES, _pass_rates(answers))
         # Credit may have begun to sample continuations: their seconds are written, too. If this process is
         # killed during credit, the next process reads them and adds them to its clock.
-        _write_phase(folder / ROLLOUT_METRICS, metrics, clock, "generation", "credit")
+        _write_phase(folder / ROLLOUT_METRICS, metrics, clock, "generation", begun_phase="credit")
         if config.rollout.needs_engine:
             write_trajectories(folder / TRAJECTORIES, answers, iteration)
     ranks.barrier("trajectories written")

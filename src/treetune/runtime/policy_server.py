@@ -80,7 +80,7 @@ class PolicyServer:
             trains: Whether a trainer will offer new weights.
         """
         if not needed:
-            yield PolicyServer(session, None, None)
+            yield PolicyServer(session, engine=None, folder=None)
             return
         config, ranks, directory = session.config, session.ranks, session.directory
         refuse_unreachable_server(config, ranks)

@@ -91,8 +91,8 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
     Writes ``metrics.jsonl`` anew from the iterations' own files. Collective.
     """
     config, directory = session.config, session.directory
-    # The problems are made here (`train_problems` keeps them), and not within the first iteration, from which
-    # that would take seconds.
+    # `train_problems` makes the problems, and keeps them. That takes seconds, which would count towards the
+    # first iteration if it were not done here.
     n_problems = len(session.train_problems)
     start = 0
     if session.ranks.is_first:
@@ -377,7 +377,7 @@ class Record:
                     write_critic(critic, architecture, folder / "critic")
                 if reward_model:
                     assert trainer.reward_model is not None
-                    # The configuration of the reward model's architecture. `architecture` is the policy's.
+                    # `architecture` is the policy's configuration, and this is the reward model's.
                     of_reward_model = trainer.reward_model.model.module.model.config
                     write_policy(
                         reward_model, of_reward_model, session.model.tokenizer, folder / "reward_model"

@@ -208,7 +208,7 @@ class WeightsFolder:
                     writing.append(writers.submit(write, chunk, path))
                     file_of_weight |= dict.fromkeys(chunk, path.name)
                 if self.transfer in ON_THE_DEVICE:
-                    yield Chunk(path, number, is_last, "", chunk)
+                    yield Chunk(path, number, is_last, digest="", tensors=chunk)
                 # Waits for files, so that at most WRITERS chunks are in memory. A digest needs the whole
                 # file, and the last chunk says that all files are written.
                 most_unwritten = 0 if needs_digest or is_last else WRITERS
@@ -341,21 +341,22 @@ def make_weights_folder(
     identity = [str(experiment.resolve()), purpose]
     if purpose != "run":
         identity.append(machines[0])
-    # In memory, each machine has its own folder, and the experiment's folder has a file that records its
-    # name. The machines of a run share the experiment's folder, so the name of this file depends on the
-    # machine.
-    folder_name = make_name(*identity, *([this_machine] if has_several_machines and in_memory else []))
+    # On disk, this is the name of the folder. In memory, each machine has its own folder with a random name,
+    # which a file of this name in the experiment's folder records. The machines of a run share the
+    # experiment's folder, so the name of the file depends on the machine.
+    name = make_name(*identity, *([this_machine] if has_several_machines and in_memory else []))
+    # In memory, the first rank of each machine writes the weights; on disk, the first of all ranks.
     writes = machines.index(this_machine) == ranks.rank if in_memory else ranks.is_first
     folder: Path | None = None
     if writes:
         held_folders.sweep()
-        name_file = experiment / f".{folder_name}"
+        name_file = experiment / f".{name}"
         if in_memory and os.access(MEMORY, os.W_OK):
             _delete_folder_of_killed_run(name_file)
             folder = held_folders.new_in_memory()
             write_text(name_file, str(folder))
         else:
-            folder = experiment / folder_name
+            folder = experiment / name
             remove_folder(folder)
             new_own_folder(folder)
     path_by_rank = ranks.exchange("weights folders", (this_machine, None if folder is None else str(folder)))

@@ -714,7 +714,7 @@ class IterationTraining:
             settings,
             episodes,
             sequences,
-            trainer,
+            models=trainer,
             scores_old=scores_old,
             critic=trainer.critic is not None,
             from_values=trainer.from_values,

@@ -434,7 +434,7 @@ class ModelFactory:
         )
 
     def reference(self, policy: Callable[[], DeepSpeedModel]) -> Reference:
-        """Returns the reference model, which never changes.
+        """Returns a context manager that lends the reference model, which never changes, for a block.
 
         With LoRA, the reference is the policy without its adapters. Without LoRA, it is a second model: on
         the CPU while it isn't used (`offload_reference`), sharded over the ranks (ZeRO-3), or whole on the

@@ -149,7 +149,7 @@ class IterationTensors:
         if (gap_N := self.gap_N()) is not None:
             columns["gaps"] = gap_N  # the difference from the engine's log-probs
         if self.last_logprobs_N is not None:
-            # How far each token's log-prob has moved until the last step that trained the token
+            # How far each token's log-prob has moved until the last step that trained the token.
             columns["log_ratios"] = self.last_logprobs_N - self.old_logprobs_N
         if self.ref_logprobs_N is not None:
             columns["ref_logprobs"] = self.ref_logprobs_N

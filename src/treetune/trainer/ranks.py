@@ -269,7 +269,7 @@ class Ranks:
 
         Args:
             agree: Checks that all ranks agree, for example on versions. It is called before there are process
-            groups, and needs only the key-value store of the meeting.
+                groups, and needs only the key-value store of the meeting.
 
         Raises:
             ValueError: PyTorch can't use the machine's GPU.

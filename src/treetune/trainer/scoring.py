@@ -91,7 +91,7 @@ class _ChunkComparison:
 
     def __call__(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor]:
         """Compares the next chunk of positions, and returns one number for each position of the chunk."""
-        # Without gradient, so that no chunk is computed a second time.
+        # The pass has no gradient: a backward pass would compute each chunk a second time.
         assert not torch.is_grad_enabled(), "a backward pass would call this again, with an earlier chunk"
         first, last = self._positions_done, self._positions_done + len(labels_C)
         assert last <= len(self._logprobs_NV), "both models run over the same positions"
@@ -137,7 +137,7 @@ class _GroupComparison:
 
     def __call__(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor, ...]:
         """Takes the next chunk of positions, and computes the divergences of the groups that it completes."""
-        # Without gradient, so that no chunk is computed a second time.
+        # The pass has no gradient: a backward pass would compute each chunk a second time.
         assert not torch.is_grad_enabled(), "a backward pass would call this again, with an earlier chunk"
         chances_CV = logits_CV.softmax(-1)
         if self._waiting_CV is not None:

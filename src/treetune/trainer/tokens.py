@@ -122,7 +122,8 @@ class Sequences:
 
         Args:
             rows_with_tokens: The numbers of the rows that hold their tokens. None: all rows hold them, and
-                if the critic has prompts of its own, its sequences (`of_critic`) are made, too.
+                if the critic has prompts of its own, its sequences (`of_critic`) are made, too. Otherwise the
+                caller has to make these, since the critic computes other rows.
 
         Raises:
             ValueError: An episode has no trained token.

@@ -591,7 +591,7 @@ def _candidates(plan: Plan) -> Iterator[Change]:
     trainer, on_gpu = plan.experiment.trainer, plan.machine.device == "cuda"
     tokens, cost = trainer.tokens_per_micro_batch, 1
     # Much less than the longest row wouldn't help, since a row that exceeds the limit runs alone.
-    while tokens // 2 >= max(256, plan.work.longest // 2) and cost < 5:
+    while tokens // 2 >= max(256, plan.work.longest // 2) and cost < 5:  # at most four times
         tokens, cost = tokens // 2, cost + 1
         yield Change("trainer.tokens_per_micro_batch", tokens, cost)
     if not trainer.gradient_checkpointing:
