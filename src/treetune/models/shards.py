@@ -134,6 +134,8 @@ class InTurn(nn.Module):
         self.module, self.reads = module, reads
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """Yields the parameters. A parameter that is still in a file gets memory just before it is yielded,
+        and its values if this rank reads."""
         for parameter in self.module.parameters(recurse):
             if is_in_file(parameter):
                 if self.reads:

@@ -158,6 +158,7 @@ class CountedSamples:
         self._requested = self._done = earlier_samples
 
     async def sample(self, request: Request) -> list[Completion]:
+        """Samples, and shows how many of the samples that were requested so far are there."""
         self._requested += request.n
         completions = await self._engine.sample(request)
         self._done += request.n

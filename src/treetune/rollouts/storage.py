@@ -319,6 +319,11 @@ def _write_stream(
     columns: ToColumns,
     iteration: int | None = None,
 ) -> None:
+    """Writes rows of a kind, such as "episodes", as an Arrow stream.
+
+    Args:
+        columns: Makes the columns of a batch of rows.
+    """
     import pyarrow as pa
 
     # A stream that was cut between two batches looks complete to Arrow, so the stream's metadata has the
@@ -338,6 +343,7 @@ def _write_stream(
 
 
 def _write_batches(sink: Any, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    """Writes batches as a compressed Arrow stream."""
     import pyarrow as pa
 
     # Masks need almost no space when they are compressed. The same holds for advantages that are equal for

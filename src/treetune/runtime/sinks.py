@@ -115,6 +115,7 @@ class _CountedRun:
         """The experiment's folder."""
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
+        """Logs the metrics of a step that the mirror doesn't have yet, and records that it has them now."""
         if step < self.first_missing:  # an iteration that is done again after a kill
             return
         self._run.log(metrics, step=step)

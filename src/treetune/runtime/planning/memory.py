@@ -490,6 +490,7 @@ class TrainerMemory:
 
     @cached_property
     def policy(self) -> States:
+        """The bytes of the policy's weights, gradients and optimiser."""
         all_weights = trained = self.shape.parameters
         if self.trainer.lora is not None:
             trained = adapter_weights(self.shape, self.trainer.lora.rank)

@@ -427,6 +427,7 @@ class Remedy:
 
     @property
     def text(self) -> str:
+        """The remedy for people: its changes, and the GPUs if it needs more than the machine has."""
         changes = ", ".join(change.text for change in self.changes)
         if self.gpus is None:
             return changes
