@@ -150,8 +150,8 @@ def attention_arguments(
         return {"packed": PackedRow.of(position_ids_BT)}
     if attention == TREE:
         if subtree_last_1T is None:
-            # An empty argument: if it were missing, `tree_attention` would report that the model doesn't hand
-            # it on.
+            # The argument is empty, but it is there: if it were missing, `tree_attention` would report that
+            # the model doesn't hand it on.
             return {"tree": QueryBlocks(None, [], [])}
         return {"tree": query_blocks(subtree_last_1T[0])}
     # transformers takes a mask of four dimensions as it is, and doesn't look for packed sequences.

@@ -428,8 +428,8 @@ class PolicyIteration(Runtime):
         if self.engines.judge is not None:
             engines["engines.judge.server"] = self.engines.judge.server
         for key, engine in engines.items():
-            # By getattr, since not every type of engine has these settings. The servers at `addresses` run
-            # already, perhaps on other machines, so their sleep needs no GPU here.
+            # The settings are read by `getattr`, since not every type of engine has them. The servers at
+            # `addresses` run already, perhaps on other machines, so their sleep needs no GPU here.
             named_devices = getattr(engine, "devices", None)
             sleeps_here = getattr(engine, "sleep", False) and getattr(engine, "addresses", None) is None
             if not named_devices and not sleeps_here:

@@ -515,7 +515,7 @@ def stops_at_gap(session: Session) -> bool:
     """
     settings = session.config.trainer
     objective = settings.objective
-    # By getattr, since not every objective has these settings.
+    # The settings are read by `getattr`, since not every objective has them.
     corrections = ("importance_cap", "importance_band", "importance_sequence")
     is_corrected = any(getattr(objective, name, None) is not None for name in corrections)
     return settings.on_logprob_gap == "stop" and not is_corrected

@@ -90,8 +90,8 @@ class WeightsFolder:
     ) -> None:
         self.adapters, self.transfer = adapters, transfer
         self._session = session
-        # The folder of the weights, the folder in which the engines of all ranks exchange values, and whether
-        # this rank writes weights.
+        # The three values are the folder of the weights, the folder in which the engines of all ranks
+        # exchange values, and whether this rank writes weights.
         self.path, self.meeting, self._writes = make_weights_folder(
             session.directory.path, session.purpose, session.ranks, in_memory
         )

@@ -119,7 +119,8 @@ class Meeting:
         deadline = time.monotonic() + self.deadline_s
         values = []
         for rank in range(self.world_size):
-            # Above 0 even after the deadline: `wait` then still returns values that have arrived.
+            # The time is above 0 even after the deadline, so `wait` then still returns values that have
+            # arrived.
             remaining_s = max(deadline - time.monotonic(), 0.001)
             try:
                 self.store.wait([f"{name}/{rank}"], datetime.timedelta(seconds=remaining_s))

@@ -218,7 +218,8 @@ class Passes:
             # In float32, the first norm's input is the block's own input, which `kept` counts already.
             input_of_block = self.tokens * 4 * shape.hidden if size == 4 else 0
             computed_again = self.layer - input_of_block
-        # The backward pass of a norm, which computes in float32: three tensors, and one in `itemsize`.
+        # The backward pass of a norm computes in float32. It needs three tensors in float32, and one in
+        # `itemsize`.
         of_norm = self.tokens * (4 * 3 + size) * shape.hidden if size < 4 else 0
         return max(computed_again + mlp, of_norm)
 

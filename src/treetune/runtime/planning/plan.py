@@ -144,7 +144,8 @@ class Plan:
         if settings.gpu_memory_utilization is None and self.machine.device == "cuda":
             room = USABLE * self.machine.device_memory - SPARE
             largest = (room - self._trainer_bytes_while_sampling(settings)) / self.machine.device_memory
-            # Rounded down to a hundredth. Without room it is 0.01, and `problems` says that it doesn't fit.
+            # The share is rounded down to a hundredth. Without room it is 0.01, and `problems` says that the
+            # engine doesn't fit.
             share = min(LARGEST_SHARE, max(0.01, math.floor(100 * largest) / 100))
             settings = replace(settings, gpu_memory_utilization=share)
         return EngineMemory(settings, self.shape, self.machine, context)
