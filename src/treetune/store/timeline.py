@@ -47,7 +47,7 @@ class Timeline:
         self._journal = None if path is None else Journal(path)
         self._lock = threading.Lock()
         self._number = 0
-        """The number of spans and other records so far, by which their rows are numbered."""
+        """The number of spans so far. It is also the number of the last span, in the rows of its two ends."""
         self._has_begun = False
         """Whether the row about this process, the first one, has been written."""
 
