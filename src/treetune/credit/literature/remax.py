@@ -20,6 +20,7 @@ from treetune.contracts import (
     OneLine,
     SampledAnswers,
     UseOfAdvantages,
+    innermost_rollout,
 )
 from treetune.credit.base import UNUSED_REMEDY, ContinuingCredit, Credit
 from treetune.credit.episodes import whole_answer_episodes
@@ -54,10 +55,11 @@ class ReMax(ContinuingCredit):
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         sampling = experiment.rollout.sampling
         if sampling is not None and sampling.temperature == 0:
+            _, key = innermost_rollout(experiment.rollout)
             yield Finding(
                 "the credit 'remax' compares sampled answers with a greedy one, and at temperature 0 they are"
                 " the same",
-                "$.rollout.temperature",
+                f"{key}.temperature",
                 "set it to 1",
             )
 
