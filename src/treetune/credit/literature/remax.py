@@ -67,11 +67,14 @@ class ReMax(ContinuingCredit):
     def is_unbiased(self, context: RolloutContext) -> bool:
         return True
 
+    @property
+    @override
+    def further_answers(self) -> int:
+        return 1  # the greedy one
+
     @override
     def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
-        # One greedy answer is sampled to each problem. The number of problems is not known here: it is at
-        # most the number of answers.
-        return 0, answers
+        return 0, 0
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
