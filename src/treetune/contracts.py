@@ -128,6 +128,22 @@ class Experiment(Protocol):
     restart: str
 
 
+def innermost_rollout(rollout: Any, key: str = "$.rollout") -> tuple[Any, str]:
+    """Returns the rollout that samples answers, and its key.
+
+    Other rollouts may be around it, such as `until_mixed`, whose `rollout` it is. Example: for the rollout
+    ``{type: 'until_mixed', rollout: {type: 'single_turn', …}, …}``, returns the `single_turn` and the key
+    ``$.rollout.rollout``.
+
+    Args:
+        rollout: The outermost rollout.
+        key: The key of the outermost rollout.
+    """
+    while (inner_rollout := getattr(rollout, "rollout", None)) is not None:
+        rollout, key = inner_rollout, f"{key}.rollout"
+    return rollout, key
+
+
 class Part:
     """An object of a configuration that checks itself and others: its features, needs and findings."""
 

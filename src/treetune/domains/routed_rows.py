@@ -32,7 +32,7 @@ from treetune.exceptions import BadRow, NoSplit
 from treetune.tasks.base import Split, Task
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.mixed import TaskWithDomains, task_of
-from treetune.tasks.rows import QUICKLY_READ, RowsTask, file_rows, is_quickly_read
+from treetune.tasks.rows import QUICKLY_READ, RowsTask, check_stop, file_rows, is_quickly_read
 from treetune.tasks.sources import InFiles, distinct_texts
 from treetune.vocabulary import Problem
 
@@ -78,6 +78,7 @@ class RoutedRows(RowsTask, TaskWithDomains):
 
     @override
     def check(self, experiment: Any) -> Iterator[Finding]:
+        yield from check_stop(self, self.stop, experiment)
         findings_of_rows = list(super().check(experiment))
         yield from findings_of_rows
         if any(finding.level == "error" for finding in findings_of_rows):

@@ -15,7 +15,7 @@ from annotated_types import Ge, Gt, Le
 from typing_extensions import override
 
 from treetune.config.registrable import Registrable
-from treetune.contracts import Experiment, Feature, Finding, Part, TextScores
+from treetune.contracts import Experiment, Feature, Finding, Part, TextScores, innermost_rollout
 from treetune.engine.base import Engine, EngineLaunch, Tolerance, TransferMethod
 from treetune.store.held_folders import MEMORY
 
@@ -725,8 +725,9 @@ def _temperatures(experiment: Experiment) -> Iterator[tuple[str, float]]:
     temperature under the key `answers`.
     """
     evaluation = getattr(experiment, "evaluation", None)
+    rollout, key_of_rollout = innermost_rollout(getattr(experiment, "rollout", None))
     parts = {
-        "$.rollout": getattr(experiment, "rollout", None),
+        key_of_rollout: rollout,
         "$.credit": getattr(experiment, "credit", None),
         "$.evaluation.rollout": getattr(evaluation, "rollout", None),
         "$.answers": getattr(experiment, "answers", None),

@@ -19,9 +19,8 @@ TOLERANCE = 0.01
 """The largest difference in weights that another processor, number of threads or version explains, as a share
 of the length of the iteration's step. Measured differences are 1e-4 and less."""
 
-PARTS = ("policy", "critic", "trainer")
-"""The folders of a checkpoint whose files a certificate hashes. The folders `adapter` and `reward_model`,
-which a checkpoint may have too, are not among them."""
+PARTS = ("policy", "adapter", "critic", "reward_model", "trainer")
+"""The folders that a checkpoint may have. A certificate hashes the files of each of them."""
 REMEDY = "ask for the certificate again, or write a new one with `certify`"
 
 
@@ -125,7 +124,9 @@ def verify(
     yield f"the configuration and data are the same; chain of {len(links)} iterations {chain}"
     for number, link in links.items():
         for name, digest in _hashes_of_iteration(directory, number - 1).items():
-            if digest not in (None, link[name]):  # None: `run` doesn't have it, perhaps it was deleted since
+            # Certificates of earlier versions have no hashes of `adapter` and `reward_model`. A digest is
+            # None if `run` doesn't have the files: perhaps they were deleted since.
+            if name in link and digest not in (None, link[name]):
                 raise ValueError(f"iteration {number}: {name} in {run} differ from those of {certificate}")
     yield "all answers, episodes and checkpoints that are stored are those of the certificate"
     # `exact` computes the optimiser's state, and a trainer that restarts in every iteration has none.

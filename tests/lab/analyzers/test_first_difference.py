@@ -61,15 +61,17 @@ def runs(tmp_path: Path) -> Runs:
                 journal.add(*rows)
         write_record(iteration / "metrics.json", {"train/loss": 0.25, "seconds/training": 1.0})
         checkpoint = run / "checkpoints" / f"{number + 1:04d}"
-        for part in ("policy", "trainer"):
+        parts = ("policy", "adapter", "critic", "reward_model", "trainer")
+        for part in parts:
             (checkpoint / part).mkdir(parents=True)
         tensors: dict[str, np.ndarray] = {
             "a": np.arange(6, dtype=np.float32).reshape(2, 3),
             "b": np.zeros(4, np.float32),
         }
-        save_file(tensors, checkpoint / "policy" / "model.safetensors")
+        for part in parts[:-1]:
+            save_file(tensors, checkpoint / part / "model.safetensors")
         (checkpoint / "trainer" / "state.pt").write_bytes(bytes(range(256)))
-        for part in ("policy", "trainer"):
+        for part in parts:
             seal_folder(checkpoint / part)
         evaluation = run / "evaluations" / f"{number + 1:04d}" / "test"
         evaluation.mkdir(parents=True)
@@ -189,6 +191,9 @@ FILES = {
     "iterations/0000/journal/credit-0.jsonl": "credit",
     "iterations/0000/metrics.json": "training (metrics)",
     "checkpoints/0001/policy/model.safetensors": "weights",
+    "checkpoints/0001/adapter/model.safetensors": "weights of the adapters",
+    "checkpoints/0001/critic/model.safetensors": "weights of the critic",
+    "checkpoints/0001/reward_model/model.safetensors": "weights of the reward model",
     "checkpoints/0001/trainer/state.pt": "trainer's state",
     "evaluations/0001/test/summary.json": "evaluation",
 }

@@ -267,6 +267,23 @@ def test_continuations_are_counted_by_the_estimators_own_budget():
     assert plan("polIter_rho1bSft2_grpo_MATH").work.continuations == 0
 
 
+@pytest.mark.parametrize(
+    "credit",
+    [{"type": "remax"}, {"type": "weighted_by", "signal": "surprise", "over": {"type": "remax"}}],
+)
+def test_remax_is_planned_with_a_greedy_answer_to_each_problem(credit):
+    planned = plan("polIter_rho1bSft2_grpo_MATH", {"credit": credit})
+    work = planned.work
+    assert work.answers == 8 * work.problems
+    assert work.further_tokens == work.sampled_tokens / 8
+    assert f"{work.problems} answers for credit" in as_text(planned)
+    seconds = {estimate.phase: estimate.seconds for estimate in report.estimates(planned)}
+    assert 0 < seconds["answers for credit"] < seconds["answers"]
+    assert predicted(planned)["credit/value_tokens"] == work.further_tokens
+    assert predicted(planned)["seconds/credit"] >= seconds["answers for credit"]
+    assert "answers for credit" not in seconds_by_phase()
+
+
 def test_the_command_needs_no_gpu_and_says_whether_it_fits(capsys):
     arguments = ["--configs", f"configs/{BIG}.jsonnet", "plan", "--gpus", "1", "--memory", "80"]
     assert command_line.main(arguments) == 1
@@ -391,6 +408,13 @@ def test_comparisons_of_whole_distributions_need_memory():
     assert plain + 0.4 * logprobs < deviation < plain + 3 * logprobs
     _, divergence = training_of(weighted_by(signal="group_divergence"))
     assert divergence > plain
+    # A credit that weighs the advantages of another one needs the memory of either comparison.
+    inner = {"type": "weighted_by", "signal": "group_divergence"}
+    _, both = training_of(weighted_by(signal="deviation", over=inner))
+    assert both == max(deviation, divergence)
+    inner = {"type": "weighted_by", "signal": "deviation"}
+    _, both = training_of(weighted_by(signal="group_divergence", over=inner))
+    assert both == max(deviation, divergence)
     _, entropy = training_of(weighted_by(signal="entropy"))
     assert entropy == plain
 

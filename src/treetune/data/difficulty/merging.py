@@ -132,8 +132,10 @@ def merge(pipeline: EstimateDifficulty, source: Path, output: Path, console: Con
         answers += len(asked)
         asked_twice += sum(count - 1 for count in asked.values())
         for line in read_rows(folder / GRADES):
-            graded[line["row"]].setdefault(line["sample"], line)  # of several grades the first counts
-            outcomes[line["outcome"]] += 1
+            # An answer has two grades if two jobs worked on the shard at the same time. The first one counts.
+            if line["sample"] not in graded[line["row"]]:
+                graded[line["row"]][line["sample"]] = line
+                outcomes[line["outcome"]] += 1
     rates = [_rate(row, graded[row.index], pipeline.answers.samples) for row in input_rows(source)]
 
     def with_rates() -> Iterator[DomainRow]:

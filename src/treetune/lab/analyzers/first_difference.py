@@ -33,7 +33,13 @@ SEAL, SEAL_BYTES = b"checksum", 128
 """The word with which the checksum at the end of a file begins, and the largest number of bytes from this
 word to the end of the file."""
 
-PHASE_BY_FOLDER = {"policy": "weights", "critic": "weights of the critic", "trainer": "trainer's state"}
+PHASE_BY_FOLDER = {
+    "policy": "weights",
+    "adapter": "weights of the adapters",
+    "critic": "weights of the critic",
+    "reward_model": "weights of the reward model",
+    "trainer": "trainer's state",
+}
 """The folders of a checkpoint that are compared. The value names the phase in the report of a difference."""
 
 Difference = tuple[str, str, str] | None

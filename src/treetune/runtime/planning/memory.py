@@ -59,6 +59,8 @@ class IterationWork:
     """The expected number of continuations that credit samples."""
     most_continuations: int
     """The most continuations that credit may sample."""
+    further_answers: int
+    """The number of whole answers that credit samples, such as ReMax's greedy ones."""
     rows: int
     """The most sequences (or pairs) that are trained in an epoch."""
     steps: int
@@ -75,6 +77,11 @@ class IterationWork:
     def continued_tokens(self) -> float:
         """The tokens of continuations, which on average begin in the middle of an answer."""
         return self.continuations * self.answer_tokens / 2
+
+    @property
+    def further_tokens(self) -> float:
+        """The tokens of the whole answers that credit samples."""
+        return self.further_answers * self.answer_tokens
 
     @property
     def context(self) -> float:
@@ -116,10 +123,11 @@ def work_of(experiment: Any, answer_tokens: float | None = None) -> IterationWor
     rows = experiment.selection.most_kept(answers, problems)  # the most sequences or pairs to train on
     rows_of_step = experiment.trainer.minibatch_size or max(rows, 1)
     steps_of_epoch = max(1, -(-rows // rows_of_step))  # rounded up
-    continuations, most_continuations = 0, 0
+    continuations, most_continuations, further_answers = 0, 0, 0
     credit = experiment.credit
     if isinstance(credit, ContinuingCredit):
         continuations, most_continuations = credit.continuations(answers, mean_answer, longest_answer)
+        further_answers = problems * credit.further_answers
     return IterationWork(
         problems=problems,
         is_known=problems_or_none is not None,
@@ -131,6 +139,7 @@ def work_of(experiment: Any, answer_tokens: float | None = None) -> IterationWor
         longest_answer=longest_answer,
         continuations=continuations,
         most_continuations=most_continuations,
+        further_answers=further_answers,
         rows=rows,
         steps=experiment.trainer.epochs * steps_of_epoch,
         epochs=experiment.trainer.epochs,
@@ -654,9 +663,9 @@ class TrainerMemory:
         # Some credit compares the policy's distributions with the reference's, or ("group") with their mean
         # over all answers to the problem.
         compared_with = self.experiment.credit.trainer_scores.compared_with
-        if compared_with == "reference" or isinstance(trainer.objective, ReferenceKlObjective):
+        if "reference" in compared_with or isinstance(trainer.objective, ReferenceKlObjective):
             peaks.append(_comparison_with_reference(passes))
-        if compared_with == "group":
+        if "group" in compared_with:
             # All answers to a problem are in one micro-batch.
             answers_of_problem = -(-work.answers // work.problems)  # rounded up
             passes_of_group = self.passes(max(tokens, answers_of_problem * work.longest))

@@ -77,6 +77,7 @@ optimiser steps and of small batches, which the plan leaves out, are most of it.
 SECONDS = {
     "answers": "generation",
     "continuations": "credit",
+    "answers for credit": "credit",
     "scoring for credit": "credit",
     "scoring": "training",
     "training": "training",
@@ -110,6 +111,10 @@ def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
         if work.continuations:
             tokens = work.answer_tokens / 2  # on average they begin in the middle of an answer
             yield _sampling(plan, "continuations", work.continuations, tokens, work.continued_context)
+        if work.further_answers:
+            yield _sampling(
+                plan, "answers for credit", work.further_answers, work.answer_tokens, work.context
+            )
     yield from _passes_of_trainer(plan)
     if _can_estimate_sampling(plan):
         # Demonstrations need new weights in the engine only for evaluations.
@@ -294,7 +299,7 @@ def _sampling(
         tokens: The mean tokens of a sample.
         context: The mean number of tokens before a sampled token.
         prompt_tokens: The tokens before the samples that an engine with a prefix cache computes. They count
-            only on a CPU, and are 0 for continuations, since the cache has the beginnings of their answers.
+            only on a CPU, and are 0 for samples of credit, since the cache has what is before them.
     """
     machine, device = plan.machine, plan.machine.device
     operations_of_token = 2 * plan.shape.parameters
@@ -353,7 +358,10 @@ def predicted(plan: Plan) -> dict[str, float]:
     if not plan.work.is_sampled or _can_estimate_sampling(plan):
         metrics["seconds/total"] = sum(metrics.values())
     if plan.work.is_sampled:
-        metrics |= {SAMPLED_TOKENS: plan.work.sampled_tokens, VALUE_TOKENS: plan.work.continued_tokens}
+        metrics |= {
+            SAMPLED_TOKENS: plan.work.sampled_tokens,
+            VALUE_TOKENS: plan.work.continued_tokens + plan.work.further_tokens,
+        }
     for use in plan.uses:
         if use.phase in ("generation", "training") and use.where != str(MEMORY):
             # A GPU's uses come before the host's. The first one stays, so the metric is the GPU's if there
@@ -432,6 +440,10 @@ def _work(plan: Plan) -> list[str]:
             f"    and {work.continued_tokens:,.0f} tokens of {work.continuations:,} continuations"
             f" (at most {work.most_continuations:,} continuations)"
         )
+    if work.further_answers:
+        lines.append(
+            f"    and {work.further_tokens:,.0f} tokens of {work.further_answers:,} answers for credit"
+        )
     return lines
 
 
@@ -474,6 +486,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "work": asdict(work),
         "sampled_tokens": work.sampled_tokens,
         "continued_tokens": work.continued_tokens,
+        "further_tokens": work.further_tokens,
         "seconds": [asdict(estimate) for estimate in estimates(plan)],
         "checkpoints": {
             "weights": plan.checkpoints.weights,
