@@ -378,7 +378,7 @@ def make_answers(folder: Path, iterations: int, different: int, tokens: int) -> 
         rows.append(row)
         write_record(iteration_folder / ITERATION_METRICS, row)
         print(f"\riteration {iteration + 1} of {iterations}", end="", file=sys.stderr, flush=True)
-    directory.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    directory.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     print(file=sys.stderr)
 
 
@@ -432,7 +432,7 @@ def write_run(folder: Path, name: str, seed: int, method: int, iterations: int) 
     # Random walks, divided by the root of their length.
     walks = generator.normal(size=(iterations, len(names))).cumsum(0)
     values = np.abs(walks) / np.sqrt(np.arange(1, iterations + 1))[:, None]
-    with directory.metrics.open("w") as file:
+    with directory.metrics_file.open("w") as file:
         for iteration, values_of_iteration in enumerate(values.tolist()):
             row = {"iteration": iteration, "wall_time": 1.7e9 + iteration}
             row |= dict(zip(names, values_of_iteration, strict=True))

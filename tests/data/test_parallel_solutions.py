@@ -38,7 +38,7 @@ from treetune.data.thread_blocks import (
     ThreadGroup,
     cut,
     json_list,
-    ranges,
+    read_thread_groups,
     saved_characters,
 )
 from treetune.domains.endpoints.asking import AnsweredRequest, AnswerJournal
@@ -60,7 +60,7 @@ def without_spaces(text: str) -> str:
 @given(st.lists(PIECES, max_size=20).map("".join) | st.text())
 def test_any_answer_is_groups_of_ranges_or_unreadable(answer: str) -> None:
     try:
-        groups = ranges(answer)
+        groups = read_thread_groups(answer)
     except Unreadable:
         return
     assert sum(map(len, groups)) == answer.lower().count("<thread>")
@@ -71,9 +71,11 @@ def test_groups_are_read_between_other_words() -> None:
     answer = (
         "So:\n```xml\n<parallel>\n <thread>lines 4-9</thread><thread> 10 – 17 </thread></parallel>\n```\n."
     )
-    assert ranges(answer) == [[(4, 9), (10, 17)]]
-    assert ranges("<parallel><thread>3</thread><thread>4</thread></parallel>") == [[(3, 3), (4, 4)]]
-    assert ranges("There is none: <none/>") == []
+    assert read_thread_groups(answer) == [[(4, 9), (10, 17)]]
+    assert read_thread_groups("<parallel><thread>3</thread><thread>4</thread></parallel>") == [
+        [(3, 3), (4, 4)]
+    ]
+    assert read_thread_groups("There is none: <none/>") == []
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_groups_are_read_between_other_words() -> None:
 )
 def test_none_inside_of_an_element_is_refused(answer: str) -> None:
     with pytest.raises(Unreadable, match=r"<none/> is inside of <(parallel|thread)>"):
-        ranges(answer)
+        read_thread_groups(answer)
 
 
 @given(st.text() | st.lists(st.sampled_from(["[", "]", "{", "}", '"a"', ",", ":", "1", " x"])).map("".join))

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.engine.test_given_servers import Elsewhere
+from tests.engine.test_serve_engine_servers import Elsewhere
 from tests.support.stubs import Stub
 from treetune.cluster import commands as serving
 

@@ -271,18 +271,18 @@ def test_a_server_that_was_away_before_has_its_whole_start_time_again(
     clock = SimpleNamespace(monotonic=lambda: clock.time, sleep=lambda seconds: None, time=1.0)
     monkeypatch.setattr(server, "time", clock)
     remote = RemoteServer(tmp_path / "server.json", tmp_path / "log", VllmSettings(start_timeout=20.0))
-    assert remote.now() is None
+    assert remote.current_address() is None
     clock.time += 10_000.0
     if event == "failed":
-        remote.failed(Address("http://server", 1, "key"), "it hangs")
+        remote.report_failure(Address("http://server", 1, "key"), "it hangs")
     elif event == "let go":
-        remote.hold(False)
+        remote.set_held(False)
     else:
-        remote.succeeded()
-    assert remote.now() is None
+        remote.report_success()
+    assert remote.current_address() is None
     clock.time += 10_000.0
     with pytest.raises(EngineError, match="did not start in time"):
-        remote.now()
+        remote.current_address()
 
 
 def test_a_rank_that_begins_to_sample_waits_its_whole_time_for_the_server(stub: Stub) -> None:

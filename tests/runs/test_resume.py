@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.support.chat_models import bpe_tokenizer, random_model, save_as_on_the_hub
-from tests.support.faults import CONFIG, ROOT
+from tests.support.experiment_runs import CONFIG, ROOT
 from tests.support.small_run import (
     TRAINER,
     computed,
@@ -309,10 +309,13 @@ def test_a_run_ends_near_its_budget_is_evaluated_there_and_a_larger_one_goes_on(
 def test_a_finished_run_does_nothing_when_it_is_run_again(
     undisturbed: PolicyIteration, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before, asked = directory_of(undisturbed).metrics.read_bytes(), sampled_requests(undisturbed)
+    before, asked = directory_of(undisturbed).metrics_file.read_bytes(), sampled_requests(undisturbed)
     train(undisturbed, evaluation={"every": 3}, grader_workers=1, sinks=[])  # which computes nothing
     assert "is finished" in capsys.readouterr().out
-    assert (directory_of(undisturbed).metrics.read_bytes(), sampled_requests(undisturbed)) == (before, asked)
+    assert (directory_of(undisturbed).metrics_file.read_bytes(), sampled_requests(undisturbed)) == (
+        before,
+        asked,
+    )
 
 
 def test_a_checkpoint_that_is_half_written_and_a_torn_line_of_metrics_are_made_again(
@@ -322,7 +325,7 @@ def test_a_checkpoint_that_is_half_written_and_a_torn_line_of_metrics_are_made_a
     directory = directory_of(config)
     shutil.copytree(directory_of(undisturbed).path, directory.path)
     (directory.checkpoint(2) / "state.json").unlink()
-    with directory.metrics.open("a") as file:
+    with directory.metrics_file.open("a") as file:
         file.write('{"iteration": 1, "tra')  # as a crash in the middle of a line would leave it
     assert directory.resumable() == 1
     train(config)

@@ -178,7 +178,7 @@ def test_panels_show_any_metric_and_evaluation_along_training(tmp_path: Path) ->
     for run in plan.runs:
         if run.name == "ppo":  # seeds differ by a known factor
             rows = [fabricated.metrics_row(i) | {"train/entropy": run.seed * 0.5**i} for i in range(4)]
-            run.directory.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            run.directory.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     curve_by_row_and_panel = {(curve.row.name, curve.panel.name): curve for curve in panel_curves(plan)}
     # SFT trained the start weights: they are evaluated, and SFT's own metrics belong to another training.
     assert set(curve_by_row_and_panel) == {("SFT", "accuracy"), *(("PPO", panel.name) for panel in PANELS)}

@@ -85,8 +85,8 @@ class Command(click.Command):
         self,
         name: str,
         run: Callable[[Options], int],
-        words: str,
-        more: str,
+        summary: str,
+        description: str,
         examples: tuple[str, ...],
         arguments: tuple[click.Parameter, ...] = (),
         in_ranks: bool = False,
@@ -96,8 +96,8 @@ class Command(click.Command):
 
         Args:
             run: Carries out the command, and returns the exit code.
-            words: The summary in the list of commands, which begins with a verb and has no full stop.
-            more: The description in its own help.
+            summary: The line in the list of commands, which begins with a verb and has no full stop.
+            description: The text in its own help.
             examples: Command lines that help shows.
             arguments: Its own options and arguments.
             in_ranks: Whether `treetune run` may start it, in as many processes as there are GPUs.
@@ -106,8 +106,8 @@ class Command(click.Command):
         """
         # `FILES` comes last: click gives words to arguments from left to right, and `FILES` takes all words.
         parameters = [*SHARED_OPTIONS, *arguments, *([FILES] if takes_files else [])]
-        super().__init__(name, params=parameters, help=more, short_help=words)
-        self.run, self.words, self.more, self.examples = run, words, more, examples
+        super().__init__(name, params=parameters, help=description, short_help=summary)
+        self.run, self.summary, self.description, self.examples = run, summary, description, examples
         self.arguments, self.in_ranks, self.takes_files = arguments, in_ranks, takes_files
 
     @override

@@ -96,7 +96,7 @@ def _commands_page() -> str:
     """Returns the page of all commands, each with its options and examples."""
     lines = ["# Commands", "", "Each has the same as its `--help`.", ""]
     for command in COMMANDS.values():
-        lines += [f"## `{SHORT.get(command.name, command.name)}`", "", command.more, ""]
+        lines += [f"## `{SHORT.get(command.name, command.name)}`", "", command.description, ""]
         for argument in command.arguments:
             name = argument.opts[0] if isinstance(argument, click.Option) else argument.name
             lines.append(f"* `{name}`: {argument.help or argument.metavar}")

@@ -35,7 +35,7 @@ def serve_engine(options: Options) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     root = cast("PolicyIteration", built(evaluated(options), options.command, "an experiment"))
-    from treetune.engine.given import read_key
+    from treetune.engine.serve_engine_servers import read_key
 
     try:
         with tempfile.TemporaryDirectory(prefix="treetune-start-weights-") as folder:
@@ -112,9 +112,9 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
         The server's exit code, or 1 if that is 0, since a server should not end by itself.
     """
     from treetune.engine.client import SAMPLES, Client
-    from treetune.engine.given import shared_settings
     from treetune.engine.key import DESCRIPTION
     from treetune.engine.launch import ServerProcess, diagnosis, last_lines, listens
+    from treetune.engine.serve_engine_servers import shared_settings
     from treetune.engine.server import warm_up
     from treetune.exceptions import ServerFailure
 
@@ -167,7 +167,7 @@ def serve_credit(options: Options) -> int:
 def _read_or_make_credit_key(path: Path | None) -> str:
     """Returns the key in the file `path`, which is made with a new key if it isn't there. Without a path,
     returns the key in the environment variable. Raises ValueError if there is none."""
-    from treetune.engine.given import read_key
+    from treetune.engine.serve_engine_servers import read_key
 
     if path is not None:
         _make_key(path, "clients send this key")

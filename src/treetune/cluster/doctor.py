@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treetune.engine.settings import VERSIONS, host_memory
-from treetune.runtime.fitting import refuse_gpus_of_one_process
+from treetune.runtime.fitting import refuse_exclusive_gpus
 from treetune.runtime.weights_folder import GIB, MORE_SHARED_MEMORY
 
 MEMORY_GIB = 8
@@ -123,7 +123,7 @@ def _accelerator() -> Diagnosis:
         refuse_unusable_gpu(os.environ, torch.version.cuda, torch.cuda.is_available())
         if torch.cuda.is_available():
             gpus = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-            refuse_gpus_of_one_process("a trainer and its engine's server")
+            refuse_exclusive_gpus("a trainer and its engine's server")
         elif torch.version.cuda:
             gpus = "none, and PyTorch and vLLM are built for CUDA: nothing is sampled without a GPU"
             return Diagnosis(

@@ -114,7 +114,7 @@ def estimate_difficulty(options: Options) -> int:
     """
     from treetune.data.difficulty.shard import FAILURE, shard_folder, work_on_shard
     from treetune.data.difficulty.watching import USER_ERROR, estimate, refuse_another
-    from treetune.runtime.front_door import MAIN
+    from treetune.runtime.rank_launcher import MAIN
     from treetune.store.files import write_json
 
     if options.shard is None:

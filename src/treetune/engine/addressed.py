@@ -121,7 +121,7 @@ class AddressedServer(Server):
     # Called by the engine
 
     @override
-    def now(self) -> Address | None:
+    def current_address(self) -> Address | None:
         """Returns the server's address; None while the server is away.
 
         Raises:
@@ -143,7 +143,7 @@ class AddressedServer(Server):
             return self._address
 
     @override
-    def failed(self, address: Address, reason: str) -> None:
+    def report_failure(self, address: Address, reason: str) -> None:
         """Notes a failure of the server. Its thread then meets the server again. After too many failures, the
         server is given up."""
         with self._changed:
@@ -162,7 +162,7 @@ class AddressedServer(Server):
             self._set_away(reason)
 
     @override
-    def gone(self, address: Address) -> str | None:
+    def reason_gone(self, address: Address) -> str | None:
         with self._changed:
             return None if self._address == address else self._reason_away
 
@@ -183,7 +183,7 @@ class AddressedServer(Server):
             # Without a name, so that nothing is sampled for the run from a mixture of old and new weights.
             self._name_weights(address, "")
         except (ServerFailure, EngineError) as failure:
-            self.failed(address, str(failure))
+            self.report_failure(address, str(failure))
             raise
         # The requests that load the weights must not ask for weights of a name.
         return replace(address, weights="")
@@ -201,7 +201,7 @@ class AddressedServer(Server):
             return self._make_address()
 
     @override
-    def use(self, weights: Path) -> None:
+    def set_restart_weights(self, weights: Path) -> None:
         with self._changed:
             # On the first rank, `end_weights` has set these weights already. The other ranks learn of the new
             # weights here. They use the server again when it has these weights.

@@ -151,15 +151,15 @@ def verify(
     if own["same_as_run"]:
         yield f"iteration {iteration}, trained again: bit-identical"
         return
-    parted = own["parted"]  # where the resulting weights differ from the stored ones
+    deviation = own["parted"]  # where the resulting weights differ from the stored ones
     result = (
-        f"iteration {iteration}, trained again: the first tensor that differs is {parted['tensor']}"
-        f" ({parted['numbers']} of {parted['of']} numbers, by {parted['largest']:.2g} at most); the"
-        f" difference of all weights is {parted['share']:.2g} of the length of the iteration's step"
+        f"iteration {iteration}, trained again: the first tensor that differs is {deviation['tensor']}"
+        f" ({deviation['numbers']} of {deviation['of']} numbers, by {deviation['largest']:.2g} at most); the"
+        f" difference of all weights is {deviation['share']:.2g} of the length of the iteration's step"
     )
     if not differences:
         raise ValueError(f"{result}, although the environment is the run's")
-    if parted["share"] > TOLERANCE:
+    if deviation["share"] > TOLERANCE:
         raise ValueError(f"{result}, which exceeds the {TOLERANCE:g} that another environment explains")
     yield f"{result}: within the {TOLERANCE:g} that another environment explains"
 

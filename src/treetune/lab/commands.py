@@ -47,9 +47,9 @@ def compare_analyses(options: Options) -> int:
 
 
 def bisect_runs(options: Options) -> int:
-    from treetune.lab.analyzers.first_difference import first_difference
+    from treetune.lab.analyzers.first_difference import find_first_difference
 
-    difference = first_difference(options.first, options.second)
+    difference = find_first_difference(options.first, options.second)
     if difference is None:
         say("the runs are the same in all files that both have")
         return 0

@@ -24,7 +24,7 @@ from treetune.vocabulary import (
     Message,
     Problem,
     Segment,
-    Stretch,
+    SegmentSpan,
     TextCodec,
     Trajectory,
     joined,
@@ -183,7 +183,7 @@ def _episode_column(episodes: Sequence[Episode], field: pa.Field, codec: TextCod
     return column_of(values, field.type)
 
 
-def _stretch_column(stretches_by_episode: Sequence[Sequence[Stretch]], kind: pa.ListType) -> pa.ListArray:
+def _stretch_column(stretches_by_episode: Sequence[Sequence[SegmentSpan]], kind: pa.ListType) -> pa.ListArray:
     """Returns a list column with the stretches of each episode as structs."""
     stretches = list(itertools.chain.from_iterable(stretches_by_episode))
     ends = pa.array([stretch.end for stretch in stretches], pa.int64())
@@ -212,9 +212,9 @@ def _episode_values(name: str, column: pa.Array) -> Iterable[Any]:
     return values_of(column)
 
 
-def _stretches_of(row: Sequence[Mapping[str, Any]]) -> tuple[Stretch, ...]:
+def _stretches_of(row: Sequence[Mapping[str, Any]]) -> tuple[SegmentSpan, ...]:
     """Returns the stretches of an episode from its row in the column that `_stretch_column` makes."""
-    return tuple(Stretch(stretch["end"], branch_of(stretch["branch"])) for stretch in row)
+    return tuple(SegmentSpan(stretch["end"], branch_of(stretch["branch"])) for stretch in row)
 
 
 def _continuations_of(

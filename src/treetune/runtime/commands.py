@@ -18,7 +18,7 @@ from treetune.runtime.console import Clock
 from treetune.runtime.directory import ExperimentDirectory, is_over_after, iterations_of
 from treetune.runtime.evaluation import follow, measure_claimed, set_problems, unmeasured
 from treetune.runtime.fitting import (
-    refuse_an_engine_without_a_gpu,
+    refuse_engines_on_exclusive_gpus,
     refuse_what_does_not_fit,
     write_prediction,
 )
@@ -91,7 +91,7 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
         _say_once(f"{directory.path} is finished: all {done} iterations are done")
         return
     refuse_what_does_not_fit(config)
-    refuse_an_engine_without_a_gpu(config)
+    refuse_engines_on_exclusive_gpus(config)
     check_shaping(config)
     # These errors end the start here, before PyTorch is imported and the ranks join. While another process
     # runs the experiment, its files change, and `Session.open` refuses this start.

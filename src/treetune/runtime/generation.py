@@ -67,7 +67,7 @@ from treetune.runtime.machine import memory_in_use
 from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
 from treetune.store.checksums import read_record, seal_of, write_record
-from treetune.tasks.drawing import Drawing
+from treetune.tasks.drawing import DrawingContext
 from treetune.trainer.ranks import Ranks
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Episode, Metrics, Trajectory
@@ -161,7 +161,7 @@ def _run_rollout_phase(
         lambda i: _read_earlier(session, i, ROLLOUT_METRICS, HOW_PROBLEMS_WENT)["metrics"]
     )
     pass_rates = cache(lambda i: _read_earlier(session, i, PASS_RATES, HOW_PROBLEMS_WENT))
-    drawing = Drawing(config.seed, iteration, config.problem_sampling, earlier_metrics, pass_rates)
+    drawing = DrawingContext(config.seed, iteration, config.problem_sampling, earlier_metrics, pass_rates)
     drawing_rule = config.task.drawing_rule()
     problems = drawing_rule.draw(all_problems, config.problems_per_iteration or len(all_problems), drawing)
     further_problems = FurtherProblems(lambda: drawing_rule.draw_further(all_problems, problems, drawing))

@@ -395,7 +395,7 @@ def train(
             metrics = trainer.train(iteration, episodes, progress=show, on_signals=on_signals)
             metrics["memory/training"] = memory_in_use()
     else:
-        choice = _EpochChoice(resources, trainer, iteration, config.choose_checkpoint)
+        choice = _CheckpointChoice(resources, trainer, iteration, config.choose_checkpoint)
         metrics = _train_and_choose(choice, episodes, clock, on_signals)
     # `metrics_of_abandoned` replaces metrics of training that have the same names. The distances to reference
     # and engine must be those of the policy that sampled the episodes. But after a restart, training measures
@@ -428,7 +428,7 @@ def _training_phase(
 
 
 def _train_and_choose(
-    choice: _EpochChoice, episodes: Collection[Episode], clock: Clock, on_signals: OnSignals | None
+    choice: _CheckpointChoice, episodes: Collection[Episode], clock: Clock, on_signals: OnSignals | None
 ) -> Metrics:
     """Trains and measures in turns, until no later candidate can change the choice. Afterwards the trainer
     has the chosen weights. Collective."""
@@ -520,7 +520,7 @@ def stops_at_gap(session: Session) -> bool:
     return settings.on_logprob_gap == "stop" and not is_corrected
 
 
-class _EpochChoice:
+class _CheckpointChoice:
     """Measures an iteration's candidates one after the other, and keeps the trainer's state of the best one.
 
     The measurements are in the iteration's folder. If a killed run trains the iteration again, it reads them,

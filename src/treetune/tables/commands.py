@@ -56,7 +56,7 @@ def reproduce_table(options: Options) -> int:
 
 def _command_line() -> str:
     from treetune.config.layers import relative
-    from treetune.runtime.front_door import MAIN
+    from treetune.runtime.rank_launcher import MAIN
 
     return shlex.join(["python", relative(MAIN), *sys.argv[1:]])
 

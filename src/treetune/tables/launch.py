@@ -29,8 +29,8 @@ from treetune.config.layers import relative
 from treetune.exceptions import Stopped
 from treetune.processes.lifetime import exit_on_signals
 from treetune.runtime.console import duration
-from treetune.runtime.front_door import MAIN, ranks_here, threads_each
 from treetune.runtime.machine import gpus
+from treetune.runtime.rank_launcher import MAIN, ranks_here, threads_each
 from treetune.store.files import write_json, write_text
 from treetune.tables.check import refuse_unwritten
 from treetune.tables.runs import (

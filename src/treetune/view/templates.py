@@ -113,6 +113,11 @@ def in_seconds(seconds: float) -> str:
     return f"{number(1000 * seconds)} ms" if seconds < 0.1 else f"{number(seconds)} s"
 
 
+FULL_COLOUR_QUANTILE = 0.95
+"""The quantile of a number's absolute values from which the colour of tokens is full. Larger values are not
+darker, so a few large ones don't make all others pale."""
+
+
 def shade(value: float, scale: float) -> str:
     """Returns the CSS classes that colour a value by its sign and size, such as ``up s4`` or ``down s10``.
 

@@ -32,7 +32,12 @@ from treetune.lab.analyzers.figures import Bootstrap, correlation, mean_of, righ
 from treetune.lab.analyzers.points import choose_points, evenly
 from treetune.lab.analyzers.step_credit import QUANTILE, Shown, step_credit
 from treetune.lab.analyzers.stored import state_values
-from treetune.lab.analyzers.true_values import ESTIMATE, TRUTH, choose_states, continue_prefixes
+from treetune.lab.analyzers.true_values import (
+    ESTIMATE_PURPOSE,
+    TRUTH_PURPOSE,
+    choose_states,
+    continue_prefixes,
+)
 from treetune.lab.analyzers.value_accuracy import ValueAccuracy
 from treetune.models.logprobs import CriticModule, ModelInputs
 from treetune.tree import trees_of
@@ -277,8 +282,8 @@ def test_the_truth_shares_no_sample_with_the_estimates_nor_with_the_credit_of_th
     nodes = [(state.trajectory, state.prefix_ids) for state in states]
     seeds_by_purpose = []
     for sample in (
-        lambda: continue_prefixes(context, nodes, 256, TRUTH),
-        lambda: continue_prefixes(context, nodes, 256, ESTIMATE),
+        lambda: continue_prefixes(context, nodes, 256, TRUTH_PURPOSE),
+        lambda: continue_prefixes(context, nodes, 256, ESTIMATE_PURPOSE),
         lambda: MonteCarlo(samples=256).assign(context, trees_of(mdp.all_trajectories())),
     ):
         engine.requests.clear()

@@ -51,7 +51,7 @@ from treetune.view.store import Run
 from treetune.view.store.queries import ColumnFilter, parse_conditions
 from treetune.view.store.tokens import CreditedStep, tokens_of, trained_steps
 from treetune.view.terminal import newest_answers
-from treetune.vocabulary import Message, Segment, Stretch, Trajectory
+from treetune.vocabulary import Message, Segment, SegmentSpan, Trajectory
 
 COLUMNS = {"tokens": "INTEGER", "outcome": "VARCHAR", "unfinished": "BOOLEAN", "number.lines/count": "DOUBLE"}
 
@@ -532,7 +532,7 @@ def test_continuations_of_a_state_are_found_in_the_journal(viewer: Viewer) -> No
 def test_threads_are_drawn_side_by_side_without_styles(viewer: Viewer) -> None:
     parts = [("before ", ()), ("one way", ((0, 0),)), ("<b>other</b> way", ((0, 1),)), (" behind", ())]
     ends = itertools.accumulate(len(text) for text, _ in parts)
-    stretches = tuple(Stretch(end, branch) for end, (_, branch) in zip(ends, parts, strict=True))
+    stretches = tuple(SegmentSpan(end, branch) for end, (_, branch) in zip(ends, parts, strict=True))
     segments = tuple(
         Segment(list(map(ord, text)), logprobs=[-0.5] * len(text), policy_version=0, branch=branch)
         for text, branch in parts

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.browser import MISSING, browser
-from tests.support.looking import wrong_with
+from tests.support.page_faults import find_page_faults
 from tests.tables.plans import ACCOUNT, finish, plan_of
 from tests.view.report.synthetic import write_experiment
 from treetune.tables.columns import MeasuredColumn, Panel
@@ -54,6 +54,6 @@ def test_reports_fit_wide_and_narrow_windows_and_tables_1200_pixels(tmp_path: Pa
         for width, dark in ((1400, False), (420, True)):
             window.open(report.as_uri(), width=width, dark=dark)
             assert window.script("return document.querySelectorAll('.cards td').length") > 5
-            assert wrong_with(window) == [] == window.script(FIND_OVERFLOW)
+            assert find_page_faults(window) == [] == window.script(FIND_OVERFLOW)
         window.open(page.as_uri(), width=1200)
         assert window.script(FIND_CUT_OFF_TABLES) == [True, []]

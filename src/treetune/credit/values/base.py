@@ -279,8 +279,8 @@ def rewards_below(tree: Tree, shared: Sequence[Sequence[int]], leaf: int, length
     # An answer's branch is the node of the tree that holds the answer's next token after the state.
     leaves_by_branch: dict[int, list[int]] = {}
     for other in same_beginning:
-        leaves_by_branch.setdefault(sharing.branch_at(other, length), []).append(other)
-    leaves_by_branch.pop(sharing.branch_at(leaf, length), None)  # None: no other answer is on this branch
+        leaves_by_branch.setdefault(sharing.stretch_at(other, length), []).append(other)
+    leaves_by_branch.pop(sharing.stretch_at(leaf, length), None)  # None: no other answer is on this branch
     for leaves in leaves_by_branch.values():
         reach_of_leaves = [sharing.reach[sharing.paths[other][-1]] for other in leaves]
         yield mean([tree.leaves[other].reward for other in leaves], reach_of_leaves)

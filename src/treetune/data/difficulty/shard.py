@@ -33,7 +33,7 @@ from treetune.tasks.rows import RowsTask
 from treetune.vocabulary import Grade, Problem
 
 PROGRESS_S = 2.0
-ANOTHER_IS_AT_IT = 75
+EXIT_SHARD_TAKEN = 75
 """The exit code of a job whose shard belongs to another job: `EX_TEMPFAIL` of sysexits.h."""
 
 MOST_UNGRADED = 4096
@@ -73,13 +73,13 @@ def work_on_shard(pipeline: EstimateDifficulty, source: Path, output: Path, shar
     # A claim is a file that lets only one process work on the shard. None: another process holds it.
     claim = Claims().take(folder / CLAIMS)
     if claim is None:
-        return ANOTHER_IS_AT_IT
+        return EXIT_SHARD_TAKEN
     console = Console(folder / "logs" / "shard.log", visible=True)
     try:
         _Shard(pipeline, source, shard, folder, claim, console).work()
     except _ShardTakenOver:
         console.say(f"shard {shard}: another job has taken over while this one was suspended")
-        return ANOTHER_IS_AT_IT
+        return EXIT_SHARD_TAKEN
     finally:
         console.close()
         claim.release()

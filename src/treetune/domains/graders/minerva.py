@@ -81,7 +81,7 @@ class Minerva(Grader):
         if len(response) > LONGEST:
             message = f"not read: {len(response)} characters, more than {LONGEST}"
             return Grade(reward=0.0, outcome="error", message=message)
-        answer = self.behind_thought(response, problem)
+        answer = self.after_thought(response, problem)
         answers = extract(answer or "", problem.prompt)
         gold_answers = _gold_answers(problem)
         if not answers:

@@ -67,7 +67,7 @@ class FirstDifference:
         )
 
 
-def first_difference(first: Path, second: Path) -> FirstDifference | None:
+def find_first_difference(first: Path, second: Path) -> FirstDifference | None:
     """Returns the first difference between the folders of two experiments, or None if they don't differ.
 
     Files are compared in the order in which a run writes them: in each iteration the answers, their credit,

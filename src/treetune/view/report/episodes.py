@@ -33,15 +33,11 @@ from treetune.view.store.tokens import (
     texts_of,
     tokens_of,
 )
-from treetune.view.templates import coloured, injected, plain, render, shade
+from treetune.view.templates import FULL_COLOUR_QUANTILE, coloured, injected, plain, render, shade
 from treetune.vocabulary import CORRECT_SCORE
 
 SHOWN = 8
 """The most episodes in a report."""
-
-COLOURED_FULLY = 0.95
-"""The quantile of |advantage|, over the shown tokens, from which the colour is full. Larger advantages are
-not darker."""
 
 ANALYZER = "credit_microscope"
 """The analyzer whose results the section "Credit microscope" shows."""
@@ -211,7 +207,7 @@ class EpisodesSection(ReportSection):
         sizes = [np.abs(episode.advantages) for episode in episodes if episode.advantages is not None]
         scale = None
         if sizes and sum(map(len, sizes)):
-            scale = float(np.quantile(np.concatenate(sizes), COLOURED_FULLY)) or 1.0
+            scale = float(np.quantile(np.concatenate(sizes), FULL_COLOUR_QUANTILE)) or 1.0
         cards = [_card(experiment, answer, scale or 1.0) for answer in chosen]
         return render(
             "episodes.html",

@@ -21,9 +21,9 @@ from treetune.runtime.diagnostics import (
     Diagnostics,
     Sign,
     WatchedRun,
+    describe_good_weights,
     diagnose,
-    good_weights,
-    last_good,
+    find_last_good,
 )
 from treetune.view.charts import Chart, Series, better_of, line_chart, thinned
 from treetune.view.curves import PHASES, Bunch, compare_with_plan, phase_seconds, phase_totals, usual_charts
@@ -247,11 +247,11 @@ class DiagnosticsSection(ReportSection):
             # Looks for the last weights before the sign that ended the run. Iterations count from 0, so the
             # last one is `done - 1`.
             done = int(experiment.metrics[-1]["iteration"]) + 1
-            good = last_good(settings, _diagnosed(experiment, settings, done), done - 1)
+            good = find_last_good(settings, _diagnosed(experiment, settings, done), done - 1)
             if good is not None:
                 directory = experiment.directory
                 checkpoints = {number: directory.checkpoint(number) for number in directory.checkpoints()}
-                weights = good_weights(good, checkpoints)
+                weights = describe_good_weights(good, checkpoints)
         return render(
             "diagnostics.html",
             rows=[_sign_row(experiment, settings, sign) for sign in checked_signs],

@@ -33,8 +33,8 @@ from treetune.engine import key
 from treetune.engine.base import EngineLaunch, Rendezvous
 from treetune.engine.client import Address, Client
 from treetune.engine.engine import VllmEngine, start_engine
-from treetune.engine.given import GivenServer, read_key, shared_settings
 from treetune.engine.launch import ServerProcess, free_port, listens
+from treetune.engine.serve_engine_servers import ServeEngineServer, read_key, shared_settings
 from treetune.engine.settings import VllmSettings
 from treetune.exceptions import EngineError, ServerFailure
 
@@ -69,7 +69,7 @@ class Elsewhere:
         self, *urls: str, rank: int = 0, run: str = "run", key: str = KEY, **settings: Any
     ) -> VllmEngine:
         launch = self.launch(**settings)
-        servers = [GivenServer(url, key, launch, run, loads_weights=rank == 0) for url in urls]
+        servers = [ServeEngineServer(url, key, launch, run, loads_weights=rank == 0) for url in urls]
         engine = VllmEngine(launch.settings, launch.run, servers)
         self.engines.append(engine)
         return engine
@@ -302,14 +302,14 @@ def test_a_server_that_hangs_is_given_up_and_its_requests_go_to_the_others(
     stub.order("hangs")
     reported: list[str] = []
 
-    def gone(self: GivenServer, address: Address) -> str | None:
+    def reason_gone(self: ServeEngineServer, address: Address) -> str | None:
         """Reports each server once as hanging, after the fault was taken."""
         if (stub.faults / "hangs").exists() or address.url in reported:
             return None
         reported.append(address.url)
         return "it no longer answers"
 
-    monkeypatch.setattr(GivenServer, "gone", gone)
+    monkeypatch.setattr(ServeEngineServer, "reason_gone", reason_gone)
     assert engine.generate([request(1), request(2)]) == [answers(1), answers(2)]
     assert reported
 

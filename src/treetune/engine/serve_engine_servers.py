@@ -89,12 +89,12 @@ def servers_at_addresses(settings: VllmSettings, launch: EngineLaunch) -> list[S
     run = launch.ranks.gather(secrets.token_hex(8))[0]  # the run's name, made by the first rank
     is_first = launch.ranks.rank == 0
     return [
-        GivenServer(url, key, ServerLaunch(settings, launch), run, loads_weights=is_first)
+        ServeEngineServer(url, key, ServerLaunch(settings, launch), run, loads_weights=is_first)
         for url in settings.addresses
     ]
 
 
-class GivenServer(AddressedServer):
+class ServeEngineServer(AddressedServer):
     """A server that `serve_engine` started. It knows the name of its weights, and refuses requests for
     weights of another name."""
 

@@ -43,7 +43,7 @@ END_POLL_S = 0.02
 LOOK_S = 0.25
 
 
-class Missed(Exception):
+class PointMissed(Exception):
     """The point passed before the ranks could be stopped there."""
 
 
@@ -144,7 +144,7 @@ class Experiment:
     def forget_training(self) -> None:
         """Leaves what was sampled, and nothing of what was trained."""
         shutil.rmtree(self.directory.path / "checkpoints", ignore_errors=True)
-        self.directory.metrics.unlink(missing_ok=True)
+        self.directory.metrics_file.unlink(missing_ok=True)
         for path in self.directory.path.glob("iterations/*/metrics.json"):
             path.unlink()
 
@@ -207,18 +207,18 @@ class Running:
             time.sleep(poll_s)
 
     def reach(self, phase: Phase, iteration: int) -> None:
-        """Stops the ranks inside of the phase. Raises Missed if it was over by then."""
+        """Stops the ranks inside of the phase. Raises PointMissed if it was over by then."""
         mark, over = _mark(self.experiment, phase, iteration), _end(self.experiment, phase, iteration)
         self.freeze(mark, over, f"{phase} of iteration {iteration}")
 
     def freeze(self, mark: Callable[[], bool], over: Callable[[], bool], what: str) -> None:
-        """Stops the ranks as soon as `mark` says so. Raises Missed if it is `over` then."""
+        """Stops the ranks as soon as `mark` says so. Raises PointMissed if it is `over` then."""
         self.until(lambda: mark() or self.launcher.poll() is not None, RUN_DEADLINE_S, what)
         assert self.launcher.poll() is None, f"the run ended before {what}:\n{self.tail()}"
         self.signal_ranks(signal.SIGSTOP)
         if over():
             self.signal_ranks(signal.SIGCONT)
-            raise Missed(what)
+            raise PointMissed(what)
         self._looked = 0.0
         self.look()
 
