@@ -270,17 +270,17 @@ def episode_columns(answers: Answers, schema: Any) -> Columns:
     type_of_logprobs = schema.field("behaviour_logprobs").type
     return {
         "prompt_ids": [[1, 2, 3]] * count,
-        "response_ids": make_lists(answers.token_ids, tokens, columns.IDS),
-        "trained": make_lists(np.ones(count * tokens, bool), tokens, columns.MASK),
+        "response_ids": make_lists(answers.token_ids, tokens, columns.IDS_TYPE),
+        "trained": make_lists(np.ones(count * tokens, bool), tokens, columns.MASK_TYPE),
         "reward": answers.scores,
         "score": answers.scores,
         "group": answers.problems,
         "trajectory": trajectories,
         "prompt": answers.prompts,
         "policy_version": [answers.iteration] * count,
-        "advantages": make_lists(advantages, tokens, columns.NUMBERS),
+        "advantages": make_lists(advantages, tokens, columns.NUMBERS_TYPE),
         "behaviour_logprobs": make_lists(answers.logprobs, tokens, type_of_logprobs),
-        "step_values": make_lists(answers.step_values.reshape(-1), answers.steps, columns.NUMBERS),
+        "step_values": make_lists(answers.step_values.reshape(-1), answers.steps, columns.NUMBERS_TYPE),
         "pair": [None] * count,
         "chosen": [None] * count,
         "stretches": [[]] * count,
@@ -301,7 +301,7 @@ def make_batch(kind: str, answers: Answers, schema: Any) -> Any:
     values |= {
         "finish_reason": answers.finish_reasons,
         "text": answers.texts,
-        "step_ends": make_lists(np.tile(ends, len(answers)), answers.steps, columns.IDS),
+        "step_ends": make_lists(np.tile(ends, len(answers)), answers.steps, columns.IDS_TYPE),
     }
     arrays = []
     for field in schema:

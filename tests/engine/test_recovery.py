@@ -25,7 +25,7 @@ from tests.support.stubs import Stub, answers, below, none_alive, request, until
 from treetune.engine.base import Canary, Chunk, SyncReport, Tolerance
 from treetune.engine.client import Address
 from treetune.engine.engine import VllmEngine
-from treetune.engine.requests import ANSWERS, CONTINUATIONS, Completion, Later, Request
+from treetune.engine.requests import ANSWER_PRIORITY, CONTINUATION_PRIORITY, Completion, Later, Request
 from treetune.engine.server import OwnServer
 from treetune.engine.transfer import FromFolder
 from treetune.exceptions import EngineError, ServerFailure
@@ -50,7 +50,7 @@ def test_more_samples_than_the_server_holds_are_sent_in_parts_with_the_same_seed
 
 def test_answers_are_sent_before_continuations(stub: Stub) -> None:
     engine = stub.start(max_concurrency=1)
-    mixed = [replace(request(i), priority=(CONTINUATIONS, ANSWERS)[i % 2]) for i in range(6)]
+    mixed = [replace(request(i), priority=(CONTINUATION_PRIORITY, ANSWER_PRIORITY)[i % 2]) for i in range(6)]
     assert engine.generate(mixed) == [answers(i) for i in range(6)]
     order = [(body["seed"], body["priority"]) for body in stub.sample_requests()]
     assert order == [(1, 0), (3, 0), (5, 0), (0, 1), (2, 1), (4, 1)]

@@ -30,7 +30,7 @@ from treetune.engine.base import Rendezvous
 from treetune.engine.client import Address
 from treetune.engine.engine import VllmEngine
 from treetune.engine.journal import JournaledEngine
-from treetune.engine.requests import CONTINUATIONS, Completion, Request, SamplingParams
+from treetune.engine.requests import CONTINUATION_PRIORITY, Completion, Request, SamplingParams
 from treetune.engine.sampling import BLOCK_TOKENS, Prefixes
 from treetune.engine.server import OwnServer, RemoteServer
 from treetune.engine.settings import VllmSettings
@@ -136,7 +136,7 @@ def test_continuations_go_to_the_server_that_has_the_answer(stub: Stub) -> None:
         if index >= 8:
             return []
         prompt = np.concatenate([answer(index).prompt_ids, completions[0].token_ids[:1]])
-        return [Request(prompt, 100 * (k + 1) + index, 1, sampling, CONTINUATIONS) for k in range(3)]
+        return [Request(prompt, 100 * (k + 1) + index, 1, sampling, CONTINUATION_PRIORITY) for k in range(3)]
 
     engine.generate([answer(i) for i in range(8)], on_result)
     seeds = [body["seed"] for body in stub.sample_requests()]

@@ -25,7 +25,7 @@ import pytest
 from tests.support.processes import engine_core_of, processes_named
 from tests.support.stubs import below, none_alive, until
 from treetune.engine.base import Canary, Chunk, EngineLaunch, Tolerance, TransferMethod
-from treetune.engine.client import MODEL_NAME, SAMPLES, Address
+from treetune.engine.client import MODEL_NAME, SAMPLES_ROUTE, Address
 from treetune.engine.engine import VllmEngine, start_engine
 from treetune.engine.journal import JournaledEngine
 from treetune.engine.key import header
@@ -123,7 +123,7 @@ def engine(policies: list[Policy], tmp_path_factory: pytest.TempPathFactory) -> 
     found.close()
 
 
-@pytest.mark.parametrize("path", ["/collective_rpc", "/v1/completions", SAMPLES, "/health"])
+@pytest.mark.parametrize("path", ["/collective_rpc", "/v1/completions", SAMPLES_ROUTE, "/health"])
 def test_nobody_is_answered_without_the_key(engine: VllmEngine, path: str) -> None:
     with pytest.raises(HTTPError, match="401"):
         urlopen(engine._replicas[0].server.ready().url + path, data=b"{}", timeout=10)

@@ -22,7 +22,7 @@ from treetune.credit.values.smoothed import Smoothed
 from treetune.credit.vineppo import MonteCarlo
 from treetune.domains.graders.judge import JudgeModel
 from treetune.domains.mixture import Curriculum, Domain, Mixture
-from treetune.engine.requests import CONTINUATIONS, Request, SamplingParams
+from treetune.engine.requests import CONTINUATION_PRIORITY, Request, SamplingParams
 from treetune.engine.settings import Engines, InProcessSettings, VllmSettings
 from treetune.exceptions import ConfigError, SameOnAllRanks
 from treetune.objectives.mle import MaximumLikelihood
@@ -199,7 +199,7 @@ class AsksForHints(SingleTurn):
         assert context.engine is not None
         cold = SamplingParams(max_tokens=3, temperature=0.0)
         ids = context.codec.encode_prompt(problems[0])
-        context.engine.generate([Request(ids, 1, 1, cold, priority=CONTINUATIONS)])
+        context.engine.generate([Request(ids, 1, 1, cold, priority=CONTINUATION_PRIORITY)])
         return super().run(context, problems)
 
 

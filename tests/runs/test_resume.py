@@ -44,7 +44,7 @@ from treetune.runtime import manifest
 from treetune.runtime.base import Checkpoints, Evaluation, EvaluationSet, PolicyIteration, StopAfter
 from treetune.runtime.directory import ExperimentDirectory, iterations_of, tokens_sampled
 from treetune.runtime.machine import describe_different_bits
-from treetune.runtime.manifest import differences
+from treetune.runtime.manifest import find_changed_keys
 from treetune.runtime.session import Session
 from treetune.store.checksums import read_record, write_record
 from treetune.trainer.base import Schedule, Warmup
@@ -133,7 +133,7 @@ def test_a_schedule_over_the_whole_of_training_refuses_another_length_and_says_w
     ],
 )
 def test_what_leaves_training_as_it_is_goes_on(keys: dict[str, Any]) -> None:
-    assert not [one.name for one in differences(STORED, changed(**keys)) if not one.changeable]
+    assert not [one.name for one in find_changed_keys(STORED, changed(**keys)) if not one.changeable]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_what_would_have_trained_otherwise_is_refused_by_name_with_both_values(
 
 def test_an_evaluation_that_chooses_the_weights_is_a_part_of_training() -> None:
     chosen = changed(choose_checkpoint={"set": "validation"}, evaluation={"every": 1})
-    (one,) = differences(chosen, {**chosen, "evaluation": {"every": 2}})
+    (one,) = find_changed_keys(chosen, {**chosen, "evaluation": {"every": 2}})
     assert one.name == "evaluation.every" and not one.changeable
 
 

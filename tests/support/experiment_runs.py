@@ -246,7 +246,7 @@ class Running:
         return started or programs
 
     def _titled(self, part: str) -> list[ProcessIdentity]:
-        return [process for process, title in self.seen.items() if part in title and process.alive()]
+        return [process for process, title in self.seen.items() if part in title and process.is_alive()]
 
     def signal_ranks(self, number: int) -> None:
         for process in self.ranks():
@@ -257,10 +257,10 @@ class Running:
         """Fails if a process that was ever seen is still there after a while."""
         self.look()
         deadline = time.monotonic() + GONE_WITHIN_S
-        while left := [self.seen[process] for process in self.seen if process.alive()]:
+        while left := [self.seen[process] for process in self.seen if process.is_alive()]:
             self.launcher.poll()
             if time.monotonic() > deadline:
-                now = [process_fields(process.pid)[:3] for process in self.seen if process.alive()]
+                now = [process_fields(process.pid)[:3] for process in self.seen if process.is_alive()]
                 self.kill_everything()
                 raise AssertionError(
                     f"{len(left)} processes were left behind: {left}; state, parent and group of each: {now}"
@@ -271,7 +271,7 @@ class Running:
         self._looked = 0.0
         self.look()
         for process in self.seen:
-            if process.alive():
+            if process.is_alive():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
         self.launcher.wait(10)

@@ -20,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from treetune.engine.client import SAMPLES, SCORES
+from treetune.engine.client import SAMPLES_ROUTE, SCORES_ROUTE
 from treetune.engine.key import NAMED_WEIGHTS, ROUTE, ServerDescription
 
 FAULTS = Path(sys.argv[-1])
@@ -75,9 +75,9 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(409, {"error": refusal.decode()})
         with (FAULTS / "paths").open("a") as file:
             file.write(self.path + "\n")
-        if self.path == SAMPLES:
+        if self.path == SAMPLES_ROUTE:
             self.complete(body)
-        elif self.path == SCORES:
+        elif self.path == SCORES_ROUTE:
             if take("dies-while-scoring"):
                 os.kill(os.getpid(), signal.SIGKILL)
             if take("refuses-to-score"):

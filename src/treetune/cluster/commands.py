@@ -111,7 +111,7 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
     Returns:
         The server's exit code, or 1 if that is 0, since a server should not end by itself.
     """
-    from treetune.engine.client import SAMPLES, Client
+    from treetune.engine.client import SAMPLES_ROUTE, Client
     from treetune.engine.key import DESCRIPTION
     from treetune.engine.launch import ServerProcess, diagnosis, last_lines, listens
     from treetune.engine.serve_engine_servers import shared_settings
@@ -130,7 +130,7 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
             if not is_ready and listens(port, launch.host):
                 # The server is ready once it has sampled a token.
                 try:
-                    client.post(process.address(), SAMPLES, warm_up(1), timeout=60.0)
+                    client.post(process.address(), SAMPLES_ROUTE, warm_up(1), timeout=60.0)
                 except ServerFailure:
                     time.sleep(POLL_S)
                     continue

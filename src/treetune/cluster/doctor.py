@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from treetune.engine.settings import VERSIONS, host_memory
+from treetune.engine.settings import VERSIONS_AT_ONCE, host_memory
 from treetune.runtime.fitting import refuse_exclusive_gpus
 from treetune.runtime.weights_folder import GIB, MORE_SHARED_MEMORY
 
@@ -78,8 +78,8 @@ def _diagnoses() -> Iterator[Diagnosis]:
     else:
         # The engine loads its weights from a folder in /dev/shm. While it loads new ones, the folder has
         # VERSIONS versions of the weights, with two bytes (bfloat16) for each weight.
-        largest = free * GIB / VERSIONS / 2e9
-        room = f"{free:.1f} GiB free: {VERSIONS} versions of {largest:.1f} billion weights"
+        largest = free * GIB / VERSIONS_AT_ONCE / 2e9
+        room = f"{free:.1f} GiB free: {VERSIONS_AT_ONCE} versions of {largest:.1f} billion weights"
         yield Diagnosis("/dev/shm", free >= SHARED_MEMORY_GIB, room, f"{MORE_SHARED_MEMORY}, or clear it")
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     is_enough = hard_limit == resource.RLIM_INFINITY or hard_limit >= OPEN_FILES

@@ -153,7 +153,7 @@ class SolutionAsker(asking.Asker):
         self._is_answering = False
 
     @property
-    def stopping(self) -> bool:
+    def is_stopping(self) -> bool:
         """Whether no further question can be answered: after a failure, or without budget."""
         return self.failure is not None or self._ledger.exhausted
 

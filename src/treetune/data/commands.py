@@ -113,7 +113,7 @@ def estimate_difficulty(options: Options) -> int:
     with --shard.
     """
     from treetune.data.difficulty.shard import FAILURE, shard_folder, work_on_shard
-    from treetune.data.difficulty.watching import USER_ERROR, estimate, refuse_another
+    from treetune.data.difficulty.watching import USER_ERROR, estimate, refuse_other_estimate
     from treetune.runtime.rank_launcher import MAIN
     from treetune.store.files import write_json
 
@@ -133,7 +133,7 @@ def estimate_difficulty(options: Options) -> int:
         _, root = _pipeline(options)
         if not 0 <= options.shard < root.shards:
             raise ValueError(f"--shard is {options.shard}, and there are shards 0 to {root.shards - 1}")
-        refuse_another(root, options.input, options.output)
+        refuse_other_estimate(root, options.input, options.output)
         return work_on_shard(root, options.input, options.output, options.shard)
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         # The command that watches the jobs reads this file. On a cluster, it can't see what a job prints.

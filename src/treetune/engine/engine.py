@@ -51,7 +51,7 @@ from treetune.engine.client import Address, Client, RequestPart, parts_of
 from treetune.engine.cuda_transfers import CudaIpc, Nccl
 from treetune.engine.in_process import InProcessEngine
 from treetune.engine.launch import ServerLaunch, with_time_for
-from treetune.engine.plain_servers import connect
+from treetune.engine.plain_servers import connect_plain_servers
 from treetune.engine.requests import Completion, Later, OnResult, Request, ScoreRequest
 from treetune.engine.sampling import Answered, Lost, Prefixes, RequestScheduler
 from treetune.engine.serve_engine_servers import servers_at_addresses
@@ -126,7 +126,7 @@ def start_vllm(settings: VllmSettings, launch: EngineLaunch) -> VllmEngine:
 def start_plain_vllm(settings: PlainVllmSettings, launch: EngineLaunch) -> VllmEngine:
     """Begins to connect to servers that `vllm serve` started; see `start_engine`."""
     settings = with_time_for(settings, launch.weights)
-    plain = connect(settings, launch)
+    plain = connect_plain_servers(settings, launch)
     return VllmEngine(settings, launch, plain.servers, client=plain.client, router=plain.router)
 
 

@@ -44,8 +44,8 @@ from treetune.vocabulary import token_array
 
 Route = Literal["tokens", "completions"]
 
-TOKENS, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
-PATHS: Mapping[Route, str] = {"tokens": TOKENS, "completions": COMPLETIONS}
+TOKENS_ROUTE, COMPLETIONS_ROUTE = "/inference/v1/generate", "/v1/completions"
+PATHS: Mapping[Route, str] = {"tokens": TOKENS_ROUTE, "completions": COMPLETIONS_ROUTE}
 
 TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
 """The HTTP statuses after which the same request may succeed."""
@@ -69,7 +69,7 @@ ONE_TOKEN = SamplingParams(max_tokens=1)
 FORCED_IDS = (1, 2)
 """Two tokens that a server is made to sample, each by itself. In a model's own distribution, their
 probabilities sum to at most 1."""
-EQUAL = 1e-3
+EQUAL_LOGPROBS = 1e-3
 """Log-probs that differ by less than this are equal up to rounding."""
 TIE = -0.5
 """A token whose log-prob is above this isn't a tie: of two equally probable tokens, each has at most
@@ -387,7 +387,7 @@ class PlainClient(Client):
             )
             sample = self._read_probe(address, route, status, text)
             logprobs += sample["logprobs"]
-        return all(abs(logprob) < EQUAL for logprob in logprobs)
+        return all(abs(logprob) < EQUAL_LOGPROBS for logprob in logprobs)
 
     def _has_weight_routes(self, address: Address, timeout: float) -> bool:
         """Returns whether the server has the routes that load weights. Raises ServerFailure if it is only
@@ -534,7 +534,7 @@ def scores_of_answer(answer: Mapping[str, Any], route: Route, request: ScoreRequ
         if logprob is None or not _is_finite_number(logprob):
             raise _other_form(f"a log-prob of the token {token_id}", entry)
         logprobs.append(logprob)
-    if max(logprobs) > EQUAL:  # above 0 by more than rounding
+    if max(logprobs) > EQUAL_LOGPROBS:  # above 0 by more than rounding
         raise EngineError(
             f"the server returned {max(logprobs):g} as a log-prob, so it returns logits: start it with"
             " --logprobs-mode processed_logprobs"
@@ -548,7 +548,7 @@ def _sample_of_choice(choice: Mapping[str, Any], route: Route, expected_weights:
     if token_ids is None:
         raise EngineError(
             "the server returned no token ids, so it is an older vLLM or another program: use a vLLM whose"
-            f" {COMPLETIONS} knows return_token_ids"
+            f" {COMPLETIONS_ROUTE} knows return_token_ids"
         )
     if not isinstance(token_ids, list) or not all(map(_is_token_id, token_ids)):
         raise _other_form("'token_ids', a list of integers", token_ids)

@@ -51,7 +51,7 @@ class PlainServers(NamedTuple):
     router: Server | None
 
 
-def connect(settings: PlainVllmSettings, launch: EngineLaunch) -> PlainServers:
+def connect_plain_servers(settings: PlainVllmSettings, launch: EngineLaunch) -> PlainServers:
     """Begins to connect to the servers of the settings. Collective.
 
     Raises:

@@ -31,7 +31,7 @@ from typing import Any
 from typing_extensions import override
 
 from treetune.engine.base import EngineLaunch
-from treetune.engine.client import SAMPLES, Address, Client
+from treetune.engine.client import SAMPLES_ROUTE, Address, Client
 from treetune.engine.launch import (
     END_S,
     ServerLaunch,
@@ -348,7 +348,7 @@ class OwnServer(Server):
                 # Two sizes of batches, since some code is compiled at first use for one sample and for
                 # several.
                 for n in (1, 3):
-                    self._client.post(process.address(), SAMPLES, warm_up(n), timeout=remaining_s)
+                    self._client.post(process.address(), SAMPLES_ROUTE, warm_up(n), timeout=remaining_s)
                 return
             time.sleep(POLL_S)
 

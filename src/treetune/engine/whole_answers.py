@@ -13,7 +13,7 @@ With this file, one request passes once between the processes in each direction:
       JSON          ◄──────      token ids   ◄───────      last step: all tokens
       disconnects   ──────►      aborts      ───────►      drops what it kept (`finish_requests`)
 
-A second route, `SCORES`, returns the log-probs of tokens that the client gives.
+A second route, `SCORES_ROUTE`, returns the log-probs of tokens that the client gives.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from treetune.engine.client import MODEL_NAME, SAMPLES, SCORES
+from treetune.engine.client import MODEL_NAME, SAMPLES_ROUTE, SCORES_ROUTE
 from treetune.engine.key import App, Send, respond
 
 JOIN_EVERY = 256
@@ -123,8 +123,8 @@ class AsyncWholeAnswers(WholeAnswersScheduler, AsyncScheduler):
 
 
 class SamplesRoute:
-    """ASGI middleware with the routes `SAMPLES` and `SCORES`; see `payload` and `score_payload` in
-    `treetune.engine.client`. It decodes text only for requests with stop strings. If a client disconnects,
+    """ASGI middleware with the routes `SAMPLES_ROUTE` and `SCORES_ROUTE`; see `payload` and `score_payload`
+    in `treetune.engine.client`. It decodes text only for requests with stop strings. If a client disconnects,
     its samples are aborted."""
 
     def __init__(self, app: App) -> None:
@@ -135,7 +135,7 @@ class SamplesRoute:
             os.nice(10)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Send) -> None:
-        routes = {SAMPLES: self._sample, SCORES: self._score}
+        routes = {SAMPLES_ROUTE: self._sample, SCORES_ROUTE: self._score}
         answer = routes.get(scope.get("path", ""))
         if answer is None:
             await self._app(scope, receive, send)

@@ -106,7 +106,7 @@ def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajector
     }
 
 
-PREFIX = "domains/"
+DOMAIN_PREFIX = "domains/"
 DOMAIN_METRICS = (
     *("reward", "correct", "unfinished", "unavailable", "error", "response_tokens"),
     *("problems", "mixed", "learnable", "advantage_std", "advantage_zero", "weight"),
@@ -122,9 +122,9 @@ def split_domain(key: str) -> tuple[str, str] | None:
 
     Example: ``split_domain("domains/math/reward")`` is ``("math", "reward")``.
     """
-    if not key.startswith(PREFIX):
+    if not key.startswith(DOMAIN_PREFIX):
         return None
-    domain, _, number = key.removeprefix(PREFIX).partition("/")
+    domain, _, number = key.removeprefix(DOMAIN_PREFIX).partition("/")
     return domain, number
 
 
@@ -168,7 +168,7 @@ def domain_columns(groups: Mapping[str, Sequence[Trajectory]]) -> dict[str, list
             numbers["learnable"] = [share * (1 - share) * count / (count - 1)]
         for name, values in numbers.items():
             if values:
-                columns.setdefault(f"{PREFIX}{domain}/{name}", []).extend(values)
+                columns.setdefault(f"{DOMAIN_PREFIX}{domain}/{name}", []).extend(values)
     return columns
 
 
@@ -181,7 +181,7 @@ def domain_counts(columns: Mapping[str, Sequence[float]]) -> Metrics:
             continue
         domain, name = domain_and_name
         if name == _ONE_FOR_EACH_PROBLEM:
-            counts[f"{PREFIX}{domain}/problems"] = float(len(values))
+            counts[f"{DOMAIN_PREFIX}{domain}/problems"] = float(len(values))
     return counts
 
 
@@ -198,6 +198,6 @@ def domain_advantages(episodes: Sequence[Episode]) -> Metrics:
     metrics: Metrics = {}
     for domain, columns in sorted(advantages.items()):
         values = np.concatenate(columns)
-        metrics[f"{PREFIX}{domain}/advantage_std"] = math.sqrt(float(values.var()))
-        metrics[f"{PREFIX}{domain}/advantage_zero"] = float((values == 0.0).mean())
+        metrics[f"{DOMAIN_PREFIX}{domain}/advantage_std"] = math.sqrt(float(values.var()))
+        metrics[f"{DOMAIN_PREFIX}{domain}/advantage_zero"] = float((values == 0.0).mean())
     return metrics

@@ -33,14 +33,14 @@ from treetune.vocabulary import (
 if TYPE_CHECKING:
     from treetune.vocabulary import Column
 
-IDS, NUMBERS, MASK = pa.list_(pa.int32()), pa.list_(pa.float64()), pa.list_(pa.bool_())
-BRANCH = pa.list_(pa.list_(pa.int64()))
+IDS_TYPE, NUMBERS_TYPE, MASK_TYPE = pa.list_(pa.int32()), pa.list_(pa.float64()), pa.list_(pa.bool_())
+BRANCH_TYPE = pa.list_(pa.list_(pa.int64()))
 
 
 def logprobs_type(columns: Sequence[Column | None]) -> pa.DataType:
     """Returns the type of a column of log-probs: float64 if any of the arrays has it, or else float32."""
     wide = any(column is not None and column.dtype == np.float64 for column in columns)
-    return NUMBERS if wide else pa.list_(pa.float32())
+    return NUMBERS_TYPE if wide else pa.list_(pa.float32())
 
 
 def lists(rows: Sequence[Column | None], kind: pa.ListType) -> pa.ListArray:
@@ -100,7 +100,7 @@ def values_of(column: pa.Array) -> Iterable[Any]:
 
 def branches(rows: Sequence[Branch]) -> pa.Array:
     """Returns a column of branches, such as ``((0, 1), (0, 0))``."""
-    return pa.array(rows, BRANCH)
+    return pa.array(rows, BRANCH_TYPE)
 
 
 def branch_of(row: Sequence[Sequence[int]] | None) -> Branch:
@@ -127,37 +127,37 @@ def episode_schema(episodes: Sequence[Episode], codec: TextCodec | None) -> pa.S
     """
     schema = pa.schema(
         {
-            "prompt_ids": IDS,
-            "response_ids": IDS,
-            "trained": MASK,
+            "prompt_ids": IDS_TYPE,
+            "response_ids": IDS_TYPE,
+            "trained": MASK_TYPE,
             "reward": pa.float64(),
             "group": pa.string(),
             "trajectory": pa.string(),
             "policy_version": pa.int64(),
             "finish_reason": pa.string(),
-            "advantages": NUMBERS,
+            "advantages": NUMBERS_TYPE,
             "behaviour_logprobs": logprobs_type([e.behaviour_logprobs for e in episodes]),
-            "step_ends": IDS,
-            "step_values": NUMBERS,
+            "step_ends": IDS_TYPE,
+            "step_values": NUMBERS_TYPE,
             "text": pa.string(),
             "pair": pa.int64(),
             "chosen": pa.bool_(),
             "score": pa.float64(),
-            "stretches": pa.list_(pa.struct({"end": pa.int64(), "branch": BRANCH})),
+            "stretches": pa.list_(pa.struct({"end": pa.int64(), "branch": BRANCH_TYPE})),
         }
     )
     if any(episode.step_rewards for episode in episodes):
-        schema = schema.append(pa.field("step_rewards", NUMBERS))
+        schema = schema.append(pa.field("step_rewards", NUMBERS_TYPE))
     if any(episode.step_errors is not None for episode in episodes):
-        schema = schema.append(pa.field("step_errors", NUMBERS))
+        schema = schema.append(pa.field("step_errors", NUMBERS_TYPE))
     if any(episode.domain for episode in episodes):
         schema = schema.append(pa.field("domain", pa.string()))
     if any(episode.continuations for episode in episodes):
-        schema = schema.append(pa.field("continuations", pa.map_(pa.int32(), NUMBERS)))
+        schema = schema.append(pa.field("continuations", pa.map_(pa.int32(), NUMBERS_TYPE)))
     if any(episode.critic_prompt_ids is not None for episode in episodes):
-        schema = schema.append(pa.field("critic_prompt_ids", IDS))
+        schema = schema.append(pa.field("critic_prompt_ids", IDS_TYPE))
     if any(episode.teacher_prompt_ids is not None for episode in episodes):
-        schema = schema.append(pa.field("teacher_prompt_ids", IDS))
+        schema = schema.append(pa.field("teacher_prompt_ids", IDS_TYPE))
     return schema if codec is None else schema.append(pa.field("prompt", pa.string()))
 
 
@@ -254,11 +254,11 @@ def trajectory_schema(trajectories: Sequence[Trajectory]) -> pa.Schema:
         grade["numbers"] = pa.map_(text, pa.float64())
     segments = list(itertools.chain.from_iterable(trajectory.segments for trajectory in trajectories))
     segment_fields = {
-        "token_ids": IDS,
+        "token_ids": IDS_TYPE,
         "origin": text,
         "logprobs": logprobs_type([segment.logprobs for segment in segments]),
         "policy_version": pa.int64(),
-        "branch": BRANCH,
+        "branch": BRANCH_TYPE,
         "seconds": pa.float64(),
     }
     if any(segment.snapshot is not None for segment in segments):
@@ -267,18 +267,18 @@ def trajectory_schema(trajectories: Sequence[Trajectory]) -> pa.Schema:
         {
             "problem": pa.struct(problem),
             "sample": pa.int64(),
-            "prompt_ids": IDS,
+            "prompt_ids": IDS_TYPE,
             "segments": pa.list_(pa.struct(segment_fields)),
             "finish_reason": text,
             "text": text,
             "grade": pa.struct(grade),
-            "step_ends": IDS,
+            "step_ends": IDS_TYPE,
             "bonus": pa.float64(),
             "numbers": pa.map_(text, pa.float64()),
         }
     )
     if any(trajectory.step_rewards for trajectory in trajectories):
-        schema = schema.append(pa.field("step_rewards", NUMBERS))
+        schema = schema.append(pa.field("step_rewards", NUMBERS_TYPE))
     if any(trajectory.fork is not None for trajectory in trajectories):
         fork = pa.struct({"sample": pa.int64(), "tokens": pa.int64()})
         schema = schema.append(pa.field("fork", fork))

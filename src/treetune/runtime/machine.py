@@ -22,7 +22,7 @@ import psutil
 
 from treetune.engine.settings import GIB, host_memory
 from treetune.processes.lifetime import launcher_processes
-from treetune.store.held_folders import MEMORY
+from treetune.store.held_folders import SHARED_MEMORY
 
 if TYPE_CHECKING:
     from treetune.engine.settings import EngineSettings
@@ -138,7 +138,7 @@ def this_machine(environment: Mapping[str, str] = os.environ, *, started: bool =
         cores=len(os.sched_getaffinity(0)),
         device_memory=min(memories, default=0),  # a run has to fit on the smallest GPU
         host_memory=host_memory(),
-        shared_memory=shutil.disk_usage(MEMORY).total if os.access(MEMORY, os.W_OK) else 0,
+        shared_memory=shutil.disk_usage(SHARED_MEMORY).total if os.access(SHARED_MEMORY, os.W_OK) else 0,
         nodes=max(1, world // ranks),
         gpus=len(memories) or None,
         is_here=True,

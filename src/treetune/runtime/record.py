@@ -34,7 +34,7 @@ from treetune.rollouts.metrics import split_domain
 from treetune.rollouts.numbers import describe_numbers
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.checkpoint_schedule import CheckpointSchedule, tidy_checkpoints
-from treetune.runtime.console import Clock, duration, name_iterations
+from treetune.runtime.console import Clock, format_duration, name_iterations
 from treetune.runtime.diagnostics import (
     REMEDIES,
     CollapseSign,
@@ -136,9 +136,9 @@ def describe_repetition(directory: ExperimentDirectory, start: int) -> str:
     # Iterations whose episodes are stored are only trained again.
     if all(is_generated(directory, start + number) for number in range(len(rows))):
         seconds = sum(row.get("seconds/training", 0.0) for row in rows)
-        return f"{begin} trained again (about {duration(seconds)}); what was sampled is kept"
+        return f"{begin} trained again (about {format_duration(seconds)}); what was sampled is kept"
     seconds = sum(row.get("seconds/total", 0.0) for row in rows)
-    return f"{begin} done again (about {duration(seconds)})"
+    return f"{begin} done again (about {format_duration(seconds)})"
 
 
 def _newest_undamaged_checkpoint(session: Session) -> int:
@@ -463,7 +463,7 @@ def summary_line(row: Mapping[str, Any], iterations: int) -> str:
     times = [f"{name} {seconds:.1f}" for name, seconds in phases.items() if seconds >= SHOWN_SECONDS]
     parts.append(f"{total:.1f} s ({', '.join(times)})")
     if remaining_s := (iterations - row["iteration"] - 1) * total:
-        parts.append(f"{duration(remaining_s)} left")
+        parts.append(f"{format_duration(remaining_s)} left")
     return "  ".join(parts)
 
 

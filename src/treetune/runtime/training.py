@@ -38,7 +38,7 @@ from treetune.rollouts.storage import SIGNALS, write_token_signals
 from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
 from treetune.runtime.console import Clock
 from treetune.runtime.directory import ANSWERS, MEASURE_AGAIN, SUMMARY, verify_answers
-from treetune.runtime.evaluation import measure
+from treetune.runtime.evaluation import measure_set
 from treetune.runtime.generation import episodes_on_all
 from treetune.runtime.machine import memory_in_use
 from treetune.runtime.policy_server import PolicyServer
@@ -564,7 +564,7 @@ class _CheckpointChoice:
     @property
     def chosen(self) -> int:
         """The index, in `points` and `accuracies`, of the best candidate so far by the rule."""
-        return choose(self.accuracies, self.rule)
+        return choose_candidate(self.accuracies, self.rule)
 
     @property
     def is_made(self) -> bool:
@@ -581,7 +581,7 @@ class _CheckpointChoice:
             self.resources.server.offer(self.trainer, done)
             folder = session.directory.candidate(self.iteration, point)
             name = f"{self.set.label} after {self.unit} {point} of iteration {done}"
-            measure(self.resources, done, self.set, folder, name)
+            measure_set(self.resources, done, self.set, folder, name)
         self._measurements.append(folder)
         self.points.append(point)
         self.accuracies.append(read_record(folder / SUMMARY, MEASURE_AGAIN)["pass_at_1"])
@@ -654,7 +654,7 @@ class _CheckpointChoice:
         write_record(folder / SUMMARY, summary | {"iteration": done})
 
 
-def choose(accuracies: Sequence[float], rule: ChoiceRule) -> int:
+def choose_candidate(accuracies: Sequence[float], rule: ChoiceRule) -> int:
     """Returns the index of the chosen candidate; see `ChooseCheckpoint`.
 
     Example: ``choose([0.41, 0.46, 0.45, 0.48], "first_maximum")`` is 1, and with ``best`` it is 3.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.engine.settings import GIB, host_memory
-from treetune.runtime.console import duration
+from treetune.runtime.console import format_duration
 from treetune.runtime.machine import processor, versions
 from treetune.store.files import write_json, write_text
 from treetune.tables.curves import Curve, curves, curves_json, panel_curves, panel_notes
@@ -118,7 +118,7 @@ def _account(plan: TableRuns, command: str) -> dict[str, str]:
     return {
         "command": command,
         "runs": f"{finished} of {len(plan.runs)} finished",
-        "time": f"{duration(seconds)} for all runs, start-up and evaluation included",
+        "time": f"{format_duration(seconds)} for all runs, start-up and evaluation included",
         "machine": f"{name}, {len(os.sched_getaffinity(0))} cores, {host_memory() / GIB:.0f} GiB memory",
         "system": platform.platform(),
         "versions": ", ".join(f"{package} {version}" for package, version in packages.items()),

@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from treetune.runtime.console import duration
+from treetune.runtime.console import format_duration
 from treetune.view.charts import N_COLOURS, about, number
 from treetune.view.text import rendered, visible
 from treetune.vocabulary import CORRECT_SCORE
@@ -85,7 +85,7 @@ def environment() -> Environment:
         "share": lambda value: f"{value:.3f}" if isinstance(value, int | float) else "–",
         "visible": visible,
         "colour": colour_of,
-        "duration": lambda seconds: "–" if seconds is None else duration(seconds),
+        "duration": lambda seconds: "–" if seconds is None else format_duration(seconds),
         "json": lambda value: json.dumps(value, separators=(",", ":")),
         "pretty": lambda value: json.dumps(value, ensure_ascii=False, indent=1, default=str),
         "when": lambda seconds: datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC"),

@@ -214,7 +214,7 @@ class Valuation:
         nothing_is_early = self.context.early_continuations is None
         self.sample(first_states, estimator.budget(self.samples), balanced=nothing_is_early)
 
-    def on_any_rank(self, condition: bool) -> bool:
+    def is_true_on_any_rank(self, condition: bool) -> bool:
         """Returns whether the condition holds on any rank. Collective."""
         return any(self.context.ranks.exchange("value-waves", condition))
 

@@ -23,7 +23,7 @@ log = logging.getLogger(f"treetune.{__name__}")  # a run logs what is below "tre
 LONGEST_WAIT_S = 120.0
 """The longest time between two attempts, even if the endpoint asks for more."""
 
-SHOWN = 300
+REFUSAL_CHARACTERS = 300
 """The number of characters of an endpoint's refusal that messages show."""
 
 SECRET_CHARACTERS = 8
@@ -173,15 +173,17 @@ class EndpointClient:
                 output_tokens=classified.output_tokens,
                 why_empty=classified.why if classified.kind == "empty" else None,
             )
-        status_and_text = f"HTTP {status}: {text[:SHOWN]}"
+        status_and_text = f"HTTP {status}: {text[:REFUSAL_CHARACTERS]}"
         if status == 200:
-            status_and_text = f"HTTP 200, and {classified.why}: {text[:SHOWN]}"
+            status_and_text = f"HTTP 200, and {classified.why}: {text[:REFUSAL_CHARACTERS]}"
         if classified.kind == "refused_all":
             key = address.key_variable  # the environment variable that has the key
             key_note = (
                 f" (the key is that of {key})" if key else " (no key was sent: api_key_variable is null)"
             )
-            raise EndpointError(f"{url} answered HTTP {status}: {classified.why}{key_note}: {text[:SHOWN]}")
+            raise EndpointError(
+                f"{url} answered HTTP {status}: {classified.why}{key_note}: {text[:REFUSAL_CHARACTERS]}"
+            )
         if classified.kind == "refused":
             raise RequestRefused(f"{url} refused a request with {status_and_text}")
         raise _AttemptFailed(f"{url}: {status_and_text}", wait_asked_for(response.headers, datetime.now(UTC)))

@@ -65,7 +65,7 @@ class CreditOfMethod:
     tokens: int = 0
 
 
-def measure(truths: Sequence[Truth], credited: CreditOfMethod, seed: int) -> dict[str, Any]:
+def measure_method(truths: Sequence[Truth], credited: CreditOfMethod, seed: int) -> dict[str, Any]:
     """Returns a method's errors, with 95 % intervals over problems.
 
     * ``value_bias`` is the mean of value − true value; None for a method without values.

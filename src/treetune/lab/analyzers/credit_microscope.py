@@ -185,7 +185,7 @@ class CreditMicroscope(OfIterations):
                 f"the credit of iteration {point + 1} gave no advantages before training, as a critic's"
                 " doesn't: name methods, e.g. append configs/analyzers/credit_microscope.jsonnet to --configs"
             )
-        chosen = choose(answers, credits, self.answers)
+        chosen = choose_answers(answers, credits, self.answers)
         if self.truth:
             credits[TRUE_CREDIT] = self._true_credit(resources, point, chosen, work)
         codec = session.model.codec
@@ -301,7 +301,7 @@ def _credit_by_answer(answers: Sequence[Trajectory], episodes: Sequence[Episode]
     return credit_by_answer
 
 
-def choose(answers: Sequence[Trajectory], credits: Credits, count: int) -> list[Trajectory]:
+def choose_answers(answers: Sequence[Trajectory], credits: Credits, count: int) -> list[Trajectory]:
     """Returns `count` answers: half of them right and half of them wrong, if there are enough of both.
 
     Right and wrong answers are chosen separately. In each half, the answers on which the methods differ most

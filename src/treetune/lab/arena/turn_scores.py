@@ -257,7 +257,7 @@ class _Group(NamedTuple):
     probability: float
 
 
-def groups_of(probabilities: Sequence[float], size: int) -> Iterator[_Group]:
+def possible_groups(probabilities: Sequence[float], size: int) -> Iterator[_Group]:
     """Yields each multiset of `size` items, with the probability of drawing it in any order."""
     for group in itertools.combinations_with_replacement(range(len(probabilities)), size):
         orders = math.factorial(size)
@@ -290,7 +290,7 @@ def score_group_credit(table: TurnTable, credit: Credit, size: int) -> TurnScore
     truths_by_answer = [table.true_advantages(answer.turns) for answer in answers]
     expectation = _Expectation(table)
     context = context_for_credits()
-    groups = groups_of([answer.probability for answer in answers], size)
+    groups = possible_groups([answer.probability for answer in answers], size)
     for block in _blocks_of(groups):  # the credit gets many groups in one call, each as one problem's answers
         trajectories = []
         for number, group in enumerate(block):
@@ -366,7 +366,7 @@ def score_replays(table: TurnTable, size: int, alternatives: int, lam: float) ->
     assert lam in (0.0, 1.0), "the audit has no mixture of both"
     answers = table.answers
     expectation = _Expectation(table)
-    for group in groups_of([answer.probability for answer in answers], size):
+    for group in possible_groups([answer.probability for answer in answers], size):
         answers_of_group = [answers[index] for index in group.indices]
         gradient_P, vector_by_state = _mean_gradient_of_replays(table, answers_of_group, lam)
         noise, turns_of_continuations = 0.0, 0.0
@@ -508,7 +508,7 @@ def _enumerate_after_state(table: TurnTable, state: str, turns_left: int, ways: 
             outcomes.append(RootOutcome((BranchedAnswer((turn,)),), chance))
             continue
         outcomes_of_branch = _enumerate_after_state(table, next_state, turns_left - 1, ways)
-        for group in groups_of([outcome.probability for outcome in outcomes_of_branch], ways):
+        for group in possible_groups([outcome.probability for outcome in outcomes_of_branch], ways):
             branches = [outcomes_of_branch[index].answers for index in group.indices]
             answers = _join_branches((turn,), branches)
             outcomes.append(RootOutcome(answers, chance * group.probability))
@@ -563,7 +563,7 @@ def enumerate_single_branchings(
         before = answer.turns[:number]
         continuations = table.continuations_from(before[-1].reply.state, table.max_turns - number)
         chances = [continuation.probability for continuation in continuations]
-        for group in groups_of(chances, ways - 1):  # the first answer is one of the ways
+        for group in possible_groups(chances, ways - 1):  # the first answer is one of the ways
             branched = [BranchedAnswer(answer.turns)]
             dropped_turns = 0
             for index in group.indices:
@@ -594,7 +594,7 @@ def score_trees(
     assert credit.weight != "each", "turns that several answers train would be counted several times"
     expectation = _Expectation(table)
     context = context_for_credits()
-    groups = groups_of([outcome.probability for outcome in outcomes], roots)
+    groups = possible_groups([outcome.probability for outcome in outcomes], roots)
     for block in _blocks_of(groups):  # the credit gets many groups in one call, each as one problem's tree
         trees, answers_of_trees = [], []
         for number, group in enumerate(block):
@@ -707,7 +707,7 @@ def expected_influence_estimate(table: TurnTable, candidates: int = 8, smoothing
     for (context_weight, _), chance_of_next in zip(contexts, chances_of_next_CB[:, occurs_B], strict=True):
         expected = 0.0
         # A group is the next message of each candidate, in any order.
-        for group in groups_of(list(chance_of_next), candidates):
+        for group in possible_groups(list(chance_of_next), candidates):
             count_S = np.bincount(group.indices, minlength=symbols)
             expected += group.probability * _smoothed_information(count_S, smoothing)
         weighted_sum += context_weight * expected

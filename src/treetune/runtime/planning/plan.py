@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from treetune.engine.settings import SETTING, VERSIONS, VllmSettings
+from treetune.engine.settings import TRANSFER_KEY, VERSIONS_AT_ONCE, VllmSettings
 from treetune.models.shapes import Shape
 from treetune.runtime.machine import GIB, SCORED_WITH_BYTES, Machine, in_units
 from treetune.runtime.planning.disk import CheckpointSpace, checkpoint_space
@@ -35,7 +35,7 @@ from treetune.runtime.planning.memory import (
     servers_on_a_machine,
     work_of,
 )
-from treetune.store.held_folders import MEMORY
+from treetune.store.held_folders import SHARED_MEMORY
 
 USABLE_SHARE = 0.99
 """The share of a GPU's memory that programs can use: an H100 of 80 GiB has 79.2."""
@@ -313,7 +313,7 @@ class Plan:
         machine, trainer, engine = self.machine, self.trainer, self.engine
         shared = self._shared_memory_item
         if self.sends_through_memory:
-            yield MemoryUse("sync", str(MEMORY), (shared,), machine.shared_memory)
+            yield MemoryUse("sync", str(SHARED_MEMORY), (shared,), machine.shared_memory)
         servers = servers_on_a_machine(engine.settings, machine) if engine is not None else 0
         ranks = machine.ranks
         if machine.device == "cpu":
@@ -363,11 +363,11 @@ class Plan:
         If adapters are sent, only the start model is there."""
         lora = self.experiment.trainer.lora
         adapters = lora is not None and lora.send == "adapters"
-        what = "the start model's weights" if adapters else f"{VERSIONS} versions of the weights"
+        what = "the start model's weights" if adapters else f"{VERSIONS_AT_ONCE} versions of the weights"
         # The bytes of one version. `shape.served` counts the weights in the engine, with an untied head.
         served = itemsize(self.experiment.trainer) * self.shape.served
-        versions = 1 if adapters else VERSIONS
-        return MemoryItem(f"{MEMORY}: {what}", versions * served if self.sends_through_memory else 0)
+        versions = 1 if adapters else VERSIONS_AT_ONCE
+        return MemoryItem(f"{SHARED_MEMORY}: {what}", versions * served if self.sends_through_memory else 0)
 
     def _reading_items(self) -> Iterator[MemoryItem]:
         """Yields the memory for reading the start model.
@@ -608,7 +608,7 @@ def _candidate_changes(plan: Plan) -> Iterator[Change]:
         yield Change("trainer.gradient_checkpointing", True, 6)
     if plan.sends_through_memory:
         # New weights then go into the experiment's folder, and not into /dev/shm.
-        yield Change(SETTING, "file", 8)
+        yield Change(TRANSFER_KEY, "file", 8)
     if on_gpu and plan.engine is not None:
         yield from _candidate_changes_of_engine(plan)
     if not on_gpu and plan.engine is not None and plan.engine.settings.replicas_on("cpu") > 1:

@@ -20,7 +20,7 @@ from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
 from treetune.runtime.machine import in_units
 from treetune.runtime.planning.memory import IterationWork, itemsize, servers_on_a_machine
 from treetune.runtime.planning.plan import MemoryUse, Plan, Remedy, find_remedy
-from treetune.store.held_folders import MEMORY
+from treetune.store.held_folders import SHARED_MEMORY
 from treetune.trainer.base import Layout
 
 GPU_FLOPS, GPU_BANDWIDTH = 989e12, 3.35e12
@@ -228,7 +228,7 @@ def _sync(plan: Plan) -> PhaseSeconds:
     )
     size = 0 if adapters else itemsize(trainer) * plan.shape.served
     write_seconds = size / (2 * FILE_BYTES_PER_S)  # four threads write, assumed twice as fast as one
-    folder = str(MEMORY) if plan.sends_through_memory else "files, as if they were in memory"
+    folder = str(SHARED_MEMORY) if plan.sends_through_memory else "files, as if they were in memory"
     if method in ON_THE_DEVICE:
         # Chunks are written while later ones are transferred, and the update waits for both.
         seconds = max(size / DEVICE_BYTES_PER_S, write_seconds)
@@ -355,7 +355,7 @@ def predict_metrics(plan: Plan) -> dict[str, float]:
     if plan.work.is_sampled:
         metrics |= {SAMPLED_TOKENS: plan.work.sampled_tokens, VALUE_TOKENS: plan.work.continued_tokens}
     for use in plan.uses:
-        if use.phase in ("generation", "training") and use.where != str(MEMORY):
+        if use.phase in ("generation", "training") and use.where != str(SHARED_MEMORY):
             # A GPU's uses come before the host's. The first one stays, so the metric is the GPU's if there
             # is one.
             metrics.setdefault(f"memory/{use.phase}", use.needed)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from markupsafe import Markup
 from starlette.responses import Response
 
-from treetune.runtime.console import duration
+from treetune.runtime.console import format_duration
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
 from treetune.view.charts import N_COLOURS, BetterDirection, Chart, Series, number
 from treetune.view.curves import (
@@ -260,7 +260,7 @@ def cells_of(view: PageRequest, run: Run, columns: Sequence[str]) -> dict[str, C
             total = math.fsum(values)
             if kind == "seconds":
                 remark = f"{number(total / len(experiment.metrics))} s an iteration"
-                cells[column] = Cell(duration(total), remark, total)
+                cells[column] = Cell(format_duration(total), remark, total)
             elif kind == "total":
                 cells[column] = Cell(f"{total:,.0f}", "", total)
             else:
