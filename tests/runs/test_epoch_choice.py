@@ -64,7 +64,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, accuracies: Table) -> list[tuple[i
     def measure(resources: RunResources, done: int, chosen: EvaluationSet, folder: Path, name: str) -> None:
         assert chosen.label == "validation"
         iteration, epoch = int(folder.parts[-3]), int(folder.name)
-        resources.server.ready()
+        resources.server.wait_until_ready()
         assert resources.server.engine is not None
         assert resources.server.engine.version == done == iteration + 1, "the weights are in the engine"
         asked.append((iteration, epoch))

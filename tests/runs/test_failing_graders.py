@@ -358,7 +358,7 @@ class Served:
         found = Address(f"http://server-{self.number}", self.epoch, f"key {self.epoch}")
         return found if self.epoch else None
 
-    def ready(self) -> Address:
+    def wait_until_ready(self) -> Address:
         raise AssertionError("nobody waits for one of them alone")
 
     def report_failure(self, address: Address, reason: str) -> None:

@@ -7,8 +7,8 @@ The thread ``engine-addressed`` of each server, on every rank::
      ▲                                                                                          │
      └────────── _check, every CHECK_S: another process answers, or it has other weights ◄──────┘
 
-The main thread waits in `Server.ready` until the server is present, and for `start_timeout` at most. A server
-that fails is away at once, so its requests go to the other servers.
+The main thread waits in `Server.wait_until_ready` until the server is present, and for `start_timeout` at
+most. A server that fails is away at once, so its requests go to the other servers.
 
 The first rank (`loads_weights`) loads weights into the server: the start weights at first, and the newest
 ones whenever the server comes back without them. The name of the weights consists of the run's and the

@@ -201,7 +201,7 @@ class VllmEngine(Engine):
     @override
     def wait_ready(self) -> None:
         for replica in self._targets:
-            replica.server.ready()
+            replica.server.wait_until_ready()
 
     @override
     def wait_settled(self) -> None:
@@ -603,7 +603,7 @@ class Replica:
         Args:
             level: vLLM's level: 1 keeps the weights in the host's memory, 2 drops them.
         """
-        while (address := self.server.ready()).epoch != self._asleep_epoch:
+        while (address := self.server.wait_until_ready()).epoch != self._asleep_epoch:
             try:
                 self._client.post(address, f"/sleep?level={level}", timeout=self._timeout)
                 self._asleep_epoch = address.epoch
@@ -629,7 +629,7 @@ class Replica:
     def _wake(self, tag: str) -> None:
         """Wakes a part of a sleeping server: ``weights`` first, and ``kv_cache`` last."""
         if self._asleep_epoch is not None:
-            address = self.server.ready()
+            address = self.server.wait_until_ready()
             # Each start of a server has its own epoch. With another epoch, the server was restarted
             # meanwhile, and is awake.
             if address.epoch == self._asleep_epoch:
@@ -647,7 +647,7 @@ class Replica:
         try:
             with self._lock:
                 self._wake("weights")
-                address = self.server.begin_weights(self.server.ready())
+                address = self.server.begin_weights(self.server.wait_until_ready())
                 if not by_transfer:
                     # The server may still wait for the rest of a transfer that failed.
                     self.transfer.give_up(address)
@@ -670,7 +670,7 @@ class Replica:
                 # A server that was just started on the weights is awake, and has cached nothing.
                 if delivery is not None:
                     self._wake("kv_cache")
-                address = self.server.ready()
+                address = self.server.wait_until_ready()
                 if delivery is not None:
                     # The server refuses a request with the name of weights that it doesn't have. The
                     # server gets the new name in `end_weights`, so this request has no name.

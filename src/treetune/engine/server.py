@@ -8,8 +8,8 @@ States of an `OwnServer`, which its thread ``engine-server`` runs through::
                given up     closed                     ▼
                                                     given up
 
-    `ready`   waits until the server runs; raises EngineError if it was given up or closed
-    `set_held` keeps an ended server from being started until it is called again
+    `wait_until_ready`  waits until the server runs; raises EngineError if it was given up or closed
+    `set_held`          keeps an ended server from being started until it is called again
 
 The other ranks see this server as a `RemoteServer`, through two kinds of files in the run's folder of
 weights::
@@ -80,7 +80,7 @@ class Server:
         counts once."""
         return max(0, self._epoch - 1)
 
-    def ready(self) -> Address:
+    def wait_until_ready(self) -> Address:
         """Waits until the server runs, and returns its address. Raises EngineError if it was given up."""
         with self._changed:
             # This ends, since `current_address` or the thread gives the server up after a deadline.
@@ -381,9 +381,9 @@ class RemoteServer(Server):
         """The time since which this rank waits for the server; None if it doesn't wait."""
 
     @override
-    def ready(self) -> Address:
+    def wait_until_ready(self) -> Address:
         self.wait_anew()
-        return super().ready()
+        return super().wait_until_ready()
 
     @override
     def current_address(self) -> Address | None:

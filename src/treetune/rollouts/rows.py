@@ -43,7 +43,7 @@ def logprobs_type(columns: Sequence[Column | None]) -> pa.DataType:
     return NUMBERS_TYPE if wide else pa.list_(pa.float32())
 
 
-def lists(rows: Sequence[Column | None], kind: pa.ListType) -> pa.ListArray:
+def lists(rows: Sequence[Column | None], arrow_type: pa.ListType) -> pa.ListArray:
     """Returns a list column with a row for each array; None becomes null."""
     lengths = np.fromiter((0 if row is None else len(row) for row in rows), np.int64, len(rows))
     values = [row for row in rows if row is not None]
@@ -51,22 +51,22 @@ def lists(rows: Sequence[Column | None], kind: pa.ListType) -> pa.ListArray:
     missing = pa.array([row is None for row in rows]) if len(values) < len(rows) else None
     return pa.ListArray.from_arrays(
         pa.array(_offsets(lengths), pa.int32()),
-        pa.array(flat.astype(kind.value_type.to_pandas_dtype(), copy=False), kind.value_type),
-        type=kind,
+        pa.array(flat.astype(arrow_type.value_type.to_pandas_dtype(), copy=False), arrow_type.value_type),
+        type=arrow_type,
         mask=missing,
     )
 
 
-def tuples(rows: Sequence[Sequence[Any] | None], kind: pa.ListType) -> pa.ListArray:
+def tuples(rows: Sequence[Sequence[Any] | None], arrow_type: pa.ListType) -> pa.ListArray:
     """Returns a list column with a row for each tuple; None becomes null. It copies each tuple, so it is
     meant for columns of few numbers."""
-    dtype = kind.value_type.to_pandas_dtype()
-    return lists([None if row is None else np.array(row, dtype) for row in rows], kind)
+    dtype = arrow_type.value_type.to_pandas_dtype()
+    return lists([None if row is None else np.array(row, dtype) for row in rows], arrow_type)
 
 
-def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Returns a column of arrays (if `kind` is a list type) or of single values."""
-    return lists(values, kind) if pa.types.is_list(kind) else pa.array(values, kind)
+def column_of(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
+    """Returns a column of arrays (if `arrow_type` is a list type) or of single values."""
+    return lists(values, arrow_type) if pa.types.is_list(arrow_type) else pa.array(values, arrow_type)
 
 
 def nested(counts: Sequence[int], values: pa.Array) -> pa.ListArray:
@@ -183,12 +183,14 @@ def _episode_column(episodes: Sequence[Episode], field: pa.Field, codec: TextCod
     return column_of(values, field.type)
 
 
-def _stretch_column(stretches_by_episode: Sequence[Sequence[SegmentSpan]], kind: pa.ListType) -> pa.ListArray:
+def _stretch_column(
+    stretches_by_episode: Sequence[Sequence[SegmentSpan]], arrow_type: pa.ListType
+) -> pa.ListArray:
     """Returns a list column with the stretches of each episode as structs."""
     stretches = list(itertools.chain.from_iterable(stretches_by_episode))
     ends = pa.array([stretch.end for stretch in stretches], pa.int64())
     branch_column = branches([stretch.branch for stretch in stretches])
-    structs = pa.StructArray.from_arrays([ends, branch_column], fields=kind.value_type)
+    structs = pa.StructArray.from_arrays([ends, branch_column], fields=arrow_type.value_type)
     return nested([len(stretches_of_episode) for stretches_of_episode in stretches_by_episode], structs)
 
 
@@ -309,21 +311,23 @@ def _trajectory_column(trajectories: Sequence[Trajectory], field: pa.Field) -> p
     return column_of(values, field.type)
 
 
-def _problem_column(problems: Sequence[Problem], kind: pa.StructType) -> pa.StructArray:
+def _problem_column(problems: Sequence[Problem], arrow_type: pa.StructType) -> pa.StructArray:
     """Returns a column with the problem of each trajectory."""
-    names = [field.name for field in kind]
+    names = [field.name for field in arrow_type]
     # Each problem object is converted once, not for each of its answers: its data may be long.
     row_by_problem: dict[int, dict[str, Any]] = {}  # by `id`: a problem has no hash, since `data` is a dict
     for problem in problems:
         if id(problem) not in row_by_problem:
             row_by_problem[id(problem)] = _problem_row(problem, names)
-    return pa.array([row_by_problem[id(problem)] for problem in problems], kind)
+    return pa.array([row_by_problem[id(problem)] for problem in problems], arrow_type)
 
 
-def _segment_column(segments_by_trajectory: Sequence[Sequence[Segment]], kind: pa.ListType) -> pa.ListArray:
+def _segment_column(
+    segments_by_trajectory: Sequence[Sequence[Segment]], arrow_type: pa.ListType
+) -> pa.ListArray:
     """Returns a list column with the segments of each trajectory as structs."""
     segments = list(itertools.chain.from_iterable(segments_by_trajectory))
-    segment_fields = list(kind.value_type)
+    segment_fields = list(arrow_type.value_type)
     columns = []
     for field in segment_fields:
         values = [getattr(segment, field.name) for segment in segments]

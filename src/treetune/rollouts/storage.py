@@ -312,7 +312,7 @@ def _sealed(path: Path) -> Iterator[SealingFile]:
 
 def _write_stream(
     sink: Any,
-    kind: str,
+    content: str,
     rows: Sequence[Any],
     schema: pa.Schema,
     columns: ToColumns,
@@ -322,7 +322,7 @@ def _write_stream(
 
     # A stream that was cut between two batches looks complete to Arrow, so the stream's metadata has the
     # number of rows. `SEALED` announces that a file has a checksum after the stream.
-    about: dict[str | bytes, str] = {"treetune": kind, "rows": str(len(rows)), SEALED: ""}
+    about: dict[str | bytes, str] = {"treetune": content, "rows": str(len(rows)), SEALED: ""}
     if iteration is not None:
         about["iteration"] = str(iteration)
     schema = schema.with_metadata(about)
@@ -347,42 +347,42 @@ def _write_batches(sink: Any, schema: pa.Schema, batches: Iterable[pa.RecordBatc
             writer.write_batch(batch)
 
 
-def _read_file(path: Path, kind: str, parse: FromBatch[T], remedy: str) -> list[T]:
+def _read_file(path: Path, content: str, parse: FromBatch[T], remedy: str) -> list[T]:
     with path.open("rb") as file:
         verify_stream(file, str(path), remedy)
-        return list(_read_stream(file, str(path), kind, parse, remedy))
+        return list(_read_stream(file, str(path), content, parse, remedy))
 
 
-def _read_stream(source: Any, name: str, kind: str, parse: FromBatch[T], remedy: str = "") -> Iterator[T]:
+def _read_stream(source: Any, name: str, content: str, parse: FromBatch[T], remedy: str = "") -> Iterator[T]:
     """Yields the rows of a stream.
 
     Raises ValueError for a stream that is damaged, of another kind, or cut short. It may already have yielded
     rows by then.
     """
     rows_read = 0
-    with _stream(source, name, kind, remedy) as (reader, count):
+    with _stream(source, name, content, remedy) as (reader, count):
         for batch in reader:
             batch.validate(full=True)  # files of earlier versions have no checksum
             rows_read += batch.num_rows
             yield from parse(batch)
     if rows_read != count:
-        message = f"{name} is cut short: {rows_read} of {count} {kind}"
+        message = f"{name} is cut short: {rows_read} of {count} {content}"
         raise ValueError(f"{message}; {remedy}" if remedy else message)
 
 
 @contextmanager
-def _stream(source: Any, name: str, kind: str, remedy: str) -> Iterator[tuple[Any, int]]:
+def _stream(source: Any, name: str, content: str, remedy: str) -> Iterator[tuple[Any, int]]:
     """Opens a stream of rows, and yields its reader and the number of its rows. Raises ValueError for a
     stream of another kind."""
-    with _reader(source, name, kind, remedy) as reader:
+    with _reader(source, name, content, remedy) as reader:
         metadata = reader.schema.metadata or {}
-        if metadata.get(b"treetune") != kind.encode():
-            raise ValueError(f"{name} holds no {kind}, but {metadata.get(b'treetune')!r}")
+        if metadata.get(b"treetune") != content.encode():
+            raise ValueError(f"{name} holds no {content}, but {metadata.get(b'treetune')!r}")
         yield reader, int(metadata[b"rows"])
 
 
 @contextmanager
-def _reader(source: Any, name: str, kind: str, remedy: str) -> Iterator[Any]:
+def _reader(source: Any, name: str, content: str, remedy: str) -> Iterator[Any]:
     """Opens an Arrow stream. Errors of Arrow within the block become ValueErrors that name the file."""
     import pyarrow as pa
 
@@ -390,5 +390,5 @@ def _reader(source: Any, name: str, kind: str, remedy: str) -> Iterator[Any]:
         with pa.ipc.open_stream(source) as reader:
             yield reader
     except (pa.ArrowException, OSError) as error:  # Arrow also raises OSError for a stream that is cut short
-        message = f"{name} is not a whole Arrow file of {kind} ({error})"
+        message = f"{name} is not a whole Arrow file of {content} ({error})"
         raise ValueError(f"{message}; {remedy}" if remedy else message) from error

@@ -174,7 +174,7 @@ def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) ->
         # Some credit asks the trainer for numbers of critic, reference or next-token distributions.
         if config.credit.asks_trainer:
             state = directory.checkpoint(iteration) / "trainer" if iteration else None
-            stack.enter_context(open_trainer(resources, state=state, trains=False))
+            stack.enter_context(open_trainer(resources, state_folder=state, trains=False))
         episodes, metrics = generate(resources, iteration, Clock())
         say(
             f"{len(episodes)} episodes of iteration {iteration + 1}, reward"

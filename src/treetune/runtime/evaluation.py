@@ -142,7 +142,7 @@ def measure_set(
     """
     session, config = resources.session, resources.session.config
     seed = config.evaluation.seed
-    resources.ready()
+    resources.wait_until_ready()
     problems = set_problems(config, evaluation_set)
     rollout = evaluation_set.rollout(config)
     lengths = {problem.id: len(session.model.codec.encode_prompt(problem)) for problem in problems}

@@ -108,7 +108,7 @@ def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Col
     if needs_sampling(config, session.directory, iteration):
         # The start of the engine is not part of the iteration's time.
         with clock.stopped():
-            resources.ready()
+            resources.wait_until_ready()
     path = folder / EPISODES
     episodes: Collection[Episode]
     if is_generated(session.directory, iteration):

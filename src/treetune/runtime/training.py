@@ -93,7 +93,7 @@ def make_trainer(session: Session) -> PolicyTrainer:
 
 @contextmanager
 def open_trainer(
-    resources: RunResources, *, state: Path | None = None, trains: bool = True
+    resources: RunResources, *, state_folder: Path | None = None, trains: bool = True
 ) -> Iterator[PolicyTrainer]:
     """Makes the trainer, and connects it with the server and the resources. Collective.
 
@@ -101,7 +101,7 @@ def open_trainer(
     resources get the trainer's critic and reference, which credit asks for scores.
 
     Args:
-        state: The folder of a trainer's state; None begins with the start model.
+        state_folder: The folder of a trainer's state; None begins with the start model.
         trains: Whether the trainer will train. If so, its reference may score answers while others are
             sampled (`PolicyTrainer.prefetch`).
     """
@@ -109,8 +109,8 @@ def open_trainer(
     # On a GPU this waits for a server that is still starting; on a CPU, the server starts meanwhile.
     with server.asleep():
         server.trainer = trainer = make_trainer(session)
-        if state is not None:
-            trainer.load(state)
+        if state_folder is not None:
+            trainer.load(state_folder)
     with closing(trainer):
         # All scores are replaced, since those of an earlier trainer, which is closed, must not be used.
         resources.model_scores = scores_for_credit(session, server, trainer)
