@@ -36,7 +36,7 @@ from treetune.data.thread_blocks import (
     LineRange,
     SolutionBlock,
     ThreadGroup,
-    cut,
+    cut_blocks,
     json_list,
     read_thread_groups,
     saved_characters,
@@ -101,7 +101,7 @@ def test_any_answer_is_a_json_list_or_unreadable(answer: str) -> None:
 def test_kept_blocks_do_not_overlap_are_in_order_lose_no_word_and_save_enough(
     groups: list[ThreadGroup], lines: list[str], least: int
 ) -> None:
-    kept, dropped = cut(groups, lines, BlockRule(least, max_threads=3))
+    kept, dropped = cut_blocks(groups, lines, BlockRule(least, max_threads=3))
     assert len(kept) + len(dropped) == len(groups)
     assert all(block.last < next_block.first for block, next_block in pairwise(kept))
     for block in kept:
@@ -126,7 +126,7 @@ def test_a_parallel_text_has_the_words_of_the_solution_in_the_form_of_rollouts(
     parts = parts_of(solution)
     assert parts[0] + parts[1] + parts[2] == solution
     lines_of_thought = parts[1].split("\n")
-    kept, _ = cut(groups, lines_of_thought, BlockRule(1))
+    kept, _ = cut_blocks(groups, lines_of_thought, BlockRule(1))
     blocks = []
     for block in kept:
         outlines = tuple("x" * len(block.threads))
@@ -261,7 +261,7 @@ def test_a_block_is_dropped_with_its_reason() -> None:
     lines = ["a" * 300, "b" * 300, "c", "d" * 300]
     first, second, third, fourth = (LineRange(number, number) for number in (1, 2, 3, 4))
     groups = [[first, second], [second, fourth], [fourth, fourth], [third, fourth], []]
-    kept, dropped = cut(groups, lines, BlockRule(200))
+    kept, dropped = cut_blocks(groups, lines, BlockRule(200))
     assert kept == [SolutionBlock(1, 2, ("a" * 300, "b" * 300), (first, second))]
     assert sorted(block.reason for block in dropped) == [
         "fewer than two threads with text",

@@ -25,7 +25,7 @@ from treetune.engine.guard import descendants
 from treetune.processes.lifetime import ProcessIdentity, process_fields
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.weights_folder import read_name_file
-from treetune.store.journal import read_rows
+from treetune.store.journal import read_journal
 
 TOOLS = Path(sys.executable).parent
 """The folder of the `deepspeed` command."""
@@ -152,7 +152,7 @@ class Experiment:
         """The requests that were answered, by journal, in the order of their answers."""
         found = {}
         for path in sorted(self.directory.path.glob("iterations/*/journal/*.jsonl")):
-            found[f"{path.parts[-3]}/{path.name}"] = [row[0] for row in read_rows(path)]
+            found[f"{path.parts[-3]}/{path.name}"] = [row[0] for row in read_journal(path)]
         return found
 
     def assert_consistent(self, undisturbed: Experiment) -> None:

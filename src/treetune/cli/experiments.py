@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from treetune.cli.command import Command, Options, built, evaluated
+from treetune.cli.command import Command, Options, build_root, evaluate_configuration
 from treetune.cli.completion import complete_rank_commands
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ def run_ranks(options: Options) -> int:
 def load_experiment(options: Options) -> tuple[Config, Runtime]:
     """Returns the evaluated configuration of a command line, and the experiment that is built from it. Raises
     ConfigError."""
-    config = evaluated(options)
-    root = built(config, options.command, "an experiment")
+    config = evaluate_configuration(options)
+    root = build_root(config, options.command, "an experiment")
     directory = _directory_of(config)
     if directory is not None:
         options.log_file = directory.run_log  # `main` writes the traceback of a failure there

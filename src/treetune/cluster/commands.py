@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from treetune.cli.command import PATH, Command, Options, built, evaluated, say
+from treetune.cli.command import PATH, Command, Options, build_root, evaluate_configuration, say
 
 if TYPE_CHECKING:
     from treetune.engine.launch import ServerLaunch
@@ -34,7 +34,9 @@ def serve_engine(options: Options) -> int:
     # A shell may have made this process ignore the signals.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    root = cast("PolicyIteration", built(evaluated(options), options.command, "an experiment"))
+    root = cast(
+        "PolicyIteration", build_root(evaluate_configuration(options), options.command, "an experiment")
+    )
     from treetune.engine.serve_engine_servers import read_key
 
     try:
@@ -183,8 +185,8 @@ def _read_or_make_credit_key(path: Path | None) -> str:
 
 def print_plan(options: Options) -> int:
     """Prints the plan. Returns 0 if the run fits the machine, 1 if it doesn't."""
-    config = evaluated(options)
-    root = cast("PolicyIteration", built(config, options.command, "an experiment"))
+    config = evaluate_configuration(options)
+    root = cast("PolicyIteration", build_root(config, options.command, "an experiment"))
     from treetune.runtime.planning.plan import Plan
     from treetune.runtime.planning.report import as_data, as_text
 
@@ -221,7 +223,7 @@ def start_shape(root: PolicyIteration) -> Shape | None:
         from treetune.config.jsonnet import load
 
         # Without the APP_* variables, which are meant for the experiment that is planned.
-        earlier_root = built(load([str(config_file)], environment_keys=()), "plan", "an experiment")
+        earlier_root = build_root(load([str(config_file)], environment_keys=()), "plan", "an experiment")
         return start_shape(cast("PolicyIteration", earlier_root))
 
 

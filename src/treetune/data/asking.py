@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 from typing_extensions import override
 
-from treetune.data.prompts import AGAIN
+from treetune.data.prompts import ANSWER_AGAIN
 from treetune.domains.endpoints import asking
 from treetune.domains.endpoints.asking import AnsweredRequest, AnswerJournal
 from treetune.domains.endpoints.client import EndpointClient
@@ -237,7 +237,7 @@ class Questions:
             except Unreadable as error:
                 if repairs_left == 0:
                     raise
-                again = AGAIN.format(reason=error)
+                again = ANSWER_AGAIN.format(reason=error)
                 if text and answer.complete:
                     conversation = [*conversation, ("assistant", text), ("user", again)]
                 else:

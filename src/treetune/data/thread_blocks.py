@@ -146,7 +146,7 @@ class Dropped:
     detail: str = ""
 
 
-def cut(
+def cut_blocks(
     groups: Sequence[ThreadGroup], lines: Sequence[str], rule: BlockRule
 ) -> tuple[list[SolutionBlock], list[Dropped]]:
     """Returns the groups of threads to keep, as blocks in the solution's order, and the groups to drop.

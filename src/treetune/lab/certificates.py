@@ -22,7 +22,7 @@ of the length of the iteration's step. Measured differences are 1e-4 and less.""
 PARTS = ("policy", "critic", "trainer")
 """The folders of a checkpoint whose files a certificate hashes. The folders `adapter` and `reward_model`,
 which a checkpoint may have too, are not among them."""
-REMEDY = "ask for the certificate again, or write a new one with `certify`"
+CERTIFY_REMEDY = "ask for the certificate again, or write a new one with `certify`"
 
 
 def certify(path: Path, config: PolicyIteration) -> Path:
@@ -114,7 +114,7 @@ def verify(
     """
     from treetune.lab.analyzers.replay import replay
 
-    stated, directory = read_record(certificate, REMEDY), ExperimentDirectory(run)
+    stated, directory = read_record(certificate, CERTIFY_REMEDY), ExperimentDirectory(run)
     inputs = _hashes_of_inputs(directory, config)
     links, chain = _check_links(certificate, stated, inputs)
     for name in ("configuration", "data"):
@@ -184,7 +184,7 @@ def _check_links(
         number = stated_link["iteration"]
         chain = config_hash([chain, link])
         if chain != stated_link["chain"]:
-            raise ValueError(f"the chain of {certificate} breaks in iteration {number}: {REMEDY}")
+            raise ValueError(f"the chain of {certificate} breaks in iteration {number}: {CERTIFY_REMEDY}")
         links[number] = link
     return links, chain
 

@@ -185,7 +185,7 @@ def _why_not_among(name: str, names: Sequence[str]) -> str | None:
     return None if name in names else f"there is no {name!r}; {did_you_mean(name, names)}"
 
 
-REMEDY = "fix the experiment's configuration, or the column or panel of the table"
+TABLE_REMEDY = "fix the experiment's configuration, or the column or panel of the table"
 
 
 def check_table(table: Reproduction) -> None:
@@ -198,7 +198,7 @@ def check_table(table: Reproduction) -> None:
             issues_by_experiment[run.name] = ConfigIssue(
                 "can't be run",
                 f"experiments.{run.name}",
-                remedy=REMEDY,
+                remedy=TABLE_REMEDY,
                 excerpt=indent("\n".join(lines), "    "),
             )
     issues = [*issues_by_experiment.values(), *missing_start_models(plan), *unwritten(plan)]

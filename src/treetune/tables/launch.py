@@ -519,7 +519,7 @@ class RunCost(NamedTuple):
     basis: str
 
 
-def estimate(plan: TableRuns, run: PlannedRun) -> RunCost:
+def estimate_run(plan: TableRuns, run: PlannedRun) -> RunCost:
     """Estimates the cost of a run from the first of these sources that there is.
 
     1. Only for a run that has not begun: finished runs of other seeds, then the table's `seconds_per_run`.
@@ -596,7 +596,7 @@ def cost_line(plan: TableRuns, at_once: int = 1) -> str:
     states = [status.state for status in plan.statuses.values()]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     parts = [f"{len(plan.runs)} runs: {counts}"]
-    costs = [estimate(plan, run).seconds for run in plan.to_do() if not plan.blocked_by(run)]
+    costs = [estimate_run(plan, run).seconds for run in plan.to_do() if not plan.blocked_by(run)]
     if seconds := sum(cost for cost in costs if cost is not None):
         in_parallel = (
             f", or {format_duration(seconds / at_once)} with {at_once} at once" if at_once > 1 else ""
@@ -614,7 +614,7 @@ def _remaining_need(plan: TableRuns, run: PlannedRun) -> str:
         return ""
     if blocked := plan.blocked_by(run):
         return f"blocked by {', '.join(blocked)}"
-    seconds, basis = estimate(plan, run)
+    seconds, basis = estimate_run(plan, run)
     cost = f"unknown ({basis})" if seconds is None else f"{format_duration(seconds)} ({basis})"
     return f"{cost}, after {', '.join(run.recipe.needs)}" if run.needs else cost
 

@@ -265,7 +265,7 @@ class Reproduction(Table):
     on_failure: Literal["go_on", "stop"] = "go_on"
     """What happens after a run has failed: the other runs go on, or everything stops."""
     interval: Literal["bootstrap", "student"] = "student"
-    """The kind of intervals, see `statistics.over_seeds_and_problems`."""
+    """The kind of intervals, see `statistics.interval_over_seeds_and_problems`."""
     deadline_hours: Annotated[float, Gt(0)] = 240.0
     """The hours after which a command of a run is ended, because it seems to hang."""
     notes: tuple[str, ...] = ()

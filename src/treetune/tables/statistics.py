@@ -23,7 +23,7 @@ interval has nearly its smallest width after 4 to 16 numbers: the best weight fo
 narrower by at most 11 %."""
 
 IntervalKind = Literal["bootstrap", "student"]
-"""The kind of an interval, see `over_seeds_and_problems`."""
+"""The kind of an interval, see `interval_over_seeds_and_problems`."""
 
 COVERAGE_OF_BOOTSTRAP = {2: 0.61, 3: 0.81, 4: 0.83, 5: 0.88}
 """The share of "bootstrap" intervals that contain the true mean, by the number of seeds. It should be 0.95.
@@ -62,7 +62,7 @@ class MeanWithInterval:
         return MeanWithInterval(self.mean, max(self.low, least), min(self.high, most))
 
 
-def over_seeds_and_problems(
+def interval_over_seeds_and_problems(
     values: Sequence[Mapping[str, float]], kind: IntervalKind = "bootstrap"
 ) -> MeanWithInterval:
     """Estimates the mean of one value per problem and seed, where all seeds have the same problems.
@@ -99,9 +99,9 @@ def over_seeds_and_problems(
     )
     means_B = np.einsum("bs,sp,bp->b", seeds_BS, matrix_SP, problems_BP, optimize=True)
     # The seeds' part of a resampled mean is the mean deviation of the drawn seeds. `means_B` contains this
-    # part once. Adding it stretch − 1 times makes it `stretch` times as large.
+    # part once. Adding it `widening_factor` − 1 times makes it `widening_factor` times as large.
     deviations_S = matrix_SP.mean(axis=1) - matrix_SP.mean()
-    means_B += (stretch(n_seeds, kind) - 1) * (seeds_BS @ deviations_S)
+    means_B += (widening_factor(n_seeds, kind) - 1) * (seeds_BS @ deviations_S)
     tail = (1 - LEVEL) / 2
     low, high = float(np.quantile(means_B, tail)), float(np.quantile(means_B, 1 - tail))
     return MeanWithInterval(float(matrix_SP.mean()), low, high)
@@ -188,13 +188,15 @@ def confidence_sequence(values: Sequence[float], bound: float, level: float = LE
     return MeanWithInterval((2 * mean - 1) * bound, *bounds)
 
 
-def of_shares(values: Sequence[Mapping[str, float]], kind: IntervalKind = "bootstrap") -> MeanWithInterval:
-    """Estimates the mean as `over_seeds_and_problems` does, where each problem's value is a share.
+def interval_of_shares(
+    values: Sequence[Mapping[str, float]], kind: IntervalKind = "bootstrap"
+) -> MeanWithInterval:
+    """Estimates the mean as `interval_over_seeds_and_problems` does, where each problem's value is a share.
 
     Resampling finds no spread where all shares are 0 or all are 1, and too little where a single seed has one
     answer for each problem. The interval is then Wilson's, over the problems.
     """
-    estimate = over_seeds_and_problems(values, kind)
+    estimate = interval_over_seeds_and_problems(values, kind)
     shares = set()
     for seed_values in values:
         shares |= set(seed_values.values())
@@ -204,15 +206,16 @@ def of_shares(values: Sequence[Mapping[str, float]], kind: IntervalKind = "boots
     return estimate
 
 
-def over_seeds(values: Sequence[float], kind: IntervalKind = "bootstrap") -> MeanWithInterval:
-    """Estimates the mean as `over_seeds_and_problems` does, where each seed has a single number."""
+def interval_over_seeds(values: Sequence[float], kind: IntervalKind = "bootstrap") -> MeanWithInterval:
+    """Estimates the mean as `interval_over_seeds_and_problems` does, where each seed has a single number."""
     if len(values) == 1:
         return MeanWithInterval(values[0], None, None)
-    return over_seeds_and_problems([{"": value} for value in values], kind)
+    return interval_over_seeds_and_problems([{"": value} for value in values], kind)
 
 
-def stretch(seeds: int, kind: IntervalKind) -> float:
-    """Returns the factor that widens the seeds' part of an interval; see `over_seeds_and_problems`."""
+def widening_factor(seeds: int, kind: IntervalKind) -> float:
+    """Returns the factor that widens the seeds' part of an interval; see
+    `interval_over_seeds_and_problems`."""
     if seeds == 1:
         return 1.0
     factor = math.sqrt(seeds / (seeds - 1))
@@ -223,7 +226,7 @@ def stretch(seeds: int, kind: IntervalKind) -> float:
     return factor
 
 
-SIGNIFICANT = 0.05
+SIGNIFICANCE_LEVEL = 0.05
 """A difference is significant if its p-value is below this."""
 
 

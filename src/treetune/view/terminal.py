@@ -46,7 +46,7 @@ from treetune.view.curves import (
 from treetune.view.experiment import Accuracy, RunProgress, StoredExperiment
 from treetune.view.store import Run, Store
 from treetune.view.store.index import sources, walk
-from treetune.view.text import cut, one_line, visible
+from treetune.view.text import cut_text, one_line, visible
 
 REFRESH_S = 2.0
 TERMINATED = 128 + signal.SIGTERM
@@ -385,7 +385,7 @@ def _answer_text(answer: NewestAnswer, whole: bool) -> Text:
         line = head + line_of(answer.text)
         line.no_wrap, line.overflow = True, "ellipsis"
         return line
-    beginning, left_out = cut(answer.text, WHOLE)
+    beginning, left_out = cut_text(answer.text, WHOLE)
     remark = f"\n… and {left_out} more characters" if left_out else ""
     return head + Text(f"\n{visible(beginning)}{remark}\n")
 

@@ -29,7 +29,7 @@ from treetune.lab.analyzers.advantage_distribution import AdvantageDistribution,
 from treetune.lab.analyzers.distance import KlToReference, answer_kl, distances, group_of
 from treetune.lab.analyzers.diversity import distinct_ngrams, overlap
 from treetune.lab.analyzers.figures import Bootstrap, correlation, mean_of, right_side
-from treetune.lab.analyzers.points import choose_points, evenly
+from treetune.lab.analyzers.points import choose_points, spread_evenly
 from treetune.lab.analyzers.step_credit import QUANTILE, Shown, step_credit
 from treetune.lab.analyzers.stored import state_values
 from treetune.lab.analyzers.true_values import (
@@ -185,9 +185,9 @@ def test_the_squared_distances_of_groups_add_up_to_that_of_all_weights() -> None
 
 
 def test_points_are_chosen_evenly_with_both_ends() -> None:
-    assert evenly(range(101), 5) == [0, 25, 50, 75, 100]
-    assert evenly([3, 7], 10) == [3, 7]
-    assert evenly([3, 7, 9], 1) == [9]
+    assert spread_evenly(range(101), 5) == [0, 25, 50, 75, 100]
+    assert spread_evenly([3, 7], 10) == [3, 7]
+    assert spread_evenly([3, 7, 9], 1) == [9]
     assert choose_points((4, 0, 4), [0, 2, 4], 10, "a checkpoint", "") == [0, 4]
     with pytest.raises(ValueError, match="3 is not the number of a checkpoint: there are 0, 2"):
         choose_points((3,), [0, 2], 10, "a checkpoint", "there are 0, 2")

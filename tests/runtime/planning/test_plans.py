@@ -22,7 +22,7 @@ import pytest
 from tests.runtime.planning.plans import PUBLISHED_RUNS, experiment, plan, seconds_of_published
 from treetune import main as command_line
 from treetune.cluster.commands import _configuration_that_makes, start_shape
-from treetune.config.catalogue import entries
+from treetune.config.catalogue import find_configurations
 from treetune.config.layers import CONFIGS
 from treetune.contracts import Advantages, Continuations
 from treetune.credit.base import Credit
@@ -476,7 +476,8 @@ def test_with_zero_3_the_host_has_the_whole_model_once_and_not_once_for_each_ran
 
 
 @pytest.mark.parametrize(
-    "name", [entry.name for entry in entries() if entry.kind == "experiments" and "/" in entry.name]
+    "name",
+    [entry.name for entry in find_configurations() if entry.kind == "experiments" and "/" in entry.name],
 )
 def test_a_checkpoint_of_a_shipped_experiment_has_its_configuration(name):
     """Also of experiments with a dot in their names, such as countdown/qwen2.5-3b_grpo."""

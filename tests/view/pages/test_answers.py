@@ -43,7 +43,7 @@ from treetune.runtime.analysis import ADVANTAGES, write_result
 from treetune.runtime.directory import _LOCKS
 from treetune.store.journal import Journal
 from treetune.tasks.arithmetic import AdditionChain
-from treetune.view.app import SEEN
+from treetune.view.app import SEEN_MARK_HEADER
 from treetune.view.charts import number
 from treetune.view.pages import PAGES
 from treetune.view.report.write import write_report
@@ -129,7 +129,7 @@ def test_the_credit_of_analyses_is_shown_when_it_appears_with_a_column_for_each_
         row = {"answer": "train/0#0", "step_ends": [*range(count)], "values": {}}
         row |= {"advantages": {"x": [0.5] * count}}
         write_result(run.analysis(name), {"iteration": 0}, [row], ADVANTAGES)
-    after = viewer.get("/answer", {SEEN: mark}, run="run", **FIRST)
+    after = viewer.get("/answer", {SEEN_MARK_HEADER: mark}, run="run", **FIRST)
     assert after.status_code == 200, "the page has changed"
     table = after.text.split('<table class="credits">')[1].split("</table>")[0]
     assert table.count('href="#step-') == 4 and table.count("<td>") == 8

@@ -57,7 +57,7 @@ StepValues = list[Value | None]
 one before it are then credited as one. If the first entry is None, the answer can't be credited at all."""
 
 
-def mean_of(rewards: Sequence[float], low: float = 0.0, high: float = 1.0) -> Value | None:
+def value_of_rewards(rewards: Sequence[float], low: float = 0.0, high: float = 1.0) -> Value | None:
     """Returns the mean of rewards with its variance; None without rewards.
 
     The variance is computed as if each reward were either `low` or `high`. The probability of `high` is
@@ -221,7 +221,7 @@ class Valuation:
     def value(self, state: State) -> Value | None:
         """Returns the mean reward of the state's continuations; None where there are none."""
         estimate = self.estimates.get(state)
-        return None if estimate is None else mean_of(estimate.rewards)
+        return None if estimate is None else value_of_rewards(estimate.rewards)
 
     def values(self) -> list[StepValues]:
         """Returns `value` of every state, answer by answer."""
@@ -252,7 +252,7 @@ class Valuation:
             for answer_state in answer.states:
                 estimate = self.estimates.get(answer_state.state)
                 rewards_of_continuations = () if estimate is None else estimate.rewards
-                step_values.append(mean_of([*rewards_of_continuations, *others[answer_state]]))
+                step_values.append(value_of_rewards([*rewards_of_continuations, *others[answer_state]]))
             values.append(step_values)
         return values
 

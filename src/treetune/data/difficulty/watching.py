@@ -48,7 +48,7 @@ CHANGES_NO_ANSWER = ("policy", "jobs", "column", "grader_workers", "grader_deadl
 """Settings on which no answer depends. Of a policy's settings, `Policy.identity` has those that matter."""
 
 
-def estimate(
+def run_jobs(
     pipeline: EstimateDifficulty, source: Path, output: Path, config: dict[str, Any], command: Sequence[str]
 ) -> int:
     """Starts the jobs of all shards, waits for them, and merges their results.

@@ -215,9 +215,9 @@ def asks_the_run(grader: Grader) -> bool:
 
 # The service
 
-AGAIN = "That holds no verdict in the form that was asked for. Give the verdict alone, in that form."
+ASK_AGAIN = "That holds no verdict in the form that was asked for. Give the verdict alone, in that form."
 
-AGAIN_BRIEFLY = "Your last reply came to no verdict. Think no longer than you must, and give the verdict."
+ASK_AGAIN_BRIEFLY = "Your last reply came to no verdict. Think no longer than you must, and give the verdict."
 
 PROBE_S = 30.0
 """While the judge counts as down, one question is sent in each period of so many seconds, to see whether it
@@ -377,12 +377,12 @@ class Judge:
                 break
             answer = read_thoughts(reply.text).answer.strip()
             if answer:
-                messages += [("assistant", reply.text), ("user", AGAIN)]
+                messages += [("assistant", reply.text), ("user", ASK_AGAIN)]
             else:
                 # The reply is only a thought. It can't be put into the conversation: endpoints refuse an
                 # empty message, and the model would continue a thought without an end. So the question is
                 # repeated.
-                messages[-1] = ("user", f"{question}\n\n{AGAIN_BRIEFLY}")
+                messages[-1] = ("user", f"{question}\n\n{ASK_AGAIN_BRIEFLY}")
         if not reply.complete:
             raise Unavailable(
                 "the judge's replies were cut off before a verdict: raise max_tokens of the judge"

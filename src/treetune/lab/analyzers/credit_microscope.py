@@ -242,7 +242,7 @@ class CreditMicroscope(OfIterations):
     ) -> dict[str, StepCredit]:
         """Returns the credit of the chosen answers, by their ids, from the mean rewards of `truth`
         continuations of each state."""
-        from treetune.credit.values.base import mean_of
+        from treetune.credit.values.base import value_of_rewards
         from treetune.credit.vineppo import step_advantages
         from treetune.lab.analyzers.stored import context_at
         from treetune.lab.analyzers.true_values import TRUTH_PURPOSE, continue_prefixes
@@ -257,7 +257,7 @@ class CreditMicroscope(OfIterations):
             estimates = iter(continue_prefixes(context, prefixes, self.truth, TRUTH_PURPOSE))
         credit_by_answer = {}
         for answer in chosen:
-            means = [mean_of(next(estimates).rewards) for _ in answer.step_ends]
+            means = [value_of_rewards(next(estimates).rewards) for _ in answer.step_ends]
             # No mean is None, since each state has `truth` graded continuations.
             values = [mean.value for mean in means if mean is not None]
             errors = [mean.variance**0.5 for mean in means if mean is not None]

@@ -18,7 +18,7 @@ from treetune.engine.requests import Completion
 from treetune.exceptions import Damaged
 from treetune.runtime.directory import EPISODES, ITERATION_METRICS, SUMMARY, TRAJECTORIES, ExperimentDirectory
 from treetune.store.checksums import KEY, SUMS, damage_of, read_record, verify_stream
-from treetune.store.journal import read_rows
+from treetune.store.journal import read_journal
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -345,7 +345,7 @@ def _read_requests(folder: Path, phase: str) -> dict[str, list[dict[str, Any]]]:
     left out, as a resumed run leaves them out."""
     samples_by_request = {}
     for path in sorted(folder.glob(f"{phase}-*.jsonl")):
-        for row in read_rows(path):
+        for row in read_journal(path):
             with contextlib.suppress(ValueError, TypeError):
                 key, stored_samples = row
                 samples = zip(completions_of_row(row), stored_samples, strict=True)

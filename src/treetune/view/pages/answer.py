@@ -41,7 +41,7 @@ from treetune.view.store.tokens import (
     trained_steps,
 )
 from treetune.view.templates import FULL_COLOUR_QUANTILE
-from treetune.view.text import MARKS, SHOWN, cut, ends_in_a_heap, visible
+from treetune.view.text import CHARACTERS_SHOWN, MARKS, cut_text, ends_in_a_heap, visible
 from treetune.vocabulary import Episode
 
 TOKENS_SHOWN = 4000
@@ -133,7 +133,7 @@ def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) 
     most = None if everything else TOKENS_SHOWN
     credits = credits_of(view.run.path, answer)
     grade = answer.trajectory.grade if answer.trajectory is not None else None
-    text, left_out = cut(answer.text, len(answer.text) if everything else SHOWN)
+    text, left_out = cut_text(answer.text, len(answer.text) if everything else CHARACTERS_SHOWN)
     reading = _reading(view, answers, answer)
     drawing: Markup | str = ""
     if form == "threads" and tokens is not None:
@@ -381,7 +381,7 @@ def shortened(text: str, most: int) -> str:
 
     If the text is longer, it ends with the number of characters that were left out.
     """
-    beginning, left_out = cut(text, most)
+    beginning, left_out = cut_text(text, most)
     return visible(beginning) + (f"⟨{left_out:,} more characters⟩" if left_out else "")
 
 

@@ -35,7 +35,7 @@ from treetune.view.report.recorded import TimesSection
 from treetune.view.store import Run
 from treetune.vocabulary import CORRECT_SCORE
 
-SHOWN = 400
+ROWS_PER_PAGE = 400
 """The most rows on a page."""
 
 SORTED = ("name", "state", "newest", "accuracy")
@@ -145,7 +145,7 @@ def show(view: PageRequest) -> Response:
     search, state = view.text("search").casefold(), view.text("state")
     sort = view.choice("sort", (*SORTED, *columns))
     matching = [row for row in rows if _matches(row, search, state)]
-    listed = paged(view, sorted(matching, key=lambda row: _rank(row, sort)), SHOWN)
+    listed = paged(view, sorted(matching, key=lambda row: _rank(row, sort)), ROWS_PER_PAGE)
     groups: dict[str, list[Listed]] = {}
     for row in listed.rows:
         groups.setdefault(row.group, []).append(row)

@@ -36,7 +36,7 @@ from treetune.view.store.tokens import (
 from treetune.view.templates import FULL_COLOUR_QUANTILE, coloured, injected, plain, render, shade
 from treetune.vocabulary import CORRECT_SCORE
 
-SHOWN = 8
+MOST_EPISODES = 8
 """The most episodes in a report."""
 
 ANALYZER = "credit_microscope"
@@ -200,8 +200,8 @@ class EpisodesSection(ReportSection):
         right = [row for row in rows if row["is_right"]]
         wrong = [row for row in rows if not row["is_right"]]
         # Half of the shown answers are right, or more of them if there are too few wrong ones.
-        n_right = min(len(right), max(SHOWN // 2, SHOWN - len(wrong)))
-        chosen = [answers.whole(row) for row in (*right[:n_right], *wrong[: SHOWN - n_right])]
+        n_right = min(len(right), max(MOST_EPISODES // 2, MOST_EPISODES - len(wrong)))
+        chosen = [answers.whole(row) for row in (*right[:n_right], *wrong[: MOST_EPISODES - n_right])]
         chosen = [answer for answer in chosen if answer.episodes]
         episodes = [answer.episodes[0] for answer in chosen]
         sizes = [np.abs(episode.advantages) for episode in episodes if episode.advantages is not None]
