@@ -28,7 +28,7 @@ from treetune.engine.base import Canary, Chunk, EngineLaunch, Tolerance, Transfe
 from treetune.engine.client import MODEL_NAME, SAMPLES_ROUTE, Address
 from treetune.engine.engine import VllmEngine, start_engine
 from treetune.engine.journal import JournaledEngine
-from treetune.engine.key import header
+from treetune.engine.key import key_header
 from treetune.engine.requests import Completion, Request, SamplingParams
 from treetune.engine.settings import VllmSettings
 from treetune.exceptions import EngineError
@@ -149,7 +149,7 @@ def test_a_whole_answer_is_what_vllms_own_route_streams(engine: VllmEngine) -> N
     body = {"model": MODEL_NAME, "prompt": asked.prompt_ids.tolist(), "n": asked.n, "seed": asked.seed}
     body |= {"max_tokens": 200, "logprobs": 0, "return_token_ids": True, "stream": True}
     streamed: list[list[Any]] = [[[], [], None] for _ in range(asked.n)]
-    question = UrlRequest(address.url + "/v1/completions", json.dumps(body).encode(), header(address.key))
+    question = UrlRequest(address.url + "/v1/completions", json.dumps(body).encode(), key_header(address.key))
     question.add_header("Content-Type", "application/json")
     events = 0
     with urlopen(question, timeout=60) as answer:

@@ -114,7 +114,7 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
         The server's exit code, or 1 if that is 0, since a server should not end by itself.
     """
     from treetune.engine.client import SAMPLES_ROUTE, Client
-    from treetune.engine.key import DESCRIPTION
+    from treetune.engine.key import DESCRIPTION_VARIABLE
     from treetune.engine.launch import ServerProcess, diagnosis, last_lines, listens
     from treetune.engine.serve_engine_servers import shared_settings
     from treetune.engine.server import warm_up
@@ -122,7 +122,7 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
 
     log = log or Path(f"serve_engine-{port}.log")
     weights = launch.run.weights
-    variables = {DESCRIPTION: json.dumps(shared_settings(launch, weights))}
+    variables = {DESCRIPTION_VARIABLE: json.dumps(shared_settings(launch, weights))}
     process = ServerProcess(launch, weights, log, port=port, server_key=key, variables=variables)
     client = Client()
     say(f"starting a server at {process.url}; its log is {log}; Ctrl-C stops it")

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
-from treetune.engine.key import header
+from treetune.engine.key import key_header
 from treetune.engine.requests import Completion, Request, ScoreRequest
 from treetune.exceptions import EngineError, ServerFailure, TemporaryFailure
 from treetune.vocabulary import logprob_array, token_array
@@ -293,7 +293,7 @@ class Client:
 
     def headers(self, address: Address) -> dict[str, str]:
         """Returns the headers of a request."""
-        return header(address.key, address.weights)
+        return key_header(address.key, address.weights)
 
     def read_answer(self, path: str, status: int, text: bytes, answers: str = "JSON") -> dict[str, Any]:
         """Returns the JSON object of an answer; see `post`."""

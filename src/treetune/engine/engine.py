@@ -46,7 +46,7 @@ from treetune.engine.base import (
     TransferMethod,
     check_request,
 )
-from treetune.engine.canary import Gap, Probe, judge
+from treetune.engine.canary import Gap, Probe, judge_gap
 from treetune.engine.client import Address, Client, RequestPart, parts_of
 from treetune.engine.cuda_transfers import CudaIpc, Nccl
 from treetune.engine.in_process import InProcessEngine
@@ -474,7 +474,7 @@ class VllmEngine(Engine):
             ]
             # `replica.verified` holds the probes of the previous weights. If the log-probs fit those better,
             # the server still has the previous weights.
-            gaps[replica] = judge(probes, replica.verified, tolerance)
+            gaps[replica] = judge_gap(probes, replica.verified, tolerance)
             if not (update.problem or gaps[replica].problem):
                 replica.verified = probes
         return gaps, seconds

@@ -362,7 +362,7 @@ class ServerProcess:
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=file,
-                env=launch.environment(folder) | {key.VARIABLE: self.key, **(variables or {})},
+                env=launch.environment(folder) | {key.KEY_VARIABLE: self.key, **(variables or {})},
                 # So that Ctrl-C in the terminal reaches only this process, which then ends the server.
                 start_new_session=True,
                 bufsize=0,  # so that the byte that ends the server is sent at once

@@ -81,7 +81,7 @@ def refuse_what_does_not_fit(config: PolicyIteration) -> None:
 def plan_here(config: PolicyIteration) -> Plan | None:
     """Returns the run's plan on this machine; None if `plan.check` is false. Raises ValueError if no plan can
     be made."""
-    return Plan.of(config, this_machine(started=True)) if config.plan.check else None
+    return Plan.of(config, this_machine(is_rank=True)) if config.plan.check else None
 
 
 def size_engine(config: PolicyIteration, settings: VllmSettings) -> VllmSettings:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal
 
-from treetune.runtime.intervals import wilson
+from treetune.runtime.intervals import CONFIDENCE_LEVEL, wilson
 
 RESAMPLES = 4000
-LEVEL = 0.95
 
 WEIGHT = 0.1
 """The weight of the prior of `normal_sequence`, as if the prior were this many numbers. With 0.1, the
@@ -102,12 +101,12 @@ def interval_over_seeds_and_problems(
     # part once. Adding it `widening_factor` − 1 times makes it `widening_factor` times as large.
     deviations_S = matrix_SP.mean(axis=1) - matrix_SP.mean()
     means_B += (widening_factor(n_seeds, kind) - 1) * (seeds_BS @ deviations_S)
-    tail = (1 - LEVEL) / 2
+    tail = (1 - CONFIDENCE_LEVEL) / 2
     low, high = float(np.quantile(means_B, tail)), float(np.quantile(means_B, 1 - tail))
     return MeanWithInterval(float(matrix_SP.mean()), low, high)
 
 
-def normal_sequence(values: Sequence[float], level: float = LEVEL) -> MeanWithInterval:
+def normal_sequence(values: Sequence[float], level: float = CONFIDENCE_LEVEL) -> MeanWithInterval:
     """Estimates the mean of normal numbers of unknown spread, with an interval that is valid at every count.
 
     It is a t-interval at which one may look after each number, as with `confidence_sequence`.
@@ -135,7 +134,9 @@ def normal_sequence(values: Sequence[float], level: float = LEVEL) -> MeanWithIn
     return MeanWithInterval(mean, mean - half_width, mean + half_width)
 
 
-def confidence_sequence(values: Sequence[float], bound: float, level: float = LEVEL) -> MeanWithInterval:
+def confidence_sequence(
+    values: Sequence[float], bound: float, level: float = CONFIDENCE_LEVEL
+) -> MeanWithInterval:
     """Estimates the mean of numbers between −bound and bound, with an interval that is valid at every count.
 
     One may look at the interval after each number and stop at any time. The numbers must be independent draws
@@ -222,7 +223,7 @@ def widening_factor(seeds: int, kind: IntervalKind) -> float:
     if kind == "student":
         from scipy.special import ndtri, stdtrit
 
-        factor *= float(stdtrit(seeds - 1, 0.5 + LEVEL / 2) / ndtri(0.5 + LEVEL / 2))
+        factor *= float(stdtrit(seeds - 1, 0.5 + CONFIDENCE_LEVEL / 2) / ndtri(0.5 + CONFIDENCE_LEVEL / 2))
     return factor
 
 

@@ -538,14 +538,14 @@ class TestStart:
 
     def test_a_process_without_a_launcher_is_one_rank(self, monkeypatch):
         monkeypatch.setattr(machine, "query_gpus", lambda what, environment: [str(80 * 1024)] * 4)
-        assert machine.this_machine({}, started=True).ranks == 1
-        assert machine.this_machine({}, started=True).gpus == machine.this_machine({}).ranks == 4
-        assert "1 of 4 GPUs" in machine.this_machine({}, started=True).description
+        assert machine.this_machine({}, is_rank=True).ranks == 1
+        assert machine.this_machine({}, is_rank=True).gpus == machine.this_machine({}).ranks == 4
+        assert "1 of 4 GPUs" in machine.this_machine({}, is_rank=True).description
 
     @pytest.mark.parametrize("launcher", ["LOCAL_SIZE", "LOCAL_WORLD_SIZE"])
     def test_launchers_say_how_many_ranks_a_machine_has(self, launcher):
         this = machine.this_machine(
-            {"CUDA_VISIBLE_DEVICES": "", "WORLD_SIZE": "8", launcher: "4"}, started=True
+            {"CUDA_VISIBLE_DEVICES": "", "WORLD_SIZE": "8", launcher: "4"}, is_rank=True
         )
         assert (this.ranks, this.nodes) == (4, 2)
 
