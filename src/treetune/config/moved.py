@@ -39,6 +39,7 @@ MOVED = {
     "treetune.rollouts.states": "treetune.credit.states",
     "treetune.rollouts.valuation": "treetune.credit.values",
     "treetune.rollouts.values": "treetune.credit.states",
+    "treetune.runtime.front_door": "treetune.runtime.rank_launcher",
     "treetune.runtime.sampler": "treetune.runtime.resources",
     "treetune.sandbox": "treetune.domains.sandbox",
     "treetune.sweeps": "treetune.tables",
