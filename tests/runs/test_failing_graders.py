@@ -289,7 +289,7 @@ def serve_stand_in(settings: EngineSettings, run: EngineLaunch, log: Path) -> An
         return start_servers(settings, run, log)
     address = Address(settings.judge.base_url.removesuffix("/v1"), 1, "its key")
     server = SimpleNamespace(
-        now=lambda: address,
+        current_address=lambda: address,
         report_failure=lambda address, reason: None,
         report_success=lambda: None,
         begin_to_close=lambda: None,
