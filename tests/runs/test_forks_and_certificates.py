@@ -17,7 +17,7 @@ from treetune.credit.vineppo import MonteCarlo
 from treetune.engine.settings import InProcessSettings
 from treetune.exceptions import Damaged
 from treetune.lab import certificates
-from treetune.lab.analyzers.first_difference import first_difference
+from treetune.lab.analyzers.first_difference import find_first_difference
 from treetune.lab.certificates import certify, verify
 from treetune.lab.fork import fork
 from treetune.models.policy_files import read_policy
@@ -71,7 +71,7 @@ def test_a_branch_with_nothing_changed_is_the_run_that_went_on_to_the_bit(
     shutil.copytree(run[1].path, tmp_path / "gone_on")
     gone_on = train(replace(run[0], directory=str(tmp_path), experiment_name="gone_on"))
     assert branch.checkpoints()[-1] == gone_on.checkpoints()[-1] == 4
-    assert first_difference(branch.path, gone_on.path) is None
+    assert find_first_difference(branch.path, gone_on.path) is None
     assert [row["iteration"] for row in branch.read_metrics()] == [0, 1, 2, 3]
     origin = read_manifest(branch)["forked"]
     assert (origin["run"], origin["after"]) == (str(run[1].path), 2)

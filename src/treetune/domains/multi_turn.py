@@ -312,7 +312,7 @@ class MultiTurn(GrowingRollout):
         The grader isn't asked if the environment failed, or if answers earn only the environment's rewards.
         Then the grade has the reward 0, and the outcome, message and numbers of the environment's last reply.
         """
-        last_reply = conversation.turns[-1] if conversation.turns else Turn()
+        last_reply = conversation.replies[-1] if conversation.replies else Turn()
         if conversation.outcome != "ok" or self._reward_of(context, start) == "environment":
             return Grade(
                 reward=0.0,
@@ -401,13 +401,13 @@ def close_turn_journal(context: RolloutContext) -> None:
 
 def _take_played(conversation: Conversation, played: Played) -> None:
     """Adds the environment's reply to the last action to a conversation."""
-    (turn,) = played.turns  # one action makes one turn
+    (reply,) = played.turns  # one action makes one turn
     conversation.environment_seconds += played.seconds
     try:
-        conversation.take_turn(turn, played.snapshot)
+        conversation.take_reply(reply, played.snapshot)
     except ValueError as error:  # the tokenizer has no tokens for the observation
-        conversation.turns.pop()  # `take_turn` had added it before it raised
-        conversation.take_turn(Turn(done=True, outcome="error", message=str(error)))
+        conversation.replies.pop()  # `take_reply` had added it before it raised
+        conversation.take_reply(Turn(done=True, outcome="error", message=str(error)))
 
 
 def check_restorable(environments: Iterable[Environment], key: str, remedy: str) -> Iterable[Finding]:

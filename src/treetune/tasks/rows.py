@@ -40,7 +40,7 @@ from treetune.tasks.splitter_task import SplitterTask
 from treetune.tasks.steps import Lines, StepSplitter
 from treetune.vocabulary import Problem
 
-QUICKLY_READ = 4_000_000
+QUICKLY_READ_BYTES = 4_000_000
 """The size in bytes up to which a file that isn't Parquet is read as a whole while a configuration is
 checked."""
 
@@ -340,7 +340,7 @@ def check_stop(task: Task, stop: Sequence[str], experiment: Any) -> Iterator[Fin
 
 def is_quickly_read(path: Path) -> bool:
     """Returns whether the first rows of a file, and their number, can be read quickly."""
-    return path.is_file() and (path.suffix == ".parquet" or path.stat().st_size <= QUICKLY_READ)
+    return path.is_file() and (path.suffix == ".parquet" or path.stat().st_size <= QUICKLY_READ_BYTES)
 
 
 @dataclass(frozen=True, kw_only=True)
