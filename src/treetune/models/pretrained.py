@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-QUICKLY_READ = 1_000_000
+CHECKED_FILE_BYTES = 1_000_000
 """The largest file of a model, in bytes, that `check` reads."""
 
 _DEVICES = Path("/dev")
@@ -152,7 +152,7 @@ class PretrainedModel(ModelSource):
         """Returns a JSON file of the model; empty if the model is not in a local folder."""
         try:
             path = Path(resolve_policy(self.name_or_path)) / name
-            if not path.is_file() or path.stat().st_size > QUICKLY_READ:
+            if not path.is_file() or path.stat().st_size > CHECKED_FILE_BYTES:
                 return {}
             content = json.loads(path.read_text())
         except (ValueError, OSError):
@@ -191,7 +191,8 @@ class PretrainedModel(ModelSource):
     def _missing_kernels(self) -> Iterator[Finding]:
         """Yields a finding for each kind of kernels that the settings name and that can't run here."""
         to_sdpa = "set model.attention to 'sdpa'"
-        # The package (None for PyTorch's own kernels), the setting that names it, its key, and a remedy.
+        # Each entry has the package (None for PyTorch's own kernels), the setting that names the kernels, its
+        # key, and a remedy.
         kernels: list[tuple[str | None, str, str, str]] = []
         if self.attention == "flash_attention_2":
             kernels.append(("flash_attn", "model.attention 'flash_attention_2'", "attention", to_sdpa))

@@ -33,7 +33,7 @@ T = TypeVar("T")
 UNGRADED = Grade(reward=0.0, outcome="no_answer")
 """The grade of an answer that has not been graded yet."""
 
-EXAMPLES = 4
+EXAMPLE_PROBLEMS = 4
 """The number of example problems of a task that `check` looks at."""
 
 
@@ -68,7 +68,9 @@ class SampledRollout(Rollout):
         context_length, longest_prompt = experiment.context_length, self.max_prompt_tokens
         yield from check_lengths(self, context_length)
         for task in parts_of(experiment.task):
-            lengths = experiment.model.prompt_tokens([problem.prompt for problem in task.examples(EXAMPLES)])
+            lengths = experiment.model.prompt_tokens(
+                [problem.prompt for problem in task.examples(EXAMPLE_PROBLEMS)]
+            )
             max_tokens = task.adjust_sampling(self.sampling).max_tokens
             # `lengths` is None if the tokenizer must be loaded to count tokens. If `max_tokens` is too large,
             # `check_lengths` has reported that already.
@@ -158,6 +160,7 @@ class CountedSamples:
         self._requested = self._done = earlier_samples
 
     async def sample(self, request: Request) -> list[Completion]:
+        """Samples, and shows how many of the samples that were requested so far are there."""
         self._requested += request.n
         completions = await self._engine.sample(request)
         self._done += request.n
@@ -319,8 +322,9 @@ def check_lengths(rollout: Rollout, context_length: int) -> Iterator[Finding]:
 def _too_many_tokens(rollout: Rollout, context_length: int) -> int:
     """Returns the smallest `max_tokens` that doesn't fit into the context.
 
-    With `max_prompt_tokens`, an answer may only have the rest of the context after its prompt. So
-    `max_tokens` may be as large as the context.
+    Without `max_prompt_tokens`, each prompt must leave room for `max_tokens` in the context, so `max_tokens`
+    must be smaller than the context. With it, a prompt need only leave room for one token, and an answer is
+    cut off at the end of the context. So `max_tokens` may be as large as the context.
     """
     return context_length if rollout.max_prompt_tokens is None else context_length + 1
 

@@ -70,6 +70,7 @@ def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajector
         "reward": [t.reward for t in graded],
         "unfinished": [float(t.unfinished) for t in trajectories],
         "prompt_tokens": [float(len(t.prompt_ids)) for t in trajectories],
+        # The last step ends with the answer, so its end is the answer's number of tokens.
         "response_tokens": [float(t.step_ends[-1]) for t in trajectories],
         "steps": [float(len(t.step_ends)) for t in trajectories],
     }
@@ -85,7 +86,7 @@ def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajector
             is_hit = any(t.grade.correct for t in graded_of_group)
             columns_of_problems["once_hit"].append(float(is_hit))
         columns_of_problems["unique"].append(len({t.text for t in group}) / len(group))
-        # For each problem, graded or not: below, the column's length is the number of problems.
+        # Each problem adds a value, graded or not, since the column's length is the number of problems below.
         columns_of_problems["mixed"].append(float(len({t.score for t in graded_of_group}) > 1))
     local = {f"episodes/{name}": values for name, values in columns_of_answers.items()}
     local |= {f"episodes/{name}": values for name, values in columns_of_problems.items()}
@@ -106,7 +107,7 @@ def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajector
     }
 
 
-PREFIX = "domains/"
+DOMAIN_PREFIX = "domains/"
 DOMAIN_METRICS = (
     *("reward", "correct", "unfinished", "unavailable", "error", "response_tokens"),
     *("problems", "mixed", "learnable", "advantage_std", "advantage_zero", "weight"),
@@ -122,10 +123,10 @@ def split_domain(key: str) -> tuple[str, str] | None:
 
     Example: ``split_domain("domains/math/reward")`` is ``("math", "reward")``.
     """
-    if not key.startswith(PREFIX):
+    if not key.startswith(DOMAIN_PREFIX):
         return None
-    domain, _, number = key.removeprefix(PREFIX).partition("/")
-    return domain, number
+    domain, _, name = key.removeprefix(DOMAIN_PREFIX).partition("/")
+    return domain, name
 
 
 def domain_columns(groups: Mapping[str, Sequence[Trajectory]]) -> dict[str, list[float]]:
@@ -168,7 +169,7 @@ def domain_columns(groups: Mapping[str, Sequence[Trajectory]]) -> dict[str, list
             numbers["learnable"] = [share * (1 - share) * count / (count - 1)]
         for name, values in numbers.items():
             if values:
-                columns.setdefault(f"{PREFIX}{domain}/{name}", []).extend(values)
+                columns.setdefault(f"{DOMAIN_PREFIX}{domain}/{name}", []).extend(values)
     return columns
 
 
@@ -181,7 +182,7 @@ def domain_counts(columns: Mapping[str, Sequence[float]]) -> Metrics:
             continue
         domain, name = domain_and_name
         if name == _ONE_FOR_EACH_PROBLEM:
-            counts[f"{PREFIX}{domain}/problems"] = float(len(values))
+            counts[f"{DOMAIN_PREFIX}{domain}/problems"] = float(len(values))
     return counts
 
 
@@ -198,6 +199,6 @@ def domain_advantages(episodes: Sequence[Episode]) -> Metrics:
     metrics: Metrics = {}
     for domain, columns in sorted(advantages.items()):
         values = np.concatenate(columns)
-        metrics[f"{PREFIX}{domain}/advantage_std"] = math.sqrt(float(values.var()))
-        metrics[f"{PREFIX}{domain}/advantage_zero"] = float((values == 0.0).mean())
+        metrics[f"{DOMAIN_PREFIX}{domain}/advantage_std"] = math.sqrt(float(values.var()))
+        metrics[f"{DOMAIN_PREFIX}{domain}/advantage_zero"] = float((values == 0.0).mean())
     return metrics

@@ -28,7 +28,7 @@ Better = Literal["higher", "lower", "neither"]
 
 OF_CORRECT = "_right"
 """The ending of a metric's name if it is the mean over only the correct answers."""
-LARGEST = "_max"
+LARGEST_SUFFIX = "_max"
 """The ending of a metric's name if it is the largest value."""
 
 
@@ -135,8 +135,8 @@ def declared_ratios() -> dict[str, tuple[str, str]]:
 
 
 def add_measured_numbers(trees: Sequence[Tree], codec: TextCodec) -> list[Tree]:
-    """Returns the trees with more numbers on their answers: those that groups measure are added to those that
-    the rollout counted."""
+    """Returns the trees with more numbers on their answers: the numbers that a `NumberGroup` measures are
+    added to those that the rollout counted."""
     trajectories = answers_of(trees)
     numbers_of_answers = [dict(trajectory.numbers) for trajectory in trajectories]
     for group in _groups.values():
@@ -173,7 +173,7 @@ def number_metrics(columns: Mapping[str, Sequence[float]]) -> Metrics:
     metrics = {name: math.fsum(values) / len(values) for name, values in columns.items()}
     for name, number in declared().items():
         if number.largest and name in columns:
-            metrics[name + LARGEST] = max(columns[name])
+            metrics[name + LARGEST_SUFFIX] = max(columns[name])
     return metrics
 
 

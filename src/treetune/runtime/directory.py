@@ -110,7 +110,7 @@ class ExperimentDirectory:
         return self.path / MANIFEST
 
     @property
-    def metrics(self) -> Path:
+    def metrics_file(self) -> Path:
         return self.path / METRICS
 
     @property
@@ -217,9 +217,11 @@ class ExperimentDirectory:
         return [i for i in self.checkpoints() if self._is_regular(i)]
 
     def _is_regular(self, i: int) -> bool:
-        """Returns whether a checkpoint was due by iterations. Those of earlier versions all were."""
+        """Returns whether a checkpoint was due by iterations. All checkpoints of earlier versions were, and
+        have no entry about it."""
         try:
-            return bool(read_record(self.checkpoint(i) / STATE, "").get("regular", True))
+            state = read_record(self.checkpoint(i) / STATE, remedy="")  # its error is not shown
+            return bool(state.get("regular", True))
         except (Damaged, FileNotFoundError):
             # Damaged, or deleted meanwhile. The function that reads the checkpoint reports it.
             return True
@@ -257,7 +259,7 @@ class ExperimentDirectory:
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Appends a row to ``metrics.jsonl`` with its checksum, and returns when it is on the disk."""
-        with self.metrics.open("a") as file:
+        with self.metrics_file.open("a") as file:
             file.write(json.dumps(sealed(row)) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -271,9 +273,9 @@ class ExperimentDirectory:
         Raises:
             Damaged: A line is damaged, and `damaged` is None.
         """
-        if not self.metrics.is_file():
+        if not self.metrics_file.is_file():
             return []
-        content = self.metrics.read_bytes()
+        content = self.metrics_file.read_bytes()
         lines = content.splitlines()
         rows = []
         for number, line in enumerate(lines, start=1):
@@ -288,7 +290,7 @@ class ExperimentDirectory:
                 was_cut_short = is_last_line and not has_newline and not has_checksum
                 if was_cut_short:
                     break
-                message = f"line {number} of {self.metrics} is damaged ({error}): {LINE_REMEDY}"
+                message = f"line {number} of {self.metrics_file} is damaged ({error}): {LINE_REMEDY}"
                 if damaged is None:
                     raise Damaged(message) from error
                 damaged.append(message)
@@ -497,7 +499,11 @@ def tokens_sampled(directory: ExperimentDirectory, done: int) -> list[int]:
     """
 
     def metrics_of(path: Path) -> Metrics:
-        """Returns the metrics in a file of an iteration's folder."""
+        """Returns the metrics in a file of an iteration's folder.
+
+        They have the number of sampled tokens, which is counted against the budget `stop_after`. The error
+        for a missing file tells the user so.
+        """
         # The journal stays, since it has the answered requests, which are then not sampled again.
         remedy = f"delete {path.parent} but for its journal/, and give the command again"
         try:

@@ -28,7 +28,13 @@ from treetune.credit.critic_prompts import with_critic_prompts
 from treetune.credit.states.early import EarlyContinuations
 from treetune.credit.teacher_prompts import with_teacher_prompts
 from treetune.engine.journal import CallTimes, JournaledEngine
-from treetune.engine.requests import ANSWERS, CONTINUATIONS, Completion, Request, SamplingParams
+from treetune.engine.requests import (
+    ANSWER_PRIORITY,
+    CONTINUATION_PRIORITY,
+    Completion,
+    Request,
+    SamplingParams,
+)
 from treetune.objectives.further_inputs import teacher_of
 from treetune.rollouts import unavailable
 from treetune.rollouts.answers import contiguous_share
@@ -67,7 +73,7 @@ from treetune.runtime.machine import memory_in_use
 from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
 from treetune.store.checksums import read_record, seal_of, write_record
-from treetune.tasks.drawing import Drawing
+from treetune.tasks.drawing import DrawingContext
 from treetune.trainer.ranks import Ranks
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Episode, Metrics, Trajectory
@@ -76,7 +82,7 @@ PASS_RATES = "pass_rates.json"
 """In an iteration's folder: the share of correct answers to each of its problems, if later draws of problems
 need it."""
 
-MEMORY = "memory.json"
+MEMORY_FILE = "memory.json"
 """In an iteration's folder: what shaping remembers of that iteration and all before it."""
 
 CARRIED = "carried.arrow"
@@ -102,7 +108,7 @@ def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Col
     if needs_sampling(config, session.directory, iteration):
         # The start of the engine is not part of the iteration's time.
         with clock.stopped():
-            resources.ready()
+            resources.wait_until_ready()
     path = folder / EPISODES
     episodes: Collection[Episode]
     if is_generated(session.directory, iteration):
@@ -111,6 +117,7 @@ def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Col
         metrics |= _read_phase(folder / CREDIT_METRICS, clock, "credit")
         episodes = read_episodes(path) if ranks.world_size == 1 else StoredEpisodes(path)
     else:
+        # `early` are the continuations of answers that credit has begun to sample during the rollout.
         trees, metrics, early = _run_rollout_phase(resources, iteration, clock)
         if ranks.device.type == "cuda":
             metrics["memory/generation"] = memory_in_use()
@@ -120,7 +127,7 @@ def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Col
         if ranks.is_first:
             _write_phase(folder / CREDIT_METRICS, metrics, clock, "credit")
             if _needs_memory(config):
-                write_record(folder / MEMORY, memory)
+                write_record(folder / MEMORY_FILE, memory)
             tokens, model = session.directory.path / TOKENS, session.model
             if not tokens.is_file():  # readers of episodes look up the text of tokens there
                 n_token_ids = 1 + max(model.tokenizer.get_vocab().values())  # ids begin with 0
@@ -128,7 +135,7 @@ def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Col
             # A user may have deleted the episodes to have them made again. A file of token signals that is
             # still there then belongs to the deleted episodes.
             (folder / SIGNALS).unlink(missing_ok=True)
-            # Last, because this file says that both phases are done.
+            # The episodes are written last, because their file says that both phases are done.
             write_episodes(path, selected, model.codec, iteration)
         episodes = selected if ranks.world_size == 1 else wait_for_stored_episodes(ranks, path)
     if config.rollout.needs_engine:
@@ -153,15 +160,15 @@ def _run_rollout_phase(
         # Raises if the file is of another iteration.
         refuse_another_iterations(folder / TRAJECTORIES, iteration)
         # An interrupted run may have sampled continuations of credit already: their seconds count, too.
-        metrics = _read_phase(folder / ROLLOUT_METRICS, clock, "generation", "credit")
+        metrics = _read_phase(folder / ROLLOUT_METRICS, clock, "generation", begun_phase="credit")
         return trees_of_rank(ranks, read_trajectories(folder / TRAJECTORIES)), metrics, None
     all_problems = session.train_problems
-    # Read only if the rule's `draw` asks for them, and each iteration's file once.
+    # These functions read a file only if the rule's `draw` calls them, and each iteration's file once.
     earlier_metrics = cache(
         lambda i: _read_earlier(session, i, ROLLOUT_METRICS, HOW_PROBLEMS_WENT)["metrics"]
     )
     pass_rates = cache(lambda i: _read_earlier(session, i, PASS_RATES, HOW_PROBLEMS_WENT))
-    drawing = Drawing(config.seed, iteration, config.problem_sampling, earlier_metrics, pass_rates)
+    drawing = DrawingContext(config.seed, iteration, config.problem_sampling, earlier_metrics, pass_rates)
     drawing_rule = config.task.drawing_rule()
     problems = drawing_rule.draw(all_problems, config.problems_per_iteration or len(all_problems), drawing)
     further_problems = FurtherProblems(lambda: drawing_rule.draw_further(all_problems, problems, drawing))
@@ -186,6 +193,7 @@ def _run_rollout_phase(
         early: EarlyContinuations | None = None
         if config.rollout.needs_engine and isinstance(config.credit, ContinuingCredit):
             early = config.credit.early_continuations(context)
+        # `attach` adds an observer of the answers, by which `early` gets each answer as soon as it is graded.
         rollout_context = context if early is None else early.attach(context)
         trees, metrics = config.rollout.run(rollout_context, problems)
         metrics |= drawing_rule.metrics(all_problems, drawing)
@@ -209,7 +217,7 @@ def _run_rollout_phase(
             write_record(folder / PASS_RATES, _pass_rates(answers))
         # Credit may have begun to sample continuations: their seconds are written, too. If this process is
         # killed during credit, the next process reads them and adds them to its clock.
-        _write_phase(folder / ROLLOUT_METRICS, metrics, clock, "generation", "credit")
+        _write_phase(folder / ROLLOUT_METRICS, metrics, clock, "generation", begun_phase="credit")
         if config.rollout.needs_engine:
             write_trajectories(folder / TRAJECTORIES, answers, iteration)
     ranks.barrier("trajectories written")
@@ -305,7 +313,9 @@ def assign_credit(
         episodes, prompt_metrics = with_teacher_prompts(context, teacher, trees, episodes)
         credit_metrics = credit_metrics | prompt_metrics
     n_episodes = sum(ranks.exchange("number of episodes", len(episodes)))
-    # `metrics` is empty if every answer could be graded. `train` reports a selection that left nothing.
+    # `metrics` is empty if every answer could be graded. "credit/unvalued" counts answers that credit has
+    # left out because their prompt has no value, as without a graded continuation. If nothing of this kind
+    # happened, `train` reports that there are no episodes.
     has_ungraded = bool(metrics) or "credit/unvalued" in credit_metrics
     if n_episodes == 0 and has_ungraded:
         raise unavailable.NothingGraded(
@@ -348,7 +358,7 @@ def _check_answered(resources: RunResources, request: Request, completions: Sequ
     expected = resources.session.config.rollout.sampling or SamplingParams(max_tokens=1)
     for key in ("temperature", "top_p", "top_k"):
         requested_value, expected_value = getattr(request.sampling, key), getattr(expected, key)
-        if request.priority == ANSWERS and requested_value != expected_value:
+        if request.priority == ANSWER_PRIORITY and requested_value != expected_value:
             raise ValueError(
                 f"the rollout requested answers with {key} = {requested_value}, but its property `sampling`"
                 f" has {expected_value}, with which the trainer would compute their log-probs: request"
@@ -368,7 +378,7 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metr
         ``credit/value_overlap_seconds``: the seconds in which a rank sampled both continuations and answers,
         the longest of all ranks. They stay with generation.
     """
-    tokens_and_calls = engine.sampled[CONTINUATIONS], engine.calls
+    tokens_and_calls = engine.sampled[CONTINUATION_PRIORITY], engine.calls
     by_rank = ranks.exchange("continuations among answers", tokens_and_calls)
     tokens = sum(tokens_of_rank for tokens_of_rank, _ in by_rank)
     calls_by_rank = [calls for _, calls in by_rank]
@@ -383,6 +393,7 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metr
         end = max(call.end for call in calls)
         spans.append((engine_made_at + answers_end, engine_made_at + end))
     clock.move("generation", "credit", spans, tokens)
+    # The timeline, which only the first rank writes, shows the overlaps of this rank's calls.
     for call in engine.calls:
         if call.overlap:
             answers_end = engine_made_at + call.answers_end
@@ -406,7 +417,10 @@ def _journal(resources: RunResources, folder: Path, phase: str) -> Path | None:
 def _write_phase(
     path: Path, metrics: Metrics, clock: Clock, phase: str, begun_phase: str | None = None
 ) -> None:
-    """Writes a finished phase's metrics, seconds and tokens, and those of a phase that has begun within it.
+    """Writes a finished phase's metrics, seconds and tokens, and the seconds and tokens of `begun_phase`.
+
+    `begun_phase` is a phase that has begun within the finished one: credit, which may sample continuations of
+    answers while other answers are still sampled.
 
     Example: ``{"seconds": 41.2, "tokens": 90112, "iteration": 3, "metrics": {…}, "credit": {"seconds": 2.0,
     "tokens": 4096}}``.
@@ -414,7 +428,7 @@ def _write_phase(
     record: dict[str, Any] = {
         "seconds": clock.seconds[phase],
         "tokens": clock.tokens[phase],
-        "iteration": int(path.parent.name),
+        "iteration": int(path.parent.name),  # the folder's name is the iteration's number
         "metrics": metrics,
     }
     if begun_phase is not None:
@@ -470,7 +484,7 @@ def read_shaping_memory(session: Session, iteration: int) -> ShapingMemory:
     if iteration == 0 or not _needs_memory(session.config):
         return ShapingMemory()
     purpose = "which has the memory of shaping"
-    return ShapingMemory(_read_earlier(session, iteration - 1, MEMORY, purpose))
+    return ShapingMemory(_read_earlier(session, iteration - 1, MEMORY_FILE, purpose))
 
 
 def _carry_over(session: Session, iteration: int) -> CarryOver:

@@ -47,14 +47,15 @@ MODEL_PATH = ("model", "name_or_path")
 
 NOT_SET = object()
 """Stands for the value of a key that is left out and has no known default."""
-SHOWN = 60
+MOST_VALUE_CHARACTERS = 60
 """Most characters of a value in a message."""
 
 
 def begin_or_resume(
     directory: ExperimentDirectory, config: PolicyIteration, plain: Mapping[str, Any], ranks: int
 ) -> list[str]:
-    """Writes `config.json` and `manifest.json` of a new run; adds to those of a resumed run what has changed.
+    """Writes `config.json` and `manifest.json` of a new run. For a resumed run, writes into both what has
+    changed.
 
     If the run in the folder has not sampled or trained anything yet, its files are replaced.
 
@@ -75,7 +76,7 @@ def begin_or_resume(
     earlier_inputs = newest_inputs(manifest)
     # The start model may be in another folder now: only its content counts.
     is_same_model = _is_same_model(earlier_inputs, inputs)
-    changed_keys = refuse_another(directory.path, plain, config, same_model=is_same_model)
+    changed_keys = refuse_changed_settings(directory.path, plain, config, same_model=is_same_model)
     remarks = unsafe_remarks(plain)
     if earlier_inputs is not None and any(changed.key[0] == "evaluation" for changed in changed_keys):
         # Another evaluation may measure other problems, and the changed key is reported already. So only the
@@ -140,7 +141,7 @@ def _first_manifest(
     """
     return {
         "config": config_hash(plain),
-        "config_is_sealed": True,
+        "config_is_sealed": True,  # `read_config` compares the stored configuration with the hash `config`
         "seed": config.seed,
         "command": command_line(),
         "system": platform.platform(),
@@ -268,13 +269,14 @@ def _warn_of_changed_code(
 def different_keys(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[str]:
     """Returns the keys in which two configurations differ and that change results, such as
     ``["trainer.learning_rate"]``."""
-    return [difference.name for difference in differences(stored, plain) if not difference.changeable]
+    return [difference.name for difference in find_changed_keys(stored, plain) if not difference.changeable]
 
 
-def refuse_another(
+def refuse_changed_settings(
     path: Path, plain: Mapping[str, Any], config: PolicyIteration, *, same_model: bool = False
 ) -> list[ChangedKey]:
-    """Returns the keys whose values differ from those of the run in `path`, none of which changes results.
+    """Returns the keys whose values differ from those of the run in `path`. None of these keys changes
+    results.
 
     Args:
         plain: The present configuration, before it was built.
@@ -285,7 +287,7 @@ def refuse_another(
         ValueError: A changed key would have changed the results so far.
     """
     changed: list[ChangedKey] = []
-    for difference in differences(read_config(path), plain):
+    for difference in find_changed_keys(read_config(path), plain):
         if same_model and difference.key == MODEL_PATH:
             changed.append(replace(difference, changeable=True))
         else:
@@ -480,13 +482,13 @@ class ChangedKey:
         return f"{self.name} was {_shorten(self.before)} and is {_shorten(self.now)}"
 
 
-def differences(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[ChangedKey]:
+def find_changed_keys(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[ChangedKey]:
     """Returns the keys whose values differ between two configurations.
 
     Parts of the same type are compared key by key. A key that one configuration leaves out has its default,
     so that it equals the same value in the other one.
     """
-    return list(_differences_at((), stored, plain, plain, changeable=False))
+    return list(_differences_at(path=(), before=stored, now=plain, root=plain, changeable=False))
 
 
 def _differences_at(
@@ -531,7 +533,8 @@ def _differences_at(
 
 def _plain(value: Any) -> Any:
     """Returns a value in JSON's types. The values of a configuration have these types already, but the
-    defaults of keys that are left out are Python objects."""
+    defaults of keys that are left out are Python objects. `NOT_SET`, which stands for a key without a value
+    and without a default, stays as it is."""
     if value is NOT_SET or isinstance(value, str | int | float | bool | None):
         return value
     if isinstance(value, list | tuple):
@@ -543,8 +546,8 @@ def _plain(value: Any) -> Any:
 
 
 def _shorten(value: Any) -> str:
-    """Returns a value for a message, of at most `SHOWN` characters."""
+    """Returns a value for a message, of at most `MOST_VALUE_CHARACTERS` characters."""
     if value is NOT_SET:
         return "not set"
     text = repr(_plain(value))
-    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+    return text if len(text) <= MOST_VALUE_CHARACTERS else text[: MOST_VALUE_CHARACTERS - 1] + "…"

@@ -37,12 +37,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treetune.engine.base import Chunk, TransferMethod
-from treetune.engine.settings import ON_THE_DEVICE, SETTING, VERSIONS
+from treetune.engine.settings import ON_THE_DEVICE, TRANSFER_KEY, VERSIONS_AT_ONCE
 from treetune.exceptions import CheckpointGone
 from treetune.store import held_folders
 from treetune.store.checksums import digest_of_weights
 from treetune.store.files import new_own_folder, remove_folder, write_text
-from treetune.store.held_folders import MEMORY
+from treetune.store.held_folders import SHARED_MEMORY
 from treetune.trainer.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ class WeightsFolder:
     ) -> None:
         self.adapters, self.transfer = adapters, transfer
         self._session = session
-        # The folder of the weights, the folder in which the engines of all ranks exchange values, and whether
-        # this rank writes weights.
+        # The three values are the folder of the weights, the folder in which the engines of all ranks
+        # exchange values, and whether this rank writes weights.
         self.path, self.meeting, self._writes = make_weights_folder(
             session.directory.path, session.purpose, session.ranks, in_memory
         )
@@ -123,11 +123,12 @@ class WeightsFolder:
             raise ValueError(problems[0])
         if model is not None:
             tokenizer = session.model.tokenizer
-            whole = folder if lora is None else self._start_model
-            write_for_engine(saved_weights(model), model.config, tokenizer, whole)
+            folder_of_model = folder if lora is None else self._start_model
+            write_for_engine(saved_weights(model), model.config, tokenizer, folder_of_model)
             if lora is not None:
                 lora.apply(model, session.config.seed)
-                lora.write(lora.adapters(dict(model.named_parameters())), str(whole), folder)
+                adapters = lora.adapters(dict(model.named_parameters()))
+                lora.write(adapters, str(folder_of_model), folder)
         session.ranks.barrier("start weights written for the engine")
         return folder
 
@@ -157,7 +158,7 @@ class WeightsFolder:
         """
         import torch
 
-        from treetune.models.policy_files import HEAD, describe_for_engine, has_no_head_in_engine
+        from treetune.models.policy_files import HEAD_WEIGHT, describe_for_engine, has_no_head_in_engine
         from treetune.models.saved_weights import architecture_of
         from treetune.models.shards import in_chunks, shard_path, with_head, write_index, write_shard
 
@@ -168,7 +169,7 @@ class WeightsFolder:
         # an engine may have copied the embeddings into its head at its start. For some models (Gemma 2) the
         # engine computes logits with the embeddings, and refuses a head.
         if has_no_head_in_engine(config):
-            weights = ((name, weight) for name, weight in weights if name != HEAD)
+            weights = ((name, weight) for name, weight in weights if name != HEAD_WEIGHT)
         else:
             weights = with_head(weights, trainer.weight_names, config.tie_word_embeddings)
         weights = architecture_of(config).convert_to_saved(weights)
@@ -207,7 +208,7 @@ class WeightsFolder:
                     writing.append(writers.submit(write, chunk, path))
                     file_of_weight |= dict.fromkeys(chunk, path.name)
                 if self.transfer in ON_THE_DEVICE:
-                    yield Chunk(path, number, is_last, "", chunk)
+                    yield Chunk(path, number, is_last, digest="", tensors=chunk)
                 # Waits for files, so that at most WRITERS chunks are in memory. A digest needs the whole
                 # file, and the last chunk says that all files are written.
                 most_unwritten = 0 if needs_digest or is_last else WRITERS
@@ -234,7 +235,8 @@ class WeightsFolder:
             from treetune.models.policy_files import write_for_engine
 
             try:
-                write_for_engine(*self.read_stored(version), session.model.tokenizer, folder)
+                weights, architecture = self.read_stored(version)
+                write_for_engine(weights, architecture, session.model.tokenizer, folder)
             except (OSError, ValueError):
                 is_still_there = version == 0 or version in session.directory.checkpoints()
                 if is_still_there:  # so it failed for another reason
@@ -256,12 +258,16 @@ class WeightsFolder:
         return read_policy(self._session.directory.checkpoint(version) / "policy", trust_remote_code=trusted)
 
     def keep_only(self, version: int) -> None:
-        """Deletes older weights. The engine only ever restarts from the newest."""
+        """Deletes all versions of the weights except this one, from which the engine restarts.
+
+        If adapters are sent, the start model stays, too: it has a subfolder of its own, and an engine that
+        restarts loads it and then the adapters.
+        """
         if not self._writes:
             return
-        for older in self.path.iterdir():
-            if older.is_dir() and older not in (self.of(version), self._start_model):
-                shutil.rmtree(older, ignore_errors=True)
+        for folder in self.path.iterdir():
+            if folder.is_dir() and folder not in (self.of(version), self._start_model):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def remove(self) -> None:
         for folder in (self.path, self.meeting):
@@ -286,7 +292,7 @@ def room_needed(model: PreTrainedModel, *, adapters_alone: bool) -> int:
     head = model.get_output_embeddings()
     if head is not None and head.weight is model.get_input_embeddings().weight:
         size += head.weight.nbytes
-    return size if adapters_alone else VERSIONS * size
+    return size if adapters_alone else VERSIONS_AT_ONCE * size
 
 
 def describe_missing_room(folder: Path, needed: int) -> str | None:
@@ -295,14 +301,14 @@ def describe_missing_room(folder: Path, needed: int) -> str | None:
     if free >= needed:
         return None
     remedy = "free some space"
-    if folder.is_relative_to(MEMORY):
+    if folder.is_relative_to(SHARED_MEMORY):
         remedy = (
-            f"{MORE_SHARED_MEMORY}, clear it, or set {SETTING} to 'file', which writes them into the"
+            f"{MORE_SHARED_MEMORY}, clear it, or set {TRANSFER_KEY} to 'file', which writes them into the"
             " experiment's folder"
         )
     return (
-        f"{folder} has {free / GIB:.1f} GiB free, and the trainer's weights for the engine ({VERSIONS}"
-        f" versions at the same time) need {needed / GIB:.1f} GiB: {remedy}"
+        f"{folder} has {free / GIB:.1f} GiB free, and the trainer's weights for the engine"
+        f" ({VERSIONS_AT_ONCE} versions at the same time) need {needed / GIB:.1f} GiB: {remedy}"
     )
 
 
@@ -328,28 +334,32 @@ def make_weights_folder(
     has_several_machines = len(set(machines)) > 1
 
     def make_name(*identity: str) -> str:
-        return held_folders.PREFIX + hashlib.blake2b(" ".join(identity).encode(), digest_size=8).hexdigest()
+        return (
+            held_folders.FOLDER_PREFIX
+            + hashlib.blake2b(" ".join(identity).encode(), digest_size=8).hexdigest()
+        )
 
     # Evaluators on several machines may share the experiment's folder. So the names of their folders contain
     # the machine of their first rank.
     identity = [str(experiment.resolve()), purpose]
     if purpose != "run":
         identity.append(machines[0])
-    # In memory, each machine has its own folder, and the experiment's folder has a file that records its
-    # name. The machines of a run share the experiment's folder, so the name of this file depends on the
-    # machine.
-    folder_name = make_name(*identity, *([this_machine] if has_several_machines and in_memory else []))
+    # On disk, this is the name of the folder. In memory, each machine has its own folder with a random name,
+    # which a file of this name in the experiment's folder records. The machines of a run share the
+    # experiment's folder, so the name of the file depends on the machine.
+    name = make_name(*identity, *([this_machine] if has_several_machines and in_memory else []))
+    # In memory, the first rank of each machine writes the weights; on disk, the first of all ranks.
     writes = machines.index(this_machine) == ranks.rank if in_memory else ranks.is_first
     folder: Path | None = None
     if writes:
         held_folders.sweep()
-        name_file = experiment / f".{folder_name}"
-        if in_memory and os.access(MEMORY, os.W_OK):
+        name_file = experiment / f".{name}"
+        if in_memory and os.access(SHARED_MEMORY, os.W_OK):
             _delete_folder_of_killed_run(name_file)
             folder = held_folders.new_in_memory()
             write_text(name_file, str(folder))
         else:
-            folder = experiment / folder_name
+            folder = experiment / name
             remove_folder(folder)
             new_own_folder(folder)
     path_by_rank = ranks.exchange("weights folders", (this_machine, None if folder is None else str(folder)))
@@ -381,7 +391,7 @@ def read_name_file(name_file: Path) -> Path | None:
     except (OSError, ValueError):
         return None
     is_folder_of_user = status.st_uid == os.geteuid() and stat.S_ISDIR(status.st_mode)
-    has_right_name = folder.parent == MEMORY and folder.name.startswith(held_folders.PREFIX)
+    has_right_name = folder.parent == SHARED_MEMORY and folder.name.startswith(held_folders.FOLDER_PREFIX)
     return folder if is_folder_of_user and has_right_name else None
 
 

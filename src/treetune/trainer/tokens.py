@@ -31,7 +31,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from treetune.tree import training_rows
-from treetune.vocabulary import Episode, Stretch, TokenIds
+from treetune.vocabulary import Episode, SegmentSpan, TokenIds
 
 Unit = tuple[int, ...]
 """Indices that belong together: of the one or two sequences that the objective compares, of the rows of a
@@ -122,7 +122,8 @@ class Sequences:
 
         Args:
             rows_with_tokens: The numbers of the rows that hold their tokens. None: all rows hold them, and
-                if the critic has prompts of its own, its sequences (`of_critic`) are made, too.
+                if the critic has prompts of its own, its sequences (`of_critic`) are made, too. Otherwise the
+                caller has to make these, since the critic computes other rows.
 
         Raises:
             ValueError: An episode has no trained token.
@@ -264,7 +265,8 @@ def content_hash_of(token_ids: TokenIds, predicting: np.ndarray) -> bytes:
     Args:
         predicting: The positions whose next token is trained.
     """
-    # With the length first, since two different pairs of arrays may have the same bytes one after the other.
+    # The length is hashed first, since two different pairs of arrays may have the same bytes when they are
+    # joined.
     digest = hashlib.blake2b(len(token_ids).to_bytes(8, "little"), digest_size=16)
     digest.update(np.ascontiguousarray(token_ids))
     digest.update(np.ascontiguousarray(predicting))
@@ -279,6 +281,7 @@ def _early_rewards(episode: Episode) -> list[EarlyReward]:
     trained_so_far = np.cumsum(episode.trained)
     early = []
     for step_end, reward in zip(episode.step_ends[:-1], episode.step_rewards[:-1], strict=True):
+        # The index, among the trained tokens, of the last one up to the step's end; -1 if there is none yet.
         last_trained = int(trained_so_far[step_end - 1]) - 1
         early.append(EarlyReward(last_trained, reward))
     return early
@@ -293,7 +296,7 @@ def _rows(episode: Episode) -> Iterator[tuple[TokenIds, np.ndarray]]:
     Raises:
         ValueError: The stretches don't cover the response.
     """
-    stretches = episode.stretches or (Stretch(len(episode.response_ids), ()),)
+    stretches = episode.stretches or (SegmentSpan(len(episode.response_ids), ()),)
     ends = [0, *(stretch.end for stretch in stretches)]
     if ends[-1] != len(episode.response_ids) or any(a > b for a, b in itertools.pairwise(ends)):
         raise ValueError(
