@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -403,10 +404,14 @@ def events_of(experiment: StoredExperiment) -> list[Event]:
         log = ""
     events = _evaluation_events(experiment)
     events += _metric_events(experiment, log)
+    # The log has all resumes, and the manifest those that have changed something. Each is one event.
+    logged_resumes = Counter(int(iterations) for iterations in _RESUMED.findall(log))
     for iterations, changes in recorded_resumes(experiment.manifest):
         text = f"continued with changes: {'; '.join(changes)}" if changes else "continued"
         events.append(Event(float(iterations), "resume", text))
-    events += [Event(float(iterations), "resume", "resumed") for iterations in _RESUMED.findall(log)]
+        logged_resumes[iterations] -= 1
+    for iterations in logged_resumes.elements():  # those without changes
+        events.append(Event(float(iterations), "resume", "resumed"))
     return sorted(events, key=_order_of_event)
 
 
