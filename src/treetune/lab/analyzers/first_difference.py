@@ -296,7 +296,9 @@ def _compare_checksums(first: Path, second: Path, verify: Callable[[Path], objec
 def _compare_missing_checksums(first: Path, second: Path) -> Difference:
     """Returns a difference if only one of two files of the same size and content has a checksum.
 
-    Files of earlier versions have no checksum. Such a file is shorter, so None is returned for it."""
+    A file without a checksum is either one of an earlier version, which wrote none, or one whose checksum was
+    damaged. A file of an earlier version is shorter than the same file with a checksum, so it is no
+    difference. If both have the same size, the checksum was damaged, which is a difference."""
     sizes, has_checksum = [], []
     for path in (first, second):
         with path.open("rb") as file:

@@ -73,7 +73,10 @@ def gain(
     # `credit_ND` may have fewer problems than the other two arrays. Then only these problems are compared.
     problems = len(credit_ND)
     reference_ND, true_ND = reference_ND[:problems], true_ND[:problems]
-    # The gradient that the credit's is compared with.
+    # The target is an unbiased estimate of the true gradient, with which the mean gradient of a biased credit
+    # is compared. The more noise the two share, the more exactly the bias is measured. So for a biased credit
+    # the target is a mixture of RLOO's and the true gradients, which are both unbiased: the mixture whose
+    # noise correlates most with the credit's.
     target_ND = true_ND if unbiased else _mix_like(reference_ND, true_ND, credit_ND)
     reference, target, credit = map(_split_mean, (reference_ND, target_ND, credit_ND))
     columns = []  # two for each pair: its (co)variance and its product of means, in `_gain_and_bias`'s order
@@ -81,8 +84,9 @@ def gain(
         noise_N = np.einsum("nd,nd->n", first.deviations_ND, second.deviations_ND, dtype=np.float64)
         # The product of two means over N problems has 1/N of their common noise in it, which is taken out.
         product = first.mean_D @ second.mean_D - noise_N.mean() / len(noise_N)
-        # The bootstrap below needs a number for each problem. So each problem gets a share of the product.
-        # The mean of the shares is the product. Terms with two deviations are left out.
+        # The bootstrap below needs a number for each problem, whose mean over problems is the product. It is
+        # the product plus the change of first order by the problem's deviations from the two means, which add
+        # up to 0 over all problems.
         product_N = product + first.deviations_ND @ second.mean_D + second.deviations_ND @ first.mean_D
         columns += [noise_N, product_N]
     columns_NM = np.stack(columns, 1)
@@ -120,7 +124,10 @@ class _Split(NamedTuple):
 
 
 def _split_mean(rows_ND: Gradients) -> _Split:
-    """Returns the mean of the rows and the rows' deviations from it, which are scaled as in `_Split`."""
+    """Returns the mean of the rows and the rows' deviations from it.
+
+    The deviations of N rows are scaled by √(N / (N − 1)), so that their mean square is the unbiased variance.
+    """
     # The mean is summed up in float64: in float32 the sum of many problems would lose digits.
     mean_D = rows_ND.mean(0, dtype=np.float64).astype(np.float32)
     scale = np.float32((len(rows_ND) / (len(rows_ND) - 1)) ** 0.5)

@@ -275,12 +275,12 @@ def cells_of(view: PageRequest, run: Run, columns: Sequence[str]) -> dict[str, C
 
 
 def show_run(view: PageRequest) -> Response:
-    """Shows one or several experiments, or for another program's run statistics of its answers at each step.
+    """Shows one or several experiments or, for a run of another program, statistics of its answers by step.
 
     The address has `?run=` (also several), `?metric=` (also several: only their curves are drawn), `?over=`
     (one of `OVER`) and `?seeds=together` (experiments that differ only in their seed are one curve).
     """
-    if view.run.files:
+    if view.run.files:  # only a run of another program has a list of files
         return _show_run_of_another(view)
     first = view.store.experiment(view.run)
     experiments = {run.name: view.store.experiment(run) for run in view.runs}
