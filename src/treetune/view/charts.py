@@ -488,7 +488,8 @@ def _turns(series: Sequence[Series], near: float) -> list[tuple[int, int]]:
     """Returns (turn, turns) for each curve: its number among the curves that coincide with it, from 0, and
     how many such curves there are, itself included.
 
-    The second of three curves that coincide has (1, 3); a curve that coincides with no other has (0, 1).
+    The second of three curves that coincide has (1, 3); a curve that coincides with no other has (0, 1). Two
+    curves coincide if at each x their ys differ by at most `near`.
     """
     turns = []
     for line in series:

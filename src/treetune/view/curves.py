@@ -190,7 +190,8 @@ def metric_names(experiments: Iterable[StoredExperiment]) -> list[str]:
 def evaluation_charts(all_bunches: Sequence[Bunch], events: Sequence[Event] = ()) -> list[Chart]:
     """Returns a chart of pass@1 for each evaluation set on which a bunch has more than one point.
 
-    A bunch with a single point is drawn as a level to compare with.
+    A bunch is the experiments of one curve: one experiment, or several that differ only in their seed. A
+    bunch with a single point is drawn as a level to compare with.
     """
     labels: set[str] = set()
     for bunch in all_bunches:
@@ -211,7 +212,8 @@ def evaluation_charts(all_bunches: Sequence[Bunch], events: Sequence[Event] = ()
                 lines.append(replace(line, is_level=len(line.points) == 1))
         if any(not line.is_level for line in lines):
             band = _band_title(all_bunches) or "95 % interval over problems"
-            charts.append(Chart(f"pass@1 on {label}", lines, "up", band, events, x_name=all_bunches[0].over))
+            x_name = all_bunches[0].over  # the name of the x axis, which all bunches share
+            charts.append(Chart(f"pass@1 on {label}", lines, "up", band, events, x_name=x_name))
     return charts
 
 
@@ -309,9 +311,10 @@ def _points_of_single(bunch: Bunch, metric: str) -> list[tuple[float, float]]:
     They are kept in the member's cache: the page asks for them every few seconds, and there may be thousands.
     """
     [member] = bunch.members
-    key = f"{metric} {bunch.over}"
+    key = f"{metric} {bunch.over}"  # `over` is the name of the axis
     if key not in member.cache:
-        points = member.curve(metric)
+        points = member.curve(metric)  # with x in finished iterations
+        # `places` has the position on another axis for each number of finished iterations.
         if bunch.places:
             points = [(bunch.places[x], y) for x, y in points if x in bunch.places]
         member.cache[key] = _thin_points(points)

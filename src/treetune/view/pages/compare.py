@@ -111,7 +111,9 @@ def _seeds(view: PageRequest) -> list[tuple[Run, Run]]:
     of two settings, and there is a pair for each seed that both settings have. Raises ValueError if they are
     not.
     """
-    if len(view.runs) < 3:  # two files of a single experiment are compared, which is then both sides
+    if len(view.runs) < 3:
+        # The first and the last are the two experiments. A single experiment is both sides: two of its files
+        # are compared.
         return [(view.run, view.runs[-1])]
     settings: dict[str, dict[Any, Run]] = {}
     for run in view.runs:

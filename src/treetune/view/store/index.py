@@ -174,7 +174,7 @@ def _iteration_sources(run: Run) -> Iterator[AnswerFile]:
                 titles.get(str(number), f"iteration {number}"),
                 main_file,
                 episodes=episodes,
-                signals=signals if episodes else None,
+                signals=signals if episodes else None,  # they are numbers of the episodes' tokens
                 content="answers" if answers else "demonstrations",
             )
 
@@ -370,9 +370,8 @@ def build(source: AnswerFile, folder: Path) -> None:
     # mark than the index, and the index is made again.
     mark, size = source.mark, source.size
     report = FileReport()
-    layouts: dict[
-        str, StreamLayout
-    ] = {}  # of the Arrow files, by kind; the functions that read the files add them
+    # The layouts of the Arrow files, by kind. The functions that read the files add them.
+    layouts: dict[str, StreamLayout] = {}
     with whole_folder(folder) as new_folder, closing(TextWriter(new_folder / TEXTS, source.name)) as texts:
         if source.kind == "evaluation":
             tables = list(_line_tables(source, texts, report))
@@ -430,16 +429,18 @@ def _stream_tables(
 
     batches = walk(path, columns)
     _, head = next(batches)  # the schema, and the byte where it ends
-    ends, rows = list[int](), [0]
+    ends = list[int]()  # the byte where each batch ends
+    rows_so_far = [0]  # the number of rows before each batch, and at last of all rows
     for batch, end in batches:
         ends.append(end)
         table = columns_of(batch)
-        table["place"] = pa.array(np.arange(rows[-1], rows[-1] + batch.num_rows, dtype=np.int64))
-        rows.append(rows[-1] + batch.num_rows)
+        rows_before, rows_with_batch = rows_so_far[-1], rows_so_far[-1] + batch.num_rows
+        table["place"] = pa.array(np.arange(rows_before, rows_with_batch, dtype=np.int64))
+        rows_so_far.append(rows_with_batch)
         if texts is not None:
             texts.add(batch["text"])
         yield pa.table(table)
-    layouts[kind] = StreamLayout(head, tuple(ends), tuple(rows))
+    layouts[kind] = StreamLayout(head, tuple(ends), tuple(rows_so_far))
 
 
 def _episodes_table(
@@ -531,7 +532,7 @@ def _line_tables(source: AnswerFile, texts: TextWriter, report: FileReport) -> I
     lines = answers_in(source.path, report) if source.is_foreign else json_lines(source.path)
     rows: list[dict[str, Any]] = []
     row_texts: list[str] = []
-    for place, line in lines:
+    for place, line in lines:  # `place` is where the line is found again: the byte where it begins
         row = line_columns(line, place)
         rows.append({name: writable(x) if isinstance(x, str) else x for name, x in row.items()})
         row_texts.append(writable(line.get("text") or ""))

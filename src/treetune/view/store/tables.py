@@ -131,7 +131,10 @@ class DataSetTable:
         self._lock = threading.Lock()
         self._connection = connect()
         self._cache: OrderedDict[Hashable, Any] = OrderedDict()
+        """Results of queries that are kept for further calls, such as histograms, the least recently used
+        first."""
         self._searches: OrderedDict[Hashable, Any] = OrderedDict()
+        """The rows that contain a searched text, for the last few searches."""
         self._copy: Any = None
         """A temporary copy of a file of JSON lines without its bad lines, which is deleted with this
         object."""
