@@ -260,7 +260,7 @@ def _forms_of(chat: TextCodec, codec: TextCodec) -> list[ChatForm]:
     Args:
         chat: Encodes conversations.
         codec: Decodes conversations. It leaves out special tokens, but not markers of turns that are plain
-        text.
+            text.
     """
     forms = []
     for messages in (
