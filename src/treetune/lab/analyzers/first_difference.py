@@ -185,9 +185,9 @@ def _compare_tables(first: Path, second: Path) -> Difference:
         for row, (a, b) in enumerate(zip(column, second_column, strict=True)):
             if a.equals(b):
                 continue
-            # It is None if the cells differ only in what depends on time, or if both are NaN: `equals` holds
-            # NaN to be different from NaN.
             difference_in_cell = _difference_of_values(a.as_py(), b.as_py())
+            # There is none if the cells differ only in what depends on time, or if both are NaN, which
+            # `equals` takes as different from itself.
             if difference_in_cell is not None:
                 differences.append((row, name, difference_in_cell))
                 break

@@ -189,6 +189,7 @@ def problem_gradients(
             for index in missing:
                 advantages_N = losses[index].tensors.advantages_N
                 assert advantages_N is not None
+                # The sign is that of a loss: the gradients of all credits point the opposite way.
                 weights_N = -(minibatch.weights_N * advantages_N)[batch.flat_index_N]
                 weights_N = weights_N.to(logprobs_N)
                 if weights_N.any():

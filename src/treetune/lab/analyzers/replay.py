@@ -309,7 +309,8 @@ def _state_before(session: Session, point: int, rebuilt: Path | None) -> Path | 
             " step is that of a new optimiser; --exact computes the state from the earlier episodes"
         )
         return None
-    if config.choose_checkpoint is not None:  # the run chose, and `trainer.train` below doesn't
+    # Such a run keeps the weights of one of an iteration's epochs. `trainer.train` below keeps the last ones.
+    if config.choose_checkpoint is not None:
         raise ValueError(
             "the trainer's state can't be computed from the episodes of an experiment that chooses among"
             " epochs: replay it without --exact"
@@ -409,6 +410,7 @@ def assign_credit_again(
         scores = ModelScores(critic=credit_critic_at(resources, point))
         if config.credit.trainer_scores.distributions:
             scores = replace(scores, distributions=distributions_at(session, point))
+        # Reward shaping may depend on what it remembers of earlier iterations.
         context = replace(context, shaping_memory=read_shaping_memory(session, point), model_scores=scores)
         selected, metrics = assign_credit(session.ranks, config, context, trees)
         episodes = episodes_of_first(session.ranks, "selected episodes", selected)

@@ -374,6 +374,8 @@ class PolicySteps:
         return self._run(np.array(tokens)[:, None])
 
     def _run(self, ids_BT: np.ndarray) -> np.ndarray:
+        """Returns the probabilities of the next token of each sequence. `ids_BT` has only those tokens of the
+        sequences whose keys and values are not in the cache yet."""
         import torch
 
         with torch.no_grad():

@@ -101,6 +101,7 @@ def by_luck(steps: int, choices: int, effect: float, right: float = 0.25, succes
         return {status: 1.0}
 
     def wordings(position: int, status: int) -> int:
+        # A step without a choice is written by one of two tokens, which mean the same.
         return 1 if position in positions_of_choices or position == steps else 2
 
     return table(steps + 1, choices + 3, chances, wordings, [is_correct])

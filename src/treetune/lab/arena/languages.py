@@ -148,7 +148,7 @@ class Language:
             wordings = self.wordings_TS[position][before]
             wording = (wordings * _uniform(seed_N[active], 2 * position + 1)).astype(int)
             status_N[active] = after
-            ids_NT[active, position] = 1 + after * self.most_wordings + wording
+            ids_NT[active, position] = 1 + after * self.most_wordings + wording  # the id of the token
             logprobs_NT[active, position] = np.log(self.chances_TSO[position][before, option] / wordings)
         completions = []
         for ids_T, logprobs_T, start in zip(ids_NT, logprobs_NT, start_N, strict=True):
@@ -193,6 +193,7 @@ class Language:
         if position >= self.length or token_id == EOS:
             return float(position >= self.length and token_id == EOS)
         before = self.statuses(begun)[-1]
+        # A token id is 1 + status after the token · most wordings + wording.
         after, wording = divmod(token_id - 1, self.most_wordings)
         wordings = self.wordings_TS[position, before]
         is_option_O = self.after_TSO[position, before] == after
@@ -493,7 +494,7 @@ def fork(steps: int = 12, good: float = 0.5, fails: float = 0.025, worse: float 
             return {1: good, 2: 1 - good} if step == steps // 3 else {0: 1.0}
         if status == 3:  # failed
             return {3: 1.0}
-        failure = fails if status == 1 else worse
+        failure = fails if status == 1 else worse  # on the good route (1) or on the bad one (2)
         return {status: 1 - failure, 3: failure}
 
     return wordy(steps, 4, chances, [1, 2])
