@@ -181,8 +181,9 @@ class Signposts(GeneratedTask):
 
     @override
     def problem(self, id: str, generated: int) -> Problem:
-        # `generated` is the number of the problem. Its lowest digits are the signs. The digits above them are
-        # the letters of the name, of which there are `self.names`.
+        # `generated` is the number of the problem. Its lowest digits, in base `self.signs`, are the signs of
+        # a period. What is left above them is written in base `self.letters`: its digits are the letters of
+        # the name, of which there are `self.names`.
         signs = tuple(generated // self.signs**digit % self.signs for digit in range(self.period))
         name_number = generated // self.signs**self.period
         letters = [name_number // self.letters**digit % self.letters for digit in range(self.names)]

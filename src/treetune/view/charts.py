@@ -470,7 +470,8 @@ def draw_series(
         style: dict[str, Any] = {
             "color": colour,
             "linewidth": LINE_WIDTH * scale,
-            "linestyle": (turn * DASH, (DASH, gap)) if gap else "-",  # in widths of the line
+            # The offset of the first dash, and the lengths of dashes and gaps, in widths of the line.
+            "linestyle": (turn * DASH, (DASH, gap)) if gap else "-",
             "clip_on": False,
             "label": line.name,
         }

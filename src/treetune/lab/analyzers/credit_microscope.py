@@ -305,7 +305,8 @@ def choose(answers: Sequence[Trajectory], credits: Credits, count: int) -> list[
     """Returns `count` answers: half of them right and half of them wrong, if there are enough of both.
 
     Right and wrong answers are chosen separately. In each half, the answers on which the methods differ most
-    come first. A second answer to a problem comes only after the first answers to all problems.
+    come first. A second answer to a problem comes only after the first answers to all problems. Answers for
+    which a method has no credit are left out.
     """
     disagreements = _disagreements(answers, credits)
     candidates = [answer for answer in answers if answer.id in disagreements]

@@ -18,6 +18,7 @@ itself. The part of s·g across t is its bias, and counts as noise of a batch of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -242,7 +243,7 @@ def draw_gain(by_panel: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure
     ρ is the cost of training a token, in units of sampling one. A line for each ρ joins the points that are
     worth as much as RLOO; a method above the line is worth more. Gains below 0.05 are outside of the figure.
     """
-    figure, axes = panels(list(by_panel), rows=-(-len(by_panel) // 4))
+    figure, axes = panels(list(by_panel), rows=math.ceil(len(by_panel) / 4))  # at most four panels in a row
     ordered_methods: dict[str, None] = {}  # a dictionary as an ordered set
     for scores in by_panel.values():
         ordered_methods |= dict.fromkeys(scores)

@@ -462,7 +462,7 @@ def total_of(results: Sequence[CreditedFile]) -> CreditedFile:
         sum(cost.seconds for cost in costs),
     )
     rows, credited = sum(result.rows for result in results), sum(result.credited for result in results)
-    return CreditedFile("", [], rows, credited, dict(reasons), cost)
+    return CreditedFile(name="", stat=[], rows=rows, credited=credited, reasons=dict(reasons), cost=cost)
 
 
 def describe(name: str, result: CreditedFile) -> str:

@@ -66,6 +66,7 @@ class ChatForm:
         # first line, which names the role, is looked for, because templates may begin the answer to the last
         # message with more text, such as "<think>".
         beginning = re.match(r"\s*\S[^\n]*\n", self.texts[-1])
+        # A line without a letter names no role.
         has_role = beginning is not None and any(map(str.isalpha, beginning[0]))
         return beginning is not None and has_role and beginning[0] in messages[-1].content
 

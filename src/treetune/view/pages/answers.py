@@ -76,7 +76,8 @@ def show(view: PageRequest) -> Response:
     notes = view.store.notes(view.run)
     question, of = question_of_address(view, answers)
     result = answers.ask(question)
-    chosen = [source for name, source in sources.items() if name in (question.sources or [name])]
+    # A question without sources is about all of them.
+    chosen = [source for name, source in sources.items() if not question.sources or name in question.sources]
     domains = []
     if "domain" in columns:
         distinct = "SELECT DISTINCT domain FROM answers WHERE domain <> '' ORDER BY domain"
@@ -269,21 +270,20 @@ def show_problems(view: PageRequest) -> Response:
     columns, chosen_columns = answers.columns(), answers.columns(question.sources)
     where, values = condition_sql(question.filters, columns, chosen_columns)
     where = f"{where} AND {among_sql(question.among)}"
-    size = f"max({LARGEST})" if LARGEST in chosen_columns else "NULL"
-    rows = (
-        answers.sql(
+    # `LARGEST` is the column with the size of an answer's largest advantage.
+    credit = f"max({LARGEST})" if LARGEST in chosen_columns else "NULL"
+    rows: list[dict[str, Any]] = []
+    if columns:  # without a column, nothing is indexed yet
+        rows = answers.sql(
             f"""
         SELECT problem, any_value(asked) AS asked, count(*) AS answers, count(score) AS graded,
             count(*) FILTER (score >= ?) AS right_ones,
-            coalesce(stddev_pop(reward), 0) AS spread, avg(tokens) AS tokens, {size} AS credit
+            coalesce(stddev_pop(reward), 0) AS spread, avg(tokens) AS tokens, {credit} AS credit
         FROM answers WHERE {where} GROUP BY problem ORDER BY problem
         """,
             [CORRECT_SCORE, *values],
             question.sources,
         )
-        if columns
-        else []
-    )
     earlier = _earlier_rates(answers, of)
     for row in rows:
         row["pass rate"] = row["right_ones"] / row["graded"] if row["graded"] else None

@@ -120,7 +120,7 @@ def continuations_of(
         iteration,
         AnswerPrefix.of(trajectory.problem, trajectory.prompt_ids, trajectory.segments, start),
         replace(rollout.sampling, **changes),
-        "value",
+        purpose="value",
         round_number=0,
         count=credit.samples,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -93,7 +94,7 @@ def show_rows(view: PageRequest) -> Response:
         row_number=ROW,
         shown=shown,
         hidden=len(hidden),
-        pages=max(1, -(-result.total // question.size)),
+        pages=max(1, math.ceil(result.total / question.size)),
         sizes=SIZES,
         beginning=BEGINNING,
         histograms=f"/histograms?{query}" if columns_with_histogram else "",

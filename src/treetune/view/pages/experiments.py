@@ -153,6 +153,7 @@ def show(view: PageRequest) -> Response:
         "experiments.html",
         listed=listed,
         groups=groups,
+        # For the states that the list can be filtered by: all but the last one, "unreadable".
         counts={state: sum(row.state == state for row in rows) for state in STATES[:-1]},
         labels=labels,
         chosen_set=chosen_set,
@@ -247,7 +248,9 @@ def cells_of(view: PageRequest, run: Run, columns: Sequence[str]) -> dict[str, C
     experiment, settings, cells = view.store.experiment(run), _settings(view, run), dict[str, Cell]()
     accuracies = {PASS + accuracy.label: accuracy for accuracy in view.store.status(run).accuracies}
     for column in columns:
-        # A column is an accuracy, the number of iterations, a cost, any other metric, or a setting.
+        # A column is an accuracy, the number of iterations, a cost, any other metric, or a setting. A cost is
+        # the sum of a metric over iterations ("total" or "seconds") or its newest value, and any other metric
+        # shows its newest value.
         metric, kind = COSTS.get(column, (column, "newest"))
         if column in accuracies:
             accuracy = accuracies[column]

@@ -183,7 +183,7 @@ class AnswerStore:
         Raises ValueError for a file that can't be read.
         """
         build(source, self._cache / source.name)
-        self._look_again_s = math.inf
+        self._look_again_s = math.inf  # the store never looks for other sources
         self._last_listed_at, self._last_listed = time.monotonic(), [self._with_index(source)]
 
     def problems(self) -> list[str]:

@@ -161,9 +161,8 @@ def _iteration_sources(run: Run) -> Iterator[AnswerFile]:
     titles = _titles_of_credited_log(config, stat_of(config))
     for iteration in run.directory.iterations():
         folder = run.directory.iteration(iteration)
-        answers, episodes, signals = (
-            path if (path := folder / name).is_file() else None for name in (TRAJECTORIES, EPISODES, SIGNALS)
-        )
+        paths = [folder / name for name in (TRAJECTORIES, EPISODES, SIGNALS)]
+        answers, episodes, signals = (path if path.is_file() else None for path in paths)
         main_file = answers or episodes
         if main_file is not None:
             number = iteration + 1  # folders count from 0

@@ -512,6 +512,7 @@ def method_of(
     `cost` has the cost of the method, and `by` is the name of the analysis.
     """
     pairs = zip(credit["values"], credit["advantages"], strict=True)
+    # A value is None if the method has no value before the step.
     cells = tuple((value and Shown(**value), Shown(**advantage)) for value, advantage in pairs)
     return MethodCredit(name, cells, by, f"{cost['tokens_per_answer']:.0f} tokens an answer" if cost else "")
 
