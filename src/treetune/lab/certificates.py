@@ -177,8 +177,8 @@ def _check_links(
 
     Args:
         stated: The content of the certificate.
-        inputs: Hashes of the run's inputs as they are now. Only their names are used here: the hashes
-            themselves may differ from the stated ones, which the caller reports.
+        inputs: Hashes of the run's inputs as they are now. Only their names are used here: the chain is that
+            of the stated hashes, and it is for the caller to compare them with these.
 
     Raises ValueError for a broken chain.
     """

@@ -267,7 +267,12 @@ class CreditMicroscope(OfIterations):
                 advantages += [advantage] * (end - start)
                 start = end
             credit_by_answer[answer.id] = step_credit(
-                answer.step_ends, answer.reward, advantages, answer.step_ends, values, errors
+                answer.step_ends,
+                answer.reward,
+                advantages,
+                credit_ends=answer.step_ends,
+                values=values,
+                errors=errors,
             )
         return credit_by_answer
 
@@ -294,9 +299,9 @@ def _credit_by_answer(answers: Sequence[Trajectory], episodes: Sequence[Episode]
             answer.step_ends,
             answer.reward,
             episode.advantages.tolist(),
-            episode.step_ends,
-            episode.step_values,
-            episode.step_errors,
+            credit_ends=episode.step_ends,
+            values=episode.step_values,
+            errors=episode.step_errors,
         )
     return credit_by_answer
 
@@ -332,10 +337,10 @@ def _different_problems(answers: Sequence[Trajectory]) -> list[Trajectory]:
 def _disagreements(answers: Sequence[Trajectory], credits: Credits) -> dict[str, float]:
     """Returns how much the methods disagree on each answer, by the answer's id.
 
-    It is the variance of a step's advantages among the methods, averaged over the answer's steps. Before,
-    each method's advantages are divided by their root mean square. With only one method, it is the variance
-    of the method's advantages among the answer's steps. Answers for which a method has no credit are left
-    out.
+    Each method's advantages are first divided by their root mean square. The disagreement is the variance of
+    a step's advantages among the methods, averaged over the answer's steps. With only one method, it is the
+    variance of the method's advantages among the answer's steps. Answers for which a method has no credit are
+    left out.
     """
     from statistics import fmean, pvariance
 

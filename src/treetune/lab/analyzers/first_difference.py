@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -302,8 +303,8 @@ def _compare_missing_checksums(first: Path, second: Path) -> Difference:
     sizes, has_checksum = [], []
     for path in (first, second):
         with path.open("rb") as file:
-            sizes.append(file.seek(0, 2))
-            file.seek(max(0, sizes[-1] - SEAL_BYTES))
+            sizes.append(file.seek(0, os.SEEK_END))  # the position of the end
+            file.seek(max(0, sizes[-1] - SEAL_BYTES))  # a checksum is at the end of its file
             has_checksum.append(SEAL in file.read())
     if sizes[0] != sizes[1] or has_checksum[0] == has_checksum[1]:
         return None

@@ -141,7 +141,8 @@ def problem_gradients(
             continues.
 
     Returns:
-        An array of shape [credits, problems, `SKETCH`], with problems in the order of their first answers.
+        An array of shape [credits, problems, `SKETCH`], with problems in the order of their first answers. A
+        row of `SKETCH` numbers is the projection of a gradient, its sketch.
     """
     import numpy as np
     import torch

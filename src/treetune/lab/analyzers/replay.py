@@ -229,12 +229,15 @@ def replay(
     directory = ExperimentDirectory(path)
     point = iteration - 1
     _require_files(directory, point)
+    # With the run's credit, selection and shaping, the stored episodes are trained. With others, credit is
+    # assigned again.
+    assigns_credit = other is not None and not _make_same_episodes(own, other)
     if other is not None and other.credit.asks_critic and not own.credit.needs_critic:
         raise ValueError(
             f"the run in {path} trained no critic, which the other credit needs: replay it with a credit"
             " that needs none"
         )
-    if other is not None and other.credit.trainer_scores.reference and not _make_same_episodes(own, other):
+    if other is not None and other.credit.trainer_scores.reference and assigns_credit:
         raise ValueError(
             "the other credit needs the trainer's reference model, which a replay of credit doesn't have: set"
             " its scorer to 'policy'"
@@ -248,7 +251,7 @@ def replay(
         label += f"-{config_hash({key: repr(getattr(other, key)) for key in REPLACEABLE})[:8]}"
     folder = directory.analysis(label)
     work = folder.with_name(f".{folder.name}.unfinished")
-    needs_engine = other is not None and other.credit.needs_engine and not _make_same_episodes(own, other)
+    needs_engine = other is not None and other.credit.needs_engine and assigns_credit
     steps: dict[str, ReplayedStep] = {}
     with (
         Session.open(config, plain, "analysis") as session,
@@ -347,7 +350,7 @@ def _replay(
     folder = session.directory.iteration(point)
     metrics: Metrics = {}
     tokens = 0
-    if _make_same_episodes(own, config):
+    if _make_same_episodes(own, config):  # credit, selection and shaping are the run's
         episodes = read_episodes(folder / EPISODES)
     else:
         all_trees = trees_of(read_trajectories(folder / TRAJECTORIES))

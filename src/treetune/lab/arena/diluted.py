@@ -40,9 +40,10 @@ def diluted(language: Language, steps: int, wordings: int = 2, tokens: int = 1) 
     if steps < language.length:
         raise ValueError(f"steps is {steps}, and the language has {language.length} choices: add steps")
     # The choices are spread evenly over the steps, each at the first token of its step.
-    choice_by_position = {
-        number * steps // language.length * tokens: number for number in range(language.length)
-    }
+    choice_by_position: dict[int, int] = {}
+    for choice in range(language.length):
+        step = choice * steps // language.length
+        choice_by_position[step * tokens] = choice
 
     def chances(position: int, status: int) -> Mapping[int, float]:
         if position not in choice_by_position:

@@ -208,7 +208,9 @@ def gain_table(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
         value, cost, bias = score["gain"]["value"], score["cost"], score["bias"]
         # The gain at each ρ. ρ is the cost of training a token, in units of sampling one.
         at_ratios = ["–" if value is None else f"{at_ratio(value, cost, rho):.2f}" for rho in RATIOS]
-        bias_text = "–" if bias is None else f"{bias:.3f}" if bias else "0"
+        bias_text = "–"
+        if bias is not None:
+            bias_text = f"{bias:.3f}" if bias else "0"  # an unbiased credit has a bias of exactly 0
         rows.append(
             [
                 name,
