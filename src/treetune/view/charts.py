@@ -477,7 +477,7 @@ def draw_series(
         }
         xs, values = [x for x, _ in line.points], [y for _, y in line.points]
         if line.is_level:
-            axes.axhline(values[0], zorder=2.5, **style)
+            axes.axhline(values[0], zorder=2.5, **style)  # curves have 2
             continue
         axes.plot(xs, values, **style)
         if len(line.points) <= MOST_MARKS:

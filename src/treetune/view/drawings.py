@@ -631,6 +631,7 @@ def _shared_steps(group: Sequence[Episode]) -> SharedStep:
 
     Answers share a step if all their tokens up to the end of the step are equal and in the same threads.
     """
+    # The prompt, its value and its continuations are the same for all answers.
     values = group[0].step_values
     root = SharedStep(0, value=Shown(values[0]) if values else None)
     root.continuations = group[0].continuations.get(0, ())
@@ -651,6 +652,7 @@ def _shared_steps(group: Sequence[Episode]) -> SharedStep:
         step = unvisited.pop()
         unvisited += step.following
         rewards = [group[position].reward for position in step.answers]
+        # The expected reward of a node that credit gave no value is the mean reward of its answers.
         step.expected = step.value.value if step.value else sum(rewards) / len(rewards)
     return root
 

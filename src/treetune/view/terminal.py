@@ -570,7 +570,7 @@ class TerminalView:
         reason: list[list[Segment]] = []
         if room > 6:
             reason = self._lines(_reason(rows[self.selected][1]))[:2]
-        n_shown = max(1, room - 1 - len(reason))
+        n_shown = max(1, room - 1 - len(reason))  # 1 for the heading
         # The selected row is in the middle, except near the ends of the list.
         first_if_centred = self.selected - n_shown // 2
         first_of_last_rows = len(row_lines) - n_shown

@@ -152,9 +152,7 @@ class Language:
             logprobs_NT[active, position] = np.log(self.chances_TSO[position][before, option] / wordings)
         completions = []
         for ids_T, logprobs_T, start in zip(ids_NT, logprobs_NT, start_N, strict=True):
-            completion = Completion(
-                ids_T[start:], logprobs_T[start:], finish_reason="stop", policy_version=0
-            )
+            completion = Completion(ids_T[start:], logprobs_T[start:], finish_reason="stop", policy_version=0)
             completions.append(completion)
         return completions
 

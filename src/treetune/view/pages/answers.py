@@ -307,12 +307,13 @@ def show_problems(view: PageRequest) -> Response:
     bars: dict[str, list[dict[str, Any]]] = {}
     if listed.rows:
         # An answer without credit is drawn with its score minus the mean score of the problem's answers.
-        mean = "advantage_mean" if "advantage_mean" in chosen_columns else "NULL::DOUBLE"
+        advantage = "advantage_mean" if "advantage_mean" in chosen_columns else "NULL::DOUBLE"
         names = [row["problem"] for row in listed.rows]
         for bar in answers.sql(
             f"""
             SELECT problem, source, answer, score,
-                coalesce({mean}, score - avg(score) OVER (PARTITION BY problem)) AS advantage FROM answers
+                coalesce({advantage}, score - avg(score) OVER (PARTITION BY problem)) AS advantage
+            FROM answers
             WHERE {where} AND list_contains(?, problem)
             QUALIFY row_number() OVER (PARTITION BY problem ORDER BY source, row) <= {IN_A_BAR}
             ORDER BY source, row

@@ -49,9 +49,10 @@ def show(view: PageRequest) -> Response:
     """
     seeds = _seeds(view)
     sides = _sides(view, list(seeds[0]))
+    (_, first_source), (_, second_source) = sides
     # For each seed the results of both sides, by problem.
-    first_results = [_results_by_problem(view, run, sides[0][1].name) for run, _ in seeds]
-    second_results = [_results_by_problem(view, run, sides[1][1].name) for _, run in seeds]
+    first_results = [_results_by_problem(view, run, first_source.name) for run, _ in seeds]
+    second_results = [_results_by_problem(view, run, second_source.name) for _, run in seeds]
     common = set(first_results[0]).intersection(*first_results, *second_results)
     names = sorted(common)
     differences = []

@@ -141,7 +141,8 @@ def show(view: PageRequest) -> Response:
         accuracies = {accuracy.label: accuracy for accuracy in status.accuracies}
         group_name = _group_of(run, status, settings[run], group)
         cells = cells_of(view, run, columns)
-        rows.append(Listed(run, status.state, status, accuracies.get(chosen_set), "", group_name, cells))
+        accuracy = accuracies.get(chosen_set)
+        rows.append(Listed(run, status.state, status, accuracy, group=group_name, cells=cells))
     search, state = view.text("search").casefold(), view.text("state")
     sort = view.choice("sort", (*SORTED, *columns))
     matching = [row for row in rows if _matches(row, search, state)]

@@ -528,6 +528,7 @@ def _bars(lane: Lane, window: Window, began: float) -> list[TimelineBar]:
         x, width = (left - window.start) / unit, (right - left) / unit
         remark = f" ({span.description})" if span.description else ""
         description = f"{span.name}, {clock(start, end - start)}, {took(span)}{remark}"
+        # A bar is at least one unit wide, so that it can be seen.
         bar = TimelineBar(
             round(x, 2), max(1.0, round(width, 2)), row, span.kind, span.ending, description, start, end
         )

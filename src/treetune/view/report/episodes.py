@@ -196,6 +196,8 @@ class EpisodesSection(ReportSection):
         # from the file of episodes (demonstrations, or a damaged file of answers): each is then a training
         # row.
         trained = "" if source.path == source.episodes else " AND episode_place IS NOT NULL"
+        # `nth` is the number of an answer among the right, or the wrong, answers to its problem: a second one
+        # comes only after the first ones to all problems.
         rows = answers.sql(
             "SELECT *, score >= ? AS is_right,"
             " row_number() OVER (PARTITION BY is_right, problem ORDER BY advantage_size DESC, row) AS nth"

@@ -245,6 +245,7 @@ def read_batch(
         names = pa.ipc.read_schema(pa.py_buffer(head)).names
         options.included_fields = [names.index(name) for name in columns if name in names]
     try:
+        # The schema and this batch together are a stream with a single batch.
         with pa.ipc.open_stream(pa.py_buffer(head + body), options=options) as reader:
             batch = reader.read_next_batch()
         batch.validate(full=True)  # files of earlier versions have no checksum
@@ -387,6 +388,7 @@ def build(source: AnswerFile, folder: Path) -> None:
         table = table.append_column("row", pa.array(np.arange(table.num_rows, dtype=np.int64)))
         parquet.write_table(table, new_folder / ROWS, compression="zstd", row_group_size=ROWS_IN_GROUP)
         note = report.note(source.title) if source.is_foreign else ""
+        # The kinds of `layouts` are fields of `About`: "answers", "episodes" and "signals".
         about = About(table.num_rows, mark, **layouts, note=note, size=size)
         (new_folder / ABOUT).write_text(json.dumps({"version": VERSION, **asdict(about)}))
 
@@ -531,7 +533,8 @@ def _line_tables(source: AnswerFile, texts: TextWriter, report: FileReport) -> I
     lines = answers_in(source.path, report) if source.is_foreign else json_lines(source.path)
     rows: list[dict[str, Any]] = []
     row_texts: list[str] = []
-    for place, line in lines:  # `place` is where the line is found again: the byte where it begins
+    # A line is found again by its place: the byte where it begins, or in a file without lines its number.
+    for place, line in lines:
         row = line_columns(line, place)
         rows.append({name: writable(x) if isinstance(x, str) else x for name, x in row.items()})
         row_texts.append(writable(line.get("text") or ""))

@@ -82,19 +82,19 @@ def tokens_of(run: Path, answer: StoredAnswer, config: Mapping[str, Any]) -> Tok
     Returns None for an answer of which only the text is stored, such as an answer of an evaluation.
     """
     trajectory, episode = answer.trajectory, answer.episode
-    source = trajectory if trajectory is not None else episode
-    if source is None:
+    stored = trajectory if trajectory is not None else episode
+    if stored is None:
         return None
-    ids = source.response_ids
+    ids = stored.response_ids
     segments = trajectory.segments if trajectory is not None else ()
     numbers = _advantages_of(answer, config)
     logprobs = _engine_logprobs(answer)
     if logprobs is not None:
         numbers["log-prob"] = logprobs
     numbers |= _trainer_numbers(answer)
-    by_token: list[Segment] = []
+    segment_of_token: list[Segment] = []
     for segment in segments:
-        by_token += [segment] * len(segment.token_ids)
+        segment_of_token += [segment] * len(segment.token_ids)
     if trajectory is not None:
         sampled = are_sampled(trajectory.segments)
     else:
@@ -102,15 +102,15 @@ def tokens_of(run: Path, answer: StoredAnswer, config: Mapping[str, Any]) -> Tok
         sampled = episode.trained
     # A training row has the steps of credit, which may have merged steps of the answer. If it has none, the
     # answer's own steps are shown.
-    ends = (episode.step_ends if episode is not None else ()) or source.step_ends
-    length = len((episode if episode is not None else source).response_ids)
+    with_steps = episode if episode is not None else stored
+    ends = with_steps.step_ends or stored.step_ends
     return Tokens(
         ids=ids,
         texts=texts_of(run, ids),
         sampled=sampled,
-        steps=steps_of(length, ends, episode, earned=(episode or source).step_rewards),
-        branches=[segment.branch for segment in by_token] or [()] * len(ids),
-        versions=[segment.policy_version for segment in by_token] or [None] * len(ids),
+        steps=steps_of(len(with_steps.response_ids), ends, episode, earned=with_steps.step_rewards),
+        branches=[segment.branch for segment in segment_of_token] or [()] * len(ids),
+        versions=[segment.policy_version for segment in segment_of_token] or [None] * len(ids),
         numbers=numbers,
     )
 
