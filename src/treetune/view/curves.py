@@ -359,7 +359,7 @@ def _means_over_seeds(
     value."""
     from scipy.stats import t
 
-    # The quantile for n values, which have n - 1 degrees of freedom, is at place n - 2.
+    # The quantile for n values, which have n - 1 degrees of freedom, is at index n - 2.
     quantiles = t.ppf(0.975, range(1, len(curves)))
     means, interval = [], dict[float, tuple[float, float]]()
     for x in xs:

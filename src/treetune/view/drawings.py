@@ -273,7 +273,7 @@ def threads_html(answer: ThreadedAnswer) -> str:
         f"{_count_text(counts.parallel_count, 'block')} of"
         f" {_count_text(sum(counts.threads_of_blocks), 'thread')}",
     ]
-    seconds = _seconds_of(answer.line, 0)
+    seconds = _seconds_of(answer.line, depth=0)
     if seconds is not None:
         sampled = [placed.segment for placed in answer.line if placed.segment.origin == "sampled"]
         all_seconds = sum(segment.seconds or 0.0 for segment in sampled)
@@ -284,7 +284,7 @@ def threads_html(answer: ThreadedAnswer) -> str:
     numbers = answer.trajectory.numbers if answer.trajectory is not None else {}
     events = {event: numbers.get(f"threads/{event}") for event in EVENTS}
     facts += [escape(f"{event.replace('_', ' ')}: {times:.0f}") for event, times in events.items() if times]
-    line = _line_html(answer, answer.line, 0, is_critical=True)
+    line = _line_html(answer, answer.line, depth=0, is_critical=True)
     return f'<p class="counts">{" · ".join(facts)}</p>{line}'
 
 

@@ -308,7 +308,7 @@ def _charts_of(experiment: StoredExperiment, metrics: Sequence[str]) -> list[Cha
     If `metrics` is empty, there are at most `CURVES` charts. With many charts of accuracy the limit is
     higher, so that two other charts follow them. Raises ValueError for a metric that was not recorded.
     """
-    bunches = [Bunch(experiment.name, 0, [experiment])]
+    bunches = [Bunch(experiment.name, colour=0, members=[experiment])]
     if not metrics:
         of_accuracy = evaluation_charts(bunches)
         most = max(CURVES, len(of_accuracy) + 2)

@@ -329,7 +329,8 @@ def _different_problems(answers: Sequence[Trajectory]) -> list[Trajectory]:
     others: list[Trajectory] = []
     problems_so_far: set[str] = set()
     for answer in answers:
-        (others if answer.problem.id in problems_so_far else first).append(answer)
+        answers_of_kind = others if answer.problem.id in problems_so_far else first
+        answers_of_kind.append(answer)
         problems_so_far.add(answer.problem.id)
     return first + others
 

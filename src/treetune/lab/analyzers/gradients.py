@@ -247,7 +247,7 @@ def _digest(loss: Loss, members: Sequence[Unit], point: int, seed: int) -> str:
     assert loss.tensors.advantages_N is not None
     digest = hashlib.blake2b(repr((point, seed)).encode(), digest_size=12)
     starts = loss.sequences.starts
-    for (index,) in members:
+    for (index,) in members:  # a member is the index of a single episode
         for row in loss.sequences.rows_of((index,)):
             digest.update(loss.sequences.rows[row].content_hash)
         digest.update(loss.tensors.advantages_N[starts[index] : starts[index + 1]].numpy().tobytes())

@@ -92,8 +92,10 @@ def by_luck(steps: int, choices: int, effect: float, right: float = 0.25, succes
     positions_of_choices = {number * steps // choices for number in range(choices)}
 
     def chances(position: int, status: int) -> Mapping[int, float]:
-        # `table` asks for every status at every position, also where no answer has it.
-        if status > choices:  # correct or wrong
+        # A status up to `choices` is the number of right choices so far, and the two higher ones say that the
+        # answer is correct or wrong. `table` asks for every status at every position, also where no answer
+        # has it.
+        if status > choices:
             return {status: 1.0}
         if position == steps:  # the environment's token
             return {is_correct: chance_by_status[status], is_wrong: 1 - chance_by_status[status]}

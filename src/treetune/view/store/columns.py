@@ -183,18 +183,19 @@ def _mean_and_least_of_trained(
     """
     import pyarrow as pa
 
-    ends, token_ends = column.offsets.to_numpy().astype(np.int64), trained.offsets.to_numpy()
-    counts = np.diff(ends)
-    if (counts != np.diff(token_ends))[counts > 0].any():
+    offsets, token_offsets = column.offsets.to_numpy().astype(np.int64), trained.offsets.to_numpy()
+    counts = np.diff(offsets)
+    if (counts != np.diff(token_offsets))[counts > 0].any():
         raise ValueError("an episode has numbers for more or fewer tokens than it has")
     # For each number, the position of its token in `trained`. The offsets of the two columns differ, because
     # a row without numbers has tokens nevertheless.
-    token_of_number = np.arange(ends[0], ends[-1]) + np.repeat(token_ends[:-1] - ends[:-1], counts)
+    distances = np.repeat(token_offsets[:-1] - offsets[:-1], counts)
+    token_of_number = np.arange(offsets[0], offsets[-1]) + distances
     is_trained = trained.values.to_numpy(zero_copy_only=False).astype(bool)[token_of_number]
-    values = column.values.to_numpy(zero_copy_only=False)[ends[0] : ends[-1]].astype(float)
-    # The ends of the rows in an array that has only the numbers of trained tokens.
-    ends_of_trained = np.concatenate([[0], np.cumsum(is_trained)])[ends - ends[0]]
-    mean, least = mean_and_least(sign * values[is_trained], ends_of_trained)
+    values = column.values.to_numpy(zero_copy_only=False)[offsets[0] : offsets[-1]].astype(float)
+    # The offsets of the rows in an array that has only the numbers of trained tokens.
+    offsets_of_trained = np.concatenate([[0], np.cumsum(is_trained)])[offsets - offsets[0]]
+    mean, least = mean_and_least(sign * values[is_trained], offsets_of_trained)
     return pa.array(mean, pa.float64(), from_pandas=True), pa.array(least, pa.float64(), from_pandas=True)
 
 
@@ -238,6 +239,7 @@ def _mean_and_most(name: str, values: np.ndarray, ends: np.ndarray) -> dict[str,
     import pyarrow as pa
 
     is_recorded = ~np.isnan(values)
+    # The ends in an array that has only the recorded values.
     ends_of_recorded = np.concatenate([[0], np.cumsum(is_recorded)])[ends]
     # The largest value is the least of the negated ones, negated.
     negated_mean, negated_most = mean_and_least(-values[is_recorded], ends_of_recorded)

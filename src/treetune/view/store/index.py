@@ -114,6 +114,7 @@ def sources(run: Run, left_out: list[Path] | None = None) -> list[AnswerFile]:
     """Returns all sources of an experiment: first its iterations and then its evaluations, each in their
     order.
 
+    A run of another program has only its files as sources, and a run of treetune has no such files.
     Symbolic links that lead out of the viewer's folders are not read. A source with such a link is left out,
     and the link is added to `left_out`.
     """
@@ -167,11 +168,11 @@ def _iteration_sources(run: Run) -> Iterator[AnswerFile]:
         if main_file is not None:
             number = iteration + 1  # folders count from 0
             yield AnswerFile(
-                "iteration",
-                number,
-                f"i{number}",
-                titles.get(str(number), f"iteration {number}"),
-                main_file,
+                kind="iteration",
+                number=number,
+                name=f"i{number}",
+                title=titles.get(str(number), f"iteration {number}"),
+                path=main_file,
                 episodes=episodes,
                 signals=signals if episodes else None,  # they are numbers of the episodes' tokens
                 content="answers" if answers else "demonstrations",

@@ -314,6 +314,7 @@ def _lines_of(path: Path, row: int) -> Iterator[dict[str, Any]]:
     beginning = b'{"row":%d,' % row
     with path.open("rb") as file:
         for line in file:
+            # A line without its end is incomplete: a program is still writing it, or was interrupted.
             if line.startswith(beginning) and line.endswith(b"\n"):
                 try:
                     yield json.loads(line)

@@ -474,6 +474,7 @@ def _weight_of_all(
     """
     moments_by_domain, total = dict(moments), 0.0
     for domain, advantages in _trained_advantages(path):
+        # Without moments, training uses the advantages of credit as they are.
         mean, deviation = moments_by_domain.get(domain, (0.0, 1.0))
         sizes = np.abs(advantages - mean) / deviation
         total += float(sizes.mean() if by_sequence and len(sizes) else sizes.sum())
