@@ -189,7 +189,7 @@ def _mean_and_least_of_trained(
         raise ValueError("an episode has numbers for more or fewer tokens than it has")
     # For each number, the position of its token in `trained`. The offsets of the two columns differ, because
     # a row without numbers has tokens nevertheless.
-    distances = np.repeat(token_offsets[:-1] - offsets[:-1], counts)
+    distances: np.ndarray = np.repeat(token_offsets[:-1] - offsets[:-1], counts)
     token_of_number = np.arange(offsets[0], offsets[-1]) + distances
     is_trained = trained.values.to_numpy(zero_copy_only=False).astype(bool)[token_of_number]
     values = column.values.to_numpy(zero_copy_only=False)[offsets[0] : offsets[-1]].astype(float)
