@@ -240,10 +240,9 @@ def chosen_charts(
     for name in names:
         lines = _lines(all_bunches, name)
         if lines:
-            chart = Chart(
-                name, lines, better_of(name), _band_title(all_bunches), events, x_name=all_bunches[0].over
-            )
-            charts.append(chart)
+            x_name = all_bunches[0].over  # the name of the x axis, which all bunches share
+            better, band = better_of(name), _band_title(all_bunches)
+            charts.append(Chart(name, lines, better, band, events, x_name=x_name))
     return charts
 
 
@@ -269,7 +268,8 @@ def usual_charts(all_bunches: Sequence[Bunch], events: Sequence[Event] = ()) -> 
         if lines:
             better, band = better_of(keys[0]), _band_title(all_bunches)
             from_zero = title in FROM_ZERO
-            charts.append(Chart(title, lines, better, band, events, from_zero, x_name=all_bunches[0].over))
+            x_name = all_bunches[0].over  # the name of the x axis, which all bunches share
+            charts.append(Chart(title, lines, better, band, events, from_zero, x_name))
     return charts
 
 
