@@ -103,7 +103,7 @@ class PhaseSeconds:
 def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
     """Yields the seconds of each phase of an iteration. Evaluations and checkpoints, which not every
     iteration has, count by their mean."""
-    work, root, machine = plan.work, plan.experiment, plan.machine
+    work, experiment, machine = plan.work, plan.experiment, plan.machine
     if _can_estimate_sampling(plan) and work.is_sampled:
         prompt_tokens = _prompt_tokens(work, work.problems)
         yield _sampling(plan, "answers", work.answers, work.answer_tokens, work.context, prompt_tokens)
@@ -115,12 +115,12 @@ def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
         # Demonstrations need new weights in the engine only for evaluations.
         if work.is_sampled:
             yield _sync(plan)
-        if root.evaluation.sets:
+        if experiment.evaluation.sets:
             yield _evaluation(plan)
     state_bytes = machine.world_size * (plan.trainer.policy.kept + plan.trainer.policy.on_host)
     yield PhaseSeconds(
         "checkpoints",
-        state_bytes / FILE_BYTES / root.checkpoints.every,
+        state_bytes / FILE_BYTES / experiment.checkpoints.every,
         "weights and optimiser, 0.9 GB/s to a disk",
     )
 
@@ -128,13 +128,13 @@ def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
 def _passes_of_trainer(plan: Plan) -> Iterator[PhaseSeconds]:
     """Yields the seconds of the trainer's passes: those that score, for training and for credit, and those of
     the optimiser's steps."""
-    work, root, machine = plan.work, plan.experiment, plan.machine
-    trainer, weights = root.trainer, plan.shape.parameters
+    work, experiment, machine = plan.work, plan.experiment, plan.machine
+    trainer, weights = experiment.trainer, plan.shape.parameters
     on_gpu, tokens = machine.device == "cuda", trained_tokens(work, trainer.layout)
     rate = GPU_FLOPS * GPU_SHARE * machine.world_size if on_gpu else CORE_FLOPS * machine.cores
     source = f"{GPU_SHARE:.0%} of an H100 on each rank" if on_gpu else "66 billion operations a second a core"
     n_critics = 0 if plan.trainer.critic is None else 1
-    reward_model = reward_model_of(root.credit)
+    reward_model = reward_model_of(experiment.credit)
     # With sequence parallelism, the ranks of a group compute each row together. Without it, each rank is a
     # group of its own.
     groups = max(1, machine.world_size // trainer.sequence_parallel_size)
@@ -158,11 +158,11 @@ def _passes_of_trainer(plan: Plan) -> Iterator[PhaseSeconds]:
     seconds_of_scoring = 2 * weights * tokens / rate + scored_micro_batches * launch_seconds
     operations = "2 operations a weight and token"
     yield PhaseSeconds("scoring", passes * seconds_of_scoring, f"{operations}; {source}")
-    if root.credit.trainer_passes:
+    if experiment.credit.trainer_passes:
         # The credit scores all answers, and selection leaves out some of them afterwards.
         # `seconds_of_scoring` is for a pass over the rows that remain, and is scaled to all answers.
-        passes_over_rows = root.credit.trainer_passes * work.answers / max(work.rows, 1)
-        basis = f"passes over all answers: {root.credit.trainer_passes}; {operations}; {source}"
+        passes_over_rows = experiment.credit.trainer_passes * work.answers / max(work.rows, 1)
+        basis = f"passes over all answers: {experiment.credit.trainer_passes}; {operations}; {source}"
         yield PhaseSeconds("scoring for credit", passes_over_rows * seconds_of_scoring, basis)
     # A backward pass takes as long as two forward passes. Checkpointing adds another forward pass.
     forward_passes = 4 if trainer.gradient_checkpointing else 3
@@ -335,7 +335,7 @@ def _sampling(
     if not settings.async_scheduling:
         decode_seconds += engine_seconds
         decode_source += " and the engine's own process, one after the other"
-    # The slowest of the three decides.
+    # Device, engine process and HTTP process work at the same time, so the slowest of them decides.
     candidates = [
         (decode_seconds, decode_source),
         (engine_seconds, f"the engine's own process: {1e6 * ENGINE_TOKEN[device]:.0f} µs a token"),
