@@ -47,6 +47,7 @@ FORMER_METHODS: Mapping[str, Mapping[str, str]] = {
         "trained_reward_model": "derive the credit from treetune.RewardModelCredit",
         "from_implicit_rewards": "derive the credit from treetune.RewardModelCredit",
     },
+    "Grader": {"behind_thought": "its name is `after_thought`"},
     "Rollout": {
         "prepare": "its name is `check_at_start`",
         "sampler": "its name is `rollout_for_fixed_problems`",
@@ -85,9 +86,11 @@ def refuse_former_names(family: type, part: type) -> None:
         present_names |= vars(base).keys() | vars(base).get("__annotations__", {}).keys()
     settings = vars(part).get("__annotations__", {}).keys()
     defined = vars(part).keys() - present_names
+    # A setting may have the name of a former method: it is read as a setting, and never called.
     for name, instead in FORMER_METHODS.get(family.__name__, {}).items():
         if name in defined - settings:
             _refuse(part, name, instead)
+    # A former attribute is refused also if it is a setting, even one without a default.
     for name, instead in FORMER_ATTRIBUTES.get(family.__name__, {}).items():
         if name in defined | (settings - present_names):
             _refuse(part, name, instead)

@@ -140,12 +140,13 @@ def relative(path: Path | str) -> str:
         return str(path)
 
 
-def evaluate(name: str, text: str, variables: Mapping[str, str], importer: Importer) -> Any:
+def evaluate_jsonnet(name: str, text: str, variables: Mapping[str, str], importer: Importer) -> Any:
     """Evaluates a Jsonnet text to plain data. Raises RuntimeError with Jsonnet's own message, and Endless
     after its deadline."""
     results: list[str | BaseException] = []  # empty until the thread has ended
 
     def evaluate_and_store() -> None:
+        """Evaluates the text, and puts the JSON text, or the error, into `results`."""
         try:
             results.append(
                 _jsonnet.evaluate_snippet(name, text, ext_vars=dict(variables), import_callback=importer)
@@ -177,7 +178,7 @@ def evaluate_flattened(layers: Sequence[Layer], variables: Mapping[str, str]) ->
     def importer(directory: str, path: str) -> tuple[str, bytes]:
         return path, Path(path).read_bytes()
 
-    return evaluate(TOTAL, total, variables, importer)
+    return evaluate_jsonnet(TOTAL, total, variables, importer)
 
 
 def import_sum(layers: Sequence[Layer]) -> str:
@@ -203,9 +204,10 @@ def add_layers(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
         texts = {layer.import_name: layer.text for layer in layers}
 
         def importer(directory: str, name: str) -> tuple[str, bytes]:
+            """Returns the path and the content of what a file in `directory` imports by `name`."""
             if name in texts:
                 return name, texts[name].encode()
             path = find_file(name, Path(directory or "."))
             return str(path), text_of(path).encode()
 
-        return evaluate(TOTAL, import_sum(layers), variables, importer)
+        return evaluate_jsonnet(TOTAL, import_sum(layers), variables, importer)

@@ -11,13 +11,14 @@ import treetune
 MOVED = {
     "treetune.analyzers": "treetune.lab.analyzers",
     "treetune.cluster.cuda_transfers": "treetune.engine.cuda_transfers",
-    "treetune.cluster.given": "treetune.engine.given",
+    "treetune.cluster.given": "treetune.engine.serve_engine_servers",
     "treetune.cluster.planning": "treetune.runtime.planning",
     "treetune.cluster.runs": "treetune.runtime.fitting",
     "treetune.cluster.several_machines": "treetune.runtime.several_machines",
     "treetune.cluster.submission": "treetune.cluster.slurm",
     "treetune.data_pipeline": "treetune.data",
     "treetune.domains.judge_server": "treetune.runtime.judge_server",
+    "treetune.engine.given": "treetune.engine.serve_engine_servers",
     "treetune.endpoints": "treetune.domains.endpoints",
     "treetune.episode_generators": "treetune.rollouts",
     "treetune.exports": "treetune.view.exports",
@@ -38,6 +39,7 @@ MOVED = {
     "treetune.rollouts.states": "treetune.credit.states",
     "treetune.rollouts.valuation": "treetune.credit.values",
     "treetune.rollouts.values": "treetune.credit.states",
+    "treetune.runtime.front_door": "treetune.runtime.rank_launcher",
     "treetune.runtime.sampler": "treetune.runtime.resources",
     "treetune.sandbox": "treetune.domains.sandbox",
     "treetune.sweeps": "treetune.tables",
@@ -64,6 +66,7 @@ SPLIT = {
 """Modules of earlier versions whose content is in several modules of a package now."""
 
 RENAMED = {
+    "Drawing": "DrawingContext",
     "Limits": "ProgramLimits",
     "NATIVE": "NATIVE_FORMATS",
     "choose": "choose_sandbox",
@@ -97,6 +100,7 @@ def remedy_for_import(file: str, line: int) -> str | None:
     if statement is None or statement.module is None:
         return None
     module = statement.module
+    # If `treetune` itself offers all of the names, they needn't be imported from one of its modules.
     public = {alias.name: RENAMED.get(alias.name, alias.name) for alias in statement.names}
     if all(name in treetune.__all__ for name in public.values()):
         return f"write `from treetune import {', '.join(public.values())}`"
@@ -106,7 +110,7 @@ def remedy_for_import(file: str, line: int) -> str | None:
 
 def _of_module(old: str, new: str) -> str:
     """Says where the content of the module `old` is: in `new`, or in the nearest package around `new` that
-    exists. The content of a module in `SPLIT` is in several modules of this package."""
+    exists. The content of a module in `SPLIT` is in several modules of the package `new`."""
     package = new
     while not _is_there(package):
         package = package.rpartition(".")[0]

@@ -23,6 +23,7 @@ from treetune.data.rules.base import Rule
 from treetune.data.templates import check_text, check_value, text_of, value_of
 from treetune.domains.domain_rows import DomainRow, domain_of, domain_row, normalise_row
 from treetune.domains.endpoints.settings import EndpointSettings, Prices, check_extra
+from treetune.domains.routed_rows import RoutedRows
 from treetune.engine.requests import SamplingParams
 from treetune.exceptions import MissingField
 from treetune.findings import UNKNOWN
@@ -157,6 +158,7 @@ class DifficultySampling:
 
     @property
     def params(self) -> SamplingParams:
+        """The sampling parameters of the answers."""
         return SamplingParams(
             max_tokens=self.max_tokens,
             temperature=self.temperature,
@@ -208,11 +210,19 @@ class EstimateDifficulty(DataPipeline):
         yield from self.policy.check_answers(self.answers.params)
 
     def _check_task(self) -> Iterator[Finding]:
+        """Yields a finding for a task that doesn't read rows."""
         if self.task is not UNKNOWN and not isinstance(self.task, RowsTask):
             yield Finding(
                 "the task doesn't read rows, and what is estimated are rows",
                 "task",
                 "take {type: 'rows', routes: {…}}, which says how each source is graded",
+            )
+        if isinstance(self.task, RoutedRows) and not set(self.task.stop) <= set(self.answers.stop):
+            yield Finding(
+                f"the task's stop {list(self.task.stop)} ends no answer, and answers.stop is"
+                f" {list(self.answers.stop)}: name the strings in answers.stop, or leave the task's out",
+                "task.stop",
+                level="warning",
             )
 
 
@@ -316,6 +326,7 @@ class PrepareData(DataPipeline):
             raise ValueError("hold_out names train, which rows are held out of: name validation or test")
 
     def _texts(self) -> Iterator[tuple[str, str]]:
+        """Yields the key and the text of each template."""
         yield "ground_truth", self.ground_truth
         yield "raw_prompt", self.raw_prompt or ""
         turns = [self.prompt] if isinstance(self.prompt, str) else [turn.content for turn in self.prompt]

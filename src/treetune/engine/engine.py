@@ -46,15 +46,15 @@ from treetune.engine.base import (
     TransferMethod,
     check_request,
 )
-from treetune.engine.canary import Gap, Probe, judge
+from treetune.engine.canary import Gap, Probe, judge_gap
 from treetune.engine.client import Address, Client, RequestPart, parts_of
 from treetune.engine.cuda_transfers import CudaIpc, Nccl
-from treetune.engine.given import servers_at_addresses
 from treetune.engine.in_process import InProcessEngine
 from treetune.engine.launch import ServerLaunch, with_time_for
-from treetune.engine.plain_servers import connect
+from treetune.engine.plain_servers import connect_plain_servers
 from treetune.engine.requests import Completion, Later, OnResult, Request, ScoreRequest
 from treetune.engine.sampling import Answered, Lost, Prefixes, RequestScheduler
+from treetune.engine.serve_engine_servers import servers_at_addresses
 from treetune.engine.server import Server, close_servers, servers_of
 from treetune.engine.settings import EngineSettings, InProcessSettings, PlainVllmSettings, VllmSettings
 from treetune.engine.transfer import Delivery, FromFolder, SharedMemory, drop_cache, send_all
@@ -126,7 +126,7 @@ def start_vllm(settings: VllmSettings, launch: EngineLaunch) -> VllmEngine:
 def start_plain_vllm(settings: PlainVllmSettings, launch: EngineLaunch) -> VllmEngine:
     """Begins to connect to servers that `vllm serve` started; see `start_engine`."""
     settings = with_time_for(settings, launch.weights)
-    plain = connect(settings, launch)
+    plain = connect_plain_servers(settings, launch)
     return VllmEngine(settings, launch, plain.servers, client=plain.client, router=plain.router)
 
 
@@ -201,7 +201,7 @@ class VllmEngine(Engine):
     @override
     def wait_ready(self) -> None:
         for replica in self._targets:
-            replica.server.ready()
+            replica.server.wait_until_ready()
 
     @override
     def wait_settled(self) -> None:
@@ -243,7 +243,7 @@ class VllmEngine(Engine):
         # answered since they were last lost.
         addresses: dict[int, Address] = {}
         servers_with_answers: set[int] = set()
-        self._recent = [(time.monotonic(), 0)]
+        self._recent = [(time.monotonic(), 0)]  # the rate of tokens (`tokens_per_second`) begins here
         # A server that is away may come back within `start_timeout` from now on. `_targets` are the servers,
         # and the router if there is one.
         for replica in self._targets:
@@ -269,7 +269,7 @@ class VllmEngine(Engine):
                 if event is None:
                     self._lose_gone_servers(scheduler, addresses)
                 elif isinstance(event, Lost):
-                    self._sampled[event.server].server.failed(event.address, event.reason)
+                    self._sampled[event.server].server.report_failure(event.address, event.reason)
                     servers_with_answers.discard(event.server)
                 elif isinstance(event, Later):
                     scheduler.add(*split_requests(event.requests()))
@@ -286,13 +286,14 @@ class VllmEngine(Engine):
                         scheduler.add(*split_requests(on_result(index, whole) or ()))
         # The earlier failures of servers that have answered no longer count towards `max_restarts`.
         for number in servers_with_answers:
-            self._sampled[number].server.succeeded()
+            self._sampled[number].server.report_success()
         return results
 
     def _lose_gone_servers(self, scheduler: RequestScheduler, addresses: dict[int, Address]) -> None:
-        """Lets the scheduler give up the servers that are gone, whose requests would never be answered."""
+        """Lets the scheduler give up those of its open servers, to which it sends requests, that are gone:
+        their requests would never be answered."""
         for number in scheduler.opened:
-            if reason := self._sampled[number].server.gone(addresses[number]):
+            if reason := self._sampled[number].server.reason_gone(addresses[number]):
                 scheduler.lose(number, reason)
 
     def _open_servers(self, scheduler: RequestScheduler, addresses: dict[int, Address]) -> bool:
@@ -361,6 +362,7 @@ class VllmEngine(Engine):
                 replica.take(updates[replica], version, canary, self._context_length)
 
             self._each(list(updates), take)
+            # Compares the log-probs of the canary's few samples with the trainer's.
             gap_of_replica, scoring_seconds = self._verify(updates, canary)
             gaps += [gap for gap in gap_of_replica.values() if not gap.problem]
             # The servers work at the same time, so a part of the sync takes as long as the slowest one needs.
@@ -398,8 +400,8 @@ class VllmEngine(Engine):
         self.version = version
         self._forget_prefixes()
         for replica in self._targets:
-            replica.server.use(directory)
-            replica.server.succeeded()
+            replica.server.set_restart_weights(directory)
+            replica.server.report_success()
         return SyncReport(
             time.monotonic() - started,
             max((gap.largest for gap in gaps), default=math.nan),
@@ -423,10 +425,11 @@ class VllmEngine(Engine):
             for replica, problem in outdated.items():
                 if replica.server.loads_weights:
                     replica.server.start_anew(directory, problem)
-            return {replica: Update(directory, None) for replica in outdated}
-        before = time.monotonic()
-        sent = self._send(list(outdated), directory, chunks, attempt == "transfer")
-        parts["reload"] += time.monotonic() - before
+            # There is no delivery, since the new server reads the weights when it starts.
+            return {replica: Update(directory, delivery=None) for replica in outdated}
+        started = time.monotonic()
+        sent = self._send(list(outdated), directory, chunks, by_transfer=attempt == "transfer")
+        parts["reload"] += time.monotonic() - started
         return {replica: Update(directory, sent.get(replica)) for replica in outdated}
 
     def _send(
@@ -441,7 +444,7 @@ class VllmEngine(Engine):
             for replica, delivery in zip(loading, deliveries, strict=True):
                 if delivery.address is not None:  # the server must not sample any more
                     problem = delivery.problem or "its weights are of two versions"
-                    replica.server.failed(delivery.address, problem)
+                    replica.server.report_failure(delivery.address, problem)
             raise
         return dict(zip(loading, deliveries, strict=True))
 
@@ -455,26 +458,27 @@ class VllmEngine(Engine):
         """
         if canary is None:
             return dict.fromkeys(updates, Gap(math.nan, math.nan)), {}
-        before = time.monotonic()
-        # Servers with the same weights have drawn the same samples, which are scored once. Every rank calls
-        # `score`, even if it has no server and nothing to score, since scoring may be collective.
+        started = time.monotonic()
+        # Pairs of prompt and sample, by a key that is equal for equal pairs (`Update.pairs`). Servers with
+        # the same weights have drawn the same samples, which are scored once. Every rank calls `score`, even
+        # if it has no server and nothing to score, since scoring may be collective.
         pairs: dict[tuple[int, bytes, bytes], tuple[TokenIds, TokenIds]] = {}
         for update in updates.values():
             pairs |= update.pairs()
         scores = dict(zip(pairs, canary.score(list(pairs.values())), strict=True))
-        seconds = {"score_canary": time.monotonic() - before}
+        seconds = {"score_canary": time.monotonic() - started}
         tolerance = canary.tolerance or self._settings.tolerance(self._device)
         gaps = {}
         for replica, update in updates.items():
-            rows = [scores[key] for key in update.pairs()]
+            scores_of_trainer = [scores[key] for key in update.pairs()]
             probes = [
-                Probe(prompt, completion.token_ids, completion.logprobs.tolist(), row)
-                for (prompt, completion), row in zip(update.sampled, rows, strict=True)
+                Probe(prompt, completion.token_ids, completion.logprobs.tolist(), of_trainer)
+                for (prompt, completion), of_trainer in zip(update.sampled, scores_of_trainer, strict=True)
                 if completion.logprobs is not None
             ]
             # `replica.verified` holds the probes of the previous weights. If the log-probs fit those better,
             # the server still has the previous weights.
-            gaps[replica] = judge(probes, replica.verified, tolerance)
+            gaps[replica] = judge_gap(probes, replica.verified, tolerance)
             if not (update.problem or gaps[replica].problem):
                 replica.verified = probes
         return gaps, seconds
@@ -490,6 +494,7 @@ class VllmEngine(Engine):
     @override
     @contextmanager
     def asleep(self, *, keep_weights: bool = True) -> Iterator[None]:
+        """Puts the servers to sleep for the block, if so configured. They are woken when they are needed."""
         if not self._settings.sleep:
             yield
             return
@@ -501,14 +506,14 @@ class VllmEngine(Engine):
         # In the block the trainer uses the servers' memory. So a server that dies in the block must not be
         # started again before the block ends.
         for replica in self._replicas:
-            replica.server.hold(True)
+            replica.server.set_held(held=True)
         self._ranks.gather(None)  # every server sleeps, also those that other ranks have put to sleep
         try:
             yield
         finally:
             # The servers are woken when they are needed (`Replica.awake`).
             for replica in self._replicas:
-                replica.server.hold(False)
+                replica.server.set_held(held=False)
 
     @override
     def close(self) -> None:
@@ -603,40 +608,42 @@ class Replica:
         Args:
             level: vLLM's level: 1 keeps the weights in the host's memory, 2 drops them.
         """
-        while (address := self.server.ready()).epoch != self._asleep_epoch:
+        # Each start of a server has its own epoch. If the server is restarted meanwhile, it is awake again,
+        # and has another epoch than the one that was put to sleep.
+        while (address := self.server.wait_until_ready()).epoch != self._asleep_epoch:
             try:
                 self._client.post(address, f"/sleep?level={level}", timeout=self._timeout)
                 self._asleep_epoch = address.epoch
                 self._emptied_epoch = address.epoch if level == 2 else None
             except ServerFailure as failure:
-                self.server.failed(address, str(failure))
+                self.server.report_failure(address, str(failure))
 
     def awake(self) -> Address | None:
         """Wakes the server if it sleeps, and returns its address. Returns None while the server is being
         started."""
         with self._lock:
-            if (address := self.server.now()) is None:
+            if (address := self.server.current_address()) is None:
                 return None
             if address.epoch == self._emptied_epoch:
-                self.server.failed(address, "it was asked to sample after its weights were dropped")
+                self.server.report_failure(address, "it was asked to sample after its weights were dropped")
                 return None
             # Weights and cache are woken separately, and the weights first: a sync needs only the weights
             # until the new ones have come (`delivery`), and without the cache its peak of memory is lower.
             self._wake("weights")
             self._wake("kv_cache")
-            return self.server.now()
+            return self.server.current_address()
 
     def _wake(self, tag: str) -> None:
         """Wakes a part of a sleeping server: ``weights`` first, and ``kv_cache`` last."""
         if self._asleep_epoch is not None:
-            address = self.server.ready()
+            address = self.server.wait_until_ready()
             # Each start of a server has its own epoch. With another epoch, the server was restarted
             # meanwhile, and is awake.
             if address.epoch == self._asleep_epoch:
                 try:
                     self._client.post(address, f"/wake_up?tags={tag}", timeout=self._timeout)
                 except ServerFailure as failure:
-                    self.server.failed(address, str(failure))
+                    self.server.report_failure(address, str(failure))
         if tag == "kv_cache":
             self._asleep_epoch = None
 
@@ -647,17 +654,17 @@ class Replica:
         try:
             with self._lock:
                 self._wake("weights")
-                address = self.server.begin_weights(self.server.ready())
+                address = self.server.begin_weights(self.server.wait_until_ready())
                 if not by_transfer:
                     # The server may still wait for the rest of a transfer that failed.
                     self.transfer.give_up(address)
                 return Delivery(transfer, address)
         except (EngineError, ServerFailure) as failure:
-            return Delivery(transfer, None, str(failure))
+            return Delivery(transfer, address=None, problem=str(failure))
 
     def take(self, update: Update, version: int, canary: Canary | None, context_length: int) -> None:
-        """Completes an update: drops the server's cache of the old weights, and samples for the canary. Does
-        nothing for a server of another rank."""
+        """Completes an update: drops the server's cache of the old weights, and samples after the prompts of
+        the canary, by which the new weights are verified. Does nothing for a server of another rank."""
         if not self.server.loads_weights:
             return
         delivery = update.delivery
@@ -665,30 +672,31 @@ class Replica:
             update.problem = delivery.problem
             return
         try:
-            before = time.monotonic()
+            started = time.monotonic()
             with self._lock:
                 # A server that was just started on the weights is awake, and has cached nothing.
                 if delivery is not None:
                     self._wake("kv_cache")
-                address = self.server.ready()
+                address = self.server.wait_until_ready()
                 if delivery is not None:
                     # The server refuses a request with the name of weights that it doesn't have. The
                     # server gets the new name in `end_weights`, so this request has no name.
                     drop_cache(self._client, replace(address, weights=""), self._timeout)
                     address = self.server.end_weights(address, update.weights)
                     self._emptied_epoch = None
-                    update.seconds["reset_cache"] = time.monotonic() - before
+                    update.seconds["reset_cache"] = time.monotonic() - started
             if canary is not None:
-                before = time.monotonic()
+                started = time.monotonic()
                 update.sampled = self._sample_probes(address, canary.requests(context_length), version)
-                update.seconds["sample_canary"] = time.monotonic() - before
+                update.seconds["sample_canary"] = time.monotonic() - started
         except (ServerFailure, EngineError) as failure:
             update.problem = str(failure)
 
     def _sample_probes(
         self, address: Address, requests: Sequence[Request], version: int
     ) -> list[tuple[TokenIds, Completion]]:
-        """Samples a canary's requests on one server. Returns pairs of prompt and sample."""
+        """Samples a canary's requests, by which weights are verified, on one server. Returns pairs of prompt
+        and sample."""
         answers = {}
         with RequestScheduler(
             self._client,
@@ -698,7 +706,10 @@ class Replica:
             timeout=self._timeout,
         ) as scheduler:
             scheduler.open({0: address})
-            scheduler.add([RequestPart(index, 0, 1, request) for index, request in enumerate(requests)])
+            # Each request asks for one sample, so it is sent as a single part.
+            scheduler.add(
+                [RequestPart(index, first=0, n=1, request=request) for index, request in enumerate(requests)]
+            )
             while scheduler.outstanding:
                 event = scheduler.next()
                 if isinstance(event, Lost):

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from treetune.exceptions import CheckpointGone
 from treetune.rollouts import unavailable
-from treetune.rollouts.metrics import PREFIX
+from treetune.rollouts.metrics import DOMAIN_PREFIX
 from treetune.rollouts.numbers import EVALUATED, by_group, columns, evaluation_metrics, number_metrics
 from treetune.rollouts.storage import answer_row
 from treetune.runtime.base import EvaluationSet, PolicyIteration
@@ -77,7 +77,7 @@ def evaluate(
     directory = resources.session.directory
     for evaluation_set in sets:
         folder = directory.evaluation(done, evaluation_set.label)
-        measure(
+        measure_set(
             resources, done, evaluation_set, folder, f"{evaluation_set.label} after iteration {done}", claim
         )
     metrics: Metrics = {}
@@ -96,7 +96,7 @@ def _metrics_of_summary(label: str, summary: Mapping[str, Any]) -> Metrics:
 
     metrics = pick(f"evaluation/{label}/", summary)
     for domain, summary_of_domain in summary.get("domains", {}).items():
-        metrics |= pick(f"evaluation/{label}/{PREFIX}{domain}/", summary_of_domain)
+        metrics |= pick(f"evaluation/{label}/{DOMAIN_PREFIX}{domain}/", summary_of_domain)
     if summary.get("unavailable"):
         metrics[f"evaluation/{label}/unavailable"] = float(summary["unavailable"])
     return metrics | evaluation_metrics(label, summary)
@@ -123,7 +123,7 @@ def set_problems(config: PolicyIteration, evaluation_set: EvaluationSet) -> list
     return [problems[i] for i in sorted(indices)]
 
 
-def measure(
+def measure_set(
     resources: RunResources,
     done: int,
     evaluation_set: EvaluationSet,
@@ -142,7 +142,7 @@ def measure(
     """
     session, config = resources.session, resources.session.config
     seed = config.evaluation.seed
-    resources.ready()
+    resources.wait_until_ready()
     problems = set_problems(config, evaluation_set)
     rollout = evaluation_set.rollout(config)
     lengths = {problem.id: len(session.model.codec.encode_prompt(problem)) for problem in problems}
@@ -320,7 +320,7 @@ def summarise(
         correct_counts.append(correct)
         means.append(correct / len(graded_samples))
     low, high = interval_of_mean(means, seed)
-    n = min(samples.values())  # that of every problem, as `measure` has checked
+    n = min(samples.values())  # that of every problem, as `measure_set` has checked
     # A k above every problem's number of graded samples would leave no problem for pass@k.
     largest_k = min(n, max(counts))
     ks = [2**i for i in range(n.bit_length()) if 2**i <= largest_k]
@@ -427,7 +427,7 @@ def _are_comparable(answers: Sequence[tuple[str, bool]], same_answer: SameAnswer
 # Many checkpoints, many evaluators
 
 
-def unmeasured(directory: ExperimentDirectory, sets: tuple[EvaluationSet, ...]) -> list[int]:
+def find_unmeasured(directory: ExperimentDirectory, sets: tuple[EvaluationSet, ...]) -> list[int]:
     """Returns the numbers of the checkpoints on which at least one of the sets has not been measured.
 
     Only checkpoints that were due by iterations are measured, not those that were written by time or because
@@ -443,7 +443,7 @@ def unmeasured(directory: ExperimentDirectory, sets: tuple[EvaluationSet, ...]) 
     return missing
 
 
-def follow(resources: RunResources, claims: Claims, every_s: float = FOLLOW_EVERY_S) -> None:
+def measure_until_end(resources: RunResources, claims: Claims, every_s: float = FOLLOW_EVERY_S) -> None:
     """Measures every set on every checkpoint, until the run has ended and all are measured. Collective.
 
     It waits for sets that another evaluator has claimed, and takes them over if that evaluator dies. An
@@ -455,7 +455,7 @@ def follow(resources: RunResources, claims: Claims, every_s: float = FOLLOW_EVER
         # `is_running` is read before the checkpoints are listed. If the run ends in between, the loop turns
         # once more, and finds the last checkpoint.
         is_running = session.ranks.from_first("is it running", directory.is_running())
-        numbers = session.ranks.from_first("checkpoints", unmeasured(directory, sets))
+        numbers = session.ranks.from_first("checkpoints", find_unmeasured(directory, sets))
         verdicts: dict[tuple[int, str], ClaimVerdict] = {}
         for number in numbers:
             for evaluation_set in sets:

@@ -187,13 +187,13 @@ class Journal(AbstractContextManager["Journal"]):
             self.flush()  # so that the file has all rows
             self._index = {}
             for path in (*self._others, self.path):
-                for start, length, row in _rows(path, None):
+                for start, length, row in _rows(path, damaged=None):
                     if (key := _key(row)) is not None:
                         self._index[key] = path, start, length
         return self._index
 
 
-def read_rows(path: Path, damaged: list[int] | None = None) -> Iterator[Any]:
+def read_journal(path: Path, damaged: list[int] | None = None) -> Iterator[Any]:
     """Yields the rows of all complete, undamaged lines of a journal; none if there is no such file.
 
     Args:

@@ -35,7 +35,7 @@ from treetune.credit.base import UNUSED_REMEDY, ContinuingCredit, Credit
 from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.rloo import leave_one_out_advantages
 from treetune.credit.states.base import AnswerPrefix
-from treetune.engine.requests import CONTINUATIONS
+from treetune.engine.requests import CONTINUATION_PRIORITY
 from treetune.rollouts.answers import Start, require_growing_rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.seeds import derive_seed, derived_random
@@ -170,14 +170,17 @@ class ThreadShapley(ContinuingCredit):
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        """Gives the tokens of each thread on the main text the thread's value in its block, and the tokens
+        outside of threads RLOO's advantage."""
         answers = answers_of(trees)
         outcome_advantages: list[float] = []
         for tree in trees:
             outcome_advantages += leave_one_out_advantages([leaf.reward for leaf in tree.leaves])
         blocks_by_answer = [blocks_of(answer) for answer in answers]
 
-        # The value of a thread is computed from the worth of some sets of its block's threads. The sets of
-        # all blocks of this rank's answers are sampled together.
+        # The value of a thread is computed from the worth of some sets of its block's threads: the mean
+        # reward of answers that have only these threads. The sets of all blocks of this rank's answers are
+        # sampled together.
         wanted: list[Counterfactual] = []
         # The random orders of a block's threads, and the sets of its threads whose worth is needed. The key
         # is the index of the answer and the index of the block among the answer's blocks.
@@ -193,7 +196,8 @@ class ThreadShapley(ContinuingCredit):
         episodes = []
         unknown_blocks = 0
         for number, (answer, blocks) in enumerate(zip(answers, blocks_by_answer, strict=True)):
-            # The value of each thread, by the number of its block and its position in the block.
+            # The value of each thread, by the number of its block on the main text (`Block.number`) and its
+            # position in the block.
             values: dict[tuple[int, int], float] = {}
             for index, block in enumerate(blocks):
                 rewards_of_sets = {}
@@ -224,7 +228,8 @@ class ThreadShapley(ContinuingCredit):
         return orders
 
     def _sets(self, threads: Sequence[int], orders: Iterable[Sequence[int]]) -> list[Threads]:
-        """Returns the sets of a block's threads whose worth is needed, each once."""
+        """Returns the sets of a block's threads whose worth, the mean reward of answers with only these
+        threads, is needed for the values of the threads. Each set is returned once."""
         if self.weights == "leave_one_out":
             all_threads = frozenset(threads)
             return [all_threads, *(all_threads - {thread} for thread in threads)]
@@ -238,7 +243,7 @@ class ThreadShapley(ContinuingCredit):
     def _values(
         self, threads: Sequence[int], orders: Sequence[Sequence[int]], worth: Mapping[Threads, float]
     ) -> dict[int, float]:
-        """Returns the value of each of a block's threads."""
+        """Returns the value of each of a block's threads, from the worth of sets of these threads."""
         if self.weights == "leave_one_out":
             all_threads = frozenset(threads)
             return {thread: worth[all_threads] - worth[all_threads - {thread}] for thread in threads}
@@ -275,7 +280,7 @@ class ThreadShapley(ContinuingCredit):
                 block_numbers.append(block.number)
         # In the engine's queue, answers of the rollout come before counterfactual answers. The log-probs of
         # counterfactual answers are not read, since these answers are never trained on.
-        settings = replace(context.settings, reads_logprobs=False, priority=CONTINUATIONS)
+        settings = replace(context.settings, reads_logprobs=False, priority=CONTINUATION_PRIORITY)
         sampling_context = replace(context, settings=settings)
         sampled: list[Trajectory] = []
         if starts:
@@ -394,7 +399,8 @@ def segments_with(block: Block, threads: Threads) -> tuple[Segment, ...]:
 def _mean_rewards(
     rewards_of_sets: Mapping[Threads, Sequence[float]], block: Block, answer: Trajectory
 ) -> dict[Threads, float] | None:
-    """Returns the worth of each set of a block's threads. Returns None if a set has no graded answer.
+    """Returns the worth of each set of a block's threads: the mean reward of answers with only these threads.
+    Returns None if a set has no graded answer.
 
     Args:
         rewards_of_sets: The rewards of the sampled answers with each set of threads.

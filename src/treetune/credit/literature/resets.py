@@ -27,6 +27,7 @@ from treetune.contracts import (
     Finding,
     Need,
     OneLine,
+    innermost_rollout,
 )
 from treetune.credit.base import THREADS_REMEDY, Credit
 from treetune.credit.episodes import advantage_metrics, make_episode
@@ -58,18 +59,21 @@ class Resets(Credit):
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
+        rollout, key = innermost_rollout(experiment.rollout)
         # Of the rollouts, only `tree` has a branching, and of the branchings only `resets` needs grades.
-        branching = getattr(experiment.rollout, "branching", None)
+        branching = getattr(rollout, "branching", None)
         if not getattr(branching, "needs_grades", False):
             yield Finding(
                 "it trains the continuations of wrong answers, which only the rollout 'tree' with the"
                 " branching 'resets' samples",
-                "$.rollout",
+                key,
                 "append configs/credit/resets.jsonnet to --configs, or choose the credit 'group'",
             )
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        """Compares the continuations of each reset with each other, and trains only their tokens after the
+        reset."""
         episodes: list[Episode] = []
         for tree in trees:
             answers_by_reset: dict[Fork, list[Trajectory]] = {}

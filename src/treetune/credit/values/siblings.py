@@ -15,7 +15,7 @@ from typing_extensions import override
 from treetune.contracts import Answers, Need, OneLine
 from treetune.credit.base import THREADS_REMEDY
 from treetune.credit.states.base import FixedBudget
-from treetune.credit.values.base import StepValues, Valuation, ValueEstimator, mean_of
+from treetune.credit.values.base import StepValues, Valuation, ValueEstimator, value_of_rewards
 from treetune.tree import State
 
 
@@ -46,11 +46,12 @@ class Siblings(ValueEstimator):
 
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
+        """Returns for each state the mean reward of the other answers that went through it."""
         rewards = valuation.sibling_rewards()
         values: list[StepValues] = []
         for answer in valuation.answers:
             # None where no other answer went through the state.
-            values.append([mean_of(rewards[answer_state]) for answer_state in answer.states])
+            values.append([value_of_rewards(rewards[answer_state]) for answer_state in answer.states])
         return values
 
 
@@ -70,6 +71,8 @@ class ToppedUp(ValueEstimator):
 
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
+        """Returns for each state the mean over the rewards of the other answers that went through it, and of
+        so many continuations that there are at least `samples` rewards."""
         rewards = valuation.sibling_rewards()
         # `missing` has the number of continuations of each state. Each reward of another answer that went
         # through the state replaces one of the `samples` continuations. The number of these rewards may

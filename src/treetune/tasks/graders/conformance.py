@@ -120,7 +120,7 @@ def _wrong_verdicts(pool: GraderPool, case: Case, skip: frozenset[str]) -> Itera
     Responses in `skip` are not graded.
     """
     problem, best = case.problem, pool.grader.best
-    hostile = [response for response, _ in hostile_answers(7, HOSTILE)]
+    hostile = [response for response, _ in hostile_answers(seed=7, count=HOSTILE)]
     responses_by_kind = {
         "right": case.right,
         "wrong": case.wrong,
@@ -181,7 +181,7 @@ def _inconsistencies(grader: Grader, pool: GraderPool, case: Case) -> Iterator[s
     for response in (*case.right, *case.wrong, *case.silent):
         grade = _grade(pool, response, case.problem)
         # The part of the response after its thought; None if the response ends within the thought.
-        answer = problem_grader.behind_thought(response, case.problem)
+        answer = problem_grader.after_thought(response, case.problem)
         extracted = None if answer is None else problem_grader.extract(answer, case.problem)
         if (extracted is None) != (grade.outcome == "no_answer"):
             yield f"{_excerpt(response)} has the answer {extracted!r}, and its outcome is {grade.outcome!r}"
@@ -281,7 +281,8 @@ def _hostile_text(kind: str, draw: random.Random) -> str:
             depth = draw.choice((5, 30, 300, 5000))
             opening, closing = draw.choice(_NESTS)
             digit = str(draw.randint(0, 9))
-            return opening * depth + digit + closing * (depth - draw.choice((0, 0, 1, depth)))
+            left_open = draw.choice((0, 0, 1, depth))
+            return opening * depth + digit + closing * (depth - left_open)
         case "long":
             piece = draw.choice(_REPEATED)
             return piece * (100_000 // len(piece))
