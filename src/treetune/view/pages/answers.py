@@ -76,7 +76,8 @@ def show(view: PageRequest) -> Response:
     notes = view.store.notes(view.run)
     question, of = question_of_address(view, answers)
     result = answers.ask(question)
-    chosen = [source for name, source in sources.items() if name in (question.sources or [name])]
+    # A question without sources is about all of them.
+    chosen = [source for name, source in sources.items() if not question.sources or name in question.sources]
     domains = []
     if "domain" in columns:
         distinct = "SELECT DISTINCT domain FROM answers WHERE domain <> '' ORDER BY domain"
@@ -270,21 +271,20 @@ def show_problems(view: PageRequest) -> Response:
     columns, chosen_columns = answers.columns(), answers.columns(question.sources)
     where, values = condition_sql(question.filters, columns, chosen_columns)
     where = f"{where} AND {among_sql(question.among)}"
-    size = f"max({SIZE_COLUMN})" if SIZE_COLUMN in chosen_columns else "NULL"
-    rows = (
-        answers.sql(
+    # `SIZE_COLUMN` is the column with the size of an answer's largest advantage.
+    credit = f"max({SIZE_COLUMN})" if SIZE_COLUMN in chosen_columns else "NULL"
+    rows: list[dict[str, Any]] = []
+    if columns:  # without a column, nothing is indexed yet
+        rows = answers.sql(
             f"""
         SELECT problem, any_value(asked) AS asked, count(*) AS answers, count(score) AS graded,
             count(*) FILTER (score >= ?) AS right_ones,
-            coalesce(stddev_pop(reward), 0) AS spread, avg(tokens) AS tokens, {size} AS credit
+            coalesce(stddev_pop(reward), 0) AS spread, avg(tokens) AS tokens, {credit} AS credit
         FROM answers WHERE {where} GROUP BY problem ORDER BY problem
         """,
             [CORRECT_SCORE, *values],
             question.sources,
         )
-        if columns
-        else []
-    )
     earlier = _earlier_rates(answers, of)
     for row in rows:
         row["pass rate"] = row["right_ones"] / row["graded"] if row["graded"] else None
@@ -308,12 +308,13 @@ def show_problems(view: PageRequest) -> Response:
     bars: dict[str, list[dict[str, Any]]] = {}
     if listed.rows:
         # An answer without credit is drawn with its score minus the mean score of the problem's answers.
-        mean = "advantage_mean" if "advantage_mean" in chosen_columns else "NULL::DOUBLE"
+        advantage = "advantage_mean" if "advantage_mean" in chosen_columns else "NULL::DOUBLE"
         names = [row["problem"] for row in listed.rows]
         for bar in answers.sql(
             f"""
             SELECT problem, source, answer, score,
-                coalesce({mean}, score - avg(score) OVER (PARTITION BY problem)) AS advantage FROM answers
+                coalesce({advantage}, score - avg(score) OVER (PARTITION BY problem)) AS advantage
+            FROM answers
             WHERE {where} AND list_contains(?, problem)
             QUALIFY row_number() OVER (PARTITION BY problem ORDER BY source, row) <= {IN_A_BAR}
             ORDER BY source, row

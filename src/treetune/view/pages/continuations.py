@@ -120,7 +120,7 @@ def continuations_of(
         iteration,
         AnswerPrefix.of(trajectory.problem, trajectory.prompt_ids, trajectory.segments, start),
         replace(rollout.sampling, **changes),
-        "value",
+        purpose="value",
         round_number=0,
         count=credit.samples,
     )
@@ -128,6 +128,7 @@ def continuations_of(
     # Runs of earlier versions of treetune also asked for log-probs, so their requests have another hash.
     possible_requests = (request, replace(request, reads_logprobs=True))
     version = versions[0] if versions else iteration  # answers of another program's log have none
+    # The keys as they are written in a line's JSON.
     keys = [f'"{request_key(possible, version)}"'.encode() for possible in possible_requests]
     folder = run.directory.journals(iteration)
     # `follows` refuses symbolic links that lead out of the experiment's or the viewer's folders.

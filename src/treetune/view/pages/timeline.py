@@ -163,7 +163,10 @@ def _lanes(run: Run, path: Path, now: float, load: Mapping[int, str]) -> Iterato
     for number, process in enumerate(processes):
         is_alive = is_last_alive and number == len(processes) - 1
         process_end = now if is_alive else process.last
-        ending = "open" if is_alive else "" if process.closed else "cut"
+        if is_alive:
+            ending = "open"  # drawn as still running
+        else:
+            ending = "" if process.closed else "cut"  # "cut": the process died, so its true end is unknown
         description = f"process {process.pid} on {process.host}"
         if any(span.lane == "server" for span in process.spans):
             description = f"watched by {description}"  # a server's timeline is written by another process
@@ -378,19 +381,20 @@ def show(view: PageRequest) -> Response:
     if not lanes:
         names = ", ".join(lane.name for lane in times.lanes)
         raise ValueError(f"there is no lane {view.text('lane')!r}; choose one of {names}")
-    alike: dict[tuple[str, str], list[ShownSpan]] = {}
+    # The table below the drawing has a row for each lane and kind of work.
+    spans_by_row: dict[tuple[str, str], list[ShownSpan]] = {}
     for lane in lanes:
         for span in lane.spans:
             if _meets(span, window, began):
-                # Without its iteration, the name is the same for the same work of all iterations, which is
-                # one row of the table.
+                # Without the number of its iteration, the name is the same for the same work of all
+                # iterations.
                 kind = re.sub(r"iteration \d+: | after iteration \d+", "", span.name)
-                alike.setdefault((lane.name, kind), []).append(span)
+                spans_by_row.setdefault((lane.name, kind), []).append(span)
     listed = []
-    for kind_of_lane, spans in alike.items():
+    for (lane_name, kind), spans in spans_by_row.items():
         longest = max(spans, key=lambda span: span.end - span.start)
         seconds = sum(span.end - span.start for span in spans)
-        listed.append((*kind_of_lane, longest, len(spans), seconds))
+        listed.append((lane_name, kind, longest, len(spans), seconds))
     drawn = []
     drawn_bars: list[TimelineBar] = []
     for lane in lanes:
@@ -405,6 +409,7 @@ def show(view: PageRequest) -> Response:
         window=window,
         drawn=drawn,
         endings={bar.ending for bar in drawn_bars},
+        # For the legend, the colour of each text: a kind's colour has the name of the kind.
         kinds={bar.kind: bar.kind for bar in drawn_bars},
         ticks=[clock(window.start + share * window.length, window.length) for share in shares],
         listed=listed,
@@ -523,6 +528,7 @@ def _bars(lane: Lane, window: Window, began: float) -> list[TimelineBar]:
         x, width = (left - window.start) / unit, (right - left) / unit
         remark = f" ({span.description})" if span.description else ""
         description = f"{span.name}, {clock(start, end - start)}, {took(span)}{remark}"
+        # A bar is at least one unit wide, so that it can be seen.
         bar = TimelineBar(
             round(x, 2), max(1.0, round(width, 2)), row, span.kind, span.ending, description, start, end
         )
