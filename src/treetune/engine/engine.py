@@ -33,7 +33,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from typing_extensions import override
 
@@ -341,59 +341,53 @@ class VllmEngine(Engine):
     ) -> SyncReport:
         """Makes attempts (see `Engine.load`) until the servers of all ranks have the weights."""
         started = time.monotonic()
-        restarts = self.restarts
+        restarts_before = self.restarts
         # All ranks have stopped sampling when this returns. A request in flight would mix old and new
         # weights.
         self._ranks.gather(None)
-        gaps: list[Gap] = []
-        parts = {"reload": 0.0}  # the seconds of each part of the sync
-        gave_up = ""  # the reason why the configured transfer is not used any more
+        attempts: tuple[Attempt, ...] = ("file", "new server")
+        if chunks is not None and self._transfer != "file":
+            attempts = ("transfer", *attempts)
         # The servers without the new weights, each with the problem of its last attempt. Only they take part
         # in the next attempt, which is slower and has fewer ways to fail.
         outdated = dict.fromkeys(self._replicas, "")
-        has_transfer = chunks is not None and self._transfer != "file"
-        attempts = ("transfer", "file", "new server") if has_transfer else ("file", "new server")
+        gaps: list[Gap] = []
+        parts = {"reload": 0.0}  # the seconds of each part of the sync
+        gave_up = ""  # the reason why the configured transfer is not used any more
+        last_problems = ""  # the problems of all ranks in the last attempt that failed
+        is_loaded = False
         for attempt in attempts:
-            updates = self._attempt(attempt, outdated, directory, chunks, parts)
+            result = self._attempt(attempt, outdated, directory, version, canary, chunks)
             chunks = None  # all chunks have been made, so the folder is complete now
-
-            def take(replica: Replica, updates: dict[Replica, Update] = updates) -> None:
-                replica.take(updates[replica], version, canary, self._context_length)
-
-            self._each(list(updates), take)
-            gap_of_replica, scoring_seconds = self._verify(updates, canary)
-            gaps += [gap for gap in gap_of_replica.values() if not gap.problem]
-            # The servers work at the same time, so a part of the sync takes as long as the slowest one needs.
-            for seconds_of_part in (scoring_seconds, *(update.seconds for update in updates.values())):
-                for part, seconds in seconds_of_part.items():
-                    parts[part] = max(parts.get(part, 0.0), seconds)
-            outdated = {}
-            for replica, update in updates.items():
-                new_problem = update.problem or gap_of_replica[replica].problem
-                if new_problem:
-                    outdated[replica] = new_problem
+            outdated = result.problems
+            gaps += result.gaps
+            parts["reload"] += result.sending_seconds
+            for part, seconds in result.part_seconds.items():
+                parts[part] = max(parts.get(part, 0.0), seconds)
+            # An attempt fails on all ranks if it fails on one.
             problems_of_ranks = self._ranks.gather("; ".join(outdated.values()))
             if not any(problems_of_ranks):
+                is_loaded = True
                 break
-            problems = "; ".join(filter(None, problems_of_ranks))
+            last_problems = "; ".join(filter(None, problems_of_ranks))
             if attempt == "transfer":
                 gave_up = (
                     f"the transfer of new weights by {self._transfer} failed, and weights are sent by file"
-                    f" from now on: {problems}"
+                    f" from now on: {last_problems}"
                 )
                 self._transfer = "file"
-        else:  # no attempt was successful on all ranks
+        if not is_loaded:
             # The run can't restart a server that it did not start: there, the attempt "new server" connects
             # again, and loads the weights a second time.
             raise EngineError(
                 f"the weights in {directory} could not be loaded into the engine. The last attempt was with a"
-                f" new server (or a second one with a server that the run did not start): {problems}"
+                f" new server (or a second one with a server that the run did not start): {last_problems}"
             )
         self._new_servers_in_a_row = self._new_servers_in_a_row + 1 if attempt == "new server" else 0
         if self._new_servers_in_a_row == NEW_SERVERS_IN_A_ROW:
             raise EngineError(
                 f"the last {NEW_SERVERS_IN_A_ROW} syncs of weights each needed a new server, the last one"
-                f" because {problems}. See the servers' logs in {self._logs}"
+                f" because {last_problems}. See the servers' logs in {self._logs}"
             )
         self.version = version
         self._forget_prefixes()
@@ -401,33 +395,62 @@ class VllmEngine(Engine):
             replica.server.use(directory)
             replica.server.succeeded()
         return SyncReport(
-            time.monotonic() - started,
-            max((gap.largest for gap in gaps), default=math.nan),
-            max((gap.mean for gap in gaps), default=math.nan),
-            self.restarts - restarts,
-            parts,
-            gave_up,
+            seconds=time.monotonic() - started,
+            canary_gap=max((gap.largest for gap in gaps), default=math.nan),
+            canary_mean_gap=max((gap.mean for gap in gaps), default=math.nan),
+            restarts=self.restarts - restarts_before,
+            parts=parts,
+            gave_up=gave_up,
         )
 
     def _attempt(
         self,
-        attempt: str,
+        attempt: Attempt,
         outdated: dict[Replica, str],
         directory: Path,
+        version: int,
+        canary: Canary | None,
         chunks: Iterable[Chunk] | None,
-        parts: dict[str, float],
-    ) -> dict[Replica, Update]:
-        """Makes one of the attempts of `load` (``transfer``, ``file`` or ``new server``) with the outdated
-        servers, and adds its seconds to `parts`."""
+    ) -> AttemptResult:
+        """Makes one attempt to give the outdated servers new weights, and verifies which servers have them.
+        Collective.
+
+        Args:
+            outdated: The servers without the new weights, each with the problem of its last attempt.
+        """
+        # Send the weights, or begin to start servers with them.
+        sending_seconds = 0.0
+        updates: dict[Replica, Update] = {}
         if attempt == "new server":
             for replica, problem in outdated.items():
                 if replica.server.loads_weights:
                     replica.server.start_anew(directory, problem)
-            return {replica: Update(directory, None) for replica in outdated}
-        before = time.monotonic()
-        sent = self._send(list(outdated), directory, chunks, attempt == "transfer")
-        parts["reload"] += time.monotonic() - before
-        return {replica: Update(directory, sent.get(replica)) for replica in outdated}
+                updates[replica] = Update(directory, None)
+        else:
+            before = time.monotonic()
+            deliveries = self._send(list(outdated), directory, chunks, by_transfer=attempt == "transfer")
+            sending_seconds = time.monotonic() - before
+            for replica in outdated:
+                updates[replica] = Update(directory, deliveries.get(replica))
+
+        # Let the servers drop their caches of the old weights, and sample for the canary.
+        def take(replica: Replica) -> None:
+            replica.take(updates[replica], version, canary, self._context_length)
+
+        self._each(list(updates), take)
+
+        # Compare the log-probs of the samples with the trainer's.
+        gap_of_replica, part_seconds = self._verify(updates, canary)
+        gaps = [gap for gap in gap_of_replica.values() if not gap.problem]
+        problems: dict[Replica, str] = {}
+        for replica, update in updates.items():
+            # The servers work at the same time, so a part takes as long as the slowest one needs.
+            for part, seconds in update.seconds.items():
+                part_seconds[part] = max(part_seconds.get(part, 0.0), seconds)
+            problem_now = update.problem or gap_of_replica[replica].problem
+            if problem_now:
+                problems[replica] = problem_now
+        return AttemptResult(problems, gaps, sending_seconds, part_seconds)
 
     def _send(
         self, replicas: Sequence[Replica], directory: Path, chunks: Iterable[Chunk] | None, by_transfer: bool
@@ -542,6 +565,25 @@ class _UnfinishedRequests:
         for first in sorted(parts_of_request):
             completions_in_order += parts_of_request[first]
         return completions_in_order
+
+
+Attempt = Literal["transfer", "file", "new server"]
+"""The ways in which `VllmEngine.load` tries to give servers new weights: the configured transfer, the folder
+of weights, which a server reads, or a new server that starts with this folder."""
+
+
+@dataclass(frozen=True)
+class AttemptResult:
+    """The result of one attempt of `VllmEngine.load`, for this rank's servers."""
+
+    problems: dict[Replica, str]
+    """The servers that don't have the new weights, each with the reason."""
+    gaps: list[Gap]
+    """The gaps between log-probs of engine and trainer, of the servers whose canary found no problem."""
+    sending_seconds: float
+    """The seconds until all servers had got the weights; 0 if new servers are started."""
+    part_seconds: dict[str, float]
+    """The seconds of each further part, such as ``{"score_canary": 0.1, "reset_cache": 0.1}``."""
 
 
 @dataclass
