@@ -216,29 +216,10 @@ class VllmEngine(Engine):
     ) -> list[list[Completion]]:
         """Distributes the requests over the servers, and sends those of a lost server to others; see
         `Engine.generate`."""
-        results: list[list[Completion]] = []
-        unfinished = _UnfinishedRequests()
-
-        def split_requests(new: Sequence[Request | Later]) -> tuple[list[RequestPart], list[Later]]:
-            """Gives requests their indices, and cuts them into parts that are sent to one server each.
-
-            A `Later` holds requests that can't be made yet, for example before an environment has replied.
-            Each `Later` is returned as it is. It comes back as an event once its requests can be made.
-            """
-            parts: list[RequestPart] = []
-            laters: list[Later] = []
-            for request in new:
-                if isinstance(request, Later):
-                    laters.append(request)
-                    continue
-                index = len(results)
-                check_request(index, request, self._context_length)
-                parts += parts_of(index, request, self._settings.largest_part)
-                results.append([])
-            return parts, laters
-
+        settings = self._settings
+        results = _Results(self._context_length, settings.largest_part)
         # All requests are checked before anything is sent. So a request that can't be sampled costs nothing.
-        first_parts, first_laters = split_requests(requests)
+        first_parts, first_laters = results.split_requests(requests)
         # By the servers' numbers: the addresses of those that take requests, and the servers that have
         # answered since they were last lost.
         addresses: dict[int, Address] = {}
@@ -248,7 +229,6 @@ class VllmEngine(Engine):
         # and the router if there is one.
         for replica in self._targets:
             replica.server.wait_anew()
-        settings = self._settings
         # Requests go to `_sampled`: to the servers themselves, or only to a router. The router takes as many
         # samples at once as all of its servers together.
         samples_of_all_servers = QUEUE_FACTOR * settings.max_num_seqs * len(self._replicas)
@@ -272,22 +252,20 @@ class VllmEngine(Engine):
                     self._sampled[event.server].server.failed(event.address, event.reason)
                     servers_with_answers.discard(event.server)
                 elif isinstance(event, Later):
-                    scheduler.add(*split_requests(event.requests()))
+                    scheduler.add(*results.split_requests(event.requests()))
                 else:
                     servers_with_answers.add(event.server)
                     if not isinstance(event.part.request, ScoreRequest):  # its tokens weren't sampled
                         self._count(event.completions)
-                    whole = unfinished.add(event.part, event.completions)
-                    if whole is None:
-                        continue  # other parts of the request are missing
-                    index = event.part.index
-                    results[index] = whole
-                    if on_result is not None:
-                        scheduler.add(*split_requests(on_result(index, whole) or ()))
+                    completions = results.add(event.part, event.completions)
+                    # None if other parts of the request are missing.
+                    if completions is not None and on_result is not None:
+                        further_requests = on_result(event.part.index, completions) or ()
+                        scheduler.add(*results.split_requests(further_requests))
         # The earlier failures of servers that have answered no longer count towards `max_restarts`.
         for number in servers_with_answers:
             self._sampled[number].server.succeeded()
-        return results
+        return results.completions
 
     def _lose_gone_servers(self, scheduler: RequestScheduler, addresses: dict[int, Address]) -> None:
         """Lets the scheduler give up the servers that are gone, whose requests would never be answered."""
@@ -544,15 +522,38 @@ class VllmEngine(Engine):
             self._client.close()
 
 
-class _UnfinishedRequests:
-    """Collects the parts of requests, which several servers may sample, until a request is whole."""
+class _Results:
+    """The results of one call of `VllmEngine.generate`. Requests get their indices here. They are cut into
+    parts, which several servers may sample, and the completions of the parts are put together again."""
 
-    def __init__(self) -> None:
+    def __init__(self, context_length: int, largest_part: int) -> None:
+        self.completions: list[list[Completion]] = []
+        """The completions of each request, by its index; empty until they are complete."""
+        self._context_length, self._largest_part = context_length, largest_part
         self._parts: dict[int, dict[int, list[Completion]]] = {}
-        """The completions that have come, by the request's index and the part's first sample."""
+        """The completions of incomplete requests, by the request's index and the part's first sample."""
+
+    def split_requests(self, new: Sequence[Request | Later]) -> tuple[list[RequestPart], list[Later]]:
+        """Gives requests their indices, and cuts them into parts that are sent to one server each.
+
+        A `Later` holds requests that can't be made yet, for example before an environment has replied. Each
+        `Later` is returned as it is. It comes back as an event once its requests can be made.
+        """
+        parts: list[RequestPart] = []
+        laters: list[Later] = []
+        for request in new:
+            if isinstance(request, Later):
+                laters.append(request)
+                continue
+            index = len(self.completions)
+            check_request(index, request, self._context_length)
+            parts += parts_of(index, request, self._largest_part)
+            self.completions.append([])
+        return parts, laters
 
     def add(self, part: RequestPart, completions: list[Completion]) -> list[Completion] | None:
-        """Returns the completions of the whole request, in order, or None if parts are missing.
+        """Adds the completions of a part. Returns those of the whole request, in order, or None if other
+        parts are missing.
 
         `part.first` is the number of the part's first sample within the request.
         """
@@ -564,6 +565,7 @@ class _UnfinishedRequests:
         completions_in_order: list[Completion] = []
         for first in sorted(parts_of_request):
             completions_in_order += parts_of_request[first]
+        self.completions[part.index] = completions_in_order
         return completions_in_order
 
 
