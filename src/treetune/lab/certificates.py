@@ -115,6 +115,8 @@ def verify(
     from treetune.lab.analyzers.replay import replay
 
     stated, directory = read_record(certificate, REMEDY), ExperimentDirectory(run)
+
+    # Compare the inputs and all files with the certificate.
     inputs = _hashes_of_inputs(directory, config)
     links, chain = _check_links(certificate, stated, inputs)
     for name in ("configuration", "data"):
@@ -128,6 +130,8 @@ def verify(
             if digest not in (None, link[name]):  # None: `run` doesn't have it, perhaps it was deleted since
                 raise ValueError(f"iteration {number}: {name} in {run} differ from those of {certificate}")
     yield "all answers, episodes and checkpoints that are stored are those of the certificate"
+
+    # Choose an iteration, and train it again.
     # `exact` computes the optimiser's state, and a trainer that restarts in every iteration has none.
     needs_state = not exact and config.restart != "every_iteration"
     trainable = [number for number in links if _can_be_trained_again(directory, number, needs_state)]
@@ -142,6 +146,8 @@ def verify(
     # The folder may have another name or place than the configuration says.
     here = replace(config, directory=str(run.parent), experiment_name=run.name)
     own = replay(run, iteration, here, plain, None, exact)["own"]
+
+    # Judge the difference of the weights: another environment explains a small one.
     ranks = int(stated["bits_rest_on"].get("ranks", 1))
     differences = describe_different_bits(stated["bits_rest_on"], bits_rest_on(ranks, config.engines.policy))
     if inputs["source"] != stated["source"]:

@@ -378,19 +378,6 @@ def show(view: PageRequest) -> Response:
     if not lanes:
         names = ", ".join(lane.name for lane in times.lanes)
         raise ValueError(f"there is no lane {view.text('lane')!r}; choose one of {names}")
-    alike: dict[tuple[str, str], list[ShownSpan]] = {}
-    for lane in lanes:
-        for span in lane.spans:
-            if _meets(span, window, began):
-                # Without its iteration, the name is the same for the same work of all iterations, which is
-                # one row of the table.
-                kind = re.sub(r"iteration \d+: | after iteration \d+", "", span.name)
-                alike.setdefault((lane.name, kind), []).append(span)
-    listed = []
-    for kind_of_lane, spans in alike.items():
-        longest = max(spans, key=lambda span: span.end - span.start)
-        seconds = sum(span.end - span.start for span in spans)
-        listed.append((*kind_of_lane, longest, len(spans), seconds))
     drawn = []
     drawn_bars: list[TimelineBar] = []
     for lane in lanes:
@@ -407,7 +394,7 @@ def show(view: PageRequest) -> Response:
         endings={bar.ending for bar in drawn_bars},
         kinds={bar.kind: bar.kind for bar in drawn_bars},
         ticks=[clock(window.start + share * window.length, window.length) for share in shares],
-        listed=listed,
+        listed=_rows_of_table(lanes, window, began),
         clock=lambda at: clock(at - began, window.length),
         date=lambda at: time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at)),
         zoomed=lambda span: _around(span.start - began, span.end - began),
@@ -416,6 +403,29 @@ def show(view: PageRequest) -> Response:
         in_all=in_seconds,
         width=WIDTH,
     )
+
+
+def _rows_of_table(
+    lanes: Sequence[Lane], window: Window, began: float
+) -> list[tuple[str, str, ShownSpan, int, float]]:
+    """Returns the rows of the table below the drawing, one for each kind of work in each lane.
+
+    Returns:
+        (name of the lane, kind of work, its longest span, number of its spans, seconds of all of them).
+    """
+    alike: dict[tuple[str, str], list[ShownSpan]] = {}
+    for lane in lanes:
+        for span in lane.spans:
+            if _meets(span, window, began):
+                # Without its iteration, the name is the same for the same work of all iterations.
+                kind = re.sub(r"iteration \d+: | after iteration \d+", "", span.name)
+                alike.setdefault((lane.name, kind), []).append(span)
+    rows = []
+    for (lane_name, kind), spans in alike.items():
+        longest = max(spans, key=lambda span: span.end - span.start)
+        seconds = sum(span.end - span.start for span in spans)
+        rows.append((lane_name, kind, longest, len(spans), seconds))
+    return rows
 
 
 def _load(view: PageRequest) -> dict[int, str]:
