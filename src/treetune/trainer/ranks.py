@@ -149,20 +149,28 @@ class Meeting:
             RuntimeError: This is the first machine, and no rank of another machine has connected in time.
             ValueError: There is no such interface.
         """
-        # The store's key for the address of a rank that is not on the first machine. The first machine needs
-        # such an address below, unless GLOO_SOCKET_IFNAME is set there.
+        # The store's key for the address of a rank that is not on the first machine.
         key = "address elsewhere"
         is_first_machine = self.machine == 0
-        configured_name = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-        if configured_name:
-            address = _address_of_interface(configured_name)
-            if not is_first_machine:
-                self.store.set(key, address)
-            return configured_name, address
-
-        if is_first_machine:
-            # MASTER_ADDR may be a loopback address here. So this rank waits until a rank of another machine
-            # has stored its address, and takes the route to that address.
+        interfaces = psutil.net_if_addrs()
+        if configured_name := os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]:
+            for family in (socket.AF_INET, socket.AF_INET6):
+                for address_of_interface in interfaces.get(configured_name, ()):
+                    if address_of_interface.family == family:
+                        address = str(address_of_interface.address)
+                        if not is_first_machine:
+                            # The first machine waits for it below if the variable isn't set there.
+                            self.store.set(key, address)
+                        return configured_name, address
+            raise ValueError(
+                f"{platform.node()} has no network interface {configured_name} with an address, which"
+                f" GLOO_SOCKET_IFNAME names; it has {', '.join(sorted(interfaces))}"
+            )
+        if not is_first_machine:
+            other_address = os.environ["MASTER_ADDR"]
+        else:
+            # On the first machine, MASTER_ADDR may be a loopback address. So a rank here waits until a rank
+            # of another machine has stored its address, and takes the route to that address.
             try:
                 self.store.wait([key], datetime.timedelta(seconds=self.deadline_s))
             except RuntimeError as error:
@@ -170,44 +178,22 @@ class Meeting:
                     f"no rank of another machine has connected to {platform.node()} within"
                     f" {self.deadline_s:.0f} s"
                 ) from error
-            address = _own_address_towards(self.store.get(key).decode())
-        else:
-            address = _own_address_towards(os.environ["MASTER_ADDR"])
+            other_address = self.store.get(key).decode()
+        # Connecting a UDP socket sends nothing, and makes the kernel choose the interface. Any port will do:
+        # 9 is that of the service "discard".
+        port = 9
+        route = socket.getaddrinfo(other_address, port, type=socket.SOCK_DGRAM)[0]
+        family = route[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((other_address, port))
+            address = probe.getsockname()[0]
+        if not is_first_machine:
             self.store.set(key, address)
-        for name, addresses in psutil.net_if_addrs().items():
+        for name, addresses in interfaces.items():
             # An address of IPv6 ends with its interface: fe80::1%eth0.
             if any(entry.address.partition("%")[0] == address for entry in addresses):
                 return name, address
         raise ValueError(f"no network interface of {platform.node()} has the address {address}")
-
-
-def _address_of_interface(name: str) -> str:
-    """Returns the address of this machine's network interface with this name: the first one of IPv4, or else
-    the first one of IPv6.
-
-    Raises:
-        ValueError: There is no such interface, or it has no address.
-    """
-    interfaces = psutil.net_if_addrs()
-    for family in (socket.AF_INET, socket.AF_INET6):
-        for entry in interfaces.get(name, ()):
-            if entry.family == family:
-                return str(entry.address)
-    raise ValueError(
-        f"{platform.node()} has no network interface {name} with an address, which"
-        f" GLOO_SOCKET_IFNAME names; it has {', '.join(sorted(interfaces))}"
-    )
-
-
-def _own_address_towards(other_address: str) -> str:
-    """Returns the address of this machine on the route to another machine."""
-    # Connecting a UDP socket sends nothing, and makes the kernel choose the interface. Any port will do: 9 is
-    # that of the service "discard".
-    port = 9
-    family = socket.getaddrinfo(other_address, port, type=socket.SOCK_DGRAM)[0][0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((other_address, port))
-        return probe.getsockname()[0]
 
 
 def _private_folder(port: str, rank: int) -> Path:
