@@ -323,9 +323,14 @@ def summarise(
     groups = list(graded_samples.values())
 
     # pass@1
-    counts = [len(group) for group in groups]
-    correct_counts = [sum(sample.grade.correct for sample in group) for group in groups]
-    shares = [correct / count for correct, count in zip(correct_counts, counts, strict=True)]
+    counts: list[int] = []
+    correct_counts: list[int] = []
+    shares: list[float] = []
+    for group in groups:
+        correct = sum(sample.grade.correct for sample in group)
+        counts.append(len(group))
+        correct_counts.append(correct)
+        shares.append(correct / len(group))
     low, high = interval_of_mean(shares, seed)
 
     # pass@k. A k above every problem's number of graded samples would leave no problem for it.
