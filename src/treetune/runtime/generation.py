@@ -147,7 +147,7 @@ class RolloutPhase:
     """This rank's trees, with graded answers."""
     metrics: Metrics
     """The metrics of all ranks."""
-    early: EarlyContinuations | None
+    early_continuations: EarlyContinuations | None
     """The continuations that credit has begun while answers were sampled. None if credit begins none, or if
     the trees were read from disk."""
 
@@ -164,7 +164,7 @@ def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) ->
         # An interrupted run may have sampled continuations of credit already: their seconds count, too.
         metrics = _read_phase(folder / ROLLOUT_METRICS, clock, "generation", "credit")
         trees = trees_of_rank(ranks, read_trajectories(folder / TRAJECTORIES))
-        return RolloutPhase(trees, metrics, early=None)
+        return RolloutPhase(trees, metrics, early_continuations=None)
 
     # Draw the problems.
     all_problems = session.train_problems
@@ -193,7 +193,8 @@ def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) ->
         if config.rollout.carries:  # such a rollout continues answers that the iteration before began
             context = replace(context, carry_over=_carry_over(session, iteration))
         rollout_context = context
-        # A credit may begin to sample continuations of an answer while other answers are still sampled.
+        # A credit may begin to sample continuations of an answer while other answers are still sampled. An
+        # observer in the rollout's context begins them.
         if samples_answers and isinstance(config.credit, ContinuingCredit):
             early = config.credit.early_continuations(context)
             if early is not None:
@@ -284,7 +285,7 @@ def _run_credit_phase(
         )
         context = replace(context, shaping_memory=memory)
         # If the trees were read from disk, the journal has the continuations that an earlier process began.
-        early = rollout.early
+        early = rollout.early_continuations
         if early is None and isinstance(config.credit, ContinuingCredit):
             early = config.credit.early_continuations(context)
         if early is not None:
