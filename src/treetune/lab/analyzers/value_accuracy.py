@@ -81,12 +81,9 @@ def draw_values(results: Mapping[str, Mapping[str, Any]]) -> Figure:
             accuracies = [of_bin["accuracy"] for of_bin in bins]
             points_with_bars(sides_by_position, positions, accuracies, **style)
             for axes in training:
-                checkpoints, errors_at_checkpoints = [], []
-                for checkpoint, numbers_there in result["numbers"]["by_checkpoint"].items():
-                    errors_there = numbers_there["estimators"][estimator]["within"]
-                    checkpoints.append(int(checkpoint))
-                    errors_at_checkpoints.append(errors_there["mean_absolute_error"])
-                points_with_bars(axes, checkpoints, errors_at_checkpoints, **style)
+                error_by_checkpoint = _error_by_checkpoint(result["numbers"]["by_checkpoint"], estimator)
+                checkpoints = list(error_by_checkpoint)
+                points_with_bars(axes, checkpoints, list(error_by_checkpoint.values()), **style)
 
     for axes in training:
         axes.set_ylim(bottom=0)
@@ -102,6 +99,15 @@ def draw_values(results: Mapping[str, Mapping[str, Any]]) -> Figure:
     errors.set_ylabel(f"against {' and '.join(rollouts)} rollouts a state", fontsize=8)
     legend_below(figure, errors_by_position)
     return figure
+
+
+def _error_by_checkpoint(by_checkpoint: Mapping[str, Any], estimator: str) -> dict[int, Any]:
+    """Returns the mean absolute error of an estimator at each checkpoint, by the checkpoint's number."""
+    error_by_checkpoint = {}
+    for checkpoint, numbers in by_checkpoint.items():
+        errors = numbers["estimators"][estimator]["within"]
+        error_by_checkpoint[int(checkpoint)] = errors["mean_absolute_error"]
+    return error_by_checkpoint
 
 
 def label_of(estimator: str) -> str:
