@@ -150,8 +150,8 @@ def attention_arguments(
         return {"packed": PackedRow.of(position_ids_BT)}
     if attention == TREE:
         if subtree_last_1T is None:
-            # An empty argument: if it were missing, `tree_attention` would report that the model doesn't hand
-            # it on.
+            # The argument is empty, but it is there: if it were missing, `tree_attention` would report that
+            # the model doesn't hand it on.
             return {"tree": QueryBlocks(None, [], [])}
         return {"tree": query_blocks(subtree_last_1T[0])}
     # transformers takes a mask of four dimensions as it is, and doesn't look for packed sequences.
@@ -188,7 +188,7 @@ def packed_attention(
             tensor_1HTD.squeeze(0).transpose(0, 1) for tensor_1HTD in (query_BHTD, key_BHTD, value_BHTD)
         )
         return run_variable_length_kernel(query, key, value, packed, scaling)[None], None
-    # Each sequence by itself, so that no scores between sequences are computed.
+    # Attention is computed for each sequence by itself, so that no scores between sequences are computed.
     lengths = list(packed.lengths)
     queries = query_BHTD.split(lengths, dim=2)
     keys = key_BHTD.split(lengths, dim=2)

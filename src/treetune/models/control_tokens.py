@@ -70,7 +70,7 @@ class ControlTokens:
         self._tokenizer = tokenizer
         vocabulary = tokenizer.get_vocab()
         self.ids = special_tokens(tokenizer) | {marker: vocabulary[marker] for marker in markers}
-        # The longest first, since one may be the beginning of another.
+        # The longest texts come first, since one may be the beginning of another.
         self._texts = sorted(self.ids, key=lambda text: (-len(text), text))
         self._any = re.compile("|".join(map(re.escape, self._texts)) or r"(?!)")  # `(?!)` matches nothing
         self._marks = {text: chr(_FIRST_MARK + i) for i, text in enumerate(self._texts)}

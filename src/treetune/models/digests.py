@@ -60,7 +60,7 @@ def _pieces(file: Path) -> Iterator[bytes]:
                 yield piece
             return
         yield str(size).encode()
-        # At equal distances: the first sample begins the file, and the last one ends it.
+        # The samples are at equal distances: the first one begins the file, and the last one ends it.
         for number in range(SAMPLES):
             content.seek((size - SAMPLE_BYTES) * number // (SAMPLES - 1))
             yield content.read(SAMPLE_BYTES)

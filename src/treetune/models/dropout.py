@@ -38,8 +38,9 @@ def turn_dropout_off(model: nn.Module) -> None:
         for name in _random_numbers(vars(module), DROPOUT):
             setattr(module, name, 0.0)
         if _random_numbers(vars(module), JITTER):
-            # The layer draws noise in training mode only, so it stays in evaluation mode. The number keeps
-            # its value, since PhiMoE's number also decides in evaluation which experts are considered.
+            # The layer draws noise in training mode only, so it stays in evaluation mode: its method `train`
+            # is replaced, since the method `train` of the whole model calls it. The number keeps its value,
+            # since PhiMoE's number also decides in evaluation which experts are considered.
             module.eval()
             vars(module)["train"] = MethodType(_stay_in_evaluation, module)
         config = getattr(module, "config", None)

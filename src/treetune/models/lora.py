@@ -153,6 +153,7 @@ class Lora:
                 )
 
     def _config(self) -> LoraConfig:
+        """Returns these settings as peft takes them."""
         from peft import LoraConfig
 
         # peft takes the text `WHOLE_MODEL` for all linear layers, and a list for the names of layers.

@@ -191,7 +191,8 @@ class PretrainedModel(ModelSource):
     def _missing_kernels(self) -> Iterator[Finding]:
         """Yields a finding for each kind of kernels that the settings name and that can't run here."""
         to_sdpa = "set model.attention to 'sdpa'"
-        # The package (None for PyTorch's own kernels), the setting that names it, its key, and a remedy.
+        # Each entry has the package (None for PyTorch's own kernels), the setting that names the kernels, its
+        # key, and a remedy.
         kernels: list[tuple[str | None, str, str, str]] = []
         if self.attention == "flash_attention_2":
             kernels.append(("flash_attn", "model.attention 'flash_attention_2'", "attention", to_sdpa))

@@ -75,6 +75,7 @@ class SequenceParallel:
             )
         AttentionInterface.register(ATTENTION, _attention)
         model.set_attn_implementation(ATTENTION)
+        # `hidden` passes this attention on to `_attention`, which calls it.
         model.base_model.treetune_inner_attention = inner
         for layer in model.modules():
             # The number of heads of queries for each head of keys. A rank now has a share of each kind.

@@ -114,8 +114,9 @@ def published_shape(name: str) -> Shape | None:
     it is in neither."""
     from huggingface_hub import try_to_load_from_cache
 
+    # `cached` is the file's path; None if the file isn't in the cache; or huggingface_hub's mark of a file
+    # that the hub doesn't have.
     cached = try_to_load_from_cache(name, "config.json")
-    # Otherwise it is None, or the object that stands for a file that the hub doesn't have.
     if isinstance(cached, str):
         described = json.loads(Path(cached).read_text())
         return shape_of(described, f"config.json of {name} in the Hugging Face cache")

@@ -140,6 +140,8 @@ class InTurn(nn.Module):
         self.module, self.reads = module, reads
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """Yields the parameters. A parameter that is still in a file gets memory just before it is yielded,
+        and its values if this rank reads."""
         for parameter in self.module.parameters(recurse):
             if is_in_file(parameter):
                 if self.reads:
@@ -244,7 +246,7 @@ def write_shard(weights: Mapping[str, Tensor], path: Path) -> None:
     from safetensors.torch import save_file
 
     with explain_failed_write(path.parent):
-        save_file(weights, path, metadata={"format": "pt"})
+        save_file(weights, path, metadata={"format": "pt"})  # as in files of transformers
         sync(path)
 
 

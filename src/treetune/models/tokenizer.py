@@ -70,6 +70,7 @@ def character_tokenizer(alphabet: str, context_length: int) -> PreTrainedTokeniz
     if repeated:
         raise ValueError(f"the alphabet {alphabet!r} has {', '.join(map(repr, repeated))} more than once")
     for opening, closing in _BRACKETS:
+        # `PAD` and `EOS` in these brackets.
         pad, eos = (f"{opening}{name[1:-1]}{closing}" for name in (PAD, EOS))
         can_be_spelled = set(pad) <= set(alphabet) or set(eos) <= set(alphabet)
         if not can_be_spelled:

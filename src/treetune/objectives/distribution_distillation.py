@@ -170,7 +170,8 @@ class DistributionDistillation(TeacherObjective, ClippedPolicyGradient):
 
     @override
     def compare(self, logits_CV: Tensor, teacher_logits_CV: Tensor) -> tuple[Tensor, ...]:
-        """Returns D and, without gradient, KL(π ‖ π_T) over the whole vocabulary."""
+        """Returns the divergence D of the policy π from the teacher π_T and, without gradient, KL(π ‖ π_T)
+        over the whole vocabulary."""
         import torch
 
         logp_CV = logits_CV.log_softmax(-1)

@@ -71,8 +71,8 @@ class SequencePolicyGradient(PolicyGradient):
         means = []
         for log_ratio_T in batch.by_sequence(log_ratio_N.detach()):
             means.append(log_ratio_T.mean().expand(len(log_ratio_T)))
-        # Log of the answer's ratio s. The last two terms cancel in the value, and give each token the
-        # gradient of its own log-prob.
+        # This is the log of the answer's ratio s. The last two terms cancel in the value, and give each token
+        # the gradient of its own log-prob.
         log_ratio_of_answer_N = torch.cat(means) + logprobs_N - logprobs_N.detach()
         ratio_N = ratio_of(log_ratio_of_answer_N)
         unclipped_N = -advantages_N * ratio_N
@@ -118,8 +118,8 @@ class GeometricMean(PolicyGradient):
         means = []
         for clipped_T in batch.by_sequence(clipped_N.detach()):
             means.append(clipped_T.mean().expand(len(clipped_T)))
-        # Log of the geometric mean g of the answer's ratios. The last two terms cancel in the value, and give
-        # each token the gradient of its own clipped log ratio.
+        # This is the log of the geometric mean g of the answer's ratios. The last two terms cancel in the
+        # value, and give each token the gradient of its own clipped log ratio.
         log_mean_N = torch.cat(means) + clipped_N - clipped_N.detach()
         return -advantages_N * ratio_of(log_mean_N), clipped_N != log_ratio_N
 

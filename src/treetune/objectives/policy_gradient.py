@@ -298,8 +298,8 @@ class ClippedPolicyGradient(PolicyGradient):
         surrogate_N = unclipped_N.maximum(clipped_N)
         is_clipped_N = clipped_N > unclipped_N
         if self.dual_clip is not None:
-            # An upper bound for tokens of negative advantage. For the others it is the loss itself, so it has
-            # no effect.
+            # The bound limits the loss of tokens with a negative advantage. For other tokens it is the loss
+            # itself, so it has no effect.
             bound_N = (-self.dual_clip * advantages_N).where(advantages_N < 0, surrogate_N)
             is_clipped_N = is_clipped_N | (surrogate_N > bound_N)
             surrogate_N = surrogate_N.minimum(bound_N)

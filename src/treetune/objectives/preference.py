@@ -131,7 +131,7 @@ class Preference(Objective):
         return batch.pair_weight * loss_P.sum(), means
 
     def _pair_metrics(self, pairs: PairLogprobs) -> dict[str, Tensor]:
-        """Returns the metrics in the table above for each pair, all of shape [P]."""
+        """Returns the metrics of each pair that the class's docstring lists, all of shape [P]."""
         ranking_P = (pairs.chosen_P > pairs.rejected_P).float()
         if not self.needs_reference:
             margin_P = pairs.chosen_mean_P - pairs.rejected_mean_P

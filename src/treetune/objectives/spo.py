@@ -45,14 +45,22 @@ def log_one_minus(logits_CV: Tensor, tokens_C: Tensor, total_C: Tensor) -> Tenso
 
 
 def two_sided_kl(target: tuple[Tensor, Tensor], policy: tuple[Tensor, Tensor]) -> Tensor:
-    """Returns ``KL(T ‖ p)`` of two-sided distributions, shape [C]."""
+    """Returns ``KL(T ‖ p)`` of two-sided distributions, shape [C].
+
+    A two-sided distribution is a pair of log-probs at each position, [C] each: that of a token, and that of
+    all other tokens together.
+    """
     log_t_C, log_not_t_C = target
     log_p_C, log_not_p_C = policy
     return log_t_C.exp() * (log_t_C - log_p_C) + log_not_t_C.exp() * (log_not_t_C - log_not_p_C)
 
 
 def two_sided_jsd(target: tuple[Tensor, Tensor], policy: tuple[Tensor, Tensor]) -> Tensor:
-    """Returns the Jensen–Shannon divergence of two-sided distributions, shape [C]."""
+    """Returns the Jensen–Shannon divergence of two-sided distributions, shape [C].
+
+    A two-sided distribution is a pair of log-probs at each position, [C] each: that of a token, and that of
+    all other tokens together.
+    """
     # The log-probs of the mean of both distributions.
     middle = (
         target[0].logaddexp(policy[0]) - math.log(2),
@@ -97,12 +105,13 @@ def rank_target(logits_CV: Tensor, labels_C: Tensor, total_C: Tensor, max_rank: 
     next_logp_CK = torch.cat([logp_CK[:, 1:], logp_CK[:, :1]], dim=-1)
     log_target_CK = torch.where(index_K == label_index_C1, logp_CK[:, :1], next_logp_CK)
     # The tokens up to c change. If c is the first choice already, none does.
-    counts_CK = (index_K <= label_index_C1) & (ranks_C > 1)[:, None]
-    return log_target_CK, logp_CK, counts_CK
+    is_changed_CK = (index_K <= label_index_C1) & (ranks_C > 1)[:, None]
+    return log_target_CK, logp_CK, is_changed_CK
 
 
 def rank_kl(log_target_CK: Tensor, logp_CK: Tensor, counts_CK: Tensor) -> Tensor:
-    """Returns ``KL(T ‖ p) = Σ (T log(T/p) - T + p)``, summed over the tokens whose probability changes.
+    """Returns ``KL(T ‖ p) = Σ (T log(T/p) - T + p)`` of the target T and the policy p, summed over the tokens
+    whose probability changes (`counts_CK`). `rank_target` returns the arguments.
 
     Over these tokens, ``-T + p`` sums to 0, since T only permutes their probabilities. If T is detached,
     ``-T + p`` has a gradient nevertheless. It stands for the gradient of the unchanged tokens, which are not
@@ -220,15 +229,20 @@ class CorrectPaths(DistributionObjective):
             if self.target == "max":
                 # If c is as likely as m, the divergence is set to exactly 0. Rounding would leave a small
                 # number.
-                is_behind_C = logp_c_C.detach() < logp_m_C.detach()
-                divergence_C = divergence_C.where(is_behind_C, 0.0)
+                is_less_likely_C = logp_c_C.detach() < logp_m_C.detach()
+                divergence_C = divergence_C.where(is_less_likely_C, 0.0)
         if self.mask != "none":
             is_above_half_C = logp_c_C.detach() > -math.log(2)
-            is_left_C = is_above_half_C if self.mask == "above" else ~is_above_half_C
-            divergence_C = divergence_C.where(is_left_C, 0.0)
+            is_kept_C = is_above_half_C if self.mask == "above" else ~is_above_half_C
+            divergence_C = divergence_C.where(is_kept_C, 0.0)
         return divergence_C, logp_c_C.detach().exp(), logp_m_C.detach().exp()
 
     def _divergence_from_rank_target(self, logits_CV: Tensor, labels_C: Tensor, total_C: Tensor) -> Tensor:
+        """Returns the divergence of the policy from the target ``rank`` at each position, [C].
+
+        Args:
+            total_C: The log-sum-exp of each position's logits.
+        """
         log_target_CK, logp_CK, counts_CK = rank_target(logits_CV, labels_C, total_C, self.max_rank)
         if self.detach_target:
             log_target_CK = log_target_CK.detach()

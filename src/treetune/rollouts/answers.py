@@ -158,6 +158,7 @@ class CountedSamples:
         self._requested = self._done = earlier_samples
 
     async def sample(self, request: Request) -> list[Completion]:
+        """Samples, and shows how many of the samples that were requested so far are there."""
         self._requested += request.n
         completions = await self._engine.sample(request)
         self._done += request.n
@@ -319,8 +320,9 @@ def check_lengths(rollout: Rollout, context_length: int) -> Iterator[Finding]:
 def _too_many_tokens(rollout: Rollout, context_length: int) -> int:
     """Returns the smallest `max_tokens` that doesn't fit into the context.
 
-    With `max_prompt_tokens`, an answer may only have the rest of the context after its prompt. So
-    `max_tokens` may be as large as the context.
+    Without `max_prompt_tokens`, each prompt must leave room for `max_tokens` in the context, so `max_tokens`
+    must be smaller than the context. With it, a prompt need only leave room for one token, and an answer is
+    cut off at the end of the context. So `max_tokens` may be as large as the context.
     """
     return context_length if rollout.max_prompt_tokens is None else context_length + 1
 

@@ -70,6 +70,7 @@ def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajector
         "reward": [t.reward for t in graded],
         "unfinished": [float(t.unfinished) for t in trajectories],
         "prompt_tokens": [float(len(t.prompt_ids)) for t in trajectories],
+        # The last step ends with the answer, so its end is the answer's number of tokens.
         "response_tokens": [float(t.step_ends[-1]) for t in trajectories],
         "steps": [float(len(t.step_ends)) for t in trajectories],
     }
@@ -85,7 +86,7 @@ def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajector
             is_hit = any(t.grade.correct for t in graded_of_group)
             columns_of_problems["once_hit"].append(float(is_hit))
         columns_of_problems["unique"].append(len({t.text for t in group}) / len(group))
-        # For each problem, graded or not: below, the column's length is the number of problems.
+        # Each problem adds a value, graded or not, since the column's length is the number of problems below.
         columns_of_problems["mixed"].append(float(len({t.score for t in graded_of_group}) > 1))
     local = {f"episodes/{name}": values for name, values in columns_of_answers.items()}
     local |= {f"episodes/{name}": values for name, values in columns_of_problems.items()}
@@ -124,8 +125,8 @@ def split_domain(key: str) -> tuple[str, str] | None:
     """
     if not key.startswith(PREFIX):
         return None
-    domain, _, number = key.removeprefix(PREFIX).partition("/")
-    return domain, number
+    domain, _, name = key.removeprefix(PREFIX).partition("/")
+    return domain, name
 
 
 def domain_columns(groups: Mapping[str, Sequence[Trajectory]]) -> dict[str, list[float]]:

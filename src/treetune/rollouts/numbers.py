@@ -135,8 +135,8 @@ def declared_ratios() -> dict[str, tuple[str, str]]:
 
 
 def add_measured_numbers(trees: Sequence[Tree], codec: TextCodec) -> list[Tree]:
-    """Returns the trees with more numbers on their answers: those that groups measure are added to those that
-    the rollout counted."""
+    """Returns the trees with more numbers on their answers: the numbers that a `NumberGroup` measures are
+    added to those that the rollout counted."""
     trajectories = answers_of(trees)
     numbers_of_answers = [dict(trajectory.numbers) for trajectory in trajectories]
     for group in _groups.values():

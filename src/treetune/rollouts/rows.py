@@ -170,13 +170,14 @@ def episode_columns(
 
 
 def _episode_column(episodes: Sequence[Episode], field: pa.Field, codec: TextCodec | None) -> pa.Array:
+    """Returns the column of a field, with a value for each episode."""
     if field.name == "prompt":
         assert codec is not None, "`episode_schema` adds this column only with a codec"
         return pa.array([codec.decode(episode.prompt_ids) for episode in episodes], pa.string())
     values = [getattr(episode, field.name) for episode in episodes]
     if field.name == "stretches":
         return _stretch_column(values, field.type)
-    if field.name == "continuations":
+    if field.name == "continuations":  # Arrow takes a map as a list of pairs
         return pa.array([list(continuations.items()) for continuations in values], field.type)
     if field.name in OF_STEPS:
         return tuples(values, field.type)
@@ -291,6 +292,8 @@ def trajectory_columns(trajectories: Sequence[Trajectory], schema: pa.Schema) ->
 
 
 def _trajectory_column(trajectories: Sequence[Trajectory], field: pa.Field) -> pa.Array:
+    """Returns the column of a field, with a value for each trajectory. Arrow takes a map as a list of
+    pairs."""
     values = [getattr(trajectory, field.name) for trajectory in trajectories]
     match field.name:
         case "problem":
@@ -350,7 +353,8 @@ def _trajectory_values(name: str, column: pa.Array) -> Iterable[Any]:
             return _segments_of(column)
         case "step_ends" | "step_rewards":
             return (row or () for row in tuples_of(column))
-    # A Python object for each value: too slow for columns of tokens, which are read above.
+    # `to_pylist` makes a Python object of each value. That is too slow for columns of tokens, which are read
+    # above.
     rows = column.to_pylist()
     match name:
         case "problem":

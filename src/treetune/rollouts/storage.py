@@ -147,7 +147,7 @@ def episodes_to_bytes(episodes: Sequence[Episode]) -> bytes:
     from treetune.rollouts.rows import episode_columns, episode_schema
 
     sink = pa.BufferOutputStream()
-    _write_stream(sink, "episodes", episodes, episode_schema(episodes, None), episode_columns)
+    _write_stream(sink, "episodes", episodes, episode_schema(episodes, codec=None), episode_columns)
     return sink.getvalue().to_pybytes()
 
 
@@ -283,12 +283,13 @@ def read_tokens(path: Path) -> list[str]:
     import pyarrow as pa
 
     verify_once(path, "delete it, and the same command writes it again")
-    with path.open("rb") as file, _reader(file, str(path), "tokens", "") as reader:
+    with path.open("rb") as file, _reader(file, str(path), "tokens", remedy="") as reader:
         try:
             table = reader.read_all()
         except MemoryError as error:  # a damaged file may have any sizes in it
             raise ValueError(f"{path} claims to be larger than memory") from error
-        table.validate(full=True)  # files of earlier versions have no checksum
+        # `verify_once` has checked the checksum, but files of earlier versions have none.
+        table.validate(full=True)
     if table.schema.names != ["text"] or table.schema.types != [pa.string()]:
         raise ValueError(f"{path} holds no texts of tokens")
     return table["text"].to_pylist()
@@ -318,6 +319,11 @@ def _write_stream(
     columns: ToColumns,
     iteration: int | None = None,
 ) -> None:
+    """Writes rows of a kind, such as "episodes", as an Arrow stream.
+
+    Args:
+        columns: Makes the columns of a batch of rows.
+    """
     import pyarrow as pa
 
     # A stream that was cut between two batches looks complete to Arrow, so the stream's metadata has the
@@ -337,6 +343,7 @@ def _write_stream(
 
 
 def _write_batches(sink: Any, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    """Writes batches as a compressed Arrow stream."""
     import pyarrow as pa
 
     # Masks need almost no space when they are compressed. The same holds for advantages that are equal for

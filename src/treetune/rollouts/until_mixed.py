@@ -149,6 +149,8 @@ class UntilMixed(RolloutAround):
         }
 
     def _log_missing_groups(self, context: RolloutContext, mixed: int, problems: int, rounds: int) -> None:
+        """Logs that fewer than `groups` problems have answers that differ in score, and why no further round
+        follows."""
         reason = "the split has no further problem"
         if rounds == self.max_rounds:
             reason = f"max_rounds is {self.max_rounds}"

@@ -40,7 +40,7 @@ def write_result(
     of that file, into `result.json`."""
     with whole_file(folder / name) as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
-    # Last, since an analysis with a result counts as finished.
+    # The result is written last, since an analysis with a result counts as finished.
     write_record(folder / RESULT, {**result, "digests": {name: digest_of(folder / name)}})
 
 

@@ -303,7 +303,7 @@ class StopAfter(Part):
         if not tokens_by_iteration:
             return None
         remaining_tokens = self.sampled_tokens - sum(tokens_by_iteration)
-        # At least 1, since it is a divisor, and an iteration may have sampled nothing.
+        # It is a divisor, so it is at least 1, although an iteration may have sampled nothing.
         tokens_of_last = max(1, tokens_by_iteration[-1])
         # The run ends at the end of the iteration that is nearest to the budget, before or after it. Halves
         # are rounded up, while `round` would round 0.5 to 0 and 1.5 to 2.
@@ -428,8 +428,8 @@ class PolicyIteration(Runtime):
         if self.engines.judge is not None:
             engines["engines.judge.server"] = self.engines.judge.server
         for key, engine in engines.items():
-            # By getattr, since not every type of engine has these settings. The servers at `addresses` run
-            # already, perhaps on other machines, so their sleep needs no GPU here.
+            # The settings are read by `getattr`, since not every type of engine has them. The servers at
+            # `addresses` run already, perhaps on other machines, so their sleep needs no GPU here.
             named_devices = getattr(engine, "devices", None)
             sleeps_here = getattr(engine, "sleep", False) and getattr(engine, "addresses", None) is None
             if not named_devices and not sleeps_here:

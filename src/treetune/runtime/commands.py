@@ -224,6 +224,7 @@ def _say_once(message: str) -> None:
 
 
 def _require_sets(config: PolicyIteration) -> None:
+    """Raises ValueError if the experiment has no evaluation sets."""
     if not config.evaluation.sets:
         raise ValueError(
             "the experiment has no evaluation sets: add e.g."

@@ -174,6 +174,7 @@ def _check_sign(
     check = _CHECKS[sign]
     message = check(settings, watched, rows)
     if message is None:
+        # `early`: there may be no message only because there are too few rows to check the sign.
         return CollapseSign(sign, early=len(rows) < settings.needs(sign))
     # Goes backwards from the last row. The check of `rows[:-n]` gives the result that the check gave n rows
     # earlier.
@@ -243,8 +244,10 @@ def _has_metric(sign: Sign, watched: WatchedRun, row: MetricsRow) -> bool:
     """Returns whether the row says anything about the sign."""
     if sign == "no_spread":
         return _mixed_share(row) is not None or "credit/advantage_zero" in row  # one of two is enough
-    if METRICS[sign][0] not in row:  # each other sign has a single metric
+    (metric,) = METRICS[sign]  # each other sign has a single metric
+    if metric not in row:
         return False
+    # This sign compares the length of answers with their limit, which may be unknown.
     return sign != "answers_at_limit" or watched.max_tokens is not None
 
 

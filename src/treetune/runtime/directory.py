@@ -217,9 +217,11 @@ class ExperimentDirectory:
         return [i for i in self.checkpoints() if self._is_regular(i)]
 
     def _is_regular(self, i: int) -> bool:
-        """Returns whether a checkpoint was due by iterations. Those of earlier versions all were."""
+        """Returns whether a checkpoint was due by iterations. All checkpoints of earlier versions were, and
+        have no entry about it."""
         try:
-            return bool(read_record(self.checkpoint(i) / STATE, "").get("regular", True))
+            state = read_record(self.checkpoint(i) / STATE, remedy="")  # its error is not shown
+            return bool(state.get("regular", True))
         except (Damaged, FileNotFoundError):
             # Damaged, or deleted meanwhile. The function that reads the checkpoint reports it.
             return True
@@ -497,7 +499,11 @@ def tokens_sampled(directory: ExperimentDirectory, done: int) -> list[int]:
     """
 
     def metrics_of(path: Path) -> Metrics:
-        """Returns the metrics in a file of an iteration's folder."""
+        """Returns the metrics in a file of an iteration's folder.
+
+        They have the number of sampled tokens, which is counted against the budget `stop_after`. The error
+        for a missing file tells the user so.
+        """
         # The journal stays, since it has the answered requests, which are then not sampled again.
         remedy = f"delete {path.parent} but for its journal/, and give the command again"
         try:

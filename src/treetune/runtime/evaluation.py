@@ -264,7 +264,7 @@ def write_evaluation(folder: Path, summary: dict[str, Any], trajectories: Iterab
     """Writes the answers of a measured set, and then its summary with their checksum."""
     with whole_file(folder / ANSWERS) as file:
         file.writelines(json.dumps(answer_row(answer)) + "\n" for answer in trajectories)
-    # Last, since the summary says that the set is measured.
+    # The summary is written last, since it says that the set is measured.
     write_record(folder / SUMMARY, summary | {"answers": digest_of(folder / ANSWERS)})
 
 
@@ -385,8 +385,9 @@ def majority_is_right(group: Sequence[Trajectory], same_answer: SameAnswer | Non
     """Returns whether the most frequent answer of a problem's samples is correct; see `summarise`.
 
     All correct answers equal the reference answer, so they vote together. Comparisons are slow. Wrong answers
-    are compared with each other only if their spellings don't decide the vote: no spelling has as many votes
-    as the correct answers, but all wrong answers together have.
+    are compared with each other only if their spellings don't decide the vote: no single spelling beats the
+    correct answers, but all wrong answers together have as many votes or more. After `MOST_COMPARISONS`
+    comparisons, each further spelling counts as an answer of its own.
     """
     problem = group[0].problem
     grades = [trajectory.grade for trajectory in group]
@@ -475,8 +476,8 @@ def follow(resources: RunResources, claims: Claims, every_s: float = FOLLOW_EVER
     session, last_message = resources.session, ""
     directory, sets = session.directory, session.config.evaluation.sets
     while True:
-        # Read before the checkpoints are listed: if the run ends between the two, the loop turns once more,
-        # and finds the last checkpoint.
+        # `is_running` is read before the checkpoints are listed. If the run ends in between, the loop turns
+        # once more, and finds the last checkpoint.
         is_running = session.ranks.from_first("is it running", directory.is_running())
         numbers = session.ranks.from_first("checkpoints", unmeasured(directory, sets))
         verdicts: dict[tuple[int, str], ClaimVerdict] = {}

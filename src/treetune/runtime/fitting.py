@@ -91,6 +91,7 @@ def size_engine(config: PolicyIteration, settings: VllmSettings) -> VllmSettings
     of sequences at once to the number that fits into the KV cache. Without a plan for an engine on a GPU, the
     settings are returned unchanged.
     """
+    # If no plan can be made, `refuse_what_does_not_fit` has said so before.
     with contextlib.suppress(ValueError):
         plan = plan_here(config)
         if plan is not None and plan.engine is not None and plan.machine.device == "cuda":

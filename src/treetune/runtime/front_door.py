@@ -167,7 +167,7 @@ class SignalsOfRun:
         """Sends a signal to the ranks alone, or ends launcher and ranks; see `signal_for_group`."""
         signal_of_group = signal_for_group(number, self._received)
         if number in ENDING:
-            # At once, since the next signal may come while this one is passed on.
+            # The signal is noted before it is passed on, since the next one may come meanwhile.
             self._received.append(number)
         if signal_of_group is None:
             n_signalled = signal_ranks(self._launcher, number)

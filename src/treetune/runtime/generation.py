@@ -129,7 +129,7 @@ def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Col
             # A user may have deleted the episodes to have them made again. A file of token signals that is
             # still there then belongs to the deleted episodes.
             (folder / SIGNALS).unlink(missing_ok=True)
-            # Last, because this file says that both phases are done.
+            # The episodes are written last, because their file says that both phases are done.
             write_episodes(path, selected, model.codec, iteration)
         episodes = selected if ranks.world_size == 1 else wait_for_stored_episodes(ranks, path)
     if config.rollout.needs_engine:
@@ -162,7 +162,7 @@ def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) ->
         # Raises if the file is of another iteration.
         refuse_another_iterations(folder / TRAJECTORIES, iteration)
         # An interrupted run may have sampled continuations of credit already: their seconds count, too.
-        metrics = _read_phase(folder / ROLLOUT_METRICS, clock, "generation", "credit")
+        metrics = _read_phase(folder / ROLLOUT_METRICS, clock, "generation", begun_phase="credit")
         trees = trees_of_rank(ranks, read_trajectories(folder / TRAJECTORIES))
         return RolloutPhase(trees, metrics, early_continuations=None)
 
@@ -193,8 +193,8 @@ def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) ->
         if config.rollout.carries:  # such a rollout continues answers that the iteration before began
             context = replace(context, carry_over=_carry_over(session, iteration))
         rollout_context = context
-        # A credit may begin to sample continuations of an answer while other answers are still sampled. An
-        # observer in the rollout's context begins them.
+        # A credit may begin to sample continuations of an answer while other answers are still sampled.
+        # `attach` adds an observer of the answers, by which `early` gets each answer as soon as it is graded.
         if samples_answers and isinstance(config.credit, ContinuingCredit):
             early = config.credit.early_continuations(context)
             if early is not None:
@@ -223,7 +223,7 @@ def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) ->
             write_record(folder / PASS_RATES, _pass_rates(answers_of_all_ranks))
         # Credit may have begun to sample continuations: their seconds are written, too. If this process is
         # killed during credit, the next process reads them and adds them to its clock.
-        _write_phase(folder / ROLLOUT_METRICS, metrics, clock, "generation", "credit")
+        _write_phase(folder / ROLLOUT_METRICS, metrics, clock, "generation", begun_phase="credit")
         if samples_answers:
             write_trajectories(folder / TRAJECTORIES, answers_of_all_ranks, iteration)
     ranks.barrier("trajectories written")
@@ -333,7 +333,9 @@ def assign_credit(
         episodes, prompt_metrics = with_teacher_prompts(context, teacher, trees, episodes)
         credit_metrics = credit_metrics | prompt_metrics
     n_episodes = sum(ranks.exchange("number of episodes", len(episodes)))
-    # `metrics` is empty if every answer could be graded. `train` reports a selection that left nothing.
+    # `metrics` is empty if every answer could be graded. "credit/unvalued" counts answers that credit has
+    # left out because their prompt has no value, as without a graded continuation. If nothing of this kind
+    # happened, `train` reports that there are no episodes.
     has_ungraded = bool(metrics) or "credit/unvalued" in credit_metrics
     if n_episodes == 0 and has_ungraded:
         raise unavailable.NothingGraded(
@@ -411,6 +413,7 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metr
         end = max(call.end for call in calls)
         spans.append((engine_made_at + answers_end, engine_made_at + end))
     clock.move("generation", "credit", spans, tokens)
+    # The timeline, which only the first rank writes, shows the overlaps of this rank's calls.
     for call in engine.calls:
         if call.overlap:
             answers_end = engine_made_at + call.answers_end
@@ -434,7 +437,10 @@ def _journal(resources: RunResources, folder: Path, phase: str) -> Path | None:
 def _write_phase(
     path: Path, metrics: Metrics, clock: Clock, phase: str, begun_phase: str | None = None
 ) -> None:
-    """Writes a finished phase's metrics, seconds and tokens, and those of a phase that has begun within it.
+    """Writes a finished phase's metrics, seconds and tokens, and the seconds and tokens of `begun_phase`.
+
+    `begun_phase` is a phase that has begun within the finished one: credit, which may sample continuations of
+    answers while other answers are still sampled.
 
     Example: ``{"seconds": 41.2, "tokens": 90112, "iteration": 3, "metrics": {…}, "credit": {"seconds": 2.0,
     "tokens": 4096}}``.
@@ -442,7 +448,7 @@ def _write_phase(
     record: dict[str, Any] = {
         "seconds": clock.seconds[phase],
         "tokens": clock.tokens[phase],
-        "iteration": int(path.parent.name),
+        "iteration": int(path.parent.name),  # the folder's name is the iteration's number
         "metrics": metrics,
     }
     if begun_phase is not None:

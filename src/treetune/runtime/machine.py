@@ -127,7 +127,7 @@ def this_machine(environment: Mapping[str, str] = os.environ, *, started: bool =
     # nvidia-smi prints a text such as [N/A] for a GPU whose memory it doesn't know.
     memories = [int(line) * MIB for line in query_gpus("memory.total", environment) if line.isdecimal()]
     # DeepSpeed's launcher sets LOCAL_SIZE to the number of ranks on this machine, torchrun LOCAL_WORLD_SIZE.
-    # Both set WORLD_SIZE to that of all machines.
+    # Both set WORLD_SIZE to the number of ranks on all machines.
     world = int(environment.get("WORLD_SIZE", "0"))
     local = int(environment.get("LOCAL_SIZE") or environment.get("LOCAL_WORLD_SIZE", "0"))
     ranks_without_launcher = 1 if started else max(1, len(memories))
@@ -262,7 +262,8 @@ def bits_rest_on(ranks: int, engine: EngineSettings) -> dict[str, Any]:
 def describe_different_bits(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Returns a message for each difference between the facts (`bits_rest_on`) of two starts of a run.
 
-    A fact that only one of them has is left out. Example: ``["ranks was 1, is 2"]``.
+    These facts, such as the processor and the versions of packages, decide the last bits of a result. A fact
+    that only one of them has is left out. Example: ``["ranks was 1, is 2"]``.
     """
     differences = []
     for key in before.keys() & now.keys():

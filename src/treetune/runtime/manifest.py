@@ -54,7 +54,8 @@ SHOWN = 60
 def begin_or_resume(
     directory: ExperimentDirectory, config: PolicyIteration, plain: Mapping[str, Any], ranks: int
 ) -> list[str]:
-    """Writes `config.json` and `manifest.json` of a new run; adds to those of a resumed run what has changed.
+    """Writes `config.json` and `manifest.json` of a new run. For a resumed run, writes into both what has
+    changed.
 
     If the run in the folder has not sampled or trained anything yet, its files are replaced.
 
@@ -140,7 +141,7 @@ def _first_manifest(
     """
     return {
         "config": config_hash(plain),
-        "config_is_sealed": True,
+        "config_is_sealed": True,  # `read_config` compares the stored configuration with the hash `config`
         "seed": config.seed,
         "command": command_line(),
         "system": platform.platform(),
@@ -274,7 +275,8 @@ def different_keys(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[
 def refuse_another(
     path: Path, plain: Mapping[str, Any], config: PolicyIteration, *, same_model: bool = False
 ) -> list[ChangedKey]:
-    """Returns the keys whose values differ from those of the run in `path`, none of which changes results.
+    """Returns the keys whose values differ from those of the run in `path`. None of these keys changes
+    results.
 
     Args:
         plain: The present configuration, before it was built.
@@ -486,7 +488,7 @@ def differences(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[Cha
     Parts of the same type are compared key by key. A key that one configuration leaves out has its default,
     so that it equals the same value in the other one.
     """
-    return list(_differences_at((), stored, plain, plain, changeable=False))
+    return list(_differences_at(path=(), before=stored, now=plain, root=plain, changeable=False))
 
 
 def _differences_at(
@@ -531,7 +533,8 @@ def _differences_at(
 
 def _plain(value: Any) -> Any:
     """Returns a value in JSON's types. The values of a configuration have these types already, but the
-    defaults of keys that are left out are Python objects."""
+    defaults of keys that are left out are Python objects. `NOT_SET`, which stands for a key without a value
+    and without a default, stays as it is."""
     if value is NOT_SET or isinstance(value, str | int | float | bool | None):
         return value
     if isinstance(value, list | tuple):

@@ -80,7 +80,7 @@ class PolicyServer:
             trains: Whether a trainer will offer new weights.
         """
         if not needed:
-            yield PolicyServer(session, None, None)
+            yield PolicyServer(session, engine=None, folder=None)
             return
         config, ranks, directory = session.config, session.ranks, session.directory
         refuse_unreachable_server(config, ranks)
@@ -197,7 +197,8 @@ class PolicyServer:
             self._has_started = True
 
     def _sync(self) -> Metrics:
-        """Loads offered weights into the engine, and verifies them."""
+        """Loads offered weights into the engine, and verifies them by a canary: the engine answers a few
+        prompts, and its log-probs of these answers must equal the trainer's."""
         if self.engine is None or self.folder is None or self._offer is None:
             return {}
         trainer, version = self._offer

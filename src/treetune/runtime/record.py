@@ -91,7 +91,8 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
     Writes ``metrics.jsonl`` anew from the iterations' own files. Collective.
     """
     config, directory = session.config, session.directory
-    # This makes the problems, which would otherwise take seconds of the first iteration.
+    # `train_problems` makes the problems, and keeps them. That takes seconds, which would count towards the
+    # first iteration if it were not done here.
     n_problems = len(session.train_problems)
     start = 0
     if session.ranks.is_first:
@@ -313,7 +314,7 @@ class Record:
             session.done = done
             if is_regular or is_due_by_time or stopped_by is not None:
                 self._timed_checkpoint(done, regular=is_regular)
-        # Once more, now that the seconds of the commit are known.
+        # The row is written once more, now that the seconds of the commit are known.
         row = self._write_metrics(iteration, metrics | clock.metrics())
         if session.ranks.is_first:
             session.directory.append_metrics(row)
@@ -376,7 +377,7 @@ class Record:
                     write_critic(critic, architecture, folder / "critic")
                 if reward_model:
                     assert trainer.reward_model is not None
-                    # The configuration of the reward model, as `architecture` is that of the policy.
+                    # `architecture` is the policy's configuration, and this is the reward model's.
                     of_reward_model = trainer.reward_model.model.module.model.config
                     write_policy(
                         reward_model, of_reward_model, session.model.tokenizer, folder / "reward_model"
@@ -468,9 +469,9 @@ def summary_line(row: Mapping[str, Any], iterations: int) -> str:
 
 
 def _rewards_of_domains(row: Mapping[str, Any]) -> list[str]:
-    """Returns a list with one text, the mean rewards of all domains: ``["(math 0.500, code 0.324)"]``.
+    """Returns the mean rewards of all domains as one part of a line: ``["(math 0.500, code 0.324)"]``.
 
-    The list is empty if there are no domains, or more than `MOST_DOMAINS`.
+    Returns no part, an empty list, if there are no domains, or more than `MOST_DOMAINS`.
     """
     texts = []
     for key, value in row.items():
@@ -598,9 +599,10 @@ def _message(
     ]
     good = last_good(config.diagnostics, signs, done - 1)
     assert good is not None  # None only if no sign may stop a run, and here one does
-    weights = good_weights(good, {n: directory.checkpoint(n) for n in directory.checkpoints()})
+    checkpoints = {number: directory.checkpoint(number) for number in directory.checkpoints()}
+    where = good_weights(good, checkpoints)  # a text that says where the good weights are
     return (
         f"{directory.path} was stopped after iteration {done} of {config.iterations} by"
-        f" diagnostics.on_collapse: {'; '.join(reasons)}. {weights[0].upper()}{weights[1:]}. To continue from"
+        f" diagnostics.on_collapse: {'; '.join(reasons)}. {where[0].upper()}{where[1:]}. To continue from"
         f" iteration {done} nevertheless, set on_collapse to 'warn', or change the threshold"
     )

@@ -125,7 +125,7 @@ class Session:
         repeats."""
         where = ""
         if self.iteration is not None:
-            # Whether the iteration is finished, and the next one has not begun.
+            # True if the iteration is finished, and the next one has not begun.
             at_boundary = self.done == self.iteration + 1
             where = f" after iteration {self.done}" if at_boundary else f" in iteration {self.iteration + 1}"
         repetition = ""

@@ -205,7 +205,8 @@ def _view(machine: int, facts: Sequence[Facts], directory: Path, token: str) -> 
         if facts_of_rank.machine != machine:
             others.setdefault(facts_of_rank.machine, facts_of_rank)
     unseen = _unseen({number: _mark(directory, token, number) for number in others})
-    # At the same time, since with a wrong interface all connections fail only at their deadlines.
+    # All connections are tried at the same time, since with a wrong interface each fails only at its
+    # deadline.
     with ThreadPoolExecutor(len(others)) as threads:
         errors = threads.map(lambda other: _connection_error(other.address, other.port), others.values())
         unreached = []

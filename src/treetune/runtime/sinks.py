@@ -115,6 +115,7 @@ class _CountedRun:
         """The experiment's folder."""
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
+        """Logs the metrics of a step that the mirror doesn't have yet, and records that it has them now."""
         if step < self.first_missing:  # an iteration that is done again after a kill
             return
         self._run.log(metrics, step=step)
@@ -144,7 +145,7 @@ class TrackioSink(Sink):
         if belongs_to_another:
             digest = hashlib.blake2b(str(directory.resolve()).encode(), digest_size=4).hexdigest()
             state.values["run"] = f"{name}-{digest}"
-        # Not embedded: a notebook would otherwise show the dashboard below the cell.
+        # `embed` is False, since a notebook would otherwise show the dashboard below the cell.
         run = trackio.init(
             project=self.project,
             name=state.values.get("run", name),

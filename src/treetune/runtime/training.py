@@ -487,7 +487,8 @@ def gap_limit(session: Session) -> float:
     limit_of_engine = GAP_LIMITS.get(engine.computes_in(device), limit_in_float32)
     limit_of_trainer = GAP_LIMITS.get(config.trainer.precision, limit_in_float32)
     # The canary is the check of the engine's new weights by the log-probs of a few sampled answers. Gaps that
-    # the canary accepts must not end the run a moment later.
+    # the canary accepts must not end the run a moment later. It accepts a mean gap somewhat above its
+    # tolerance, too, since the mean of few tokens may exceed the tolerance by chance.
     limit_by_canary = 3 * (engine.canary_tolerance or 0.0)
     return max(limit_of_engine, limit_of_trainer, limit_by_canary)
 
@@ -514,7 +515,7 @@ def stops_at_gap(session: Session) -> bool:
     """
     settings = session.config.trainer
     objective = settings.objective
-    # By getattr, since not every objective has these settings.
+    # The settings are read by `getattr`, since not every objective has them.
     corrections = ("importance_cap", "importance_band", "importance_sequence")
     is_corrected = any(getattr(objective, name, None) is not None for name in corrections)
     return settings.on_logprob_gap == "stop" and not is_corrected
@@ -585,7 +586,7 @@ class _EpochChoice:
         self._measurements.append(folder)
         self.points.append(point)
         self.accuracies.append(read_record(folder / SUMMARY, MEASURE_AGAIN)["pass_at_1"])
-        is_best_so_far = self.chosen == len(self.accuracies) - 1
+        is_best_so_far = self.chosen == len(self.accuracies) - 1  # `chosen` is the best candidate's index
         # The state of the last candidate isn't written: if it is chosen, the trainer still has it.
         if is_best_so_far and not is_last:
             if session.ranks.is_first:

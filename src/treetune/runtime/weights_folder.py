@@ -90,8 +90,8 @@ class WeightsFolder:
     ) -> None:
         self.adapters, self.transfer = adapters, transfer
         self._session = session
-        # The folder of the weights, the folder in which the engines of all ranks exchange values, and whether
-        # this rank writes weights.
+        # The three values are the folder of the weights, the folder in which the engines of all ranks
+        # exchange values, and whether this rank writes weights.
         self.path, self.meeting, self._writes = make_weights_folder(
             session.directory.path, session.purpose, session.ranks, in_memory
         )
@@ -123,11 +123,12 @@ class WeightsFolder:
             raise ValueError(problems[0])
         if model is not None:
             tokenizer = session.model.tokenizer
-            whole = folder if lora is None else self._start_model
-            write_for_engine(saved_weights(model), model.config, tokenizer, whole)
+            folder_of_model = folder if lora is None else self._start_model
+            write_for_engine(saved_weights(model), model.config, tokenizer, folder_of_model)
             if lora is not None:
                 lora.apply(model, session.config.seed)
-                lora.write(lora.adapters(dict(model.named_parameters())), str(whole), folder)
+                adapters = lora.adapters(dict(model.named_parameters()))
+                lora.write(adapters, str(folder_of_model), folder)
         session.ranks.barrier("start weights written for the engine")
         return folder
 
@@ -207,7 +208,7 @@ class WeightsFolder:
                     writing.append(writers.submit(write, chunk, path))
                     file_of_weight |= dict.fromkeys(chunk, path.name)
                 if self.transfer in ON_THE_DEVICE:
-                    yield Chunk(path, number, is_last, "", chunk)
+                    yield Chunk(path, number, is_last, digest="", tensors=chunk)
                 # Waits for files, so that at most WRITERS chunks are in memory. A digest needs the whole
                 # file, and the last chunk says that all files are written.
                 most_unwritten = 0 if needs_digest or is_last else WRITERS
@@ -234,7 +235,8 @@ class WeightsFolder:
             from treetune.models.policy_files import write_for_engine
 
             try:
-                write_for_engine(*self.read_stored(version), session.model.tokenizer, folder)
+                weights, architecture = self.read_stored(version)
+                write_for_engine(weights, architecture, session.model.tokenizer, folder)
             except (OSError, ValueError):
                 is_still_there = version == 0 or version in session.directory.checkpoints()
                 if is_still_there:  # so it failed for another reason
@@ -256,12 +258,16 @@ class WeightsFolder:
         return read_policy(self._session.directory.checkpoint(version) / "policy", trust_remote_code=trusted)
 
     def keep_only(self, version: int) -> None:
-        """Deletes older weights. The engine only ever restarts from the newest."""
+        """Deletes all versions of the weights except this one, from which the engine restarts.
+
+        If adapters are sent, the start model stays, too: it has a subfolder of its own, and an engine that
+        restarts loads it and then the adapters.
+        """
         if not self._writes:
             return
-        for older in self.path.iterdir():
-            if older.is_dir() and older not in (self.of(version), self._start_model):
-                shutil.rmtree(older, ignore_errors=True)
+        for folder in self.path.iterdir():
+            if folder.is_dir() and folder not in (self.of(version), self._start_model):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def remove(self) -> None:
         for folder in (self.path, self.meeting):
@@ -335,21 +341,22 @@ def make_weights_folder(
     identity = [str(experiment.resolve()), purpose]
     if purpose != "run":
         identity.append(machines[0])
-    # In memory, each machine has its own folder, and the experiment's folder has a file that records its
-    # name. The machines of a run share the experiment's folder, so the name of this file depends on the
-    # machine.
-    folder_name = make_name(*identity, *([this_machine] if has_several_machines and in_memory else []))
+    # On disk, this is the name of the folder. In memory, each machine has its own folder with a random name,
+    # which a file of this name in the experiment's folder records. The machines of a run share the
+    # experiment's folder, so the name of the file depends on the machine.
+    name = make_name(*identity, *([this_machine] if has_several_machines and in_memory else []))
+    # In memory, the first rank of each machine writes the weights; on disk, the first of all ranks.
     writes = machines.index(this_machine) == ranks.rank if in_memory else ranks.is_first
     folder: Path | None = None
     if writes:
         held_folders.sweep()
-        name_file = experiment / f".{folder_name}"
+        name_file = experiment / f".{name}"
         if in_memory and os.access(MEMORY, os.W_OK):
             _delete_folder_of_killed_run(name_file)
             folder = held_folders.new_in_memory()
             write_text(name_file, str(folder))
         else:
-            folder = experiment / folder_name
+            folder = experiment / name
             remove_folder(folder)
             new_own_folder(folder)
     path_by_rank = ranks.exchange("weights folders", (this_machine, None if folder is None else str(folder)))

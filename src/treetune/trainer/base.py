@@ -104,7 +104,8 @@ class DeepSpeedWarmupDecay(Schedule):
     def factor(self, step: int, total_steps: int) -> float:
         if step == 0:
             return 1.0  # DeepSpeed's scheduler sets no rate before the first step
-        # At least 2, as in DeepSpeed: the logarithm of 1 is 0, and the rate is divided by it.
+        # As in DeepSpeed, the warm-up has at least 2 steps: the rate is divided by the logarithm of their
+        # number, which is 0 for a single step.
         warmup = max(2, math.ceil(self.ratio * total_steps))
         scheduled = step - 1  # DeepSpeed's scheduler counts from 0 at the second step
         if scheduled < warmup:

@@ -435,8 +435,8 @@ def _lay_out(rows: Sequence[Row], layout: Layout) -> tuple[ModelInputs, int]:
                   5 6 8 9                   positions 0 1 2 0 1 2 3       depths 0 1 2 2 3
     """
     ids_by_row = [row.token_ids for row in rows]
+    # The positions in each row whose next token is trained. A position predicts the token after it.
     predicting_by_row = [row.predicting for row in rows]
-    # A position predicts the token after it.
     labels_by_row = [
         ids_T[predicting + 1] for ids_T, predicting in zip(ids_by_row, predicting_by_row, strict=True)
     ]
@@ -446,6 +446,7 @@ def _lay_out(rows: Sequence[Row], layout: Layout) -> tuple[ModelInputs, int]:
         # All rows become one: their prefix tree. The position of a token is its depth. Its logits are those
         # of its parent, which may be anywhere before it in the order of the depth-first walk.
         tree = PrefixTree.of([ids_T.numpy() for ids_T in ids_by_row])
+        # The node of each token of each row.
         nodes_by_row = [torch.from_numpy(path) for path in tree.paths]
         positions_by_row = [
             nodes_T[predicting] for nodes_T, predicting in zip(nodes_by_row, predicting_by_row, strict=True)

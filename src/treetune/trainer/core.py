@@ -339,7 +339,10 @@ class PolicyTrainer:
         # All ranks sum their metrics in one tensor, so the names must be in the same order on each.
         names = sorted(sums)
         totals = self.ranks.sum(torch.stack([sums[name] for name in names]).cpu())
-        return without_skipped(objective, dict(zip(names, totals.tolist(), strict=True)))
+        metrics_of_minibatch = dict(zip(names, totals.tolist(), strict=True))
+        # If the objective drops a step whose mean ratio is too large (`ratio_threshold`), the losses of such
+        # a step are 0.
+        return without_skipped(objective, metrics_of_minibatch)
 
     def _recorder_for(
         self, sequences: Sequences, tensors: IterationTensors, *, is_only_step: bool
@@ -456,8 +459,8 @@ class PolicyTrainer:
         assert self.reward_model is None, "a reward model is trained on from iteration to iteration"
         settings, tensors = self.settings, None
         if episodes and (settings.measure_kl or settings.token_signals == "all"):
-            # []: the episodes are only scored, and no step is taken on them.
-            sequences = sequences_of_rank(episodes, settings, self.ranks, [], scores_all=True)
+            # The episodes are only scored, and no step is taken on them.
+            sequences = sequences_of_rank(episodes, settings, self.ranks, units_by_step=[], scores_all=True)
             tensors = IterationTensors.of(episodes)
             tensors.set_old_scores(self.old_logprobs(sequences))
             if on_signals is not None and settings.token_signals != "none":
@@ -703,15 +706,15 @@ class IterationTraining:
                 episodes, settings, trainer.ranks, units_by_step, scores_all=scores_all
             )
         else:
-            # With the tokens of all rows: the reward model has minibatches of its own, so a rank computes
-            # other rows for the reward model than for the policy.
+            # The sequences have the tokens of all rows, since the reward model has minibatches of its own. So
+            # a rank computes other rows for the reward model than for the policy.
             sequences = Sequences.of(episodes)
             learned_rewards = partial(trainer.learned_rewards, self._iteration)
         tensors = prepare(
             settings,
             episodes,
             sequences,
-            trainer,
+            models=trainer,
             scores_old=scores_old,
             critic=trainer.critic is not None,
             from_values=trainer.from_values,
@@ -723,12 +726,12 @@ class IterationTraining:
             trainer.critic.settings.loss.refuse_returns(tensors.returns_N)
         self._sequences, self._tensors = sequences, tensors
         self._tensors_of_signals = tensors
-        """The tensors that token signals are made from: `_tensors` itself, or a copy of it with old log-probs
-        in the case "signals alone" of the table in the class's docstring."""
+        """The tensors from which token signals are made: the log-probs, entropies and the like of each token
+        that are stored with the episodes. They are `_tensors` itself, or a copy with old log-probs."""
         if tensors.old_logprobs_N is None and settings.token_signals == "all":
-            # The scores for token signals are put into a copy, since training must not use these scores.
-            # Training gets the old log-probs from its own forward pass, and the bits of the update must not
-            # depend on `token_signals`.
+            # The old log-probs are computed for token signals alone, and put into a copy, since training must
+            # not use them. It gets old log-probs from its own forward pass, and the bits of the update must
+            # not depend on `token_signals`.
             self._tensors_of_signals = dataclasses.replace(tensors)
             self._tensors_of_signals.set_old_scores(trainer.old_logprobs(sequences))
         self._constant_metrics = tensors.metrics()

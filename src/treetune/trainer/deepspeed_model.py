@@ -271,6 +271,7 @@ def training_state(engine: Any) -> list[Tensor]:
             for field in dataclasses.fields(container):
                 yield from tensors_in(getattr(container, field.name))
 
+    # `_cdata` is the address of a storage, by which views of the same memory are recognised.
     storages_of_weights = {tensor.untyped_storage()._cdata for tensor in weights_of(engine.module)}
     optimizer = engine.optimizer
     inner_optimizer = getattr(optimizer, "optimizer", optimizer)  # DeepSpeed's may wrap PyTorch's
@@ -341,7 +342,7 @@ def _config(settings: Trainer, ranks: Ranks) -> dict[str, Any]:
         zero["offload_param"] = offload
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,  # unused: the trainer cuts its own micro-batches
-        "managed_gradient_accumulation": False,
+        "managed_gradient_accumulation": False,  # the trainer decides after which micro-batch a step comes
         # With 0, DeepSpeed would not call `_clip`, which measures the norm. No gradient is as long as 1e30.
         "gradient_clipping": settings.max_grad_norm or 1e30,
         "optimizer": {
@@ -438,7 +439,7 @@ class ModelFactory:
         )
 
     def reference(self, policy: Callable[[], DeepSpeedModel]) -> Reference:
-        """Returns the reference model, which never changes.
+        """Returns a context manager that lends the reference model, which never changes, for a block.
 
         With LoRA, the reference is the policy without its adapters. Without LoRA, it is a second model: on
         the CPU while it isn't used (`offload_reference`), sharded over the ranks (ZeRO-3), or whole on the
@@ -479,7 +480,7 @@ class ModelFactory:
         """Loads a model to train.
 
         Args:
-            load: Loads it; None for the start model.
+            load: Loads the model; None for the start model.
         """
         model = self.attach_attention((load or self.load_model)())
         if self.settings.gradient_checkpointing:

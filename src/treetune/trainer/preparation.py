@@ -149,7 +149,7 @@ class IterationTensors:
         if (gap_N := self.gap_N()) is not None:
             columns["gaps"] = gap_N  # the difference from the engine's log-probs
         if self.last_logprobs_N is not None:
-            # How far each token's log-prob has moved until the last step that trained the token
+            # How far each token's log-prob has moved until the last step that trained the token.
             columns["log_ratios"] = self.last_logprobs_N - self.old_logprobs_N
         if self.ref_logprobs_N is not None:
             columns["ref_logprobs"] = self.ref_logprobs_N
@@ -272,7 +272,7 @@ def prepare(
         domains = sequences.domains
     advantages_N = normalise_by_domain(advantages_N, settings.advantage_normalisation, starts, domains)
     if advantage_penalties_N is not None:
-        # After the normalisation, which would otherwise change the size of the penalty.
+        # The penalty is subtracted after the normalisation, which would otherwise change its size.
         advantages_N = advantages_N - advantage_penalties_N
     tensors.advantages_N = advantages_N
     return tensors
@@ -289,7 +289,10 @@ def _advantages_of_credit(tensors: IterationTensors) -> Tensor:
 
 
 def _has_teacher(episodes: Iterable[Episode]) -> Tensor:
-    """Returns a mask of the trained tokens of answers with a privileged prompt, bool [N]."""
+    """Returns a mask of the trained tokens of answers with a privileged prompt, bool [N].
+
+    A privileged prompt is one for the teacher that shows more than the policy's, such as a right answer.
+    """
     columns = []
     for episode in episodes:
         has_teacher = episode.teacher_prompt_ids is not None
@@ -323,7 +326,7 @@ def _advantages_from_implicit_rewards(
         numbers_by_problem.setdefault(problem, []).append(number)
     advantages_N = torch.zeros_like(implicit_rewards_N)
     for numbers in numbers_by_problem.values():
-        # In float64, since credits sum over all later tokens.
+        # The rewards are passed in float64, since credits sum over all later tokens.
         rewards = [implicit_rewards_N[tokens_of_answer[number]].double().numpy() for number in numbers]
         outcomes = [sequences.rewards[number] for number in numbers]
         advantages = from_implicit_rewards(rewards, outcomes)
@@ -391,8 +394,8 @@ def normalise(advantages_N: Tensor, kind: str) -> Tensor:
     """
     if kind == "none" or len(advantages_N) < 2:
         return advantages_N  # a single token has no standard deviation
-    # In float64, so that the result in float32 doesn't depend on the order in which a million tokens are
-    # summed.
+    # The sums are computed in float64, so that the result in float32 doesn't depend on the order in which a
+    # million tokens are summed.
     advantages = advantages_N.double()
     deviation = (advantages.var() + 1e-8).sqrt()
     centred = advantages - advantages.mean() if kind == "whiten" else advantages

@@ -119,7 +119,8 @@ class Meeting:
         deadline = time.monotonic() + self.deadline_s
         values = []
         for rank in range(self.world_size):
-            # Above 0 also after the deadline, so that values which have arrived are still read.
+            # The time is above 0 even after the deadline, so `wait` then still returns values that have
+            # arrived.
             remaining_s = max(deadline - time.monotonic(), 0.001)
             try:
                 self.store.wait([f"{name}/{rank}"], datetime.timedelta(seconds=remaining_s))
@@ -269,14 +270,14 @@ class Ranks:
 
         Args:
             agree: Checks that all ranks agree, for example on versions. It is called before there are process
-            groups, and needs only the key-value store of the meeting.
+                groups, and needs only the key-value store of the meeting.
 
         Raises:
             ValueError: PyTorch can't use the machine's GPU.
         """
         refuse_unusable_gpu(os.environ, torch.version.cuda, torch.cuda.is_available())
         if not torch.cuda.is_available():
-            # Before the import of DeepSpeed, which otherwise warns that it finds no accelerator.
+            # Set before the import of DeepSpeed, which otherwise warns that it finds no accelerator.
             os.environ.setdefault("DS_ACCELERATOR", "cpu")
         import deepspeed
         import deepspeed.ops

@@ -91,7 +91,7 @@ class _ChunkComparison:
 
     def __call__(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor]:
         """Compares the next chunk of positions, and returns one number for each position of the chunk."""
-        # Without gradient, so that no chunk is computed a second time.
+        # The pass has no gradient: a backward pass would compute each chunk a second time.
         assert not torch.is_grad_enabled(), "a backward pass would call this again, with an earlier chunk"
         first, last = self._positions_done, self._positions_done + len(labels_C)
         assert last <= len(self._logprobs_NV), "both models run over the same positions"
@@ -137,7 +137,7 @@ class _GroupComparison:
 
     def __call__(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor, ...]:
         """Takes the next chunk of positions, and computes the divergences of the groups that it completes."""
-        # Without gradient, so that no chunk is computed a second time.
+        # The pass has no gradient: a backward pass would compute each chunk a second time.
         assert not torch.is_grad_enabled(), "a backward pass would call this again, with an earlier chunk"
         chances_CV = logits_CV.softmax(-1)
         if self._waiting_CV is not None:
@@ -151,7 +151,7 @@ class _GroupComparison:
             sizes.append(size)
             positions += size
         self._groups_done += len(sizes)
-        # A copy, so that the rest of the chunk is freed.
+        # `clone` makes a copy, so that the rest of the chunk is freed.
         self._waiting_CV = chances_CV[positions:].clone()
         if sizes:
             self._divergences.append(_divergences_from_means(chances_CV[:positions], sizes))
@@ -174,8 +174,8 @@ def _divergences_from_means(chances_CV: Tensor, sizes: Sequence[int]) -> Tensor:
     device = chances_CV.device
     sizes_G = torch.tensor(sizes, device=device)
     first_G = sizes_G.cumsum(0) - sizes_G
-    # The groups' first members, then their second ones, and so on: `index_add_` would add in another order
-    # each time on a GPU.
+    # This adds the groups' first members, then their second ones, and so on. `index_add_` would add them in
+    # another order each time on a GPU.
     sums_GV = chances_CV.new_zeros(len(sizes), chances_CV.shape[-1])
     for member in range(max(sizes)):
         has_member_G = sizes_G > member
@@ -214,7 +214,7 @@ class Scorer:
             return torch.stack(policy(batch.inputs, self.temperature, nucleus=nucleus), dim=-1)
 
         n_scores = 2 if nucleus is None else 3
-        columns = self._score(sequences, forward, (n_scores,)).unbind(-1)
+        columns = self._score(sequences, forward, token_shape=(n_scores,)).unbind(-1)
         # `mass` has the log of the mass that the nucleus (top-p and top-k) leaves. Without a nucleus, `mass`
         # is empty.
         logprobs_N, entropies_N, *mass = (column.contiguous() for column in columns)
@@ -230,7 +230,8 @@ class Scorer:
             )
             return torch.stack([squares_N, entropies_N], dim=-1)
 
-        squares_N, entropies_N = self._score(sequences, forward, (2,)).unbind(-1)
+        # `forward` returns two numbers for each token.
+        squares_N, entropies_N = self._score(sequences, forward, token_shape=(2,)).unbind(-1)
         return squares_N.contiguous(), entropies_N.contiguous()
 
     def reference_distances(
@@ -246,14 +247,16 @@ class Scorer:
         """
 
         def forward(batch: MicroBatch) -> Tensor:
+            """Returns the distance and the divided entropy of each token of the micro-batch, [N, 2]."""
             _, entropies_N, logprobs_NV = policy(batch.inputs, self.temperature, statistics=_whole_logprobs)
+            # The affinity of two distributions is ``Σ_v sqrt(π(v)·π_ref(v))``.
             comparison = _ChunkComparison(logprobs_NV, _affinity)
             affinities_N = self._compare_reference(reference, batch, comparison)
             distances_N = (1 - affinities_N).clamp(min=0)  # rounding could make a distance negative
             return torch.stack([distances_N, entropies_N / math.log(logprobs_NV.shape[-1])], dim=-1)
 
         # `forward` returns two numbers for each token.
-        distances_N, entropies_N = self._score(sequences, forward, (2,)).unbind(-1)
+        distances_N, entropies_N = self._score(sequences, forward, token_shape=(2,)).unbind(-1)
         return distances_N.contiguous(), entropies_N.contiguous()
 
     def reference_kl(self, policy: Forward, reference: Reference, sequences: Sequences) -> Tensor:

@@ -122,7 +122,8 @@ class Sequences:
 
         Args:
             rows_with_tokens: The numbers of the rows that hold their tokens. None: all rows hold them, and
-                if the critic has prompts of its own, its sequences (`of_critic`) are made, too.
+                if the critic has prompts of its own, its sequences (`of_critic`) are made, too. Otherwise the
+                caller has to make these, since the critic computes other rows.
 
         Raises:
             ValueError: An episode has no trained token.
@@ -264,7 +265,8 @@ def content_hash_of(token_ids: TokenIds, predicting: np.ndarray) -> bytes:
     Args:
         predicting: The positions whose next token is trained.
     """
-    # With the length first, since two different pairs of arrays may have the same bytes one after the other.
+    # The length is hashed first, since two different pairs of arrays may have the same bytes when they are
+    # joined.
     digest = hashlib.blake2b(len(token_ids).to_bytes(8, "little"), digest_size=16)
     digest.update(np.ascontiguousarray(token_ids))
     digest.update(np.ascontiguousarray(predicting))
@@ -279,6 +281,7 @@ def _early_rewards(episode: Episode) -> list[EarlyReward]:
     trained_so_far = np.cumsum(episode.trained)
     early = []
     for step_end, reward in zip(episode.step_ends[:-1], episode.step_rewards[:-1], strict=True):
+        # The index, among the trained tokens, of the last one up to the step's end; -1 if there is none yet.
         last_trained = int(trained_so_far[step_end - 1]) - 1
         early.append(EarlyReward(last_trained, reward))
     return early

@@ -133,8 +133,8 @@ class StepRecorder:
     def all_scores(self, ranks: Ranks) -> PolicyScores:
         """Returns the scores of all tokens of the iteration, on every rank; 0 for tokens that no micro-batch
         had. Collective."""
-        # The log-probs and the entropies. With a nucleus (a cut by top-p or top-k), also the log masses: the
-        # log of the summed probability of the tokens that the cut leaves.
+        # The columns are the log-probs, the entropies and, with a nucleus (a cut by top-p or top-k), the log
+        # masses: the log of the summed probability of the tokens that the cut leaves.
         n_columns = 3 if self._with_mass else 2
         all_columns = [torch.zeros(self._n_tokens) for _ in range(n_columns)]
         for index_N, columns in self._recorded:

@@ -47,8 +47,8 @@ class CheckpointSpace:
 
     @property
     def by_the_end(self) -> int:
-        """Bytes at the end of the run. Of the checkpoints whose weights are kept, the newest are among those
-        that are kept whole, so only the others add to them."""
+        """Bytes at the end of the run: the checkpoints that exist at once, and the weights of older ones that
+        are kept. `KEPT_WHOLE` of the checkpoints whose weights are kept are counted among the former."""
         return self.at_once + max(0, self.kept_weights - KEPT_WHOLE) * self.weights
 
     @property

@@ -218,7 +218,8 @@ class Passes:
             # In float32, the first norm's input is the block's own input, which `kept` counts already.
             input_of_block = self.tokens * 4 * shape.hidden if size == 4 else 0
             computed_again = self.layer - input_of_block
-        # The backward pass of a norm, which computes in float32: three tensors, and one in `itemsize`.
+        # The backward pass of a norm computes in float32. It needs three tensors in float32, and one in
+        # `itemsize`.
         of_norm = self.tokens * (4 * 3 + size) * shape.hidden if size < 4 else 0
         return max(computed_again + mlp, of_norm)
 
@@ -403,7 +404,9 @@ class States:
 def states_of(trainer: Trainer, all_weights: int, trained: int, machine: Machine) -> States:
     """Returns the bytes of a model as this trainer shards it.
 
-    A weight in float32 takes 4 bytes, its gradient 4, and the optimiser 8: Adam's two running means.
+    A weight in float32 takes 4 bytes, its gradient 4, and the optimiser 8: Adam's two running means. The
+    fields `passing` and `stepping` of the result are the further bytes during a forward or backward pass, and
+    during a step of the optimiser.
 
     Args:
         trainer: Its ZeRO stage says what is sharded, and its offloading says what lies on the host.
@@ -436,8 +439,8 @@ def states_of(trainer: Trainer, all_weights: int, trained: int, machine: Machine
             on_host=away + (4 + 4 + 8) * part,  # weights, gradients, optimiser
         )
     if stage == 1 and size == 2:
-        # DeepSpeed's own optimiser for bfloat16 keeps whole gradients in float32 on each rank; those in the
-        # precision of passes are dropped one by one (`immediate_grad_update`).
+        # DeepSpeed's own optimiser for bfloat16 keeps whole gradients in float32 on each rank. The gradients
+        # in the precision of passes are dropped one by one (`immediate_grad_update`).
         return States(
             weights=size * all_weights,
             master=4 * part,
@@ -488,6 +491,7 @@ class TrainerMemory:
 
     @cached_property
     def policy(self) -> States:
+        """The bytes of the policy's weights, gradients and optimiser."""
         all_weights = trained = self.shape.parameters
         if self.trainer.lora is not None:
             trained = adapter_weights(self.shape, self.trainer.lora.rank)
@@ -647,6 +651,8 @@ class TrainerMemory:
         passes = self.passes(tokens)
         head = passes.head(backward=False, nucleus=self._has_nucleus)
         peaks = [passes.scoring, _hidden_states(passes) + head]
+        # Some credit compares the policy's distributions with the reference's, or ("group") with their mean
+        # over all answers to the problem.
         compared_with = self.experiment.credit.trainer_scores.compared_with
         if compared_with == "reference" or isinstance(trainer.objective, ReferenceKlObjective):
             peaks.append(_comparison_with_reference(passes))

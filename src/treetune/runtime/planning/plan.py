@@ -144,7 +144,8 @@ class Plan:
         if settings.gpu_memory_utilization is None and self.machine.device == "cuda":
             room = USABLE * self.machine.device_memory - SPARE
             largest = (room - self._trainer_bytes_while_sampling(settings)) / self.machine.device_memory
-            # Rounded down to a hundredth. Without room it is 0.01, and `problems` says that it doesn't fit.
+            # The share is rounded down to a hundredth. Without room it is 0.01, and `problems` says that the
+            # engine doesn't fit.
             share = min(LARGEST_SHARE, max(0.01, math.floor(100 * largest) / 100))
             settings = replace(settings, gpu_memory_utilization=share)
         return EngineMemory(settings, self.shape, self.machine, context)
@@ -152,11 +153,12 @@ class Plan:
     def _trainer_bytes_while_sampling(self, settings: VllmSettings) -> int:
         """Returns the bytes of the server's GPU that the trainer uses while the server is awake."""
         if settings.devices is not None:
-            return 0
+            return 0  # the server has GPUs of its own
         if not settings.sleep:
-            return CONTEXT + self.trainer.peak
-        # The canary is a few answers that the engine samples with new weights, to verify them. The trainer
-        # scores them while the server is awake, and ZeRO-3 gathers weights for that.
+            return CONTEXT + self.trainer.peak  # it is awake during training, too
+        # While a server that sleeps is awake, the trainer keeps only the weights that score answers
+        # (`scorable`). The canary is a few answers that the engine samples with new weights, to verify them.
+        # The trainer scores them while the server is awake, and ZeRO-3 gathers weights for that.
         gathered = self.trainer.policy.passing if self.experiment.trainer.zero_stage == 3 else 0
         return CONTEXT + self.trainer.scorable + gathered
 
@@ -426,6 +428,7 @@ class Remedy:
 
     @property
     def text(self) -> str:
+        """The remedy for people: its changes, and the GPUs if it needs more than the machine has."""
         changes = ", ".join(change.text for change in self.changes)
         if self.gpus is None:
             return changes
@@ -590,7 +593,7 @@ def _candidates(plan: Plan) -> Iterator[Change]:
     trainer, on_gpu = plan.experiment.trainer, plan.machine.device == "cuda"
     tokens, cost = trainer.tokens_per_micro_batch, 1
     # Much less than the longest row wouldn't help, since a row that exceeds the limit runs alone.
-    while tokens // 2 >= max(256, plan.work.longest // 2) and cost < 5:
+    while tokens // 2 >= max(256, plan.work.longest // 2) and cost < 5:  # at most four times
         tokens, cost = tokens // 2, cost + 1
         yield Change("trainer.tokens_per_micro_batch", tokens, cost)
     if not trainer.gradient_checkpointing:

@@ -103,7 +103,7 @@ class PhaseSeconds:
 def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
     """Yields the seconds of each phase of an iteration. Evaluations and checkpoints, which not every
     iteration has, count by their mean."""
-    work, root, machine = plan.work, plan.experiment, plan.machine
+    work, experiment, machine = plan.work, plan.experiment, plan.machine
     if _can_estimate_sampling(plan) and work.is_sampled:
         prompt_tokens = _prompt_tokens(work, work.problems)
         yield _sampling(plan, "answers", work.answers, work.answer_tokens, work.context, prompt_tokens)
@@ -115,12 +115,12 @@ def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
         # Demonstrations need new weights in the engine only for evaluations.
         if work.is_sampled:
             yield _sync(plan)
-        if root.evaluation.sets:
+        if experiment.evaluation.sets:
             yield _evaluation(plan)
     state_bytes = machine.world_size * (plan.trainer.policy.kept + plan.trainer.policy.on_host)
     yield PhaseSeconds(
         "checkpoints",
-        state_bytes / FILE_BYTES / root.checkpoints.every,
+        state_bytes / FILE_BYTES / experiment.checkpoints.every,
         "weights and optimiser, 0.9 GB/s to a disk",
     )
 
@@ -205,7 +205,7 @@ class _ForwardPasses:
 def _scoring_passes(plan: Plan) -> int:
     """Returns the number of passes over all rows before the first step: of the reference, of the policy if
     there are several steps (or a KL penalty in rewards or advantages), of the critic, of the reward model."""
-    root, trainer = plan.experiment, plan.experiment.trainer
+    experiment, trainer = plan.experiment, plan.experiment.trainer
     passes = 0
     if trainer.keeps_reference:
         passes += 1
@@ -213,7 +213,7 @@ def _scoring_passes(plan: Plan) -> int:
         passes += 1
     if plan.trainer.critic is not None:
         passes += 1
-    if reward_model_of(root.credit) is not None:
+    if reward_model_of(experiment.credit) is not None:
         passes += 1
     if isinstance(trainer.objective, ReferenceKlObjective):
         passes += 2  # of the policy and of the reference, whose whole distributions are compared
@@ -222,10 +222,10 @@ def _scoring_passes(plan: Plan) -> int:
 
 def _training(plan: Plan, forward: _ForwardPasses) -> PhaseSeconds:
     """Returns the seconds of the optimiser's steps. They are counted in forward passes of the policy."""
-    root, trainer = plan.experiment, plan.experiment.trainer
+    experiment, trainer = plan.experiment, plan.experiment.trainer
     has_teacher = isinstance(trainer.objective, TeacherObjective)
     trained_models: float = 1 if plan.trainer.critic is None else 2  # with the policy, in all epochs
-    reward_model = reward_model_of(root.credit)
+    reward_model = reward_model_of(experiment.credit)
     if reward_model is not None:
         # The reward model has epochs of its own. With half of the policy's epochs, it counts as half a model.
         trained_models += reward_model.epochs / plan.work.epochs
@@ -397,7 +397,7 @@ def _sampling(
     if not settings.async_scheduling:
         decode_seconds += engine_seconds
         decode_source += " and the engine's own process, one after the other"
-    # The slowest of the three decides.
+    # Device, engine process and HTTP process work at the same time, so the slowest of them decides.
     candidates = [
         (decode_seconds, decode_source),
         (engine_seconds, f"the engine's own process: {1e6 * ENGINE_TOKEN[device]:.0f} µs a token"),
