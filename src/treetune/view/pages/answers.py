@@ -270,7 +270,7 @@ def show_problems(view: PageRequest) -> Response:
     rows = _rows_of_problems(answers, selection, of)
 
     signal = view.choice("signal", ("", "some", "none"))
-    chosen = [row for row in rows if signal in ("", "some" if row["signal"] else "none")]
+    chosen = [row for row in rows if not signal or row["signal"] == (signal == "some")]
 
     sort = view.choice("problems", OF_PROBLEMS, "credit" if LARGEST in selection.columns else "spread")
     # The default order has the largest numbers first, or names in alphabetical order.
@@ -316,12 +316,13 @@ class _Selection:
     columns: Collection[str]
     """The columns that these files have."""
     where: str
-    """The condition, such as ``domain = ? AND TRUE``."""
+    """The condition, such as ``true AND "domain" = CAST(? AS VARCHAR) AND true``."""
     values: list[Any]
     """The values of the condition's question marks, in order."""
 
     @staticmethod
     def of_question(question: RowQuery, answers: AnswerStore) -> _Selection:
+        """Returns the answers that a question's filters select, on all of its pages."""
         columns = answers.columns(question.sources)
         where, values = condition_sql(question.filters, answers.columns(), columns)
         where = f"{where} AND {among_sql(question.among)}"
