@@ -77,26 +77,28 @@ class Loss:
         )
         self.tensors.old_logprobs_N = None  # so that ratios are exactly 1, without rounding errors
 
-    def gradients(self, members: Sequence[Unit]) -> tuple[float, list[Tensor]]:
-        """Returns the loss over the units `members` as one minibatch, and its gradient for each of the
-        policy's parameters."""
+    def gradients(self, units: Sequence[Unit]) -> tuple[float, list[Tensor]]:
+        """Returns the loss over the units as one minibatch, and its gradient for each of the policy's
+        parameters.
+
+        Args:
+            units: The units, each a sequence or a pair that the objective compares.
+        """
         objective, scorer, policy = self.settings.objective, self.models.scorer, self.models.policy
         policy.zero_grad(set_to_none=True)
-        minibatch = Minibatch.of(self.sequences, members, objective)
+        minibatch = Minibatch.of(self.sequences, units, objective)
         total = 0.0
         if minibatch.units:
-            # `whole`: whether all rows of a unit (a sequence or a pair) must be in the same micro-batch.
-            units, whole = minibatch.units, minibatch.keep_units
-            settings, ranks = scorer.settings, scorer.ranks
             teacher = self.models.teacher if isinstance(objective, TeacherObjective) else None
-            for batch in micro_batches(
+            batches = micro_batches(
                 self.sequences,
-                units,
-                settings,
-                ranks,
-                keep_units=whole,
+                minibatch.units,
+                scorer.settings,
+                scorer.ranks,
+                keep_units=minibatch.keep_units,
                 with_teacher=teacher is not None,
-            ):
+            )
+            for batch in batches:
                 loss, _, _ = micro_batch_loss(
                     policy,
                     objective,
