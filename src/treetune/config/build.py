@@ -206,8 +206,8 @@ class _Builder:
             if not near:
                 remedy += "; for a part of your own, set imports: ['my_package.my_part']"
             return self._note_wrong((*key, "type"), f"there is no {word} {remedies.shortened(name)}", remedy)
-        rest = {field: item for field, item in data.items() if field != "type"}
-        return self._object(remedies.Owner(registered[name], name, families[0]), rest, key)
+        without_type = {field: item for field, item in data.items() if field != "type"}
+        return self._object(remedies.Owner(registered[name], name, families[0]), without_type, key)
 
     def _object(self, owner: remedies.Owner, data: Any, key: KeyPath) -> Any:
         """Makes an object of one class, and notes unknown, missing and wrong keys."""

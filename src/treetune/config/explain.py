@@ -135,7 +135,7 @@ class Explanation:
             settings += self._in_layer(layer, key, active=())
         final = self.value(key)
         # If the file is evaluated alone, `$.x * 2` uses the file's own x. The whole configuration may have
-        # another x.
+        # another x. So if the last setting has another value than the key in the end, it is a computed one.
         is_value = final is not MISSING and not isinstance(final, dict)
         if settings and is_value and settings[-1].value != final:
             settings[-1] = replace(settings[-1], value=COMPUTED)
@@ -172,24 +172,25 @@ class Explanation:
 
     def _set_by_file(self, layer: Layer, key: KeyPath) -> list[Setting]:
         """Returns what the file itself sets, without its imports: one setting, or none."""
-        text = self._text_that_sets(layer, key)  # the file, or a library that the file calls
-        caller = None if text is layer else layer.name  # a setting in a library also names the calling file
+        setter = self._text_that_sets(layer, key)  # the file, or a library that the file calls
+        caller = None if setter is layer else layer.name  # a setting in a library also names the calling file
         # Variables and overrides have no path, and no lines. The empty key is the whole configuration.
-        line = lexer.field_line(text.text, key) if key and text.path else None
+        line = lexer.field_line(setter.text, key) if key and setter.path else None
         if key:
             names = self._keys_of_object(layer, key[:-1])
             if names is None:
                 # The object depends on other files. Only the text shows whether this file sets the key.
-                is_mentioned = lexer.mentions(text.text, key[-1])
-                return [Setting(text.name, line, COMPUTED, caller)] if is_mentioned else []
+                is_mentioned = lexer.mentions(setter.text, key[-1])
+                return [Setting(setter.name, line, COMPUTED, caller)] if is_mentioned else []
             if key[-1] not in names:
                 return []
         value = self._own_value(layer, key)
+        # A key that begins with `_MARK` stands for an import that is merged into the object.
         if isinstance(value, dict) and any(name.startswith(_MARK) for name in value):
             value = {name: item for name, item in value.items() if not name.startswith(_MARK)}
             if not value:
                 return []  # it consists of imports, whose settings `_in_layer` adds
-        return [Setting(text.name, line, _without_marks(value), caller)]
+        return [Setting(setter.name, line, _without_marks(value), caller)]
 
     def _text_that_sets(self, layer: Layer, key: KeyPath) -> Layer:
         """Returns the text that mentions the key: the file, or else the first library with a mention.
@@ -297,14 +298,15 @@ class Explanation:
         files = []
         for name in lexer.imports(layer.text):
             path = _resolved(name, layer)
-            if path is None or name.endswith(".libsonnet") != libraries:
+            is_library = name.endswith(".libsonnet")
+            if path is None or is_library != libraries:
                 continue
             if path not in self._files:
                 self._files[path] = read_layer(path)
             files.append((name, self._files[path]))
         return files
 
-    def _import_wins(self, layer: Layer, name: str, key: KeyPath, rest: KeyPath) -> bool:
+    def _import_wins(self, layer: Layer, name: str, key: KeyPath, key_in_import: KeyPath) -> bool:
         """Returns whether an import overrides the file's own object.
 
         For the test, an object that sets only this key takes the place of the import. The object sets the key
@@ -313,13 +315,13 @@ class Explanation:
         Args:
             name: The name of the import, as in its mark.
             key: The key in the file.
-            rest: The end of `key`, below the object into which the import is merged. With ("a", "b"), the
-                object in place of the import is ``{"a"+: {"b": sentinel}}``.
+            key_in_import: The end of `key`, below the object into which the import is merged. With
+                ("a", "b"), the object in place of the import is ``{"a"+: {"b": sentinel}}``.
         """
-        if not rest:
+        if not key_in_import:
             return False  # the import is merged into the key's own object, and does not replace this object
         content = json.dumps(_SENTINEL)
-        for part in reversed(rest):
+        for part in reversed(key_in_import):
             merges = "+" if content.startswith("{") else ""
             content = f"{{{json.dumps(part)}{merges}: {content}}}"
         return bool(self._probe(layer, "at", key, {name: content}) == _SENTINEL)
@@ -363,10 +365,17 @@ class Explanation:
                 names for them are relative to its own folder.
         """
         # For each import that is not a library: the name in its mark, by the name in the text.
-        merged = {name: file.name if library else name for name, file in self._imported_files(layer, False)}
+        merged: dict[str, str] = {}
+        for name, file in self._imported_files(layer, libraries=False):
+            merged[name] = file.name if library else name
 
         def mark(keyword: str, name: str) -> str:
-            """Returns the text that takes the place of an import, such as ``import "b.jsonnet"``."""
+            """Returns the text that takes the place of an import, such as ``import "b.jsonnet"``.
+
+            For an import that is merged into an object, it is the text in `instead` or, without one, an
+            object with two keys: the mark of this import, and the mark that passes the number of imports
+            merged so far (n) on to the next one.
+            """
             if keyword == "import" and name in merged:
                 mark_of_import = json.dumps(_MARK + merged[name])
                 marked = f"local n = {_MERGE_NUMBER}, {mark_of_import}: n, {json.dumps(_MARK)}: n"
@@ -388,6 +397,7 @@ class Explanation:
         """
 
         def importer(directory: str, name: str) -> tuple[str, bytes]:
+            """Returns the path and the text of what a file in `directory` imports by `name`."""
             path = find_file(name, Path(directory or "."))
             if path.suffix == ".libsonnet":
                 return str(path), self._with_marks(read_layer(path), instead, library=True).encode()
@@ -492,7 +502,8 @@ def overridden(config: Config) -> Iterator[str]:
         with_it = _sum_or_none([*earlier, layer], config)
         if with_it is None or without_it == with_it:
             continue  # it needs later files, or repeats what earlier ones set
-        # The values that the file sets, without objects that hold more specific ones.
+        # The values that this file sets and later files override. An object is left out, since the values in
+        # it are listed themselves.
         overridden_paths: list[KeyPath] = []
         for path in key_paths(with_it):
             value = value_at(with_it, path)

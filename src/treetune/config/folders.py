@@ -32,6 +32,7 @@ class OwnFolders(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """Returns the module of this name in the user's folders; None if there is none."""
         if path is not None:  # a part of a package that has been found already
             return None
         spec = PathFinder.find_spec(name, self.folders)

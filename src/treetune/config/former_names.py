@@ -85,9 +85,11 @@ def refuse_former_names(family: type, part: type) -> None:
         present_names |= vars(base).keys() | vars(base).get("__annotations__", {}).keys()
     settings = vars(part).get("__annotations__", {}).keys()
     defined = vars(part).keys() - present_names
+    # A setting may have the name of a former method: it is read as a setting, and never called.
     for name, instead in FORMER_METHODS.get(family.__name__, {}).items():
         if name in defined - settings:
             _refuse(part, name, instead)
+    # A former attribute is refused also if it is a setting, even one without a default.
     for name, instead in FORMER_ATTRIBUTES.get(family.__name__, {}).items():
         if name in defined | (settings - present_names):
             _refuse(part, name, instead)

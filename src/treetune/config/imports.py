@@ -84,7 +84,7 @@ def function_at(path: str) -> Callable[..., Any]:
     try:
         function = getattr(importlib.import_module(module), name, None)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
-        issue = _issue_of_failed_import(module, "path", None, error)
+        issue = _issue_of_failed_import(module, label="path", source=None, error=error)
         raise ValueError("; ".join(filter(None, [issue.what, issue.remedy]))) from error
     if not callable(function):
         functions = [other for other, value in vars(sys.modules[module]).items() if callable(value)]
@@ -96,13 +96,17 @@ def function_at(path: str) -> Callable[..., Any]:
 
 @functools.cache
 def _import_installed_parts() -> tuple[ConfigIssue, ...]:
+    """Imports the parts of installed packages, which name them by entry points. Returns what is wrong with
+    these parts."""
     issues: list[ConfigIssue] = []
     for entry in importlib.metadata.entry_points(group=GROUP):
         package = entry.dist.name if entry.dist else "?"
         if package == OWN_PACKAGE:  # an installation of version 0.1, which named its own packages here
             continue
         source = f"the installed package {package}, entry point {entry.name!r} of the group {GROUP!r}"
-        issues += _import_and_check(entry.value.partition(":")[0], (), source)
+        module = entry.value.partition(":")[0]
+        # The key is empty, since no key of the configuration names the module.
+        issues += _import_and_check(module, key=(), source=source)
     return tuple(issues)
 
 
@@ -250,9 +254,9 @@ def _issue_of_missing_module(name: str, missing: str, label: str, source: str | 
     near = nearest(last, [module.name for module in pkgutil.iter_modules(searched)])
     suggestion = ""
     if near:
-        path_to_missing = ".".join(filter(None, [package, near[0]]))
-        rest = name[len(missing) :]
-        suggestion = f"did you mean {path_to_missing + rest!r}? "
+        corrected = ".".join(filter(None, [package, near[0]]))
+        after_missing = name[len(missing) :]
+        suggestion = f"did you mean {corrected + after_missing!r}? "
     return ConfigIssue(fault, label, source, f"{suggestion}{looked}")
 
 

@@ -74,7 +74,7 @@ def load(
     data = sum_of(layers, variables)
     if not isinstance(data, dict):
         raise ConfigError([_issue_of_no_object(layers, variables)])
-    if issues := list(_issues_of_inexact_numbers(data, "")):
+    if issues := list(_issues_of_inexact_numbers(data, key="")):
         raise ConfigError(issues)
     return Config(data, tuple(layers), variables)
 
@@ -111,6 +111,7 @@ def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]
     unread_file: list[ConfigIssue] = []
 
     def importer(directory: str, name: str) -> tuple[str, bytes]:
+        """Returns the path and the text of an import: of a layer, or of a file that a layer imports."""
         if name in texts:
             return name, texts[name].encode()
         try:
@@ -204,18 +205,18 @@ def _issue_of_unset_variable(variable: str, message: str) -> ConfigIssue:
 
 def _issue_of_endless_layer(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
     """Returns the issue of the layer whose evaluation alone doesn't end, or else of all layers together."""
-    guilty = ", ".join(layer.name for layer in layers)
+    endless = ", ".join(layer.name for layer in layers)
     for layer in layers if len(layers) > 1 else ():
         try:
             evaluate_flattened([layer], variables)
         except Endless:
-            guilty = layer.name
+            endless = layer.name
             break
         except (RuntimeError, ConfigError, OSError, UnicodeDecodeError):
             continue  # it needs the other layers
     remedy = "look in it, and in its imports, for an endless loop, such as a function that calls itself"
     return ConfigIssue(
-        f"evaluating it took more than {DEADLINE_S:.0f} s and was stopped", guilty, remedy=remedy
+        f"evaluating it took more than {DEADLINE_S:.0f} s and was stopped", endless, remedy=remedy
     )
 
 

@@ -85,7 +85,9 @@ def _describe_origin(
     """
     key_and_setters = _describe_computed_key(places, texts, layers, variables)
     caller = next((location_of(frame) for frame in places if frame.file in texts), None)
-    if caller and places[0].file not in texts and caller not in (key_and_setters or ""):
+    is_outside_of_layers = places[0].file not in texts
+    is_named_already = caller is not None and caller in (key_and_setters or "")
+    if caller and is_outside_of_layers and not is_named_already:
         return "; ".join(filter(None, [key_and_setters, f"called from {caller}"]))
     return key_and_setters
 
@@ -120,7 +122,7 @@ def _describe_setter(key: KeyPath, layers: Sequence[Layer], variables: Mapping[s
 
     The whole configuration can't be evaluated, so the single files are looked at.
     """
-    explanation = Explanation(Config({}, tuple(layers), variables))
+    explanation = Explanation(Config(data={}, layers=tuple(layers), variables=variables))
     while key:
         if settings := explanation.settings(key):
             value: Any = settings[-1].value

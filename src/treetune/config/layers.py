@@ -146,6 +146,7 @@ def evaluate(name: str, text: str, variables: Mapping[str, str], importer: Impor
     results: list[str | BaseException] = []  # empty until the thread has ended
 
     def evaluate_and_store() -> None:
+        """Evaluates the text, and puts the JSON text, or the error, into `results`."""
         try:
             results.append(
                 _jsonnet.evaluate_snippet(name, text, ext_vars=dict(variables), import_callback=importer)
@@ -203,6 +204,7 @@ def add_layers(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
         texts = {layer.import_name: layer.text for layer in layers}
 
         def importer(directory: str, name: str) -> tuple[str, bytes]:
+            """Returns the path and the content of what a file in `directory` imports by `name`."""
             if name in texts:
                 return name, texts[name].encode()
             path = find_file(name, Path(directory or "."))

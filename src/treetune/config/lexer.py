@@ -96,6 +96,7 @@ def replace_imports(text: str, instead: Callable[[str, str], str]) -> str:
 
 @lru_cache(maxsize=1024)  # a library is imported by many files
 def _import_tokens(text: str) -> Sequence[tuple[Token, Token]]:
+    """Returns the two tokens of each import: the keyword, and the string with the file's name."""
     pairs = itertools.pairwise(tokens(text))
     return [
         (keyword, token) for keyword, token in pairs if token.kind == "string" and keyword.text in _IMPORTS
@@ -127,7 +128,11 @@ class _OpenKeys:
         return [key for key in (*keys, self._last_key) if key is not None]
 
     def read(self, token: Token) -> str | None:
-        """Reads the next token. Returns the name of the field whose colon it is; None if it is none."""
+        """Reads the next token. Returns the name of the field whose colon it is; None if it is none.
+
+        Keeps `_last_key`, the field or the number of the list's item whose value is being read, and the keys
+        of the open brackets.
+        """
         previous, self._previous = self._previous, token
         innermost = self._open[-1][0] if self._open else ""
         if token.text in _FIELD_COLONS:

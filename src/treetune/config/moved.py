@@ -97,6 +97,7 @@ def remedy_for_import(file: str, line: int) -> str | None:
     if statement is None or statement.module is None:
         return None
     module = statement.module
+    # If `treetune` itself offers all of the names, they needn't be imported from one of its modules.
     public = {alias.name: RENAMED.get(alias.name, alias.name) for alias in statement.names}
     if all(name in treetune.__all__ for name in public.values()):
         return f"write `from treetune import {', '.join(public.values())}`"
@@ -106,7 +107,7 @@ def remedy_for_import(file: str, line: int) -> str | None:
 
 def _of_module(old: str, new: str) -> str:
     """Says where the content of the module `old` is: in `new`, or in the nearest package around `new` that
-    exists. The content of a module in `SPLIT` is in several modules of this package."""
+    exists. The content of a module in `SPLIT` is in several modules of the package `new`."""
     package = new
     while not _is_there(package):
         package = package.rpartition(".")[0]

@@ -70,11 +70,13 @@ def entries(family: type[Registrable]) -> list[PartEntry]:
 
 
 def entry(part: type, family: str | None = None, name: str | None = None) -> PartEntry:
+    """Returns what `describe` says about a part. `family` and `name` are None for a plain object's class."""
     keys = tuple(key_entry(part, key) for key in schema.keys_of(part).values())
     return PartEntry(family or schema.family_word(part), name, part, keys)
 
 
 def key_entry(part: type, key: schema.Key) -> KeyEntry:
+    """Returns what `describe` says about a key of a part."""
     default = None if key.required else as_jsonnet(key.default)
     return KeyEntry(key.name, schema.describe(key.annotation), default, key_meaning(part, key))
 
@@ -179,7 +181,8 @@ def _chosen_by_type(families: Sequence[type[Registrable]], shared: dict[str, Any
         # The schema is added before its parts are read, since a part may hold another part of its own family.
         shared[title] = {"type": "object", "allOf": cases}
         for name, part in sorted(parts.items()):
-            # An object without `type` is the default part.
+            # The condition of this case is that the object's `type` is `name`. An object without `type` is
+            # the default part.
             required = [] if name == default else ["type"]
             is_chosen = {"properties": {"type": {"const": name}}, "required": required}
             cases.append({"if": is_chosen, "then": _object_schema(part, shared, name)})

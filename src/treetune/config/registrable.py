@@ -43,14 +43,14 @@ class Registrable(Part):
     @override
     def __init_subclass__(cls, root: str | None = None, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        if Registrable in cls.__bases__:
+        if Registrable in cls.__bases__:  # the class is a family, and its sub-classes are the family's parts
             cls._parts = {}
             cls.root = root
         # Only classes of users are refused. The package's own classes may define these names: `MixedTask`,
         # for example, has the method `of`, which every task could have in earlier versions.
         elif cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
             for base in cls.__mro__:
-                if Registrable in base.__bases__:
+                if Registrable in base.__bases__:  # the family to which the class belongs
                     refuse_former_names(base, cls)
 
     @classmethod
@@ -107,5 +107,6 @@ def _path(part: type) -> tuple[str, str]:
 
 
 def _place(part: type) -> str:
+    """Returns a class's whole name and its file, for messages."""
     file = getattr(sys.modules.get(part.__module__), "__file__", None)
     return f"{part.__module__}.{part.__qualname__}" + (f" ({file})" if file else "")

@@ -49,6 +49,7 @@ class Owner:
 
     @property
     def label(self) -> str:
+        """The class in messages, such as "credit 'group'"."""
         return (
             f"{schema.family_word(self.family)} {self.name!r}"
             if self.family
@@ -62,8 +63,9 @@ def issue_of_unknown_key(
     keys_by_object: Mapping[KeyPath, Sequence[str]],
     explanation: Explanation | None,
 ) -> ConfigIssue:
-    """Returns the issue of an unknown key. `keys_by_object` are the keys of all objects of the configuration,
-    since the key may belong to another object."""
+    """Returns the issue of an unknown key of an object, whose class is `owner`. `keys_by_object` are the keys
+    of all objects of the configuration, since the key may belong to another object."""
+    # Another library may have a key of treetune's under this name, such as `lr` for `learning_rate`.
     name = OTHERS_CALL_IT.get(key[-1], key[-1])
     # The paths of other objects that have this key
     elsewhere = [path for path, names in keys_by_object.items() if name in names and _is_writable(path)]
@@ -139,7 +141,7 @@ def issue_of_refusal(
 ) -> ConfigIssue:
     """Returns the issue of an object whose values are right one by one, and wrong together.
 
-    `error` is what the constructor raised.
+    `owner` is the object's class, and `error` is what its constructor raised.
     """
     # A word in braces is a template's placeholder, not a key.
     words_of_message = set(re.findall(r"\w+", re.sub(r"\{\w+\}", "", str(error))))

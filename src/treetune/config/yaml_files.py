@@ -73,6 +73,7 @@ def _parse(text: str, reader: _YamlReader) -> yaml.Node:
         yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
         def resolve(self, kind: type[yaml.Node], value: str, implicit: tuple[bool, bool] | bool) -> str:
+            """Returns a node's tag. A text without quotes gets `_PLAIN`, and any other text `_TEXT`."""
             if kind is yaml.ScalarNode:
                 # The first of PyYAML's pair says that the text has neither quotes nor a tag.
                 return _PLAIN if isinstance(implicit, tuple) and implicit[0] else _TEXT
@@ -125,6 +126,7 @@ class _YamlReader:
         raise ConfigError([ConfigIssue(fault, f"{self.name}:{line_and_column}", remedy=remedy)])
 
     def refuse(self, node: yaml.Node, fault: str, remedy: str) -> NoReturn:
+        """Raises ConfigError for a node, with its line and column."""
         self.refuse_at(f"{node.start_mark.line + 1}:{node.start_mark.column + 1}", fault, remedy)
 
     def refuse_unreadable(self, error: yaml.MarkedYAMLError) -> NoReturn:
@@ -170,7 +172,8 @@ class _YamlReader:
         """Returns the number that a text spells; None if it spells none."""
         whole = None
         if _DECIMAL.fullmatch(text):
-            # Python refuses to read 4,300 digits. Any number above the largest one is refused below.
+            # Python refuses to convert a text of more than 4,300 digits. A number of 400 characters is far
+            # above the largest one, and is refused below like any number above it.
             whole = int(text) if len(text) < 400 else LARGEST_WHOLE + 1
         elif _OCTAL.fullmatch(text) or _HEXADECIMAL.fullmatch(text):
             whole = int(text, 0)

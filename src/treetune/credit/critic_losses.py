@@ -175,6 +175,7 @@ class HlGauss(CriticLoss):
 
     @override
     def refuse_returns(self, returns_N: Tensor) -> None:
+        """Raises ValueError if a return lies outside of the bins."""
         if not returns_N.numel():
             return
         lowest, highest = float(returns_N.min()), float(returns_N.max())
@@ -195,6 +196,8 @@ class HlGauss(CriticLoss):
         old_values_N: Tensor,
         value_clip: float | None,
     ) -> tuple[Tensor, Tensor]:
+        """Returns the cross-entropy between the critic's distributions and those of the returns, and the
+        clipped share 0."""
         cross_entropy_N = -(self.targets(returns_N) * outputs_NK.log_softmax(-1)).sum(-1)
         clipped_share = cross_entropy_N.new_zeros(())  # this loss doesn't clip
         return (weights_N * cross_entropy_N).sum(), clipped_share

@@ -215,8 +215,10 @@ def _steps_of_nodes(answer: Trajectory, lengths: Sequence[int]) -> list[_Step]:
     steps: list[_Step] = []
     start = 0
     for node, end in enumerate(accumulate(lengths)):
-        turn_ends = [turn_end for turn_end in answer.step_ends if start < turn_end < end]
-        for step_end in (*(turn_ends if has_turns else ()), end):
+        ends_within_node: list[int] = []
+        if has_turns:
+            ends_within_node = [turn_end for turn_end in answer.step_ends if start < turn_end < end]
+        for step_end in [*ends_within_node, end]:
             begins_node = not steps or steps[-1].node != node
             steps.append(_Step(step_end, node, begins_node))
         start = end

@@ -372,6 +372,7 @@ class MonteCarlo(ContinuingCredit):
 
     @override
     def early_continuations(self, context: RolloutContext) -> EarlyContinuations | None:
+        """Returns what is continued while other answers are still sampled; None if nothing is."""
         # `first_states(n)` returns which of an answer's n states are continued whatever the other answers
         # are. An estimator that has to see all answers before it chooses states returns none for any n.
         # So n = 1, an answer whose only state is the prompt, tells the two kinds of estimators apart.
@@ -387,6 +388,7 @@ class MonteCarlo(ContinuingCredit):
         )
 
     def _sampling(self, context: RolloutContext) -> SamplingParams:
+        """Returns the sampling parameters of continuations: those of the answers, but for `_overrides`."""
         if context.settings.sampling is None:
             raise ValueError(
                 "monte_carlo continues what a policy sampled, and this rollout samples nothing; "

@@ -49,6 +49,7 @@ class TokenUsage:
     estimated: int = 0
 
     def add(self, input_tokens: int, output_tokens: int, estimated: bool) -> None:
+        """Adds one answered request."""
         self.requests += 1
         self.input_tokens += input_tokens
         self.output_tokens += output_tokens
@@ -148,7 +149,7 @@ class SolutionAsker(asking.Asker):
         super().__init__(client, journal)
         self.failure: EndpointError | None = None
         self._endpoint, self._ledger, self._extra_for = endpoint, ledger, extra_for
-        self._room = asyncio.Semaphore(endpoint.concurrency)
+        self._room = asyncio.Semaphore(endpoint.concurrency)  # for requests in flight
         self._unanswered_in_a_row = 0
         self._is_answering = False
 
@@ -170,9 +171,10 @@ class SolutionAsker(asking.Asker):
         A failure that concerns all requests is kept in `failure`, and ends the work. `keep` tells whether an
         answer is written to the journal.
         """
-        # Upper bounds: the tokens of the request without the chat template, and those of the answer.
-        size, most = self.estimated_tokens(body), self._endpoint.max_tokens
-        async with self._room, self._ledger.reserved(size + TEMPLATE_TOKENS, most):
+        # Upper bounds of the tokens of the request, with the chat template, and of those of the answer.
+        request_tokens = self.estimated_tokens(body) + TEMPLATE_TOKENS
+        answer_tokens = self._endpoint.max_tokens
+        async with self._room, self._ledger.reserved(request_tokens, answer_tokens):
             if self.failure is not None:
                 raise self.failure
             try:

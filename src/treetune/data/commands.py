@@ -45,6 +45,7 @@ def create_experiment(options: Options) -> int:
 
 
 def score_responses(options: Options) -> int:
+    """Grades the responses in a file, prints the counts, and returns the exit code."""
     from treetune.data.scoring import score_responses
     from treetune.runtime.console import Console
 
@@ -60,6 +61,7 @@ def score_responses(options: Options) -> int:
 
 
 def export_rows(options: Options) -> int:
+    """Writes the problems of a split as rows, prints their number, and returns the exit code."""
     from treetune.domains.routed_rows import export_rows
 
     written = export_rows(_task_of(options), options.split, options.output)

@@ -70,6 +70,7 @@ def work(pipeline: MakeThreads, source: Path, output: Path, config: dict[str, An
     making = _Making(pipeline, source, output)
     making.count()
     ledger = making.ledger
+    # Reads the answers of earlier commands, and counts their tokens in the ledger.
     journal = AnswerJournal(
         output / "journal.jsonl",
         lambda answer: ledger.steps[answer.step].add(

@@ -235,14 +235,14 @@ def _model_name(model: str) -> str:
     Raises ValueError for a text that is neither a name in configs/models, nor a folder, nor of the form
     owner/name.
     """
-    known = [path.stem for path in (CONFIGS / "models").glob("*.jsonnet")]
-    if model in known:
+    shipped = [path.stem for path in (CONFIGS / "models").glob("*.jsonnet")]
+    if model in shipped:
         return model
     if Path(model).expanduser().is_dir():
         return str(Path(model).expanduser().absolute())
     if re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         return model
-    near = nearest(model, known)
+    near = nearest(model, shipped)
     hint = f"did you mean {near[0]}?" if near else "give tiny, a folder, or a name on the hub (owner/name)"
     raise ValueError(
         f"--model is {model!r}, which is neither a folder here, nor in configs/models, nor owner/name: {hint}"
@@ -401,7 +401,7 @@ def _configuration(options: Options, stage: str, own_rows: OwnRows | None) -> st
         # The training rows: without those for tests, and as many for validation.
         n_rows: int | None = len(own_rows.rows) - 2 * own_rows.held_out
         prompt = "{problem}" if is_small else REASONING_PROMPT
-        sets = [_evaluation_set("validation", None), _evaluation_set("test", None)]
+        sets = [_evaluation_set("validation", problems=None), _evaluation_set("test", problems=None)]
     else:
         builtin = _builtin_task(options.data)
         texts, n_rows = _texts_of(builtin), builtin.size("train")
@@ -593,7 +593,7 @@ def _supervised_amount(rows: int, is_small: bool) -> TrainingAmount:
     if not is_small:
         return TrainingAmount(
             iterations=2,
-            problems="null",
+            problems="null",  # all rows
             samples=1,
             rate="1e-5",
             warmup=1,
@@ -610,7 +610,7 @@ def _supervised_amount(rows: int, is_small: bool) -> TrainingAmount:
     steps_of_a_pass = math.ceil(problems / minibatch)
     return TrainingAmount(
         iterations=12 if rows >= 6400 else 6,
-        problems=6400 if rows > 6400 else "null",
+        problems=6400 if rows > 6400 else "null",  # null: all rows
         samples=1,
         rate="2e-3",
         warmup=50,

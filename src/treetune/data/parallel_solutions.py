@@ -63,7 +63,7 @@ async def make_parallel(
 
     If a request to the model can't be answered, the request's error is raised.
     """
-    dropped: list[Dropped] = []
+    dropped: list[Dropped] = []  # `_convert` adds to it, also if it raises Rejected
     kept: list[Threaded] = []
     text, reason, detail = None, None, ""
     try:
@@ -171,15 +171,15 @@ async def _finish(
     Returns a `Dropped` with the reason if the model's edits or outlines can't be used, or if the block saves
     too few characters. A block saves the characters of all its threads but the longest.
     """
-    known = "\n".join(lines[: block.first - 1])
+    text_before = "\n".join(lines[: block.first - 1])
     try:
-        threads, edits = await _without_references(questions, problem, known, block.threads)
+        threads, edits = await _without_references(questions, problem, text_before, block.threads)
     except Unreadable as error:
         return _drop(block, "the edits can't be applied", str(error))
     if saved_characters(threads) < rule.min_saved:
         return _drop(block, "too little is saved", f"{saved_characters(threads)} characters after the edits")
     try:
-        outlines = await _outlines(questions, problem, known, threads)
+        outlines = await _outlines(questions, problem, text_before, threads)
     except Unreadable as error:
         return _drop(block, "the outlines can't be used", str(error))
     return Threaded(block.first, block.last, tuple(outlines), threads, tuple(edits))
@@ -193,7 +193,7 @@ def _drop(block: SolutionBlock, reason: str, detail: str) -> Dropped:
 
 
 async def _without_references(
-    questions: Questions, problem: str, known: str, threads: Sequence[str]
+    questions: Questions, problem: str, text_before: str, threads: Sequence[str]
 ) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
     """Returns the threads' texts without references to each other, and the changes.
 
@@ -206,7 +206,7 @@ async def _without_references(
 
     numbers = range(1, len(threads) + 1)
     results = await all_of(
-        [_rewrite_thread(questions, problem, known, threads, thread) for thread in numbers]
+        [_rewrite_thread(questions, problem, text_before, threads, thread) for thread in numbers]
     )
     rewritten_threads = tuple(text for text, _ in results)
     all_edits: list[dict[str, Any]] = []
@@ -216,14 +216,14 @@ async def _without_references(
 
 
 async def _rewrite_thread(
-    questions: Questions, problem: str, known: str, threads: Sequence[str], thread: int
+    questions: Questions, problem: str, text_before: str, threads: Sequence[str], thread: int
 ) -> tuple[str, list[dict[str, Any]]]:
     """Returns a thread's text without references to earlier threads, and the changes."""
     text = threads[thread - 1]
     changes: list[dict[str, Any]] = []
     for sibling in range(1, thread):
         hidden = threads[sibling - 1]  # the text that a reader of this thread doesn't see
-        question = prompts.REFERENCES.format(problem=problem, known=known, hidden=hidden, part=text)
+        question = prompts.REFERENCES.format(problem=problem, known=text_before, hidden=hidden, part=text)
         read = partial(_read_edits, text)
         (text, edits), _ = await questions.ask("references", [("user", question)], read)
         for edit in edits:
@@ -277,21 +277,30 @@ def apply_edits(text: str, items: Sequence[object]) -> tuple[str, list[Edit]]:
 # Outlines: the work of each thread, announced before any of it is done, and without its results
 
 
-async def _outlines(questions: Questions, problem: str, known: str, threads: Sequence[str]) -> list[str]:
+async def _outlines(
+    questions: Questions, problem: str, text_before: str, threads: Sequence[str]
+) -> list[str]:
     """Asks the model for an outline of each thread, and returns the outlines. Raises Unreadable if the model
-    writes no valid ones."""
+    writes no valid ones.
+
+    Args:
+        text_before: The solution's text before the threads. A result that is in it or in the problem is
+            known, so an outline gives nothing away with it.
+    """
     parts = "\n\n".join(
         f'<part number="{number}">\n{text}\n</part>' for number, text in enumerate(threads, start=1)
     )
     # The prompt and the messages call outlines announcements, and threads pieces of work.
-    question = prompts.OUTLINES.format(count=len(threads), problem=problem, known=known, parts=parts)
+    question = prompts.OUTLINES.format(count=len(threads), problem=problem, known=text_before, parts=parts)
 
     def read(answer: str) -> list[str]:
+        """Returns the outlines in the model's answer, which is a JSON list with one for each thread."""
         items = json_list(answer)
         if len(items) != len(threads):
             raise Unreadable(f"there are {len(items)} announcements for {len(threads)} pieces of work")
+        known = f"{problem}\n{text_before}"
         return [
-            _checked_outline(item, f"announcement {number}", f"{problem}\n{known}", text, len(threads))
+            _checked_outline(item, f"announcement {number}", known, text, len(threads))
             for number, (item, text) in enumerate(zip(items, threads), start=1)
         ]
 
@@ -305,7 +314,7 @@ def _checked_outline(item: object, where: str, known: str, thread: str, count: i
 
     Args:
         where: The outline's name in the message.
-        known: The text that is known before the threads.
+        known: The problem and the solution's text before the threads.
         thread: The text of the outline's thread.
         count: The number of threads. Numbers up to `count` give away nothing: they may count threads.
     """

@@ -157,6 +157,7 @@ class DifficultySampling:
 
     @property
     def params(self) -> SamplingParams:
+        """The sampling parameters of the answers."""
         return SamplingParams(
             max_tokens=self.max_tokens,
             temperature=self.temperature,
@@ -208,6 +209,7 @@ class EstimateDifficulty(DataPipeline):
         yield from self.policy.check_answers(self.answers.params)
 
     def _check_task(self) -> Iterator[Finding]:
+        """Yields a finding for a task that doesn't read rows."""
         if self.task is not UNKNOWN and not isinstance(self.task, RowsTask):
             yield Finding(
                 "the task doesn't read rows, and what is estimated are rows",
@@ -316,6 +318,7 @@ class PrepareData(DataPipeline):
             raise ValueError("hold_out names train, which rows are held out of: name validation or test")
 
     def _texts(self) -> Iterator[tuple[str, str]]:
+        """Yields the key and the text of each template."""
         yield "ground_truth", self.ground_truth
         yield "raw_prompt", self.raw_prompt or ""
         turns = [self.prompt] if isinstance(self.prompt, str) else [turn.content for turn in self.prompt]

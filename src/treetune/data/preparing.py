@@ -99,8 +99,8 @@ def prepare(pipeline: PrepareData, source: Path | None, output: Path, config: di
         config,
         identity,
         reasons,
-        lambda: _read_rows(pipeline, data_source, splits),
-        lambda rows: _choose_splits(pipeline, rows),
+        read=lambda: _read_rows(pipeline, data_source, splits),
+        divide=lambda rows: _choose_splits(pipeline, rows),
     )
 
 
@@ -116,7 +116,7 @@ def filter_rows(pipeline: FilterData, source: Path, output: Path, config: dict[s
         return {row.number: ALL for row in rows}
 
     identity = content_hash([VERSION, file_hashes(files_matching(source))])
-    return _carry_out(pipeline, output, config, identity, (), read, into_one_file)
+    return _carry_out(pipeline, output, config, identity, reasons=(), read=read, divide=into_one_file)
 
 
 def _carry_out(
@@ -197,7 +197,7 @@ class _Stages:
             with phase as progress, whole_file(self._folder / ROWS) as file:
                 for done, (place, split, row) in enumerate(read()):
                     if done % 256 == 0:
-                        progress(done, 0)
+                        progress(done, 0)  # 0: the number of all rows isn't known yet
                     if isinstance(row, LeftOut):
                         left_out.append((row.rule, place, row.why))
                     else:
@@ -210,7 +210,7 @@ class _Stages:
         rows_before = self.total
         for reason in reasons:
             why_by_place = [(place, why) for name, place, why in record["left_out"] if name == reason]
-            self.stages.append(_Stage(reason, rows_before, dict(why_by_place), {}))
+            self.stages.append(_Stage(reason, rows_before, dict(why_by_place), details={}))
             rows_before -= len(why_by_place)
 
     def judge(self, rule: Rule, number: int) -> None:
@@ -308,6 +308,7 @@ class _RowsLeft(Rows):
 
     @override
     def __iter__(self) -> Iterator[Numbered]:
+        """Yields the rows that no rule has dropped, with the columns that rules have added."""
         with self._file.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines):
                 if number in self._dropped:

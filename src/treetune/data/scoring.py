@@ -180,9 +180,9 @@ def _submit(task: Task, pool: GraderPool, row: dict[str, Any], number: int) -> _
     except ValueError as error:
         future: Future[Grade] = Future()
         future.set_result(Grade(reward=0.0, outcome="error", message=f"not graded: {error}"))
-        return _Waiting(row, None, future)
+        return _Waiting(row, task_of_row=None, grade=future)
     task_of_row = task_of(task, problem)
-    return _Waiting(row, task_of_row, pool.submit(row["response"], problem))
+    return _Waiting(row, task_of_row, grade=pool.submit(row["response"], problem))
 
 
 def _problem(task: Task, row: dict[str, Any], number: int) -> Problem:

@@ -144,8 +144,8 @@ class AddressedServer(Server):
 
     @override
     def failed(self, address: Address, reason: str) -> None:
-        """Notes a failure of the server. Its thread then meets the server again. After too many failures, the
-        server is given up."""
+        """Notes a failure of the server. Its thread then meets the server again: asks whether this run can
+        use it, and gives it the newest weights. After too many failures, the server is given up."""
         with self._changed:
             if address.epoch != self._epoch:
                 return  # the failure is that of a process that has been replaced
@@ -172,6 +172,8 @@ class AddressedServer(Server):
 
     @override
     def begin_weights(self, address: Address) -> Address:
+        """Begins to load new weights: takes the name of the old ones from the server, and returns an address
+        whose requests ask for no weights of a name. Raises ServerFailure."""
         # `_weights_lock` waits until the thread has loaded the older weights, if it is just doing so.
         with self._weights_lock, self._changed:
             # The thread may have lost the server since the caller read its address. The thread then has to
@@ -190,6 +192,8 @@ class AddressedServer(Server):
 
     @override
     def end_weights(self, address: Address, weights: Path) -> Address:
+        """Gives the server the name of its new weights, and returns its address, whose requests ask for
+        these."""
         self._weights = weights  # `_weights_name` is made from this folder
         self._name_weights(address, self._weights_name)
         with self._changed:
@@ -202,6 +206,7 @@ class AddressedServer(Server):
 
     @override
     def use(self, weights: Path) -> None:
+        """Notes the newest weights. Until a check has shown that the server has them, it counts as away."""
         with self._changed:
             # On the first rank, `end_weights` has set these weights already. The other ranks learn of the new
             # weights here. They use the server again when it has these weights.
@@ -211,8 +216,10 @@ class AddressedServer(Server):
 
     @override
     def start_anew(self, weights: Path, reason: str) -> None:
-        # The run can't restart this server's process. So the server's thread meets it again, and loads all
-        # weights whatever their name is.
+        """Has the server's thread load the weights into the server again."""
+        # The run can't restart this server's process. So the server counts as away, until its thread meets it
+        # again: asks whether this run can use it, and loads the weights, even if the server has weights of
+        # this name already.
         with self._changed:
             self._weights, self._is_loading, self._must_load = weights, False, True
             self._set_away(reason)
@@ -250,7 +257,11 @@ class AddressedServer(Server):
     # The thread
 
     def _supervise(self) -> None:
-        """Meets and checks the server as drawn in the head of this file, until it is closed."""
+        """Meets the server while it is away, and checks it now and then while it is present, until it is
+        closed or given up.
+
+        To meet a server is to find out whether this run can use it, and to give it the newest weights.
+        """
         while True:
             with self._changed:
                 if self._closed or self._error is not None:

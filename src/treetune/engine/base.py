@@ -73,7 +73,7 @@ class Canary:
             fitting = prompt[-(context_length - 1) :]  # leaves room for one token
             tokens = min(self.max_tokens, context_length - len(fitting))
             sampling = SamplingParams(max_tokens=tokens, temperature=self.temperature)
-            requests.append(Request(fitting, self.seed, 1, sampling))
+            requests.append(Request(fitting, self.seed, n=1, sampling=sampling))
         return requests
 
 

@@ -53,7 +53,7 @@ def judge(probes: Sequence[Probe], before: Sequence[Probe], tolerance: Tolerance
         for engine, trainer in zip(probe.engine_logprobs, probe.trainer_logprobs, strict=True):
             gaps.append(abs(engine - trainer))
     if not gaps:  # nothing was sampled here, since another rank checks this server
-        return Gap(0.0, 0.0)
+        return Gap(mean=0.0, largest=0.0)
     if not all(map(math.isfinite, gaps)):
         return Gap(math.inf, math.inf, "some log-probs of the engine or the trainer are NaN or infinite")
     mean, largest = sum(gaps) / len(gaps), max(gaps)

@@ -73,6 +73,8 @@ class CudaIpc(ByRoutes):
 
     @override
     def send(self, address: Address, chunk: Chunk) -> None:
+        """Copies a chunk into the buffer that this rank shares with the server, and has the server read it
+        there."""
         import torch
 
         bytes_of_weights = [
@@ -135,6 +137,7 @@ class Nccl(ByRoutes):
 
     @override
     def meet(self, address: Address) -> None:
+        """Makes an NCCL process group of this rank and the server's workers."""
         self.close()
         # The process group consists of this rank, with the number 0, and the workers, with the numbers from
         # 1 on.
@@ -147,6 +150,7 @@ class Nccl(ByRoutes):
         info = rendezvous | {"rank_offset": 1, "packed": True} | sizes
 
         def join() -> None:
+            """Joins the process group; returns when the workers have joined it, too."""
             import torch
             from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
@@ -157,7 +161,10 @@ class Nccl(ByRoutes):
 
     @override
     def send(self, address: Address, chunk: Chunk) -> None:
+        """Broadcasts a chunk's tensors to the server's workers."""
+
         def broadcast() -> None:
+            """Sends the chunk's tensors to the workers, which receive them at the same time."""
             import torch
             from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
 

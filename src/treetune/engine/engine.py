@@ -224,7 +224,7 @@ class VllmEngine(Engine):
         # answered since they were last lost.
         addresses: dict[int, Address] = {}
         servers_with_answers: set[int] = set()
-        self._recent = [(time.monotonic(), 0)]
+        self._recent = [(time.monotonic(), 0)]  # the rate of tokens (`tokens_per_second`) begins here
         # A server that is away may come back within `start_timeout` from now on. `_targets` are the servers,
         # and the router if there is one.
         for replica in self._targets:
@@ -268,7 +268,8 @@ class VllmEngine(Engine):
         return results.completions
 
     def _lose_gone_servers(self, scheduler: RequestScheduler, addresses: dict[int, Address]) -> None:
-        """Lets the scheduler give up the servers that are gone, whose requests would never be answered."""
+        """Lets the scheduler give up those of its open servers, to which it sends requests, that are gone:
+        their requests would never be answered."""
         for number in scheduler.opened:
             if reason := self._sampled[number].server.gone(addresses[number]):
                 scheduler.lose(number, reason)
@@ -403,11 +404,12 @@ class VllmEngine(Engine):
             for replica, problem in outdated.items():
                 if replica.server.loads_weights:
                     replica.server.start_anew(directory, problem)
-                updates[replica] = Update(directory, None)
+                # There is no delivery, since the new server reads the weights when it starts.
+                updates[replica] = Update(directory, delivery=None)
         else:
-            before = time.monotonic()
+            started = time.monotonic()
             deliveries = self._send(list(outdated), directory, chunks, by_transfer=attempt == "transfer")
-            sending_seconds = time.monotonic() - before
+            sending_seconds = time.monotonic() - started
             for replica in outdated:
                 updates[replica] = Update(directory, deliveries.get(replica))
 
@@ -417,7 +419,7 @@ class VllmEngine(Engine):
 
         self._each(list(updates), take)
 
-        # Compare the log-probs of the samples with the trainer's.
+        # Compare the log-probs of the canary's few samples with the trainer's.
         gap_of_replica, part_seconds = self._verify(updates, canary)
         gaps = [gap for gap in gap_of_replica.values() if not gap.problem]
         problems: dict[Replica, str] = {}
@@ -456,21 +458,22 @@ class VllmEngine(Engine):
         """
         if canary is None:
             return dict.fromkeys(updates, Gap(math.nan, math.nan)), {}
-        before = time.monotonic()
-        # Servers with the same weights have drawn the same samples, which are scored once. Every rank calls
-        # `score`, even if it has no server and nothing to score, since scoring may be collective.
+        started = time.monotonic()
+        # Pairs of prompt and sample, by a key that is equal for equal pairs (`Update.pairs`). Servers with
+        # the same weights have drawn the same samples, which are scored once. Every rank calls `score`, even
+        # if it has no server and nothing to score, since scoring may be collective.
         pairs: dict[tuple[int, bytes, bytes], tuple[TokenIds, TokenIds]] = {}
         for update in updates.values():
             pairs |= update.pairs()
         scores = dict(zip(pairs, canary.score(list(pairs.values())), strict=True))
-        seconds = {"score_canary": time.monotonic() - before}
+        seconds = {"score_canary": time.monotonic() - started}
         tolerance = canary.tolerance or self._settings.tolerance(self._device)
         gaps = {}
         for replica, update in updates.items():
-            rows = [scores[key] for key in update.pairs()]
+            scores_of_trainer = [scores[key] for key in update.pairs()]
             probes = [
-                Probe(prompt, completion.token_ids, completion.logprobs.tolist(), row)
-                for (prompt, completion), row in zip(update.sampled, rows, strict=True)
+                Probe(prompt, completion.token_ids, completion.logprobs.tolist(), of_trainer)
+                for (prompt, completion), of_trainer in zip(update.sampled, scores_of_trainer, strict=True)
                 if completion.logprobs is not None
             ]
             # `replica.verified` holds the probes of the previous weights. If the log-probs fit those better,
@@ -491,6 +494,7 @@ class VllmEngine(Engine):
     @override
     @contextmanager
     def asleep(self, *, keep_weights: bool = True) -> Iterator[None]:
+        """Puts the servers to sleep for the block, if so configured. They are woken when they are needed."""
         if not self._settings.sleep:
             yield
             return
@@ -502,14 +506,14 @@ class VllmEngine(Engine):
         # In the block the trainer uses the servers' memory. So a server that dies in the block must not be
         # started again before the block ends.
         for replica in self._replicas:
-            replica.server.hold(True)
+            replica.server.hold(held=True)
         self._ranks.gather(None)  # every server sleeps, also those that other ranks have put to sleep
         try:
             yield
         finally:
             # The servers are woken when they are needed (`Replica.awake`).
             for replica in self._replicas:
-                replica.server.hold(False)
+                replica.server.hold(held=False)
 
     @override
     def close(self) -> None:
@@ -647,6 +651,8 @@ class Replica:
         Args:
             level: vLLM's level: 1 keeps the weights in the host's memory, 2 drops them.
         """
+        # Each start of a server has its own epoch. If the server is restarted meanwhile, it is awake again,
+        # and has another epoch than the one that was put to sleep.
         while (address := self.server.ready()).epoch != self._asleep_epoch:
             try:
                 self._client.post(address, f"/sleep?level={level}", timeout=self._timeout)
@@ -697,11 +703,11 @@ class Replica:
                     self.transfer.give_up(address)
                 return Delivery(transfer, address)
         except (EngineError, ServerFailure) as failure:
-            return Delivery(transfer, None, str(failure))
+            return Delivery(transfer, address=None, problem=str(failure))
 
     def take(self, update: Update, version: int, canary: Canary | None, context_length: int) -> None:
-        """Completes an update: drops the server's cache of the old weights, and samples for the canary. Does
-        nothing for a server of another rank."""
+        """Completes an update: drops the server's cache of the old weights, and samples after the prompts of
+        the canary, by which the new weights are verified. Does nothing for a server of another rank."""
         if not self.server.loads_weights:
             return
         delivery = update.delivery
@@ -709,7 +715,7 @@ class Replica:
             update.problem = delivery.problem
             return
         try:
-            before = time.monotonic()
+            started = time.monotonic()
             with self._lock:
                 # A server that was just started on the weights is awake, and has cached nothing.
                 if delivery is not None:
@@ -721,18 +727,19 @@ class Replica:
                     drop_cache(self._client, replace(address, weights=""), self._timeout)
                     address = self.server.end_weights(address, update.weights)
                     self._emptied_epoch = None
-                    update.seconds["reset_cache"] = time.monotonic() - before
+                    update.seconds["reset_cache"] = time.monotonic() - started
             if canary is not None:
-                before = time.monotonic()
+                started = time.monotonic()
                 update.sampled = self._sample_probes(address, canary.requests(context_length), version)
-                update.seconds["sample_canary"] = time.monotonic() - before
+                update.seconds["sample_canary"] = time.monotonic() - started
         except (ServerFailure, EngineError) as failure:
             update.problem = str(failure)
 
     def _sample_probes(
         self, address: Address, requests: Sequence[Request], version: int
     ) -> list[tuple[TokenIds, Completion]]:
-        """Samples a canary's requests on one server. Returns pairs of prompt and sample."""
+        """Samples a canary's requests, by which weights are verified, on one server. Returns pairs of prompt
+        and sample."""
         answers = {}
         with RequestScheduler(
             self._client,
@@ -742,7 +749,10 @@ class Replica:
             timeout=self._timeout,
         ) as scheduler:
             scheduler.open({0: address})
-            scheduler.add([RequestPart(index, 0, 1, request) for index, request in enumerate(requests)])
+            # Each request asks for one sample, so it is sent as a single part.
+            scheduler.add(
+                [RequestPart(index, first=0, n=1, request=request) for index, request in enumerate(requests)]
+            )
             while scheduler.outstanding:
                 event = scheduler.next()
                 if isinstance(event, Lost):

@@ -62,8 +62,11 @@ the server starts, and until then the guard looks every `POLL_S` seconds."""
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command until one of the reasons in the head of this file, and ends everything below it.
-    Returns the command's exit code."""
+    """Runs the command until it ends, its engine core is gone, this process gets a signal, or the parent is
+    gone or asks for the end on standard input. Then ends all processes below this one.
+
+    Returns the command's exit code.
+    """
     parent, scratch, command = int(arguments[0]), arguments[1], arguments[2:]
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
@@ -173,8 +176,8 @@ def _reap(server: int, status: int | None) -> int | None:
 def _reap_until(
     is_done: Callable[[int | None], bool], server: int, status: int | None, seconds: float
 ) -> int | None:
-    """Collects children that have ended, until `is_done` returns True, and for `seconds` at most. Returns the
-    server's wait status, or `status` if the server has not ended."""
+    """Collects children that have ended, until `is_done` returns True for the server's wait status (None: the
+    server runs), and for `seconds` at most. Returns this wait status. `status` is the one so far."""
     deadline = time.monotonic() + seconds
     while True:
         status = _reap(server, status)
@@ -273,6 +276,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _command_line(pid: int) -> bytes:
+    """Returns the command line of a process; empty if the process has ended."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return file.read()

@@ -88,8 +88,11 @@ class InProcessEngine(Engine):
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
-        """Samples all requests in the rows of one batch, as drawn in the head of this file; see
-        `Engine.generate`."""
+        """Samples all requests in the rows of one batch; see `Engine.generate`.
+
+        In each step every sample gets one token, and a row whose samples have all ended is given to the next
+        waiting samples.
+        """
         started, tokens_before = time.monotonic(), self.tokens
         batch = _RowBatch(self._model, self._device, self._prompts)
         call = _GenerateCall(self._check_request, on_result)
@@ -100,7 +103,7 @@ class InProcessEngine(Engine):
             # Texts are scored before the next sampling step, in few forward passes.
             score_requests, call.scores = call.scores, []
             for index, completion in self._score_texts(score_requests, started):
-                call.add_completion(index, 0, completion)
+                call.add_completion(index, number=0, completion=completion)
             if not (batch.rows or call.samples or call.scores):
                 # There is nothing to compute until the requests of one `Later` are known.
                 call.wait_for_later()
@@ -135,6 +138,7 @@ class InProcessEngine(Engine):
         canary: Canary | None = None,
         chunks: Iterable[Chunk] | None = None,
     ) -> SyncReport:
+        """Reads the weights in the folder, and compares the log-probs with the trainer's."""
         started = time.monotonic()
         # This engine reads the folder, and not the chunks. The folder is complete when all chunks have been
         # made.
@@ -290,7 +294,8 @@ class InProcessEngine(Engine):
         return any(stop in text for stop in sample.request.sampling.stop)
 
     def _probe(self, canary: Canary) -> list[Probe]:
-        """Samples for the canary, and has the samples scored by the trainer."""
+        """Samples after the canary's few prompts, and has the trainer score the samples. A probe is such a
+        sample with the engine's log-probs and the trainer's, which show whether the weights are the same."""
         requests = canary.requests(self._context_length)
         # `tokens` counts what the run samples, and the canary only checks the weights.
         tokens_of_run = self.tokens
@@ -318,10 +323,10 @@ PROBE_LIMIT = 1e-3
 
 def longest_window(model: Any) -> int | None:
     """Returns the width in tokens of the model's sliding windows; None if no layer has one."""
-    text = model.config.get_text_config()
-    window = getattr(text, "sliding_window", None)
-    kinds = getattr(text, "layer_types", None)  # of each layer; None: all layers have the window
-    if not isinstance(window, int) or (kinds is not None and "sliding_attention" not in kinds):
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    layer_types = getattr(config, "layer_types", None)  # None: all layers have the window
+    if not isinstance(window, int) or (layer_types is not None and "sliding_attention" not in layer_types):
         return None
     return window
 
@@ -459,9 +464,10 @@ def _gaps_to_model(model: Any, device: str, rows: Sequence[Sequence[int]]) -> li
     samples = []
     for number, row in enumerate(rows):
         prompt_ids = token_array(row[:-PROBE_STEPS])
-        request = Request(prompt_ids, 0, 1, SamplingParams(max_tokens=PROBE_STEPS))
+        request = Request(prompt_ids, seed=0, n=1, sampling=SamplingParams(max_tokens=PROBE_STEPS))
         # The zeros, in place of random numbers, are never used: the loop below appends the row's tokens.
-        samples.append(_Sample(number, 0, request, np.zeros(PROBE_STEPS)))
+        uniforms = np.zeros(PROBE_STEPS)
+        samples.append(_Sample(index=number, number=0, request=request, uniforms=uniforms))
     batch = _RowBatch(model, device, _PromptBlocks(model, device))
     batch.admit(samples)
     gaps = []
@@ -498,6 +504,8 @@ class _Cache:
 
     def update(self, keys: Any, values: Any, layer: int, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Stores new keys and values of a layer, and returns all keys and values that its attention reads."""
+        # A step computes one token of each row. The keys and values of row r's token, [rows, heads, 1,
+        # dimension] in `new`, belong to the position `self.positions[r]`.
         rows = range(len(self.positions))
         for cached, new in zip(self.layers[layer], (keys, values), strict=True):
             cached[rows, :, self.positions] = new[:, :, 0]
@@ -845,7 +853,8 @@ class _RowBatch:
             old = self._cache.layers.get(layer)
             moved = []
             for index, example in enumerate(examples):
-                new = example.new_zeros((height, example.shape[-3], width, example.shape[-1]))
+                heads, dimension = example.shape[-3], example.shape[-1]
+                new = example.new_zeros((height, heads, width, dimension))
                 if old is not None and rows:
                     common_width = min(width, old[index].shape[2])
                     new[: len(rows), :, :common_width] = old[index][rows, :, :common_width]

@@ -96,7 +96,7 @@ class JournaledEngine(EngineWrapper):
         self._continuations = Journal(continuations, flush_s=FLUSH_S) if continuations else self._answers
         self.sampled: Counter[int] = Counter()
         self.calls: list[CallTimes] = []
-        self._made = time.perf_counter()
+        self._made = time.perf_counter()  # `now` counts the seconds from here
         self._answers_end = 0.0
         self._continuations_begin: float | None = None
         self._completions_by_key: dict[str, list[Completion]] = {}
@@ -134,6 +134,7 @@ class JournaledEngine(EngineWrapper):
         if request.priority != ANSWERS and self._continuations_begin is None:
             self._continuations_begin = self.now()
         key = self._key(request)
+        # More than once, since another task that samples the same request may fail or be cancelled.
         while not self._is_answered(key, request):
             if key in self._in_flight:  # another task has made the same request
                 # Shielded: if this task is cancelled, the future must not be, since others wait for it.
@@ -167,6 +168,7 @@ class JournaledEngine(EngineWrapper):
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
+        """Answers the requests from the journals or else by the engine, as `sample` does."""
         results: list[list[Completion]] = []
 
         async def sample_all(new: Sequence[Request | Later]) -> None:

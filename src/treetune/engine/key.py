@@ -56,7 +56,8 @@ class ServerDescription:
     them."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        self.process, self.weights = secrets.token_hex(8), ""
+        self.process = secrets.token_hex(8)  # identifies the process to clients
+        self.weights = ""
         self._description = json.loads(environment.get(DESCRIPTION, "{}"))
 
     def describe(self, query: str) -> bytes:
@@ -118,6 +119,8 @@ class _SendUnlessReplaced:
         self._is_refused = False
 
     async def __call__(self, message: Mapping[str, Any]) -> None:
+        """Sends a message of the answer. If the server has other weights than the request expects when the
+        answer begins, sends 409 instead, and none of the answer's messages."""
         begins_answer = message["type"] == "http.response.start"
         if begins_answer and (refusal := self._server.refusal(self._expected)):
             self._is_refused = True

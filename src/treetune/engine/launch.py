@@ -182,6 +182,7 @@ class ServerLaunch:
         adapter_rank = self.run.adapter_rank
         if adapter_rank is None:
             return ["--model", str(weights), "--served-model-name", MODEL_NAME]
+        # The largest rank that the server has to allow. vLLM accepts only the values in `_ADAPTER_RANKS`.
         max_rank = next((rank for rank in _ADAPTER_RANKS if rank >= adapter_rank), None)
         if max_rank is None:
             raise ValueError(
@@ -265,6 +266,7 @@ class ServerLaunch:
 
     @property
     def _eager(self) -> bool:
+        """Whether vLLM runs the model without compilation and CUDA graphs."""
         eager = self.settings.enforce_eager
         return self.run.device != "cuda" if eager is None else eager
 
@@ -294,7 +296,7 @@ class ServerLaunch:
         # machine's earlier ranks come first.
         local_rank = int(inherited.get("LOCAL_RANK", rank)) if settings.servers == "per_rank" else 0
         start = (local_rank * count + self.replica) * size  # the GPUs of the servers before this one
-        indices = settings.devices[start:][:size] if settings.devices else range(start, start + size)
+        indices = settings.devices[start : start + size] if settings.devices else range(start, start + size)
         fault = ""
         if len(indices) < size:
             fault = f"{size} GPUs, and engines.policy.devices has {len(indices) or 'none'} left for it"
@@ -408,7 +410,7 @@ class ServerProcess:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def log_text(self) -> str:
-        """Returns the end of the log, of this start only."""
+        """Returns the end of the log, at most 200,000 bytes, without the lines of earlier starts."""
         with contextlib.suppress(OSError), self.log.open("rb") as file:
             file.seek(max(self.log_start, file.seek(0, os.SEEK_END) - 200_000))
             return file.read().decode(errors="replace")

@@ -414,8 +414,16 @@ class PlainClient(Client):
             parameters: Further sampling parameters of vLLM.
         """
         # The body of a request depends only on the name and the route. All other facts are placeholders.
-        facts = ServerFacts(name, name, route, 0, takes_weights=False, has_processed_logprobs=True)
-        part = RequestPart(0, 0, 1, Request(token_array([0]), 0, 1, sampling))
+        facts = ServerFacts(
+            name=name,
+            root=name,
+            route=route,
+            context_length=0,
+            takes_weights=False,
+            has_processed_logprobs=True,
+        )
+        request = Request(token_array([0]), seed=0, n=1, sampling=sampling)
+        part = RequestPart(index=0, first=0, n=1, request=request)
         # A salt that no other request has, so that no cached prefix is used: the server's weights may have
         # changed since the last probe.
         body = self.body(facts, part, f"probe-{secrets.token_hex(8)}")
@@ -451,6 +459,7 @@ class PlainClient(Client):
     async def exchange(
         self, method: str, address: Address, path: str, body: Mapping[str, Any] | None, timeout: float
     ) -> tuple[int, bytes]:
+        """Sends one HTTP request. Raises EngineError with a remedy if the connection can't be encrypted."""
         import aiohttp
 
         try:
@@ -465,6 +474,8 @@ class PlainClient(Client):
 
     @override
     def raise_for_status(self, path: str, status: int, beginning: str) -> NoReturn:
+        """Raises the error for a status other than 200: TemporaryFailure if a later attempt may succeed, and
+        otherwise EngineError with a remedy."""
         if status in TEMPORARY:
             raise TemporaryFailure(f"{path}: HTTP {status}: {beginning}")
         if status in REFUSES_KEY:

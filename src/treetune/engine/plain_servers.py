@@ -106,6 +106,7 @@ class PlainServer(AddressedServer):
 
     @override
     def start_anew(self, weights: Path, reason: str) -> None:
+        """Does what the base class does, but gives up a server that has no routes to load weights."""
         with self._changed:
             if not self._takes_weights:
                 self._error = self._cannot_load()
@@ -161,6 +162,7 @@ class PlainServer(AddressedServer):
 
     @override
     def _describe(self) -> ServerState:
+        """Returns the server's process and the name of its weights, as far as vLLM's routes show them."""
         # No route of vLLM shows whether the server was restarted. So the number of times that this process
         # has met the server stands for the server's process.
         process = str(self._meetings)
@@ -189,6 +191,7 @@ class PlainServer(AddressedServer):
         return super()._weights_name_of(weights) if self._takes_weights else ""
 
     def _cannot_load(self) -> str:
+        """Returns why no weights can be loaded into the server, and the remedy."""
         if self._plain_client.keeps_weights:
             return (
                 f"the server at {self._url} keeps its weights, since"
@@ -237,12 +240,14 @@ class RouterOfServers(PlainServer):
 
     @override
     def _describe(self) -> ServerState:
+        """Returns the router's state. Raises EngineError if one of its servers was given up."""
         for server in self._servers:
             if server.error is not None:
                 raise EngineError(server.error)
         # The router may answer with any server's state, so only the servers are asked for it.
         self._plain_client.get(self._unnamed_address, "/v1/models", ANSWER_S)
-        # As in `PlainServer._describe`, the number of meetings stands for the router's process.
+        # No route shows whether the router was restarted. So the number of times that this process has met
+        # the router stands for the router's process, as in `PlainServer._describe`.
         return ServerState(str(self._meetings), self._weights_name)
 
     @property

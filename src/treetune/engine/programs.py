@@ -69,8 +69,9 @@ class ProgramLoop(asyncio.AbstractEventLoop):
         try:
             requests = self._run_until_all_wait()
             while requests and all(isinstance(request, Later) for request in requests):
-                # A resumed run may have all samples in its journal and wait only for grades. That needs no
-                # engine, which may still be starting.
+                # A `Later` waits for another thread's result, such as a grade. A resumed run may have all
+                # samples in its journal, and wait only for grades. That needs no engine, which may still be
+                # starting.
                 requests = self._wait_for_first(requests)
             if requests:
                 # For each answered request, the engine calls `_set_samples`, which returns further requests.
@@ -86,7 +87,7 @@ class ProgramLoop(asyncio.AbstractEventLoop):
 
         All of these requests are `Later`: each waits for the result of another thread, such as a grade.
         """
-        laters = [later for later in requests if isinstance(later, Later)]
+        laters = [later for later in requests if isinstance(later, Later)]  # all, for the type checker
         wait([later.ready for later in laters], return_when=FIRST_COMPLETED)
         first = next(later for later in laters if later.ready.done())
         return [*(later for later in laters if later is not first), *first.requests()]
@@ -107,7 +108,9 @@ class ProgramLoop(asyncio.AbstractEventLoop):
             is_done.set_result(None)
             return self._run_until_all_wait()
 
-        self._new_requests.append(Later(future, resume_tasks))
+        # A `Later` stands for requests that depend on a future. When `future` is done, the engine calls
+        # `resume_tasks`, in this loop's thread, and takes the requests that it returns.
+        self._new_requests.append(Later(ready=future, requests=resume_tasks))
         return is_done
 
     def _set_samples(self, number: int, completions: list[Completion]) -> list[Request | Later]:
@@ -122,7 +125,8 @@ class ProgramLoop(asyncio.AbstractEventLoop):
     def _run_until_all_wait(self) -> list[Request | Later]:
         """Runs all tasks that are ready until each of them waits, and returns their new requests. Raises what
         the program raised."""
-        outer = asyncio._get_running_loop()  # there is one in a notebook, for example
+        # The tasks ask asyncio for the running loop. Another loop may run already, as in a notebook.
+        outer = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
         try:
             while self._ready:

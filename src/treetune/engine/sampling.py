@@ -181,7 +181,7 @@ class RequestScheduler:
 
     def _queue_parts(self, parts: list[RequestPart]) -> None:
         """Puts parts before the waiting ones of the same priority, in their order, and sends what can be
-        sent."""
+        sent. New parts often continue an answer, and answers that have begun are finished first."""
         for part in reversed(parts):
             self._waiting.setdefault(part.request.priority, deque()).appendleft(part)
         self._send()

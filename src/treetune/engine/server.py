@@ -159,7 +159,7 @@ class OwnServer(Server):
         self._start_wanted = True
         """Whether the thread is to start a server."""
         self._failed_epoch: tuple[int, str] = (0, "")
-        """The last epoch that was reported as failed, and the reason."""
+        """The last epoch (the number of a server's start) that was reported as failed, and the reason."""
         self._held = False  # set by `hold`: an ended server is not restarted yet
         self._client = Client()
         self._timeline = Timeline(log.with_suffix(SUFFIX))
@@ -169,6 +169,8 @@ class OwnServer(Server):
 
     @override
     def now(self) -> Address | None:
+        """Returns the server's address; None while it doesn't run. Raises EngineError if it was given up or
+        closed."""
         with self._changed:
             if self._address is None:
                 if self._error is not None:
@@ -179,6 +181,7 @@ class OwnServer(Server):
 
     @override
     def failed(self, address: Address, reason: str) -> None:
+        """Reports that the server at this address has failed, so that the thread ends and replaces it."""
         with self._changed:
             # An earlier epoch is that of a server that has been replaced. Without an address, the server has
             # been reported already, or is being ended.
@@ -199,10 +202,13 @@ class OwnServer(Server):
 
     @override
     def start_anew(self, weights: Path, reason: str) -> None:
+        """Has the thread end the present server, and start another one with these weights."""
         with self._changed:
             self._weights = weights
             self._address, self._error = None, None
-            self._failed_epoch = (self._epoch, reason)  # the thread ends the present process, if it runs
+            # The epoch is the number of the start that succeeded last, so it stands for the present process.
+            # The thread ends this process, if it runs, since it counts as failed.
+            self._failed_epoch = (self._epoch, reason)
             self._start_wanted = True
             self._changed.notify_all()
 
@@ -215,7 +221,11 @@ class OwnServer(Server):
         self._publish()  # so that ranks that still wait for the server stop
 
     def _supervise(self) -> None:
-        """Runs through the states in the head of this file, until the server is closed."""
+        """Starts a server whenever one is wanted, and watches it until it ends or is replaced.
+
+        After a failure another server is wanted, unless the server has failed too often. Returns when the
+        engine is closed.
+        """
         while True:
             with self._changed:
                 # While the server is held (`hold`), the trainer uses its memory, and no server is started.
@@ -288,6 +298,8 @@ class OwnServer(Server):
             with self._changed:
                 if self._closed:
                     return "closed"
+                # The epoch is the number of a server's start. `start_anew`, which wants another server, and
+                # `failed`, which reports this one, store the epoch and the reason.
                 failed_epoch, reason = self._failed_epoch
                 if self._start_wanted or failed_epoch == self._epoch:
                     return reason
@@ -375,7 +387,7 @@ class RemoteServer(Server):
         super().__init__()
         self._file, self._log, self._settings = address_file, log, settings
         self._failed_epoch = 0
-        """The last epoch that this rank has reported as failed."""
+        """The last epoch (the number of a server's start) that this rank has reported as failed."""
         self._waits_since: float | None = None
         """The time since which this rank waits for the server; None if it doesn't wait."""
 
@@ -386,6 +398,8 @@ class RemoteServer(Server):
 
     @override
     def now(self) -> Address | None:
+        """Returns the server's address, which the first rank writes into a file; None while there is none.
+        Raises EngineError if the server was given up or is too late."""
         if self._closed:
             raise EngineError("the engine was closed")
         try:
@@ -394,7 +408,8 @@ class RemoteServer(Server):
             state = {}
         if state.get("error"):
             raise EngineError(state["error"])
-        # A server that this rank has reported as failed may still be in the file for a moment.
+        # A server that this rank has reported as failed may still be in the file for a moment. Its epoch, the
+        # number of its start, is the one that was reported, and a new server has a higher one.
         if state.get("url") and state["epoch"] > self._failed_epoch:
             self._epoch, self._waits_since = state["epoch"], None
             return Address(state["url"], state["epoch"], state["key"])

@@ -218,6 +218,8 @@ class VllmSettings(EngineSettings):
             )
 
     def _check_addresses(self, addresses: Sequence[str]) -> None:
+        """Raises ValueError for wrong addresses, if the file with their key isn't named, and if a setting of
+        servers that the run starts is set as well."""
         problem = _problem_of_addresses(addresses, _ADDRESS)
         if problem is not None:
             raise ValueError(
@@ -347,6 +349,8 @@ class VllmSettings(EngineSettings):
     def transfer_method(
         self, *, device: str, machines: Sequence[str], adapters: bool
     ) -> tuple[TransferMethod, str]:
+        """Returns the configured transfer of new weights or, with ``auto``, the fastest possible one, each
+        with the reason. Raises ValueError if the configured one isn't possible."""
         if adapters:
             if self.weight_transfer in ("auto", "file"):
                 return "file", "adapters are sent, which the server reads from a small file"
@@ -496,8 +500,8 @@ class PlainVllmSettings(EngineSettings):
         if _sends_adapters(experiment):
             yield Finding(
                 "plain servers take whole weights, and trainer.lora.send is 'adapters'",
-                (),
-                "set trainer.lora.send to 'merged'",
+                key=(),  # the key of the engine itself
+                remedy="set trainer.lora.send to 'merged'",
             )
         yield from _findings_on_temperatures(self, experiment)
         try:
@@ -588,8 +592,8 @@ class InProcessSettings(EngineSettings):
         if _sends_adapters(experiment):
             yield Finding(
                 "the engine in_process takes whole weights, and trainer.lora.send is 'adapters'",
-                (),
-                "set trainer.lora.send to 'merged'",
+                key=(),  # the key of the engine itself
+                remedy="set trainer.lora.send to 'merged'",
             )
 
     @override

@@ -75,11 +75,13 @@ class SharedMemoryReceiver(WeightTransferEngine[EmptyMessage, ChunkInfo]):
         pass
 
     def start_weight_update(self) -> None:
+        """Prepares for the chunks of new weights, and forgets those of earlier weights."""
         self._n_received, self._complete, self._loaded = 0, False, set()
         self._names = {name for name, _ in self.model.named_parameters()}
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Loads the weights in a chunk's file into the model, and waits until the device has copied them."""
         self.receive_weights(self.parse_update_info(update_info))
         # The chunk must have been copied when the server answers (`WeightTransfer.send`), so this waits for
         # the device.
@@ -96,13 +98,13 @@ class SharedMemoryReceiver(WeightTransferEngine[EmptyMessage, ChunkInfo]):
         path = Path(update_info.path)
         if (digest := digest_of_weights(path)) != update_info.digest:
             raise ValueError(f"{path} is damaged: its digest is {digest}, and {update_info.digest} was sent")
-        # Without this, vLLM would report weights of multi-token prediction as missing that are in other
-        # chunks.
+        # A chunk has only some of the model's weights. Without `disable_mtp_completeness_check`, vLLM would
+        # report a weight of multi-token prediction as missing if it is in another chunk.
         with safe_open(path, framework="pt") as file, disable_mtp_completeness_check():
             # The tensors lie in the mapped file, so nothing is copied before the model loads it.
             weights = ((name, file.get_tensor(name)) for name in list(file.keys()))
             loaded = self.model.load_weights(weights)
-        if loaded is None:
+        if loaded is None:  # the model doesn't report which weights it has loaded
             self._loaded = None
         elif self._loaded is not None:
             self._loaded = self._loaded | loaded
@@ -110,6 +112,7 @@ class SharedMemoryReceiver(WeightTransferEngine[EmptyMessage, ChunkInfo]):
         self._complete = update_info.last
 
     def finish_weight_update(self) -> None:
+        """Ends an update. Raises ValueError if the last chunk or a weight of the model is missing."""
         if not self._complete:
             raise ValueError(
                 f"the update of the weights ended after {self._n_received} chunks, without the last one"

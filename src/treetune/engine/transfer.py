@@ -70,6 +70,7 @@ class FromFolder(WeightTransfer):
 
     @override
     def end(self, address: Address, directory: Path) -> None:
+        """Has the server read the folder, which has whole weights or adapters."""
         if (directory / ADAPTER_CONFIG).is_file():
             # `load_inplace` replaces the loaded adapters of this name.
             adapters = {"lora_name": MODEL_NAME, "lora_path": str(directory), "load_inplace": True}
@@ -93,6 +94,7 @@ class ByRoutes(WeightTransfer):
 
     @override
     def begin(self, address: Address) -> None:
+        """Begins an update, and prepares the server for transfers if its process isn't prepared yet."""
         # The epoch is the number of the server's start: a restarted server has another one. It is stored
         # first, so that `give_up` also ends an update that failed within this method.
         self._begun = address.epoch
@@ -107,6 +109,7 @@ class ByRoutes(WeightTransfer):
 
     @override
     def give_up(self, address: Address) -> None:
+        """Has the server end an update that was begun and has failed."""
         # A server that has restarted since the update began has another epoch, and no update to give up.
         if address.epoch == self._begun:
             self.close()
@@ -130,6 +133,7 @@ class SharedMemory(ByRoutes):
 
     @override
     def send(self, address: Address, chunk: Chunk) -> None:
+        """Has the server load the chunk from its file in shared memory."""
         info = {
             "path": str(chunk.path),
             "number": chunk.number,

@@ -135,6 +135,7 @@ class SamplesRoute:
             os.nice(10)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Send) -> None:
+        """Answers the requests for `SAMPLES` and `SCORES`, and passes all others on to vLLM's app."""
         routes = {SAMPLES: self._sample, SCORES: self._score}
         answer = routes.get(scope.get("path", ""))
         if answer is None:
@@ -221,6 +222,7 @@ class SamplesRoute:
             lora_request=state.openai_serving_models.lora_requests.get(MODEL_NAME),
             priority=request["priority"],
         )
+        # The parameters ask for `RequestOutputKind.FINAL_ONLY`, so there is one output.
         final_output: RequestOutput
         (final_output,) = [output async for output in outputs]
         return final_output

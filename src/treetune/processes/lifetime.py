@@ -122,6 +122,7 @@ def end_with_launcher() -> None:
         return
 
     def watch() -> None:
+        """Ends this process when a process of the launcher has ended."""
         while all(map(is_alive, launcher)):
             time.sleep(POLL_S)
         # SIGTERM lets the main thread close its server and exit. If the main thread hangs, this thread ends
@@ -388,7 +389,8 @@ class _EndingSignals:
         """The signal whose Stopped Python has ignored, until it is raised again."""
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Handles a signal."""
+        """Handles a signal: raises Stopped, unless the innermost graceful stop (`stopping_gracefully`) lets
+        the loop go on to its next boundary. SIGALRM comes from timers of this module."""
         if number == signal.SIGALRM and self._ignored_signal is not None:  # `raise_again` has set this timer
             number, self._ignored_signal = self._ignored_signal, None
             raise Stopped(128 + number)
@@ -457,6 +459,8 @@ def started(
     parent = os.getpid()
 
     def set_up_child() -> None:
+        """Runs in the new process before its program, and has the kernel send it SIGTERM when this process
+        dies."""
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # the parent died before the call above, so no signal will come
             os._exit(TERMINATED)

@@ -303,7 +303,8 @@ class Pool:
                 selector.register(worker.results, selectors.EVENT_READ)
                 if worker.has_unsent_bytes:
                     selector.register(worker.requests, selectors.EVENT_WRITE)
-            deadlines = [at for worker in workers if (at := worker.overdue_at()) is not None]
+            overdue_times = [worker.overdue_at() for worker in workers]
+            deadlines = [deadline for deadline in overdue_times if deadline is not None]
             selector.select(max(0.0, min(deadlines) - time.monotonic()) if deadlines else None)
         with contextlib.suppress(BlockingIOError):  # nothing to read if something else ended the wait
             os.read(self._wake_read, 4096)
@@ -434,7 +435,7 @@ class WorkerProcess:
         self._loading_count = 0
         """The number of servants that were sent to the process and that it has not loaded yet."""
         self._process, setup = start_worker(
-            "treetune.processes.worker", memory_bytes, subprocess.PIPE, subprocess.PIPE
+            "treetune.processes.worker", memory_bytes, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -521,7 +522,8 @@ class WorkerProcess:
             if kind == "failed":
                 (reason,) = content
                 raise WorkerStartError(f"a worker process cannot load what it works with: {reason}")
-            # The time at which the worker ended its start, the loading of a servant, or a call.
+            # Each message says when the worker ended what it was doing: its start, the loading of a servant,
+            # or a call. The worker went on with its next work at once, so it is busy with that since then.
             self.busy_since = content[0]
             if kind == "ready":
                 self._has_started = True
@@ -578,7 +580,7 @@ class CallClock:
     @property
     def overdue_at(self) -> float:
         """The time of the deadline."""
-        if self._runs_since is None:
+        if self._runs_since is None:  # a stopped clock, too, must start again in time
             return self._paused_since + _LONGEST_PAUSE_S
         return self._runs_since + self._remaining_s
 
@@ -694,6 +696,7 @@ class ServiceThreads:
                 if self._closed:
                     return
                 call = self._queue.popleft()
+                # The servant may stop this clock of the call's deadline while the call waits for its turn.
                 _call_of_thread.clock = CallClock(call.deadline, self._changed)
                 self._running[number] = call, _call_of_thread.clock
                 self._changed.notify_all()  # the watcher, since this deadline may be the earliest

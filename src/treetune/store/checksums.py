@@ -116,6 +116,7 @@ class SealingFile:
         return self._file.write(data)
 
     def seal(self) -> None:
+        """Appends the trailer, which holds the digest of all that was written before it."""
         self._file.write(_TRAILER + self._hash.hexdigest().encode())
 
     def flush(self) -> None:
@@ -232,7 +233,8 @@ def refuse_damaged(folder: Path, remedy: str) -> None:
 
 
 def digest_of_weights(path: Path) -> str:
-    """Returns a fast digest, which runs at the speed of memory: weights are compared in every iteration."""
+    """Returns a digest of a file that is computed at the speed of memory, since weights are compared in every
+    iteration."""
     import xxhash
 
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

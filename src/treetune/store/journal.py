@@ -187,7 +187,7 @@ class Journal(AbstractContextManager["Journal"]):
             self.flush()  # so that the file has all rows
             self._index = {}
             for path in (*self._others, self.path):
-                for start, length, row in _rows(path, None):
+                for start, length, row in _rows(path, damaged=None):
                     if (key := _key(row)) is not None:
                         self._index[key] = path, start, length
         return self._index

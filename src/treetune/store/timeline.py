@@ -47,7 +47,9 @@ class Timeline:
         self._journal = None if path is None else Journal(path)
         self._lock = threading.Lock()
         self._number = 0
+        """The number of spans so far. It is also the number of the last span, in the rows of its two ends."""
         self._has_begun = False
+        """Whether the row about this process, the first one, has been written."""
 
     @contextmanager
     def span(self, lane: str, name: str, **about: Any) -> Iterator[dict[str, Any]]:
@@ -159,13 +161,15 @@ def read_timeline(path: Path, damaged: list[int] | None = None) -> list[ProcessR
                 raise ValueError(f"nothing happens at {at}")
             if "process" in row:
                 _finish_last(processes, spans)
-                processes.append(ProcessRows(row["process"], row["host"], at, at, False, ()))
+                processes.append(
+                    ProcessRows(row["process"], row["host"], start=at, last=at, closed=False, spans=())
+                )
                 continue
             if not processes:  # the row about the process itself is damaged
                 continue
             if "begin" in row:
                 number, lane, name = row.pop("begin"), row.pop("lane"), row.pop("name")
-                spans[number] = Span(lane, name, at, None, row)
+                spans[number] = Span(lane, name, start=at, end=None, about=row)
             elif "end" in row:
                 number = row.pop("end")
                 if number in spans:  # unless the row of its beginning is damaged

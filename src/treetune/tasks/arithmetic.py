@@ -105,6 +105,7 @@ class WrittenArithmetic(GeneratedTask):
         raise NotImplementedError
 
     def _describe_operands(self) -> str:
+        """Returns how many numbers of which size a problem has, for messages."""
         return f"{self._operands()[1]} numbers of {self.digits} digits"
 
     def _prompt(self, numbers: Sequence[int]) -> str:
@@ -171,6 +172,7 @@ class WrittenArithmetic(GeneratedTask):
             return re.sub(r"[0-9]+", "0", line)
 
         def write(line: SolutionLine) -> int:
+            """Returns the number in the prefix's next line, or the right number after the prefix."""
             text = next(next_lines, None)
             if text is None:  # the prefix has ended; the solution continues without errors
                 return line.value
@@ -189,13 +191,14 @@ class WrittenArithmetic(GeneratedTask):
             )
         # The amount by which the answer without further errors is too small. Errors can only make it larger.
         missing = self._answer(problem.data["numbers"]) - lines[-1][1]
-        weights_of_rest = [line.weight for line, _ in lines[len(prefix_lines) :]]
-        return _probability_of_sum(missing, weights_of_rest, self.demonstration_noise)
+        # A line's weight is the amount by which the answer grows if the line's number is 1 too large.
+        weights_of_missing_lines = [line.weight for line, _ in lines[len(prefix_lines) :]]
+        return _probability_of_sum(missing, weights_of_missing_lines, self.demonstration_noise)
 
     def _write_lines(self, problem: Problem, write: Callable[[SolutionLine], int]) -> list[WrittenLine]:
         """Returns the lines of a problem's solution, each with the number that `write` returns for it. The
         solution continues with these numbers."""
-        # `Solution` explains this kind of generator.
+        # The generator yields a line, receives the number that was written in it, and continues with it.
         solution = self._solution(problem.data["numbers"])
         lines: list[WrittenLine] = []
         try:

@@ -183,6 +183,7 @@ class GeneratedTask(Task):
 
     def make_problems(self, split: Split) -> Sequence[Problem]:
         """Makes the problems of a split. `problems` caches them."""
+        # The splits are consecutive slices of one sequence of different problems, so none is in two splits.
         start = 0
         for name, size in self.sizes().items():
             if name == split:

@@ -146,8 +146,8 @@ class Countdown(GeneratedTask):
         tries = list(signed_sums(numbers, self.operators))
         generator.shuffle(tries)
         text = ""
-        for expression, running, value in tries:
-            text += running + "\n"
+        for expression, with_totals, value in tries:  # such as ("34+7-12", "34+7=41-12=29", 29)
+            text += with_totals + "\n"
             if value == target or generator.random() < self.demonstration_noise:
                 # If the closing tag is a newline, the end of the text takes its place.
                 return f"{text}{self.grader.opening}{expression}{self.grader.closing}".rstrip("\n")

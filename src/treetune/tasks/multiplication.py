@@ -136,6 +136,7 @@ class Multiplication(WrittenArithmetic):
 
     @override
     def generate(self, count: int) -> Sequence[tuple[int, ...]]:
+        """Returns problems whose numbers of factors are drawn from the fewest to the most."""
         fewest, most = self._factor_counts()
         if fewest == most:
             return super().generate(count)
@@ -255,7 +256,8 @@ def multiply_in_order(numbers: Sequence[int], detail: Detail) -> Solution:
     for position, factor in enumerate(numbers[1:], start=1):
         # The later factors multiply an error of this product.
         weight = math.prod(numbers[position + 1 :])
-        product = yield from _product(product, factor, detail, position, itertools.count(), weight=weight)
+        threads = itertools.count()
+        product = yield from _product(product, factor, detail, block=position, threads=threads, weight=weight)
 
 
 def multiply_in_pairs(numbers: Sequence[int], detail: Detail, *, thread_per_pair: bool) -> Solution:

@@ -91,6 +91,8 @@ class RowsTask(SplitterTask):
 
     @override
     def size(self, split: Split) -> int | None:
+        """Returns the number of problems of a split, without those that are held out of it; None if counting
+        takes long."""
         # The number of problems that are held out of the train split. It doesn't concern the test split.
         held_out = self.validation_size if split != "test" else None
         if split == "validation" and held_out is not None:
@@ -198,6 +200,8 @@ class RowsTask(SplitterTask):
 
     @override
     def examples(self, count: int) -> Sequence[Problem]:
+        """Returns the first problems of the first file that is read quickly; none if there is none, or if a
+        row is bad."""
         for name in () if self.source else (*self.train, *self.validation, *self.test):
             if is_quickly_read(path := Path(name)):
                 rows = itertools.islice(file_rows(path, self.columns), count)
@@ -225,6 +229,7 @@ class RowsTask(SplitterTask):
         return _problems(self, split)
 
     def _files(self, split: Split) -> tuple[str, ...]:
+        """Returns the names of a split's files. Raises NoSplit if the configuration names none."""
         files = {"train": self.train, "validation": self.validation, "test": self.test}
         names: tuple[str, ...] = files[split]
         if not names:
@@ -272,6 +277,7 @@ def _problems(task: RowsTask, split: Split) -> tuple[Problem, ...]:
 
 
 def _check_held_out(size: int, problems: int) -> None:
+    """Raises ValueError if `size` problems can't be held out of the `problems` of the train split."""
     if size >= problems:
         raise ValueError(
             f"validation_size is {size}, but the train split has only {problems} problems: "
@@ -335,10 +341,11 @@ class JsonLines(RowsTask):
 
     @override
     def check(self, experiment: Any) -> Iterator[Finding]:
+        """Also yields a finding for each setting that names a column which the source doesn't have."""
         yield from super().check(experiment)
         if isinstance(self.source, OnDisk):
             for split in get_args(Split):
-                with contextlib.suppress(NoSplit):
+                with contextlib.suppress(NoSplit):  # a source may have no validation rows, for example
                     columns = self.source.columns(split)
                     if columns is not None:
                         where = f"{self.source.path}, split {self.source.name_of(split)}"
@@ -346,6 +353,8 @@ class JsonLines(RowsTask):
 
     @override
     def first_findings(self, path: Path) -> Iterator[Finding]:
+        """Yields findings about the first rows of a file: the fields that no row has or, if there are none,
+        bad rows."""
         rows = _first_rows(path, self.columns, self._setting_that_names(path))
         missing_fields: list[Finding] = []
         if not isinstance(rows, Finding) and rows:

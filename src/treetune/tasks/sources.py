@@ -80,6 +80,7 @@ class OnDisk(Source):
 
     @override
     def rows(self, split: Split) -> Iterator[LocatedRow]:
+        """Yields the rows of a split of the saved data set. Raises ValueError if it can't be read."""
         name = self.name_of(split)
         folder = Path(self.path)
         if not folder.is_dir():
@@ -114,6 +115,7 @@ class OnHub(Source):
 
     @override
     def rows(self, split: Split) -> Iterator[LocatedRow]:
+        """Yields the rows of a split of the data set on the hub. Raises ValueError if it can't be fetched."""
         name = self.name_of(split)
         from datasets import load_dataset
 

@@ -65,6 +65,7 @@ class Lines(StepSplitter):
 
     @override
     def boundaries(self, response: str) -> list[int]:
+        """Returns 0, the offsets at which further steps begin, and the length of the response."""
         if not response:
             return [0]
         offsets, position = [0], 0
@@ -103,6 +104,7 @@ class Gsm8kReference(StepSplitter):
 
     @override
     def boundaries(self, response: str) -> list[int]:
+        """Returns 0, the offsets at which further steps begin, and the length of the response."""
         if not response:
             return [0]
         # The line with the answer (``#### 42``) is part of the last step, and begins none.

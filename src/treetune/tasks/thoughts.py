@@ -87,7 +87,7 @@ def read_thoughts(response: str, think_end: str = THINK_END, *, is_open: bool = 
     # gpt-oss without its special tokens separates thoughts by bare words ("assistantfinal"). These words are
     # looked for only if the caller has chosen no tag.
     if think_end == THINK_END and (bare := _BARE_CHANNELS.match(response)):
-        return SplitResponse(bare[0], response[bare.end() :], False)
+        return SplitResponse(bare[0], response[bare.end() :], is_cut_off=False)
     pairs = _pairs(think_end)
     opened_by: Tags | None = None
     is_within = is_open
@@ -97,9 +97,9 @@ def read_thoughts(response: str, think_end: str = THINK_END, *, is_open: bool = 
         tag = response[start:end]
         closed = next((pair for pair in pairs if tag in pair.closings), None)
         if closed is not None:
-            # The tag with which the prompt opened a thought is unknown here, so `closings[0]` of any pair
-            # ends the thought. This also holds if `is_open` is False, since some callers don't know the
-            # prompt.
+            # `closings[0]` is the tag that also closes a thought which the prompt opened. The tag with which
+            # the prompt did so is unknown here, so `closings[0]` of any pair ends the thought. This also
+            # holds if `is_open` is False, since some callers don't know the prompt.
             closes_prompts_thought = opened_by is None and tag == closed.closings[0]
             # Within a thought, another model's tag is only text.
             if opened_by is closed or closes_prompts_thought:
@@ -110,8 +110,8 @@ def read_thoughts(response: str, think_end: str = THINK_END, *, is_open: bool = 
         elif not is_within and (thoughts or _begins_line(response, start)):
             is_within, opened_by = True, next(pair for pair in pairs if pair.opening == tag)
     if is_within:
-        return SplitResponse(response, "", True)
-    return SplitResponse(response[:answer_start], response[answer_start:], False)
+        return SplitResponse(response, "", is_cut_off=True)
+    return SplitResponse(response[:answer_start], response[answer_start:], is_cut_off=False)
 
 
 def after_thought(response: str, think_end: str = THINK_END) -> str:
@@ -150,6 +150,7 @@ def _pairs(think_end: str) -> tuple[Tags, ...]:
 
 @lru_cache(maxsize=64)
 def _pattern(pairs: tuple[Tags, ...]) -> re.Pattern[str]:
+    """Returns a pattern that matches each tag of these pairs; a longer tag before one that it begins with."""
     texts: set[str] = set()
     for pair in pairs:
         texts |= {pair.opening, *pair.closings}

@@ -218,12 +218,14 @@ class ForkJoin:
         budget: int,
         is_left_out: Callable[[Branch], bool] = lambda branch: False,
     ) -> None:
+        # The glue has the tokens that are injected between the samples, such as the header of a thread.
         self._glue, self._limits, self._sample = glue, limits, sample
         self._is_left_out = is_left_out
-        self._main = Line((), prompt_ids, budget)
+        self._main = Line(branch=(), context_ids=prompt_ids, budget=budget)
         self._forks = 0  # the blocks of the whole answer so far
         self._finish: FinishReason | None = None  # why the answer has ended; None while it goes on
         self.events: Counter[str] = Counter()
+        """The counts of events by name, such as that of the threads that were ``truncated``."""
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -239,7 +241,7 @@ class ForkJoin:
         await self._write_line(self._main)
 
     async def _write_line(self, line: Line) -> None:
-        """Samples, forks and joins until the line ends."""
+        """Samples, forks and joins until a line (the main text or a thread) ends."""
         tags = self._glue.tags
         while True:
             # Sample the line until it ends or lists outlines.
@@ -279,8 +281,8 @@ class ForkJoin:
                 return
 
     def _next_request(self, line: Line, max_tokens: int) -> LineRequest:
-        """Returns the line's next request, and counts it. The sample stops at tags that end or fork the
-        line."""
+        """Returns the next request of a line (the main text or a thread), and counts it. The sample stops at
+        tags that end or fork the line."""
         stop_ids: tuple[int, ...] = ()
         if line.is_thread:
             stop_ids += (self._glue.tags.end_thread,)
@@ -302,8 +304,8 @@ class ForkJoin:
             self.events[event] += 1
 
     def _cut(self, line: Line) -> None:
-        """Ends a line whose tokens are used up. The answer ends, too, unless the line is a straggler that is
-        truncated or dropped."""
+        """Ends a line (the main text or a thread) whose tokens are used up. The answer ends, too, unless the
+        line is a straggler, a thread at its limit of tokens, that is truncated or dropped."""
         if not line.is_thread:
             self._end("length", "budget_spent")
             return
@@ -319,7 +321,8 @@ class ForkJoin:
         line.inject(self._glue.end_thread)
 
     def _fork(self, line: Line) -> list[Line]:
-        """Opens the threads of the outlines at the line's end, and returns them.
+        """Opens the threads of the outlines at the end of a line (the main text or a thread), and returns
+        them.
 
         Returns an empty list in three cases: the answer has ended in another line; the block has no readable
         outline, which ends the answer unless `malformed` is ``go_on``; or the block is beyond a limit, which
@@ -379,7 +382,7 @@ class ForkJoin:
         line.inject(self._glue.join if self._finish is None else self._glue.end_block)
 
     def _tokens_for_sample(self, line: Line) -> int:
-        """Returns how many tokens the line's next sample may have."""
+        """Returns how many tokens the next sample of a line (the main text or a thread) may have."""
         max_tokens = self._remaining_tokens(line)
         thread_tokens = self._limits.thread_tokens
         # A straggler is a thread that reaches `thread_tokens`. With ``go_on`` this limit doesn't count.

@@ -470,6 +470,8 @@ class ThreadedDemonstration(DemonstrationFormat):
 
     @override
     def segments(self, codec: TextCodec, problem: Problem, text: str) -> tuple[Segment, ...] | None:
+        """Returns the segments of a demonstration as a rollout would have made them; None if it has no
+        threads."""
         if not has_threads(text):
             return None
         if TagIds.of(codec.encode) is None:

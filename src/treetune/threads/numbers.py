@@ -87,7 +87,7 @@ def count(token_ids: Sequence[int], tags: TagIds | None, depth: int = 1) -> Thre
             ``</Thread>`` ends a thread even if a block within it is still open.
     """
     if tags is None:
-        return ThreadCounts(len(token_ids), len(token_ids))
+        return ThreadCounts(total_num_tokens=len(token_ids), num_tokens_in_the_longest_thread=len(token_ids))
     tag_ids = {tags.parallel, tags.end_parallel, tags.thread, tags.end_thread}
     reader = _ThreadReader()
     counted = 0
@@ -127,11 +127,11 @@ def count(token_ids: Sequence[int], tags: TagIds | None, depth: int = 1) -> Thre
             reader.end_thread()
         reader.end_block(len(token_ids))
     return ThreadCounts(
-        len(token_ids),
-        reader.paths[0],
-        reader.parallel_tokens,
-        tuple(reader.threads_of_blocks),
-        tuple(reader.tokens_of_blocks),
+        total_num_tokens=len(token_ids),
+        num_tokens_in_the_longest_thread=reader.paths[0],  # the critical path of the main text
+        parallel_tokens=reader.parallel_tokens,
+        threads_of_blocks=tuple(reader.threads_of_blocks),
+        tokens_of_blocks=tuple(reader.tokens_of_blocks),
     )
 
 

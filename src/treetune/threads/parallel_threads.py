@@ -161,6 +161,7 @@ class ParallelThreads(GrowingRollout):
                 the start is left out.
             blocks: For each start, the number of the block at whose threads' end it ends, from 0.
         """
+        # The glue has the tokens that are injected between the samples, such as the header of a thread.
         glue, announcer = Glue.of(context.codec, self.conclusion), Announcer(context, len(starts))
         tasks = []
         for start, block in zip(starts, blocks, strict=True):
@@ -196,6 +197,7 @@ class ParallelThreads(GrowingRollout):
             return block_on_main_text < complete_blocks and (branch, 0) not in sampled_before
 
         async def sample(line: LineRequest) -> Completion:
+            """Returns the completion of a line's request, from the given segments or from the engine."""
             # A line is the main text or a thread. `branch` names it, and `turn` counts its samples from 0.
             segment = sampled_before.get((line.branch, line.turn))
             if segment is not None:

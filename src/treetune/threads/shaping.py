@@ -84,6 +84,7 @@ class OfGroup(ReferenceLength):
 
     @override
     def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
+        """Returns for each answer the median critical path of the other correct answers to its problem."""
         lengths: Lengths = [None] * len(answers)
         for indices in groups_of(answers).values():
             correct = [index for index in indices if answers[index].grade.correct]
@@ -122,6 +123,7 @@ class OfDemonstration(ReferenceLength):
 
     @override
     def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
+        """Returns for each answer the length of a demonstration without threads of its problem."""
         lengths: dict[str, float] = {}
         problems = {answer.problem.id: answer.problem for answer in answers}
         for problem in problems.values():
@@ -149,6 +151,8 @@ class Running(ReferenceLength):
 
     @override
     def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
+        """Returns for each answer the running mean, over iterations, of the lengths of its problem's correct
+        answers without threads."""
         # The running means that earlier iterations have stored under the label "acceleration", by problem.
         shaping_memory = required(context.shaping_memory, "shaping memory")
         memory = shaping_memory.setdefault("acceleration", {})
@@ -185,6 +189,7 @@ class Measured(ReferenceLength):
 
     @override
     def check_at_start(self, problems: Sequence[Problem]) -> None:
+        """Raises ValueError if the file has a correct answer to none of the problems."""
         if all(length is None for length in self._lengths_of(problems)):
             measured = measured_lengths(self.answers).values()
             solved = sum(length is not None for _, length in measured)
@@ -327,6 +332,7 @@ class Acceleration(Shaping):
     def assess(
         self, context: RolloutContext, trajectories: Sequence[Trajectory]
     ) -> tuple[list[float], Mapping[str, Sequence[float]]]:
+        """Returns the bonus of each answer, and the numbers that are measured on correct answers."""
         tags = TagIds.of(context.codec.encode)
         only_forked = self.threads == "forked"
         counts = [counts_of(trajectory, tags, only_forked=only_forked) for trajectory in trajectories]
@@ -363,7 +369,7 @@ def group_penalties(
     correct answer.
 
     α is 0 if the share of correct answers is below the threshold τ. If it is not, α is
-    β (share − τ + ε) / (1 − τ + ε) with the weight β, which is β if all answers are correct. ε avoids a
+    β (share − τ + ε) / (1 − τ + ε), where β is the `weight`. So α is β if all answers are correct. ε avoids a
     division by 0 if τ is 1.
     """
     share = sum(correct) / len(correct)
@@ -400,6 +406,7 @@ class GroupLengthPenalty(Shaping):
 
     @override
     def bonuses(self, context: RolloutContext, trajectories: Sequence[Trajectory]) -> list[float]:
+        """Returns for each answer minus its length penalty within its group."""
         tags = TagIds.of(context.codec.encode)
         bonuses = [0.0] * len(trajectories)
         for indices in groups_of(trajectories).values():

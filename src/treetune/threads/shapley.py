@@ -177,13 +177,16 @@ class ThreadShapley(ContinuingCredit):
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        """Gives the tokens of each thread on the main text the thread's value in its block, and the tokens
+        outside of threads RLOO's advantage."""
         answers = answers_of(trees)
         outcome_advantages: list[float] = []
         for tree in trees:
             outcome_advantages += leave_one_out_advantages([leaf.reward for leaf in tree.leaves])
 
-        # The value of a thread is computed from the worth of some sets of its block's threads. The sets of
-        # all blocks of this rank's answers are sampled together.
+        # The value of a thread is computed from the worth of some sets of its block's threads: the mean
+        # reward of answers that have only these threads. The sets of all blocks of this rank's answers are
+        # sampled together.
         blocks_by_answer: list[list[ValuedBlock]] = []
         counterfactuals: list[Counterfactual] = []
         for answer in answers:
@@ -202,7 +205,8 @@ class ThreadShapley(ContinuingCredit):
         for answer, outcome_advantage, valued_blocks in zip(
             answers, outcome_advantages, blocks_by_answer, strict=True
         ):
-            # The value of each thread, by the number of its block and its position in the block.
+            # The value of each thread, by the number of its block on the main text (`Block.number`) and its
+            # position in the block.
             values: dict[tuple[int, int], float] = {}
             for block, orders, sets in valued_blocks:
                 rewards_of_sets = {threads: next(upcoming_rewards) for threads in sets}
@@ -231,7 +235,8 @@ class ThreadShapley(ContinuingCredit):
         return orders
 
     def _sets(self, threads: Sequence[int], orders: Iterable[Sequence[int]]) -> list[Threads]:
-        """Returns the sets of a block's threads whose worth is needed, each once."""
+        """Returns the sets of a block's threads whose worth, the mean reward of answers with only these
+        threads, is needed for the values of the threads. Each set is returned once."""
         if self.weights == "leave_one_out":
             all_threads = frozenset(threads)
             return [all_threads, *(all_threads - {thread} for thread in threads)]
@@ -245,7 +250,7 @@ class ThreadShapley(ContinuingCredit):
     def _values(
         self, threads: Sequence[int], orders: Sequence[Sequence[int]], worth: Mapping[Threads, float]
     ) -> dict[int, float]:
-        """Returns the value of each of a block's threads."""
+        """Returns the value of each of a block's threads, from the worth of sets of these threads."""
         if self.weights == "leave_one_out":
             all_threads = frozenset(threads)
             return {thread: worth[all_threads] - worth[all_threads - {thread}] for thread in threads}
@@ -392,7 +397,8 @@ def segments_with(block: Block, threads: Threads) -> tuple[Segment, ...]:
 def _mean_rewards(
     rewards_of_sets: Mapping[Threads, Sequence[float]], block: Block, answer: Trajectory
 ) -> dict[Threads, float] | None:
-    """Returns the worth of each set of a block's threads. Returns None if a set has no graded answer.
+    """Returns the worth of each set of a block's threads: the mean reward of answers with only these threads.
+    Returns None if a set has no graded answer.
 
     Args:
         rewards_of_sets: The rewards of the sampled answers with each set of threads.

@@ -143,7 +143,7 @@ def _set_thinking_template(
             f"the chat template in {source} can't be extended: it gives {after[0]!r} instead of"
             f" {expected[0]!r}"
         )
-    return ThinkModel(before[0], after[0], target, opens_thought, None)
+    return ThinkModel(before[0], after[0], target, opens_thought, end_token=None)
 
 
 def extend_template(template: str, system: str, target: str, opening: str) -> str:

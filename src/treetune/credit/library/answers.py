@@ -322,7 +322,7 @@ def _cuts_at_forks(name: str, group: Sequence[GradedAnswer]) -> list[set[int]]:
             cuts_by_answer[ancestor].add(tokens)
             fork = group[ancestor].fork
             ancestor = fork[0] if fork is not None and fork[1] >= tokens else None
-    # An answer gets the cuts of its origin up to their fork, so that both have the same nodes up to the fork.
+    # An answer gets the cuts of its origin up to their fork, so that both have the same segments up to there.
     # An origin comes earlier in the group than the answer, so its own cuts are complete by then.
     for number, answer in enumerate(group):
         if answer.fork is not None:

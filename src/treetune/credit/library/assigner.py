@@ -306,6 +306,7 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
     def _assign(
         self, answers: Iterable[GradedAnswer | Mapping[str, Any]], iteration: int, limits: CreditLimits
     ) -> CreditedAnswers:
+        """Returns the advantages of answers, in columns of the types in which the caller gave the tokens."""
         answers = list(answers)
         assigned = self._assign_trees(answers, iteration, limits)
         original_ids = [_get_response_ids(answer) for answer in answers]
@@ -318,6 +319,7 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         limits: CreditLimits,
         wrap_engine: Callable[[Engine], Engine] | None = None,
     ) -> CreditedTrees:
+        """Returns the trees of answers, and their training rows with advantages; see `assign`."""
         checked = read_answers(answers)
         sampling, context_length = self._lengths(checked)
         task = _OutsideTask(grader=self._grading.grader, steps=self._steps)
@@ -456,7 +458,7 @@ def _evaluate_jsonnet(text: str, name: str) -> Any:
     from treetune.config.jsonnet import sum_of
     from treetune.config.layers import Layer
 
-    return sum_of([Layer(name, text)], {})
+    return sum_of([Layer(name, text)], variables={})
 
 
 def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:

@@ -45,11 +45,15 @@ class FunctionEngine(Engine):
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
+        """Samples the requests with the user's function. Each call of it gets all requests that are known by
+        then."""
         results: list[list[Completion]] = []
         unsent: list[Request] = []
         laters: list[Later] = []
 
         def add_requests(new: Sequence[Request | Later]) -> None:
+            """Adds requests to be sampled, and each `Later`, which stands for requests that wait for a
+            result."""
             for request in new:
                 if isinstance(request, Later):
                     laters.append(request)

@@ -75,6 +75,7 @@ class FunctionPool(GraderPool):
     def submit(
         self, response: str, problem: Problem, *, decided: bool = False, follows_prompt: bool = True
     ) -> Future[Grade]:
+        """Grades the response by the user's function at once, and returns a future that is done."""
         # The function is called at once, for every response. It has no use for `decided` and
         # `follows_prompt`, which are for graders of treetune.
         arguments = (problem.prompt, response, problem) if self._takes_problem else (problem.prompt, response)
@@ -90,6 +91,8 @@ class FunctionPool(GraderPool):
         return future
 
     def _grade(self, result: Any, problem: Problem) -> Grade:
+        """Returns what the user's function returned, a grade or a reward, as a grade. Raises ValueError if it
+        is neither."""
         if isinstance(result, Grade):
             return result
         try:

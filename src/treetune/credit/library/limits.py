@@ -131,6 +131,7 @@ class CreditLimits:
             raise self._error(f"the budget of {self.budget} tokens is used up", "budget")
 
     def _error(self, reason: str, limit: Literal["budget", "deadline", "cancelled"]) -> CreditLimitReached:
+        """Returns the error of a call that has reached a limit, with the call's cost so far."""
         cost = self.cost
         return CreditLimitReached(
             f"{reason}: {cost.samples} continuations with {cost.tokens} tokens were sampled in"
@@ -151,6 +152,7 @@ class LimitedEngine(EngineWrapper):
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
+        """Samples with the engine, and raises CreditLimitReached when the call reaches one of its limits."""
         if not requests:
             # The alarm below is set off when the last request is answered. Without requests, nothing would
             # set it off.
@@ -212,7 +214,8 @@ class _CountedCall:
         watched = self.watch(new)
         self._unanswered -= 1
         if not self._unanswered:
-            # The engine returns only when the alarm has been handled, too.
+            # The alarm is a future for which the engine waits as well (`LimitedEngine.generate`). No request
+            # is left, so the alarm is set off for the engine to return.
             self._limits.set_off_alarm()
         return watched
 

@@ -155,7 +155,7 @@ def _check_servers(settings: CallersServers, codec: TextCodec, example_ids: Toke
     client = PlainClient(settings)
     try:
         for url in settings.addresses:
-            address = Address(url, 0, key)
+            address = Address(url, epoch=0, key=key)
             try:
                 # `settings.servers` are the servers behind a router, whose address is in `addresses`.
                 facts = client.meet(address, timeout, is_router=settings.servers is not None)

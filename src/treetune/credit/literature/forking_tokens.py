@@ -45,6 +45,7 @@ class ForkingTokens(OverAnotherCredit):
 
     @override
     def weigh_tokens(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
+        """Sets the advantages of all tokens to 0 but those of the tokens with the largest entropies."""
         distributions = required(context.model_scores.distributions, "distributions")
         entropies = [entropies_T for _, entropies_T in distributions.along(episodes)]
         # 1 for the `share` of the iteration's trained tokens with the largest entropies, 0 for the others.

@@ -68,6 +68,7 @@ class GrpoLambda(TokenCredit):
 
     @override
     def token_advantages(self, answers: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
+        """Returns the group's advantage of each answer, multiplied by the summed traces of each token."""
         advantages = group_advantages([answer.reward for answer in answers], self.std, self.eps)
         rows = []
         for answer, advantage in zip(answers, advantages, strict=True):

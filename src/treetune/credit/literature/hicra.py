@@ -41,6 +41,7 @@ class HierarchyAware(OverAnotherCredit):
 
     @override
     def weigh_tokens(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
+        """Adds α · abs(advantage) to the advantages of the tokens in planning phrases."""
         import numpy as np
 
         rows = []

@@ -45,6 +45,8 @@ class LambdaGrpo(TokenCredit):
 
     @override
     def token_advantages(self, answers: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
+        """Returns the group's advantage of each answer, divided at each token by the number of answers that
+        begin with the same tokens up to this one."""
         advantages = group_advantages([answer.reward for answer in answers], self.std, self.eps)
         rows = []
         # An answer of T tokens has P = T + 1 prefixes, of 0, 1, …, T tokens. `has_prefix_PN` says for each

@@ -38,6 +38,8 @@ class OptimalBaseline(Credit):
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        """Gives all tokens of an answer its reward minus the mean reward, weighted by the answers' sampled
+        tokens."""
         advantages: list[float] = []
         for tree in trees:
             rewards = [answer.reward for answer in tree.leaves]

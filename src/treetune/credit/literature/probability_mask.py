@@ -47,6 +47,7 @@ class ProbabilityMask(OverAnotherCredit):
 
     @override
     def weigh_tokens(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
+        """Trains only the tokens that were sampled with a probability below `below`."""
         rows = []
         for episode in episodes:
             assert episode.advantages is not None and episode.behaviour_logprobs is not None

@@ -70,6 +70,8 @@ class Resets(Credit):
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        """Compares the continuations of each reset with each other, and trains only their tokens after the
+        reset."""
         episodes: list[Episode] = []
         for tree in trees:
             answers_by_reset: dict[Fork, list[Trajectory]] = {}

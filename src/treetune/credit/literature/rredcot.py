@@ -61,6 +61,7 @@ class GoldLikelihood(GoldScores, ValueEstimator):
 
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
+        """Returns as a state's value the probability of the reference answer directly after the state."""
         states = []
         for answer in valuation.answers:
             answer_ids = answer.trajectory.response_ids

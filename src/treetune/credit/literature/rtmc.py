@@ -42,6 +42,8 @@ class RolloutTree(Siblings):
 
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
+        """Returns the mean reward of all answers that went through each state, with a baseline nearer to the
+        group's mean."""
         # For each state of an answer, the rewards of the other answers that went through the state.
         others = valuation.sibling_rewards()
         values: list[StepValues] = []

@@ -62,6 +62,7 @@ def score_texts(
 
 
 def _score_by_engine(context: RolloutContext, texts: Sequence[ScoredText]) -> list[Column]:
+    """Returns the log-probs of each text's tokens, which the policy's engine scores."""
     engine = context.engine
     assert engine is not None, "answers that are sampled have an engine"
 

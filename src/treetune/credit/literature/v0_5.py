@@ -64,6 +64,8 @@ class FusedBaseline(Credit):
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        """Gives all tokens of an answer its reward minus a mean of the group's mean reward and the critic's
+        value of the prompt, weighted by how reliable they are."""
         answers = answers_of(trees)
         critic = required(context.model_scores.critic, "critic")
         columns = iter(critic.values(answers))  # for each answer a value before each token

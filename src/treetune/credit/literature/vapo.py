@@ -44,6 +44,8 @@ class DecoupledGae(Gae):
     def from_values(
         self, rewards: Sequence[float], values: Sequence[float]
     ) -> tuple[Sequence[float], Sequence[float]]:
+        """Returns the advantages of GAE with the policy's λ, which may grow with the answer's length, and the
+        returns of GAE with the critic's λ."""
         lam = self.lam
         if self.alpha is not None and rewards:
             # For an answer of fewer than 1/α tokens, the formula gives a number below 0.

@@ -152,8 +152,8 @@ class WeightedBy(OverAnotherCredit):
     @override
     def trainer_scores(self) -> TrainerScores:
         scores = super().trainer_scores
-        # The credit whose advantages are weighted could compare distributions, too. `compared_with` has one
-        # place, so plans of memory then count only the comparison that is returned here.
+        # The credit whose advantages are weighted could compare distributions, too. `compared_with` names
+        # only one comparison, so plans of memory then count only the comparison that is returned here.
         compared_with = scores.compared_with
         if self.signal == "deviation":
             compared_with = "reference"
@@ -240,12 +240,15 @@ class WeightedBy(OverAnotherCredit):
             surprises.append(-np.asarray(episode.behaviour_logprobs, np.float64))
         if self.signal == "surprise":
             return surprises
+        # "relative_surprise": the surprise divided by the entropy
         return [
             surprises_T / (entropies_T + EPS)
             for surprises_T, entropies_T in zip(surprises, entropies, strict=True)
         ]
 
     def _weighted_row(self, episode: Episode, weights_T: Column) -> Episode:
+        """Returns the row with its advantages multiplied by the weights. With `drop`, tokens of weight 0 are
+        not trained, unless no token would be left to train."""
         assert episode.advantages is not None, "`needs` asks for a credit with advantages"
         row = replace(episode, advantages=episode.advantages * weights_T)
         if self.drop:
@@ -317,9 +320,11 @@ def _tokens_with_advantage(episodes: Sequence[Episode], signals: Sequence[Column
         for position in np.flatnonzero(episode.trained & (episode.advantages != 0)).tolist():
             signal = float(signals_T[position]) + EPS
             if episode.advantages[position] > 0:
-                token = _WeightedToken(index, _ComparedSet(episode.group, 1, position), signal)
+                compared = _ComparedSet(episode.group, sign=1, position=position)
+                token = _WeightedToken(index, compared, value=signal)
             else:
-                token = _WeightedToken(index, _ComparedSet(episode.group, -1, position), 1 / signal)
+                compared = _ComparedSet(episode.group, sign=-1, position=position)
+                token = _WeightedToken(index, compared, value=1 / signal)
             tokens.append(token)
     return tokens
 

@@ -58,6 +58,7 @@ class OneLineStates(StateRule):
     async def begin(
         self, context: RolloutContext, prefix: AnswerPrefix, plan: ContinuationPlan
     ) -> OneLineContinuations:
+        """Samples the first round of a state's continuations or, if no grader is a service, all rounds."""
         assert context.engine is not None, "answers that are sampled have an engine"
         continuations = OneLineContinuations(context, prefix, plan)
         if context.grader.has_services:

@@ -58,6 +58,7 @@ class WholeAnswers(StateRule):
     def estimate(
         self, context: RolloutContext, prefixes: Sequence[AnswerPrefix], plan: ContinuationPlan
     ) -> list[Estimate]:
+        """Continues each state by whole answers that begin with it, round by round."""
         assert context.engine is not None, "Monte-Carlo values need an engine"
         rollout, budget = _rollout_of_continuations(context, plan.sampling), plan.budget
         context_of_continuations = _context_of_continuations(context)
@@ -134,6 +135,7 @@ def _rewards(answers: Sequence[Trajectory]) -> list[float]:
 
 
 def _estimate(prefix: AnswerPrefix, answers: Sequence[Trajectory], budget: Budget) -> Estimate:
+    """Returns the estimate of a state from its continuations: answers that begin with its prefix."""
     tokens_of_prefix = _sampled_tokens(prefix.segments)
     # A budget may leave rewards out of the value, such as those of a pilot, a first round that only decides
     # how many continuations follow. `earned` below has the rewards of all continuations.

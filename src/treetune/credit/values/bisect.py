@@ -49,6 +49,7 @@ class Bisect(ValueEstimator):
 
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
+        """Continues the prompts, and then in waves the middle states of parts whose ends differ in value."""
         searches = [_Search(self, valuation, answer.states, answer.reward) for answer in valuation.answers]
         valuation.sample_first(self)  # the prompts, see `first_states`
         # The searches of all answers advance together, so that each wave of states is sampled in one call.
@@ -72,12 +73,18 @@ class _Search:
         self.valued: list[int] = []
         """The states that have a value."""
         self.parts: list[tuple[int, int]] = []
-        """The parts between two valued states that are being halved."""
+        """The parts of the answer that are being halved. A part goes from one state with a value to the next
+        such state."""
         self.middles = [0]
         """The states that are being continued: the prompt, and then the middle of each of `parts`."""
 
     def next_wave(self) -> list[AnswerState]:
-        """Returns the states to continue next. The continuations of `middles` must have been sampled."""
+        """Returns the states to continue next: the middle of each part of the answer whose ends differ in
+        value.
+
+        A part goes from one state with a value to the next such state, and is halved at its middle. The
+        states that the last call returned (`middles`) must have been continued since.
+        """
         if not self.middles:
             return []  # the search has ended
         halves: list[tuple[int, int]] = []
@@ -95,6 +102,7 @@ class _Search:
         return [self.states[number] for number in self.middles]
 
     def _has_spent_its_tokens(self) -> bool:
+        """Returns whether the continuations of the answer's states have `most_tokens` tokens together."""
         if self.settings.most_tokens is None:
             return False
         estimates = self.valuation.estimates

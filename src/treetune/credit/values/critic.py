@@ -71,6 +71,7 @@ class CriticEstimator(ValueEstimator):
 
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
+        """Returns the critic's value of each state."""
         values: list[StepValues] = []
         for step_values in critic_values(valuation):
             values.append(
@@ -181,6 +182,7 @@ class ControlVariate(OverAnother):
 
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
+        """Returns the values of the estimator `over`. Their baselines mix them with the critic's values."""
         values = self.over.values(valuation)
         values_of_critic = critic_values(valuation)
         differences = []

@@ -62,6 +62,7 @@ class Filtered(OverAnother):
     @property
     @override
     def unbiased(self) -> bool:  # type: ignore[override]
+        # If both learn, the other problems' values, from which the gains are learnt, depend on this problem.
         return self.over.unbiased and not (self._learns_gains and self.over.learns_from_others)
 
     @property
@@ -70,6 +71,7 @@ class Filtered(OverAnother):
 
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
+        """Returns the values and baselines of the estimator `over`, smoothed with the gains g and h."""
         estimates = self.over.values(valuation)
         errors = []
         for step_values, answer in zip(estimates, valuation.answers, strict=True):

@@ -46,6 +46,7 @@ class Siblings(ValueEstimator):
 
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
+        """Returns for each state the mean reward of the other answers that went through it."""
         rewards = valuation.sibling_rewards()
         values: list[StepValues] = []
         for answer in valuation.answers:
@@ -70,6 +71,8 @@ class ToppedUp(ValueEstimator):
 
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
+        """Returns for each state the mean over the rewards of the other answers that went through it, and of
+        so many continuations that there are at least `samples` rewards."""
         rewards = valuation.sibling_rewards()
         # `missing` has the number of continuations of each state. Each reward of another answer that went
         # through the state replaces one of the `samples` continuations. The number of these rewards may

@@ -46,6 +46,7 @@ class Smoothed(OverAnother):
 
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
+        """Returns the values of the estimator `over`, smoothed as noisy observations of a random walk."""
         estimates = self.over.values(valuation)  # `over` is the estimator whose values are smoothed
         # `pool_columns` exchanges columns between ranks by name, so lags are names here: "1", "2", …
         squares_by_lag: dict[str, list[float]] = {str(lag): [] for lag in LAGS}

@@ -147,6 +147,7 @@ class Served(Policy):
 
     @override
     def check_answers(self, sampling: SamplingParams) -> Iterable[Finding]:
+        """Yields findings about a context that is longer than the model's, or leaves no room for a prompt."""
         longest = self.model.longest
         if longest is not None and longest < self.context_length:
             yield Finding(
@@ -178,6 +179,7 @@ class Served(Policy):
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
         self.model.check_at_start()
+        # `_no_alphabet` raises an error for a model that asks for a task's alphabet: rows have none.
         tokenizer = self.model.load_tokenizer(_no_alphabet)
         codec = self.model.codec(tokenizer)
         memory = _memory_folder(place)
@@ -228,6 +230,7 @@ class Served(Policy):
         requests, asked_questions = self._requests(questions, codec, sampling, keep)
 
         def keep_completion(index: int, completions: list[Completion]) -> None:
+            """Gives the answer to a question to `keep`. The index is that of the question's request."""
             question = asked_questions[index]
             [completion] = completions  # a request asks for one sample
             reply = PolicyReply(
@@ -255,10 +258,10 @@ class Served(Policy):
             prompt_ids = codec.encode_prompt(question.problem)
             tokens_left = self.context_length - len(prompt_ids)
             if tokens_left < 1 or not len(prompt_ids):
-                keep(question, None)
+                keep(question, None)  # None: it can't be asked
                 continue
             limited_sampling = replace(sampling, max_tokens=min(sampling.max_tokens, tokens_left))
-            request = Request(prompt_ids, question.seed, 1, limited_sampling, reads_logprobs=False)
+            request = Request(prompt_ids, question.seed, n=1, sampling=limited_sampling, reads_logprobs=False)
             requests.append(request)
             asked_questions.append(question)
         return requests, asked_questions
@@ -304,11 +307,13 @@ class AtAddresses(Policy):
 
     @override
     def identity(self) -> object:
+        # The URLs, for example, don't change an answer.
         return [(address.model, address.api, address.extra) for address in self.addresses]
 
     @override
     @contextmanager
     def opened(self, sampling: SamplingParams, place: AskingShard) -> Iterator[Ask]:
+        """Yields the function that asks one of the addresses. The shards are spread over the addresses."""
         chosen = self.addresses[place.shard % len(self.addresses)]
         settings = replace(chosen, temperature=sampling.temperature, max_tokens=sampling.max_tokens)
         yield partial(self._ask, settings, sampling)
@@ -411,6 +416,8 @@ class _AskedAddress:
                 self._take_reply(question, reply)
 
     def _take_refusal(self, question: SampleQuestion, error: RequestRefused) -> None:
+        """Keeps a refused request as the question's reply, once the address has answered a question. Before
+        that, the address may refuse every request, and is given up after some refusals."""
         refusal = NoReply(REFUSED, str(error))
         if self.is_answering:  # so the refusal is about this question
             self.keep(question, refusal)
@@ -423,6 +430,7 @@ class _AskedAddress:
             )
 
     def _take_failed_request(self, question: SampleQuestion, error: Unanswered) -> None:
+        """Notes a request that failed. Gives the address up after too many of them in a row."""
         self.unanswered.append(f"row {question.row}: {error}")
         self.unanswered_in_a_row += 1
         if self.unanswered_in_a_row >= self.settings.give_up_after:
@@ -431,6 +439,7 @@ class _AskedAddress:
             )
 
     def _take_reply(self, question: SampleQuestion, reply: EndpointReply) -> None:
+        """Keeps the reply to a question, which may have no text."""
         self.unanswered_in_a_row = 0
         self.is_answering = True
         if reply.why_empty is not None:

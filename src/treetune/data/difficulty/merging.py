@@ -109,6 +109,7 @@ def rates_by_key(path: Path) -> dict[str, float]:
 
 
 def write_rates(path: Path, rows: Iterable[RowRate]) -> None:
+    """Writes the rates as a Parquet file, which `read_rates` reads."""
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
@@ -136,6 +137,7 @@ def merge(pipeline: EstimateDifficulty, source: Path, output: Path, console: Con
     rates = [_rate(row, graded[row.index], pipeline.answers.samples) for row in input_rows(source)]
 
     def with_rates() -> Iterator[DomainRow]:
+        """Yields the source's rows, each with its pass rate if it has one."""
         for input_row, rate in zip(input_rows(source), rates, strict=True):
             # The column of the source's row is removed: an old rate in it would pass for one of this
             # estimate.
@@ -248,10 +250,12 @@ def _without_answer(graded: Mapping[int, Mapping[int, Mapping[str, Any]]]) -> di
 
 
 def _mean(rows: Sequence[RowRate]) -> float | None:
+    """Returns the mean pass rate; None without rows."""
     return math.fsum(row.correct / row.answers for row in rows) / len(rows) if rows else None
 
 
 def _bins(rows: Sequence[RowRate]) -> dict[str, int]:
+    """Returns the number of rows in each bin of pass rates, in the order of the bins."""
     rows_by_bin = Counter(bin_of(row.correct, row.answers) for row in rows)
     return {name: rows_by_bin[name] for name, _, _ in BINS}
 

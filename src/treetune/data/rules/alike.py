@@ -90,7 +90,9 @@ def word_list(text: str) -> list[str]:
     formulas (`plain_notation`). In scripts without spaces between words (Chinese, Japanese, Thai, Lao, Khmer,
     Burmese), each character is a word. A text that has only signs is cut at its spaces.
     """
-    text = _THIN_SPACES.sub(",", text)  # NFKC makes plain spaces of them
+    # A thin space between the digits of a number becomes a comma, which `plain_notation` removes. NFKC would
+    # make a plain space of it, and two words of the number.
+    text = _THIN_SPACES.sub(",", text)
     # Powers and fractions are set apart first, since NFKC would make 102 of 10², and 31/2 of 3½.
     text = _FRACTION.sub(r" \g<0>", _POWER.sub(r"^\g<0>", _INVISIBLE.sub("", text)))
     text = unicodedata.normalize("NFKC", text).casefold()
@@ -149,13 +151,14 @@ class ExactDuplicates(Rule):
 
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
+        """Drops the rows whose prompts are the same as that of an earlier row."""
         first_by_words: dict[int, tuple[str, str]] = {}  # place and ground truth, by a hash of the words
         dropped = {}
         contradicting = 0
         for row in rows:
             text = prompt_text(row.row)
             words = word_list(text) if self.loose else text.split()
-            key = hash_number(" ".join(words), 16)
+            key = hash_number(" ".join(words), size=16)
             ground_truth = row.row[REWARD_MODEL][GROUND_TRUTH]
             first_place, first_ground_truth = first_by_words.setdefault(key, (row.place, ground_truth))
             if first_place == row.place:  # it is the first one itself
@@ -199,12 +202,14 @@ class NearDuplicates(Rule):
 
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
+        """Drops the rows whose similarity to an earlier kept row is `similarity` or more."""
         import numpy as np
         from datasketch import MinHash, MinHashLSH
 
         bands = bands_for(self.similarity, self.permutations)
         index = MinHashLSH(num_perm=self.permutations, params=bands)
         # This sketch is copied for each row. Making a new one would draw its permutations, which takes long.
+        # `_hash_of_hash` changes nothing, since the sketches get hashes of the runs already.
         empty = MinHash(num_perm=self.permutations, seed=1, hashfunc=_hash_of_hash)
         kept: dict[int, _Kept] = {}
         dropped = {}
@@ -213,7 +218,7 @@ class NearDuplicates(Rule):
                 context.progress(done, len(rows))
             words = word_list(prompt_text(row.row))
             # Hashes have four bytes, since MinHash takes numbers of 32 bits.
-            hashes_of_runs = (hash_number(run, 4) for run in runs(words, self.ngram))
+            hashes_of_runs = (hash_number(run, size=4) for run in runs(words, self.ngram))
             hashes = np.unique(np.fromiter(hashes_of_runs, np.uint32))
             source = row.row[DATA_SOURCE]
             sketch = empty.copy()
@@ -334,6 +339,7 @@ class Contamination(Rule):
 
     @override
     def reads(self) -> Sequence[Path]:
+        """Returns the files of the test sets that are in files."""
         paths: list[Path] = []
         for test_set in self.against:
             if isinstance(test_set.source, InFiles):
@@ -342,6 +348,7 @@ class Contamination(Rule):
 
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
+        """Finds the training rows that match a problem of a test set, and drops or reports them."""
         problems = _TestProblems(self)
         matches: Counter[str] = Counter()  # by test set
         why_by_number = {}
@@ -361,7 +368,7 @@ class Contamination(Rule):
         }
         if self.action == "report":
             details["matching_rows"] = {str(number): why for number, why in why_by_number.items()}
-            return Verdict({}, details)
+            return Verdict(dropped={}, details=details)
         return Verdict(why_by_number, details)
 
 

@@ -46,6 +46,7 @@ class KeepWhere(Rule):
 
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
+        """Drops the rows for which the expression isn't true."""
         dropped = {}
         for row in rows:
             try:
@@ -88,6 +89,7 @@ class Length(Rule):
 
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
+        """Drops the rows whose prompt or ground truth is too short or too long."""
         # `_no_alphabet` raises an error for a model that asks for a task's alphabet: rows have none.
         codec = self.model.codec(self.model.load_tokenizer(_no_alphabet)) if self.model else None
         dropped = {}
@@ -153,6 +155,7 @@ class Quotas(Rule):
 
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
+        """Drops the rows of each data source, or of each domain, beyond its quota."""
         numbers_by_group: dict[str, list[int]] = defaultdict(list)
         random_keys: dict[int, int] = {}  # by the number of the row
         for row in rows:
@@ -231,6 +234,7 @@ class PassRates(Rule):
 
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
+        """Drops the rows that are too hard for the strong model, or too easy for the weak one."""
         # For each model: the column of its rates, its name, the place of its rates, and the bound.
         bounds: list[tuple[str, str, str | None, float | None]] = [
             (LOW_PASS_RATE, "strong", self.strong, self.low),
@@ -256,7 +260,7 @@ class PassRates(Rule):
                     if self.missing == "drop":
                         dropped.setdefault(row.number, why)
                     continue
-                if place is not None:
+                if place is not None:  # the rates are not in the rows yet
                     values.setdefault(column, {})[row.number] = rate
                 if bound is None:
                     continue
@@ -264,6 +268,7 @@ class PassRates(Rule):
                     dropped.setdefault(row.number, f"too hard: the strong model's rate is {rate:g}")
                 elif column == HIGH_PASS_RATE and rate >= bound:
                     dropped.setdefault(row.number, f"too easy: the weak model's rate is {rate:g}")
+        # Only the text before the colon is counted: the text after it may differ from row to row.
         reasons = Counter(why.partition(":")[0] for why in dropped.values())
         return Verdict(dropped, {"why": dict(reasons.most_common()), "without_a_rate": dict(missing)}, values)
 

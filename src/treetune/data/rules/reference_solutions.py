@@ -57,6 +57,7 @@ class ReferenceSolutions(Rule):
 
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
+        """Drops the rows none of whose reference solutions is graded as correct."""
         if absent := missing_requirements(self.grader.parts()):
             raise ValueError(f"reference solutions can't be graded here: {'; '.join(absent)}")
         dropped: dict[int, str] = {}

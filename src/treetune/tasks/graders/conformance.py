@@ -120,7 +120,7 @@ def _wrong_verdicts(pool: GraderPool, case: Case, skip: frozenset[str]) -> Itera
     Responses in `skip` are not graded.
     """
     problem, best = case.problem, pool.grader.best
-    hostile = [response for response, _ in hostile_answers(7, HOSTILE)]
+    hostile = [response for response, _ in hostile_answers(seed=7, count=HOSTILE)]
     responses_by_kind = {
         "right": case.right,
         "wrong": case.wrong,
@@ -281,7 +281,8 @@ def _hostile_text(kind: str, draw: random.Random) -> str:
             depth = draw.choice((5, 30, 300, 5000))
             opening, closing = draw.choice(_NESTS)
             digit = str(draw.randint(0, 9))
-            return opening * depth + digit + closing * (depth - draw.choice((0, 0, 1, depth)))
+            left_open = draw.choice((0, 0, 1, depth))
+            return opening * depth + digit + closing * (depth - left_open)
         case "long":
             piece = draw.choice(_REPEATED)
             return piece * (100_000 // len(piece))

@@ -117,6 +117,7 @@ class CountdownGrader(Grader):
 
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
+        """Grades an expression as malformed, wrong or correct."""
         target, given_numbers = read_gold(problem.gold)
         text, equals, _ = extracted.partition("=")
         try:

@@ -83,10 +83,11 @@ def fenced_blocks(text: str, *languages: str, unclosed: bool = False) -> list[st
     opening: re.Match[str] | None = None
     lines: list[str] = []
 
-    def close(block_of: re.Match[str]) -> None:
-        """Adds the block that the fence `block_of` has opened, if its language is among `languages`."""
-        if not languages or _language(block_of) in languages:
-            blocks.append("\n".join(_unindented(line, block_of["before"]) for line in lines))
+    def close_block(opened_by: re.Match[str]) -> None:
+        """Adds the lines of the block that the fence `opened_by` has opened, if its language is among
+        `languages`."""
+        if not languages or _language(opened_by) in languages:
+            blocks.append("\n".join(_unindented(line, opened_by["before"]) for line in lines))
 
     for line in text.split("\n"):
         fence = _FENCE.fullmatch(line.rstrip("\r"))
@@ -101,10 +102,10 @@ def fenced_blocks(text: str, *languages: str, unclosed: bool = False) -> list[st
             # never closed.
             opening, lines = fence, []
         else:
-            close(opening)
+            close_block(opening)
             opening = None
     if unclosed and opening is not None:
-        close(opening)
+        close_block(opening)
     return blocks
 
 

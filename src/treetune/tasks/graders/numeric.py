@@ -73,6 +73,8 @@ class Numeric(Grader):
 
     @override
     def extract(self, response: str, problem: Problem) -> str | None:
+        """Returns the answer after the marker or, without one, the last number or the last box, as
+        `without_marker` says. Returns None if there is no such answer, or if it is denied."""
         answer = after_marker(response, self.marker)
         if not answer and self.without_marker == "last_number":
             answer = last_number(response)
@@ -84,6 +86,8 @@ class Numeric(Grader):
 
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
+        """Compares the answer with the gold: as numbers or, if one of them can't be read as a number, as
+        texts."""
         gold = after_marker(problem.gold, self.marker)
         if gold is None:  # the gold is the answer itself, not a worked solution
             gold = problem.gold.replace(self.marker, "").strip()
@@ -121,6 +125,8 @@ class Gsm8kExact(Grader):
 
     @override
     def extract(self, response: str, problem: Problem) -> str | None:
+        """Returns the text after the last ``####``, or the last number without `original_format`. Returns
+        None if there is none."""
         if self.original_format:
             _, marker, text = response.rpartition("####")
             return text.strip() if marker else None
@@ -267,7 +273,7 @@ class WrittenNumber:
 
 
 def write_exactly(value: Fraction) -> str:
-    """Writes a fraction as a decimal if that is finite: ``0.125``, but ``1/3``."""
+    """Writes a fraction as a decimal if that has at most 50 places: ``0.125``, but ``1/3``."""
     # A fraction is a finite decimal if its denominator has no prime factors but 2 and 5.
     other_factors = value.denominator
     twos = fives = 0

@@ -115,8 +115,9 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         self._has_services = False
         self._context = context or ServiceContext()
         self._pool = Pool("the grader pool", workers, memory_gib, _grade_lost_answer)
-        for part in (part for part in grader.parts() if part.isolation != "inline"):
-            self._number(part)
+        for part in grader.parts():
+            if part.isolation != "inline":
+                self._number(part)  # registers the grader in the pool of processes and threads
 
     def submit(
         self, response: str, problem: Problem, *, decided: bool = False, follows_prompt: bool = True
