@@ -38,7 +38,7 @@ from treetune.rollouts.storage import (
     write_trajectories,
 )
 from treetune.seeds import derive_seed
-from treetune.store.journal import read_rows
+from treetune.store.journal import read_journal
 from treetune.tasks.base import Task
 from treetune.tasks.steps import ends_of_lines
 from treetune.trainer.tokens import Sequences, flat_of_trained
@@ -211,7 +211,7 @@ def measure_steps(tokens: int, folder: Path, codec: TextCodec) -> SizeResult:
     del trees, episodes, sequences, context
 
     with clock.measure("read journal"):
-        journaled = [completions_of_row(row) for row in read_rows(folder / "journal.jsonl")]
+        journaled = [completions_of_row(row) for row in read_journal(folder / "journal.jsonl")]
     assert len(journaled) == len(problems)
     del journaled
     with clock.measure("read trajectories"):

@@ -88,7 +88,7 @@ def measure_phases(setting: Setting, replicas: int) -> dict[str, Measurement]:
         PolicyServer.start(session) as server,
         RunResources.open(session, server) as resources,
     ):
-        server.ready()
+        server.wait_until_ready()
         # vLLM makes sockets in this folder, so its path has to be short.
         with (
             tempfile.TemporaryDirectory() as scratch,
@@ -256,7 +256,7 @@ def measure_public_routes(setting: Setting) -> dict[str, Measurement]:
         RunResources.open(session, server) as resources,
         tempfile.TemporaryDirectory() as scratch,
     ):
-        server.ready()
+        server.wait_until_ready()
         our_engine = server.engine
         assert our_engine is not None
         recording = RecordingEngine(our_engine)

@@ -128,7 +128,7 @@ def draw_requests(count: int, shape: Shape) -> list[Request]:
 def measure(engine: VllmEngine, offline: Child, requests: list[Request], repeats: int) -> dict[str, Any]:
     """Has the server and ``LLM.generate`` answer the requests in turns."""
     (replica,) = engine._replicas
-    server = replica.server.ready()
+    server = replica.server.wait_until_ready()
     requests_of_offline = [request_as_json(request) for request in requests]
     cpu_seconds: dict[str, list[float]] = {"client": [], "HTTP": [], "core": []}
     digests = set()

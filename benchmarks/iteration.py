@@ -80,7 +80,7 @@ def measure_iterations(setting: Setting, config: PolicyIteration) -> Measurement
         start_trl(setting, session, steps) as trl,
     ):
         trainer = make_trainer(session)
-        server.ready()
+        server.wait_until_ready()
         trl.wait_ready(deadline=START_S)
         our_iterations: list[dict[str, Any]] = []
         trl_steps: list[dict[str, Any]] = []
@@ -120,7 +120,7 @@ def run_iteration(resources: RunResources, trainer: PolicyTrainer, iteration: in
         metrics |= trainer.train(iteration, episodes)
     with clock.phase("sync"):
         resources.server.offer(trainer, iteration + 1)
-        resources.server.ready()
+        resources.server.wait_until_ready()
     seconds = time.perf_counter() - start
     lengths = [len(episode.response_ids) for episode in episodes]
     numbers = {

@@ -34,8 +34,8 @@ from treetune.models.shapes import PUBLISHED, Shape, shape_of  # noqa: E402
 from treetune.objectives.policy_gradient import ClippedPolicyGradient  # noqa: E402
 from treetune.runtime.base import PolicyIteration, Runtime  # noqa: E402
 from treetune.runtime.machine import GIB, MIB, Machine, described_machine  # noqa: E402
-from treetune.runtime.planning.plan import Plan, remedy  # noqa: E402
-from treetune.runtime.planning.report import estimates, predicted  # noqa: E402
+from treetune.runtime.planning.plan import Plan, find_remedy  # noqa: E402
+from treetune.runtime.planning.report import estimate_phases, predict_metrics  # noqa: E402
 from treetune.trainer.base import Trainer  # noqa: E402
 
 PAGE = ROOT / "docs/results/plan.md"
@@ -179,7 +179,7 @@ def rows_of_gpus(experiments: Mapping[str, ShippedExperiment]) -> Iterator[str]:
 def describe_fit(plan: Plan) -> str:
     """Returns the GiB of a GPU in the phase that needs most, or else the change that makes the plan fit."""
     if not plan.fits:
-        change = remedy(plan)
+        change = find_remedy(plan)
         return "no" if change is None else f"with {change.text}"
     uses_of_gpus = [use for use in plan.uses if "GPU" in use.where]
     largest = max(uses_of_gpus, key=lambda use: use.needed)
@@ -362,7 +362,7 @@ def section_of_published_runs(experiments: Mapping[str, ShippedExperiment]) -> I
         "sequences as their cache holds."
     )
     plan = experiments["polIter_deepseekSft2_vineppo_MATH"].plan(described_machine(8, GPU_GIB))
-    seconds_of_phases = {estimate.phase: estimate.seconds for estimate in estimates(plan)}
+    seconds_of_phases = {estimate.phase: estimate.seconds for estimate in estimate_phases(plan)}
     rate = plan.work.continued_tokens / seconds_of_phases["continuations"]
     yield ""
     yield (
@@ -390,7 +390,7 @@ def section_of_quickstart(vineppo: ShippedExperiment) -> Iterator[str]:
     two_servers = replace(vineppo.root.engines, policy=replace(policy, replicas=2))
     with_two_servers = replace(vineppo, root=replace(vineppo.root, engines=two_servers))
     plan = with_two_servers.plan(replace(LAPTOP, cores=2))
-    planned_seconds = predicted(plan)
+    planned_seconds = predict_metrics(plan)
     for phases, measured in QUICKSTART_SECONDS.items():
         planned = sum(planned_seconds[f"seconds/{phase}"] for phase in phases.split(" + "))
         yield f"| {phases} | {planned:.2f} | {measured:.2f} | {planned / measured - 1:+.0%} |"

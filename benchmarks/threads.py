@@ -19,7 +19,7 @@ from treetune.trainer.base import Trainer
 from treetune.trainer.batches import Layout
 from treetune.trainer.core import PolicyTrainer
 from treetune.trainer.ranks import Ranks
-from treetune.vocabulary import Branch, Episode, Stretch, logprob_array, token_array
+from treetune.vocabulary import Branch, Episode, SegmentSpan, logprob_array, token_array
 
 LAYOUTS: dict[str, Layout] = {"tree": "tree", "rows": "padded"}
 VOCABULARY = 64
@@ -130,7 +130,7 @@ def make_up_episodes(problems: int, samples: int, vocabulary: int) -> list[Episo
             for ids, is_trained, branch in parts:
                 response += ids
                 trained += [is_trained] * len(ids)
-                stretches.append(Stretch(len(response), branch))
+                stretches.append(SegmentSpan(len(response), branch))
             episodes.append(
                 Episode(
                     prompt_ids=token_array(prompt),

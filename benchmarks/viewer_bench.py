@@ -270,17 +270,17 @@ def episode_columns(answers: Answers, schema: Any) -> Columns:
     type_of_logprobs = schema.field("behaviour_logprobs").type
     return {
         "prompt_ids": [[1, 2, 3]] * count,
-        "response_ids": make_lists(answers.token_ids, tokens, columns.IDS),
-        "trained": make_lists(np.ones(count * tokens, bool), tokens, columns.MASK),
+        "response_ids": make_lists(answers.token_ids, tokens, columns.IDS_TYPE),
+        "trained": make_lists(np.ones(count * tokens, bool), tokens, columns.MASK_TYPE),
         "reward": answers.scores,
         "score": answers.scores,
         "group": answers.problems,
         "trajectory": trajectories,
         "prompt": answers.prompts,
         "policy_version": [answers.iteration] * count,
-        "advantages": make_lists(advantages, tokens, columns.NUMBERS),
+        "advantages": make_lists(advantages, tokens, columns.NUMBERS_TYPE),
         "behaviour_logprobs": make_lists(answers.logprobs, tokens, type_of_logprobs),
-        "step_values": make_lists(answers.step_values.reshape(-1), answers.steps, columns.NUMBERS),
+        "step_values": make_lists(answers.step_values.reshape(-1), answers.steps, columns.NUMBERS_TYPE),
         "pair": [None] * count,
         "chosen": [None] * count,
         "stretches": [[]] * count,
@@ -301,7 +301,7 @@ def make_batch(kind: str, answers: Answers, schema: Any) -> Any:
     values |= {
         "finish_reason": answers.finish_reasons,
         "text": answers.texts,
-        "step_ends": make_lists(np.tile(ends, len(answers)), answers.steps, columns.IDS),
+        "step_ends": make_lists(np.tile(ends, len(answers)), answers.steps, columns.IDS_TYPE),
     }
     arrays = []
     for field in schema:
@@ -378,7 +378,7 @@ def make_answers(folder: Path, iterations: int, different: int, tokens: int) -> 
         rows.append(row)
         write_record(iteration_folder / ITERATION_METRICS, row)
         print(f"\riteration {iteration + 1} of {iterations}", end="", file=sys.stderr, flush=True)
-    directory.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    directory.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     print(file=sys.stderr)
 
 
@@ -432,7 +432,7 @@ def write_run(folder: Path, name: str, seed: int, method: int, iterations: int) 
     # Random walks, divided by the root of their length.
     walks = generator.normal(size=(iterations, len(names))).cumsum(0)
     values = np.abs(walks) / np.sqrt(np.arange(1, iterations + 1))[:, None]
-    with directory.metrics.open("w") as file:
+    with directory.metrics_file.open("w") as file:
         for iteration, values_of_iteration in enumerate(values.tolist()):
             row = {"iteration": iteration, "wall_time": 1.7e9 + iteration}
             row |= dict(zip(names, values_of_iteration, strict=True))

@@ -15,7 +15,7 @@ from tests.support.tiny_trainer import dense_mask
 from treetune.prefix_tree import GrowingTree, PrefixTree
 from treetune.trainer.batches import micro_batch
 from treetune.trainer.tokens import Sequences
-from treetune.vocabulary import Episode, Stretch
+from treetune.vocabulary import Episode, SegmentSpan
 
 ROWS = st.lists(st.lists(st.integers(0, 2), max_size=12), min_size=1, max_size=12)
 """Rows of few kinds of tokens, so that many begin alike, and some are prefixes of others."""
@@ -113,7 +113,7 @@ def test_a_joined_answer_and_its_threads():
         group="p",
         trajectory="p#0",
         policy_version=0,
-        stretches=tuple(Stretch(end, branch) for end, (branch, _) in ends.items()),
+        stretches=tuple(SegmentSpan(end, branch) for end, (branch, _) in ends.items()),
     )
     sequences = Sequences.of([episode])
     batch = micro_batch(sequences, sequences.rows_of((0,)), "tree", torch.device("cpu"))

@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from treetune.runtime.sinks import Sink
     from treetune.seeds import derived_random
     from treetune.tasks.base import GeneratedTask, Split, Task
-    from treetune.tasks.drawing import Drawing, DrawingRule
+    from treetune.tasks.drawing import DrawingContext, DrawingRule
     from treetune.tasks.graders.base import Grader
     from treetune.tasks.graders.conformance import Case, conformance
     from treetune.tasks.graders.extraction import fenced_blocks, find_values, last_between, last_box
@@ -132,7 +132,7 @@ __all__ = [  # noqa: RUF022
     "MixedTask",
     "task_of",
     "DrawingRule",
-    "Drawing",
+    "DrawingContext",
     "Split",
     # Graders: text and gold to a score, and the suite that tries a grader of yours
     "Grader",
@@ -310,7 +310,7 @@ _NAMES_IN = {
     "treetune.runtime.sinks": ("Sink",),
     "treetune.seeds": ("derived_random",),
     "treetune.tasks.base": ("GeneratedTask", "Split", "Task"),
-    "treetune.tasks.drawing": ("Drawing", "DrawingRule"),
+    "treetune.tasks.drawing": ("DrawingContext", "DrawingRule"),
     "treetune.tasks.graders.base": ("Grader",),
     "treetune.tasks.graders.conformance": ("Case", "conformance"),
     "treetune.tasks.graders.extraction": ("fenced_blocks", "find_values", "last_between", "last_box"),

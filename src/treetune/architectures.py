@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-LONGEST = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length")
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length")
 """Keys of config.json for the number of positions, the most common one first."""
 
-MOST_TOKENS = 4096
+PROBE_TOKENS = 4096
 """`probe_rows` makes rows of tokens below this id: the start of the vocabulary."""
 
 _EXTENDED_ALREADY = ("gemma3", "gemma3_text")
@@ -33,7 +33,7 @@ def longest_context(config: Mapping[str, Any]) -> int | None:
     the scaled number already.
     """
     text = _text_config(config)
-    longest = next((text[name] for name in LONGEST if isinstance(text.get(name), int)), None)
+    longest = next((text[name] for name in CONTEXT_KEYS if isinstance(text.get(name), int)), None)
     if longest is None or longest <= 0:
         return None
     for rope in rope_settings(text):
@@ -118,7 +118,7 @@ def probe_rows(config: Any, lengths: Sequence[int]) -> list[list[int]]:
         for key, value in settings.items():
             if isinstance(value, int) and key.endswith(("token_id", "token_index")):
                 special.add(value)
-    ordinary = [token for token in range(min(text.vocab_size, MOST_TOKENS)) if token not in special]
+    ordinary = [token for token in range(min(text.vocab_size, PROBE_TOKENS)) if token not in special]
     rows = []
     for number, length in enumerate(lengths):
         # Neighbouring tokens are 37 places apart in the vocabulary, and rows begin at different tokens, so

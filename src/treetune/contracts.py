@@ -20,7 +20,7 @@ from typing_extensions import override
 
 KeyPath = tuple[str, ...]
 
-ROOT = "$"
+CONFIG_ROOT = "$"
 """The first step of a key that counts from the configuration's root, for findings about other parts. In
 Jsonnet, too, ``$`` is the root."""
 
@@ -71,10 +71,10 @@ class Finding:
 
         Args:
             part: The key of the part that found the problem. The finding's key counts from there, unless it
-                begins with `ROOT`.
+                begins with `CONFIG_ROOT`.
         """
         steps = tuple(self.key.split(".")) if isinstance(self.key, str) else self.key
-        if steps[:1] == (ROOT,):
+        if steps[:1] == (CONFIG_ROOT,):
             return steps[1:]
         return part + tuple(step for step in steps if step)  # the key "" is split into one empty step
 
@@ -126,6 +126,22 @@ class Experiment(Protocol):
     problems_per_iteration: int | None
     context_length: int
     restart: str
+
+
+def innermost_rollout(rollout: Any, key: str = "$.rollout") -> tuple[Any, str]:
+    """Returns the rollout that samples answers, and its key.
+
+    Other rollouts may be around it, such as `until_mixed`, whose `rollout` it is. Example: for the rollout
+    ``{type: 'until_mixed', rollout: {type: 'single_turn', …}, …}``, returns the `single_turn` and the key
+    ``$.rollout.rollout``.
+
+    Args:
+        rollout: The outermost rollout.
+        key: The key of the outermost rollout.
+    """
+    while (inner_rollout := getattr(rollout, "rollout", None)) is not None:
+        rollout, key = inner_rollout, f"{key}.rollout"
+    return rollout, key
 
 
 class Part:

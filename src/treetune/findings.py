@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NoReturn
 
-from treetune.contracts import ROOT, Feature, Finding, KeyPath, Need, Part
+from treetune.contracts import CONFIG_ROOT, Feature, Finding, KeyPath, Need, Part
 from treetune.exceptions import Incomplete
 
 
@@ -201,8 +201,8 @@ def _finding_of_lack(feature: Feature, needing: Sequence[tuple[Placed, Need]]) -
     lack = f"what is given is {too_little[0]}" if too_little else "nothing here gives that"
     verb = "needs" if len(needing) == 1 else "need"
     what = f"{who} {verb} {feature.words}, and {lack}"
-    # A key that begins with `ROOT` counts from the configuration's root, and not from the part.
-    return placed.path, Finding(what, (ROOT, *placed.path), need.remedy or feature.remedy)
+    # A key that begins with `CONFIG_ROOT` counts from the configuration's root, and not from the part.
+    return placed.path, Finding(what, (CONFIG_ROOT, *placed.path), need.remedy or feature.remedy)
 
 
 def label(placed: Placed) -> str:

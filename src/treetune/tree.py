@@ -350,7 +350,7 @@ class Sharing:
             reach[stretch] = 1.0 if parent == ROOT else reach[parent] / len(children[parent])
         return Sharing(paths, lengths, children, below, reach)
 
-    def branch_at(self, leaf: int, length: int) -> int:
+    def stretch_at(self, leaf: int, length: int) -> int:
         """Returns the stretch of the answer's token at index `length`.
 
         Two answers for which this method returns the same stretch share the token: it was sampled once.

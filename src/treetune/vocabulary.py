@@ -408,12 +408,12 @@ def are_sampled(segments: Sequence[Segment]) -> Column:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class SegmentSpan:
     """The response tokens of a segment, as offsets: from the `end` of the previous stretch, or 0, to `end`.
 
     Example: three tokens before a block, and two threads of four tokens::
 
-        (Stretch(3, ()), Stretch(7, ((0, 0),)), Stretch(11, ((0, 1),)))
+        (SegmentSpan(3, ()), SegmentSpan(7, ((0, 0),)), SegmentSpan(11, ((0, 1),)))
     """
 
     end: int
@@ -553,7 +553,7 @@ class Episode(Columnar):
     score: float = None  # type: ignore[assignment]  # `__post_init__` sets it
     """The grader's reward, by which selections tell correct answers from others. If it is left out, it is
     `reward`."""
-    stretches: tuple[Stretch, ...] = ()
+    stretches: tuple[SegmentSpan, ...] = ()
     """The segments of an answer with threads. Their branches determine which earlier tokens were in a token's
     context when it was sampled. Empty if each token was sampled after all tokens before it."""
     domain: str = ""

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.shipped import CONFIGS, whole_configurations
 from treetune.config import lexer
-from treetune.config.catalogue import FRAGMENTS, entries, first_sentence, kind_of
+from treetune.config.catalogue import FRAGMENTS, find_configurations, first_sentence, kind_of
 from treetune.config.layers import configurations
 from treetune.main import main
 
@@ -89,8 +89,8 @@ def test_a_first_sentence_ends_at_its_dot_and_not_in_an_abbreviation() -> None:
 def test_configurations_are_listed_under_their_kind_and_by_a_word_of_their_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert [entry.name for entry in entries() if "/" not in entry.name]  # configs/ itself
-    assert {entry.name for entry in entries()} == set(NAMES)
+    assert [entry.name for entry in find_configurations() if "/" not in entry.name]  # configs/ itself
+    assert {entry.name for entry in find_configurations()} == set(NAMES)
     assert main(["configs", "rloo"]) == 0
     listed = capsys.readouterr().out
     assert "quickstart/rloo.jsonnet" in listed and "credit/rloo.jsonnet" in listed

@@ -28,6 +28,7 @@ from treetune.objectives.base import Objective
 from treetune.objectives.further_inputs import TeacherObjective
 from treetune.rollouts.base import Rollout
 from treetune.tasks.base import Task
+from treetune.tasks.graders.base import Grader
 from treetune.tasks.mixed import MixedTask
 
 MAIN = Path(__file__).parents[2] / "src" / "treetune" / "main.py"
@@ -64,6 +65,11 @@ def test_modules_of_today_are_not_said_to_have_moved() -> None:
             "write `from treetune import Engine, Request`",
         ),
         ("from treetune.domains.sandbox.base import Limits", "write `from treetune import ProgramLimits`"),
+        ("from treetune import Drawing", "write `from treetune import DrawingContext`"),
+        (
+            "from treetune.engine.given import read_key",
+            "treetune.engine.given is treetune.engine.serve_engine_servers now",
+        ),
         ("from treetune.tasks.graders.base import Unavailable", "write `from treetune import Unavailable`"),
         (
             "from treetune.trainers.objectives.base import (\n    Objective,\n    ratio_of,\n)",
@@ -137,6 +143,7 @@ def test_a_missing_library_is_not_taken_for_an_old_name(tmp_path: Path) -> None:
         (GroupCredit, {"reference": cached_property(method)}, "return treetune.TrainerScores"),
         (Credit, {"from_values": method}, "derive the credit from treetune.Gae"),
         (Credit, {"scores_texts": property(method)}, "it follows from `needs`"),
+        (Grader, {"behind_thought": method}, "its name is `after_thought`"),
         (Rollout, {"prepare": method}, "its name is `check_at_start`"),
         (Rollout, {"sampler": property(method)}, "its name is `rollout_for_fixed_problems`"),
     ],

@@ -62,6 +62,7 @@ def test_a_combination_that_makes_no_sense_is_refused_with_what_does(
         (TREE, f"{{{MONTE_CARLO}}}}}", OneLine()),
         (TREE, "{credit: {type: 'monte_carlo', values: {type: 'siblings'}}}", OneLine()),
         (f"{TREE},rollouts/until_mixed", "{}", OneLine()),
+        ("quickstart/grpo,credit/resets,rollouts/until_mixed", "{}", OneLine()),
         ("quickstart/grpo,credit/tree,rollouts/tree_last_states", "{}", OneLine()),
         ("quickstart/vineppo", f"{{{SERVED}, task+: {{grader: {{{JUDGE}}}}}}}", OneLine()),
         ("countdown/tiny_grpo", "{task+: {operators: ['*']}}", OneLine()),  # sampling needs no teacher

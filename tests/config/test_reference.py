@@ -78,6 +78,6 @@ def test_a_key_means_what_stands_below_its_field_or_the_sentences_that_name_it_o
 
 
 def test_an_entry_has_types_bounds_and_defaults() -> None:
-    keys = {key.name: key for key in reference.entry(Part).keys}
+    keys = {key.name: key for key in reference.part_entry(Part).keys}
     assert (keys["width"].type, keys["width"].default) == ("a number greater than 0", "1.0")
     assert keys["colour"].default == '"red"'

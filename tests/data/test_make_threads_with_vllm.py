@@ -55,7 +55,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     assert isinstance(engine, VllmEngine)
     try:
         engine.wait_ready()
-        address = engine._replicas[0].server.ready()
+        address = engine._replicas[0].server.wait_until_ready()
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("SERVER_KEY", address.key)
             yield address.url + "/v1"

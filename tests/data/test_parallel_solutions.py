@@ -36,9 +36,9 @@ from treetune.data.thread_blocks import (
     LineRange,
     SolutionBlock,
     ThreadGroup,
-    cut,
+    cut_blocks,
     json_list,
-    ranges,
+    read_thread_groups,
     saved_characters,
 )
 from treetune.domains.endpoints.asking import AnsweredRequest, AnswerJournal
@@ -60,7 +60,7 @@ def without_spaces(text: str) -> str:
 @given(st.lists(PIECES, max_size=20).map("".join) | st.text())
 def test_any_answer_is_groups_of_ranges_or_unreadable(answer: str) -> None:
     try:
-        groups = ranges(answer)
+        groups = read_thread_groups(answer)
     except Unreadable:
         return
     assert sum(map(len, groups)) == answer.lower().count("<thread>")
@@ -71,9 +71,11 @@ def test_groups_are_read_between_other_words() -> None:
     answer = (
         "So:\n```xml\n<parallel>\n <thread>lines 4-9</thread><thread> 10 – 17 </thread></parallel>\n```\n."
     )
-    assert ranges(answer) == [[(4, 9), (10, 17)]]
-    assert ranges("<parallel><thread>3</thread><thread>4</thread></parallel>") == [[(3, 3), (4, 4)]]
-    assert ranges("There is none: <none/>") == []
+    assert read_thread_groups(answer) == [[(4, 9), (10, 17)]]
+    assert read_thread_groups("<parallel><thread>3</thread><thread>4</thread></parallel>") == [
+        [(3, 3), (4, 4)]
+    ]
+    assert read_thread_groups("There is none: <none/>") == []
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_groups_are_read_between_other_words() -> None:
 )
 def test_none_inside_of_an_element_is_refused(answer: str) -> None:
     with pytest.raises(Unreadable, match=r"<none/> is inside of <(parallel|thread)>"):
-        ranges(answer)
+        read_thread_groups(answer)
 
 
 @given(st.text() | st.lists(st.sampled_from(["[", "]", "{", "}", '"a"', ",", ":", "1", " x"])).map("".join))
@@ -99,7 +101,7 @@ def test_any_answer_is_a_json_list_or_unreadable(answer: str) -> None:
 def test_kept_blocks_do_not_overlap_are_in_order_lose_no_word_and_save_enough(
     groups: list[ThreadGroup], lines: list[str], least: int
 ) -> None:
-    kept, dropped = cut(groups, lines, BlockRule(least, max_threads=3))
+    kept, dropped = cut_blocks(groups, lines, BlockRule(least, max_threads=3))
     assert len(kept) + len(dropped) == len(groups)
     assert all(block.last < next_block.first for block, next_block in pairwise(kept))
     for block in kept:
@@ -124,7 +126,7 @@ def test_a_parallel_text_has_the_words_of_the_solution_in_the_form_of_rollouts(
     parts = parts_of(solution)
     assert parts[0] + parts[1] + parts[2] == solution
     lines_of_thought = parts[1].split("\n")
-    kept, _ = cut(groups, lines_of_thought, BlockRule(1))
+    kept, _ = cut_blocks(groups, lines_of_thought, BlockRule(1))
     blocks = []
     for block in kept:
         outlines = tuple("x" * len(block.threads))
@@ -259,7 +261,7 @@ def test_a_block_is_dropped_with_its_reason() -> None:
     lines = ["a" * 300, "b" * 300, "c", "d" * 300]
     first, second, third, fourth = (LineRange(number, number) for number in (1, 2, 3, 4))
     groups = [[first, second], [second, fourth], [fourth, fourth], [third, fourth], []]
-    kept, dropped = cut(groups, lines, BlockRule(200))
+    kept, dropped = cut_blocks(groups, lines, BlockRule(200))
     assert kept == [SolutionBlock(1, 2, ("a" * 300, "b" * 300), (first, second))]
     assert sorted(block.reason for block in dropped) == [
         "fewer than two threads with text",

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as parquet
 import pytest
 
+from tests.support.shipped import experiment_of
 from treetune.contracts import Finding, TaskDemonstrations
 from treetune.domains.domain_rows import (
     domain_row,
@@ -28,11 +30,14 @@ from treetune.domains.domain_rows import (
 )
 from treetune.domains.mixture import Difficulty, Domain, Mixture
 from treetune.domains.routed_rows import RoutedRows, export_rows
+from treetune.findings import findings
 from treetune.main import main
 from treetune.tasks.arithmetic import AdditionChain
+from treetune.tasks.base import Task
 from treetune.tasks.countdown import Countdown
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.graders.numeric import Numeric
+from treetune.tasks.rows import QuestionRows
 from treetune.tasks.sources import InFiles, read_rows
 from treetune.vocabulary import Message, Problem
 
@@ -79,6 +84,38 @@ def test_the_longest_route_that_fits_grades(rows_file: Path) -> None:
     sum_problem = task.problems("train")[0]
     assert task.grader.grade("so it is #2", sum_problem).correct
     assert not task.grader.grade("so it is |2", sum_problem).correct
+
+
+def warnings_about_stop(experiment: Any) -> list[tuple[str, ...]]:
+    """Returns the keys of the warnings about stop strings that end no answer."""
+    keys = []
+    for key, finding in findings(experiment):
+        if finding.level == "warning" and "ends no answer" in finding.what:
+            keys.append(key)
+    return keys
+
+
+@pytest.mark.parametrize("type_of_task", ["rows", "questions"])
+def test_stop_strings_that_end_no_answer_are_reported(type_of_task: str, rows_file: Path) -> None:
+    experiment = experiment_of("quickstart/grpo", "{evaluation+: {rollout: null}}")
+    task: Task = rows_task(rows_file, stop=("#",))
+    if type_of_task == "questions":
+        task = QuestionRows(train=(str(rows_file),), grader=HASH, stop=("#",))
+    without_stop = replace(task, stop=())  # type: ignore[type-var]
+    with_stop_in_rollout = replace(experiment.rollout, stop=("#", "|"))  # type: ignore[type-var]
+    assert warnings_about_stop(replace(experiment, task=task)) == [("task", "stop")]
+    assert warnings_about_stop(replace(experiment, task=without_stop)) == []
+    assert warnings_about_stop(replace(experiment, task=task, rollout=with_stop_in_rollout)) == []
+    mixture = Mixture(domains={"all": Domain(task=task)})
+    assert warnings_about_stop(replace(experiment, task=mixture)) == []
+    # The evaluation's rollout samples the answers of its sets.
+    (first_set, *_) = experiment.evaluation.sets
+    evaluation = replace(experiment.evaluation, sets=(replace(first_set, task=task),))
+    assert warnings_about_stop(replace(experiment, evaluation=evaluation)) == [
+        ("evaluation", "sets", "0", "task", "stop")
+    ]
+    evaluation = replace(evaluation, rollout=with_stop_in_rollout)
+    assert warnings_about_stop(replace(experiment, evaluation=evaluation)) == []
 
 
 def test_a_row_becomes_a_conversation_or_a_raw_prompt(rows_file: Path) -> None:

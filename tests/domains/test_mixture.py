@@ -39,7 +39,7 @@ from treetune.exceptions import NoSplit
 from treetune.tasks.arithmetic import AdditionChain
 from treetune.tasks.base import Split, Task
 from treetune.tasks.countdown import Countdown
-from treetune.tasks.drawing import Drawing, Replacement, draw_problems
+from treetune.tasks.drawing import DrawingContext, Replacement, draw_problems
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.rows import Gsm8k
@@ -82,7 +82,7 @@ def mixture(
 
 def draw(task: Mixture, count: int, iteration: int = 0, **more: Any) -> list[Problem]:
     return task.drawing_rule().draw(
-        task.problems("train"), count, Drawing(more.pop("seed", 7), iteration, **more)
+        task.problems("train"), count, DrawingContext(more.pop("seed", 7), iteration, **more)
     )
 
 
@@ -212,7 +212,7 @@ def test_weights_by_size_and_temperature() -> None:
 
     def weights(weighting: Weighting) -> dict[str, float]:
         task = mixture(sizes, weighting=weighting)
-        return dict(task.drawing_rule().metrics(task.problems("train"), Drawing(0, 0)))
+        return dict(task.drawing_rule().metrics(task.problems("train"), DrawingContext(0, 0)))
 
     assert weights(Proportional()) == {"domains/large/weight": 0.8, "domains/small/weight": 0.2}
     assert weights(Temperature(temperature=2.0))["domains/large/weight"] == pytest.approx(20 / 30)
@@ -228,7 +228,7 @@ def test_a_curriculum_follows_what_was_measured() -> None:
     ]
     rule = Curriculum(rate=0.5, floor=0.1)
     sizes, fixed_weights = {"easy": 10, "medium": 10}, {"easy": 1.0, "medium": 3.0}
-    drawing = Drawing(0, 3, recorded=measured.__getitem__)
+    drawing = DrawingContext(0, 3, recorded=measured.__getitem__)
     weights = list(rule.over_iterations(fixed_weights, sizes, drawing))
     mean_of_easy, mean_of_medium = [1.0, 0.5, 0.5, 0.45], [1.0, 1.0, 0.9, 0.45]
     assert [of_iteration["easy"] for of_iteration in weights] == pytest.approx(
@@ -291,7 +291,7 @@ def test_each_answer_is_graded_and_split_into_steps_by_its_domain() -> None:
 def test_further_problems_are_those_that_were_not_drawn() -> None:
     task = mixture({"a": 40, "b": 10}, {"a": 1.0, "b": 1.0})
     problems = task.problems("train")
-    drawing = Drawing(3, 2)
+    drawing = DrawingContext(3, 2)
     taken = task.drawing_rule().draw(problems, 10, drawing)
     further = task.drawing_rule().draw_further(problems, taken, drawing)
     assert sorted(ids(taken) + ids(further)) == sorted(ids(problems))

@@ -40,7 +40,7 @@ from tests.support.unruly_environment import Unruly
 from treetune.config.build import build
 from treetune.credit.episodes import make_episode
 from treetune.domains.conversation import unpack_snapshot
-from treetune.domains.environments.base import Turn
+from treetune.domains.environments.base import Environment, Turn
 from treetune.domains.environments.pool import EnvironmentPool, TurnJournal
 from treetune.domains.mixture import Domain, Mixture
 from treetune.engine.base import Engine
@@ -293,6 +293,39 @@ def test_a_grader_may_judge_the_last_turn_in_place_of_or_in_addition_to_the_envi
         assert (answer.reward, answer.step_rewards) == (float(answer.text[-1] == "a"), ())
     for answer in sample_answers(task, reward="sum"):
         assert answer.reward == alone[answer.text].reward + float(answer.text[-1] == "a")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measuring(Environment):
+    """An environment of one turn that gives two numbers."""
+
+    isolation: ClassVar[Isolation] = "inline"
+
+    def reset(self, problem: Problem, seed: int) -> None:
+        return None
+
+    def step(self, state: None, action: str) -> Turn:
+        return Turn(done=True, numbers={"rewards/speed": 2.0, "rewards/format": 0.0})
+
+
+@dataclass(frozen=True)
+class FormatGrader(Grader):
+    """A grader that gives a number."""
+
+    isolation: ClassVar[Isolation] = "inline"
+
+    def grade(self, response: str, problem: Problem) -> Grade:
+        return Grade(reward=1.0, outcome="ok", numbers={"rewards/format": 1.0})
+
+
+def test_an_answer_that_a_grader_grades_keeps_the_numbers_of_its_environment(sample_answers: Sampled) -> None:
+    task = Letters(environment=Measuring(), grader=FormatGrader())
+    for answer in sample_answers(task):
+        assert answer.grade.numbers == {"rewards/speed": 2.0, "rewards/format": 0.0}
+    for reward in ("grader", "sum"):
+        for answer in sample_answers(task, reward=reward):
+            # The grader's number replaces the environment's number of the same name.
+            assert answer.grade.numbers == {"rewards/speed": 2.0, "rewards/format": 1.0}
 
 
 def test_in_a_mixture_a_domain_has_its_own_environment_or_one_turn_and_its_grader(

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from treetune.data.difficulty.merging import text_histogram  # noqa: E402
-from treetune.data.difficulty.shard import ANSWERS, DONE, PROGRESS, shard_folder  # noqa: E402
+from treetune.data.difficulty.shard import ANSWERS_FILE, DONE, PROGRESS, shard_folder  # noqa: E402
 from treetune.seeds import derived_random  # noqa: E402
 
 MAIN = ROOT / "src" / "treetune" / "main.py"
@@ -145,7 +145,7 @@ def estimate(work: Path, output: Path, policy: dict[str, Any], address: Address 
         sys.exit(f"the command ended with code {command.returncode}")
     written = Counter[tuple[int, int]]()
     for shard in range(SHARDS):
-        for line in (shard_folder(output, shard) / ANSWERS).read_text().splitlines():
+        for line in (shard_folder(output, shard) / ANSWERS_FILE).read_text().splitlines():
             answer = json.loads(line)
             written[answer["row"], answer["sample"]] += 1
     asked = Counter(address.book.read_text().splitlines()) if address else Counter[str]()
@@ -174,7 +174,7 @@ def wait_for_some_answers(output: Path, shard: int, command: subprocess.Popen[by
     """Waits until a shard has some of its answers, and returns how many, and how many it will have."""
     deadline, folder = time.monotonic() + PATIENCE_S, shard_folder(output, shard)
     while time.monotonic() < deadline and command.poll() is None:
-        total, path = read(folder / PROGRESS).get("total", 0), folder / ANSWERS
+        total, path = read(folder / PROGRESS).get("total", 0), folder / ANSWERS_FILE
         answered = path.read_bytes().count(b"\n") if path.is_file() else 0
         if (folder / DONE).is_file():
             sys.exit(f"shard {shard} was done before it could be disturbed: take more rows")

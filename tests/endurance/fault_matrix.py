@@ -22,7 +22,7 @@ from typing import get_args
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from tests.support.faults import Experiment, Missed, Phase, Victim  # noqa: E402
+from tests.support.experiment_runs import Experiment, Phase, PointMissed, Victim  # noqa: E402
 
 WHERE: dict[Phase, int] = {"generation": 2, "credit": 1, "training": 2, "sync": 1, "commit": 3}
 """The iteration in which each phase is killed, counted from 0: some come before the first checkpoint."""
@@ -64,7 +64,7 @@ def kill_at_point(
             experiment.run("run_iteration_loop", *overrides)
         experiment.assert_consistent(undisturbed)
         assert (code == 0) == (victim == "engine"), f"exit code {code}"
-    except (AssertionError, Missed) as error:
+    except (AssertionError, PointMissed) as error:
         problem = f"{type(error).__name__}: {str(error).splitlines()[0]}"
     same = f"**no**: {problem}" if problem else "yes"
     cells = (victim, phase, WHERE[phase] + 1, command, same, round(time.monotonic() - started))
@@ -83,14 +83,14 @@ def run_and_kill(
         running = experiment.start("run_iteration_loop", *overrides)
         try:
             running.reach(phase, WHERE[phase])
-        except Missed:
+        except PointMissed:
             running.kill_everything()
             continue
         running.kill(victim)
         code = running.wait()
         running.assert_all_gone()
         return experiment, code
-    raise Missed(f"{phase} passed {TRIES} times before the ranks could be stopped in it")
+    raise PointMissed(f"{phase} passed {TRIES} times before the ranks could be stopped in it")
 
 
 def main() -> int:

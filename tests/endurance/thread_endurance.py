@@ -84,7 +84,9 @@ class WatchedEngine(Engine):
         def count_and_continue(index: int, completions: list[Completion]) -> Sequence[Request]:
             self.answered += 1
             if self.answered == self.kill_at:
-                os.kill(engine_core_of(self.engine._replicas[0].server.ready().url), signal.SIGKILL)
+                os.kill(
+                    engine_core_of(self.engine._replicas[0].server.wait_until_ready().url), signal.SIGKILL
+                )
             assert on_result is not None
             further = on_result(index, completions) or ()
             self.asked.update(request_key(request, self.version) for request in further)

@@ -27,10 +27,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from tests.support.browser import MISSING, Browser, browser  # noqa: E402
-from tests.support.clicking import unanswered  # noqa: E402
-from tests.support.looking import unseen_focus, wrong_with  # noqa: E402
+from tests.support.page_controls import find_unanswered_controls  # noqa: E402
+from tests.support.page_faults import find_page_faults, find_unseen_focus  # noqa: E402
 from tests.support.started_viewer import started_viewer  # noqa: E402
-from tests.support.tour import DOWNLOADED, STATES, Place, Stop, place_of, stops  # noqa: E402
+from tests.support.viewer_pages import DOWNLOADED, STATES, PageView, ShownData, find_shown_data, page_views  # noqa: E402
 from treetune.view.pages import PAGES  # noqa: E402
 
 WIDTHS, THEMES = (1400, 420), ("light", "dark")
@@ -42,7 +42,7 @@ TWO_RELOADS_S = 4.5
 class VisitedView:
     """The faults of a view, by width and theme, and the seconds until it was loaded."""
 
-    stop: Stop
+    page_view: PageView
     seconds: float
     faults: dict[str, list[str]] = field(default_factory=dict)
 
@@ -73,14 +73,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ):
         window.open(address)
         origin = address.partition("/?")[0]
-        place = place_of(window, origin, ("running",) if options.running else STATES)
-        chosen = [stop for stop in stops(place) if options.only in stop.name]
+        shown = find_shown_data(window, origin, ("running",) if options.running else STATES)
+        chosen = [page_view for page_view in page_views(shown) if options.only in page_view.name]
         if not chosen:
             parser.error(f"no view's name has {options.only!r} in it")
         views = list[VisitedView]()
-        for stop in chosen:
-            views.append(visit(window, origin, stop, options.output, stay_s))
-            text = page(place, views, options.running)
+        for page_view in chosen:
+            views.append(visit(window, origin, page_view, options.output, stay_s))
+            text = page(shown, views, options.running)
             # Written after each view, so that an aborted tour leaves its table.
             (options.output / "tour.md").write_text(text)
         window.open("about:blank")
@@ -88,24 +88,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if any(view.has_faults for view in views) else 0
 
 
-def visit(window: Browser, origin: str, stop: Stop, output: Path, stay_s: float) -> VisitedView:
+def visit(window: Browser, origin: str, page_view: PageView, output: Path, stay_s: float) -> VisitedView:
     """Opens a view at both widths in both themes; tries its focus in the light one, and its links once."""
     begun = time.monotonic()
-    stop.visit(window, origin)
-    view = VisitedView(stop, time.monotonic() - begun)
+    page_view.visit(window, origin)
+    view = VisitedView(page_view, time.monotonic() - begun)
     for width in WIDTHS:
         for theme in THEMES:
-            stop.visit(window, origin, width=width, dark=theme == "dark")
+            page_view.visit(window, origin, width=width, dark=theme == "dark")
             time.sleep(stay_s)
             has_main = window.script("return document.querySelector('main') !== null")
-            faults = wrong_with(window) if has_main else []
-            window.picture(output / f"{file_name(stop.name)}_{width}_{theme}.png")
+            faults = find_page_faults(window) if has_main else []
+            window.picture(output / f"{file_name(page_view.name)}_{width}_{theme}.png")
             if theme == "light" and has_main:
-                faults += unseen_focus(window)
+                faults += find_unseen_focus(window)
             if (width, theme) == (WIDTHS[0], THEMES[0]):
-                faults += unanswered(window)
+                faults += find_unanswered_controls(window)
             view.faults[f"{width} {theme}"] = faults + window.faults()
-    print(f"{stop.name}: {view.seconds:.1f} s, {sum(map(len, view.faults.values()))} faults", flush=True)
+    print(f"{page_view.name}: {view.seconds:.1f} s, {sum(map(len, view.faults.values()))} faults", flush=True)
     return view
 
 
@@ -113,25 +113,25 @@ def file_name(name: str) -> str:
     return re.sub(r"\W+", "_", name)
 
 
-def page(place: Place, views: Sequence[VisitedView], running: bool) -> str:
+def page(shown: ShownData, views: Sequence[VisitedView], running: bool) -> str:
     columns = [f"{width} {theme}" for width in WIDTHS for theme in THEMES]
     lines = [
-        f"`{place.run}`{', which ran meanwhile' if running else ''}, answer `{place.answer}` of"
-        f" `{place.source}`; beside it `{place.other}`. Faults of each view by width in pixels and theme:",
+        f"`{shown.run}`{', which ran meanwhile' if running else ''}, answer `{shown.answer}` of"
+        f" `{shown.source}`; beside it `{shown.other}`. Faults of each view by width in pixels and theme:",
         "",
         f"| view | page | loaded after, s | {' | '.join(columns)} |",
         "|---|---|---:|" + "---:|" * len(columns),
     ]
     for view in views:
         counts = " | ".join(str(len(view.faults[column])) for column in columns)
-        lines.append(f"| {view.stop.name} | `{view.stop.page}` | {view.seconds:.1f} | {counts} |")
+        lines.append(f"| {view.page_view.name} | `{view.page_view.page}` | {view.seconds:.1f} | {counts} |")
     lines.append("")
     for view in views:
         distinct_faults = dict.fromkeys(itertools.chain.from_iterable(view.faults.values()))
-        lines += [f"* {view.stop.name}: {fault}" for fault in distinct_faults]
+        lines += [f"* {view.page_view.name}: {fault}" for fault in distinct_faults]
     if not any(view.has_faults for view in views):
         lines.append("There are no faults.")
-    visited = {view.stop.page for view in views}
+    visited = {view.page_view.page for view in views}
     if missed := [page.path for page in PAGES if page.path not in visited | DOWNLOADED]:
         lines.append(f"There was nothing to show on {', '.join(missed)}.")
     return "\n".join(lines) + "\n"

@@ -34,8 +34,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from tests.support.browser import MISSING, Browser, browser  # noqa: E402
-from tests.support.faults import Experiment  # noqa: E402
-from tests.support.forked import Forked  # noqa: E402
+from tests.support.experiment_runs import Experiment  # noqa: E402
+from tests.support.forked_runs import ForkedRun  # noqa: E402
 from tests.support.started_viewer import started_viewer  # noqa: E402
 from treetune.rollouts.storage import read_episodes, read_trajectories  # noqa: E402
 from treetune.runtime.directory import ExperimentDirectory  # noqa: E402
@@ -231,7 +231,7 @@ def wrong_numbers(shown: set[ShownNumber], recorded: Mapping[tuple[str, str, int
     return sorted(wrong)
 
 
-def run_and_kill(run: Forked, watch: Watch, seconds: float) -> str:
+def run_and_kill(run: ForkedRun, watch: Watch, seconds: float) -> str:
     """Starts the run, kills it after `seconds` of work, and waits until the page shows that it has stopped.
 
     Returns:
@@ -259,7 +259,7 @@ def run_and_kill(run: Forked, watch: Watch, seconds: float) -> str:
     return f"| {seconds:.1f} | {recorded} | {running:.1f} | {time.monotonic() - killed_at:.1f} |"
 
 
-def recorded_iterations(run: Forked) -> list[Path]:
+def recorded_iterations(run: ForkedRun) -> list[Path]:
     return list(run.experiment.directory.path.glob("iterations/*/metrics.json"))
 
 
@@ -281,7 +281,7 @@ def main() -> int:
 
     begun, draw = time.monotonic(), random.Random(options.seed)
     with tempfile.TemporaryDirectory(prefix="viewer-watched-") as folder:
-        run = Forked(Experiment(Path(folder, "experiments")), [OVERRIDE])
+        run = ForkedRun(Experiment(Path(folder, "experiments")), [OVERRIDE])
         run.experiment.base.mkdir()
         first = run.start()
         # The pages can only be opened on an experiment: the run is killed after its first iteration.

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.engine.test_given_servers import Elsewhere
+from tests.engine.test_serve_engine_servers import Elsewhere
 from tests.support.stubs import Stub
 from treetune.cluster import commands as serving
 
@@ -19,7 +19,7 @@ from treetune.cluster import commands as serving
 def main(folder: Path, port: int) -> int:
     stub = Stub(folder)
     replaced: Any = serving
-    replaced.built = replaced.evaluated = lambda *_: None
+    replaced.build_root = replaced.evaluate_configuration = lambda *_: None
     replaced._launch = lambda root, host, weights: Elsewhere(stub).launch()
     replaced._write_start = lambda root, folder: None
     signal.signal(signal.SIGINT, signal.SIG_IGN)

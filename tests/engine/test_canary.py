@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from treetune.engine.base import Tolerance
-from treetune.engine.canary import Probe, is_stale, judge
+from treetune.engine.canary import Probe, is_stale, judge_gap
 from treetune.engine.settings import VllmSettings
 from treetune.vocabulary import token_array
 
@@ -84,7 +84,9 @@ def test_new_weights_are_accepted_however_far_they_moved(
     for _ in range(DRAWS):
         old = draw_policy(draw)
         new = move_policy(draw, old, move)
-        judgement = judge(noisy_probes(draw, new, new, noise), noisy_probes(draw, old, old, noise), tolerance)
+        judgement = judge_gap(
+            noisy_probes(draw, new, new, noise), noisy_probes(draw, old, old, noise), tolerance
+        )
         assert judgement.problem is None
 
 
@@ -97,7 +99,7 @@ def test_a_bias_between_engine_and_trainer_is_not_taken_for_old_weights() -> Non
         def biased(logprobs: list[float]) -> list[float]:
             return [logprob + 0.03 for logprob in logprobs]
 
-        judgement = judge(
+        judgement = judge_gap(
             noisy_probes(draw, biased(new), new, bf16_noise),
             noisy_probes(draw, biased(old), old, bf16_noise),
             BF16,
@@ -117,7 +119,7 @@ def test_old_weights_are_found_though_the_gap_is_tolerated(
         before = noisy_probes(draw, old, old, noise)
         new = move_policy(draw, old, move)
         engine = [logprob for probe in before for logprob in probe.engine_logprobs]
-        judgement = judge(probes(engine, [logprob + noise(draw) for logprob in new]), before, loose)
+        judgement = judge_gap(probes(engine, [logprob + noise(draw) for logprob in new]), before, loose)
         assert judgement.problem is not None
         assert "the previous weights" in judgement.problem
 
@@ -125,22 +127,22 @@ def test_old_weights_are_found_though_the_gap_is_tolerated(
 def test_half_loaded_weights_exceed_the_mean_though_no_token_exceeds_the_largest() -> None:
     draw = random.Random(0)
     new = draw_policy(draw)
-    judgement = judge(noisy_probes(draw, move_policy(draw, new, 0.3), new, bf16_noise), [], BF16)
+    judgement = judge_gap(noisy_probes(draw, move_policy(draw, new, 0.3), new, bf16_noise), [], BF16)
     assert judgement.largest < BF16.largest
     assert judgement.problem is not None
     assert "in the mean" in judgement.problem
 
 
 def test_one_token_far_off_is_refused_in_float32_and_rounding_in_bfloat16() -> None:
-    judgement = judge(probes([0.0] * 64, [0.6] + [0.0] * 63), [], BF16)
+    judgement = judge_gap(probes([0.0] * 64, [0.6] + [0.0] * 63), [], BF16)
     assert (judgement.problem, judgement.largest) == (None, 0.6)
-    assert judge(probes([0.0] * 64, [2e-4] + [0.0] * 63), [], FP32).problem is not None
+    assert judge_gap(probes([0.0] * 64, [2e-4] + [0.0] * 63), [], FP32).problem is not None
 
 
 def test_the_mean_of_too_few_tokens_is_not_judged() -> None:
     def problem_of(tokens: int, gap: float) -> str | None:
         probe = Probe(token_array((1,)), token_array(range(tokens)), [0.0] * tokens, [gap] * tokens)
-        return judge([probe], [], BF16).problem
+        return judge_gap([probe], [], BF16).problem
 
     assert problem_of(1, 1.1 * BF16.mean) is None
     assert problem_of(15, 1.1 * BF16.mean) is None
@@ -149,7 +151,7 @@ def test_the_mean_of_too_few_tokens_is_not_judged() -> None:
 
 
 def test_log_probs_that_are_nan_are_refused() -> None:
-    judgement = judge(probes([math.nan] + [0.0] * 63, [0.0] * 64), [], BF16)
+    judgement = judge_gap(probes([math.nan] + [0.0] * 63, [0.0] * 64), [], BF16)
     assert judgement.problem is not None
     assert judgement.largest == math.inf
 

@@ -25,7 +25,14 @@ from treetune.engine import in_process
 from treetune.engine.base import Canary, Engine, EngineLaunch
 from treetune.engine.engine import start_engine
 from treetune.engine.in_process import BLOCK, FEWEST_ROWS, InProcessEngine, _RowBatch, _Sample
-from treetune.engine.requests import ANSWERS, CONTINUATIONS, Completion, Later, Request, SamplingParams
+from treetune.engine.requests import (
+    ANSWER_PRIORITY,
+    CONTINUATION_PRIORITY,
+    Completion,
+    Later,
+    Request,
+    SamplingParams,
+)
 from treetune.engine.settings import InProcessSettings
 from treetune.exceptions import EngineError
 from treetune.models.tokenizer import character_tokenizer
@@ -290,8 +297,8 @@ def test_requests_that_follow_from_an_answer_get_the_next_numbers_and_go_first(f
             return [request([7], max_tokens=1), Later(promise, lambda: [request([8], max_tokens=1)])]
         return []
 
-    late = Request(np.array([9]), 0, 1, SamplingParams(max_tokens=1), priority=CONTINUATIONS)
-    early = Request(np.array([1]), 0, 1, SamplingParams(max_tokens=1), priority=ANSWERS)
+    late = Request(np.array([9]), 0, 1, SamplingParams(max_tokens=1), priority=CONTINUATION_PRIORITY)
+    early = Request(np.array([1]), 0, 1, SamplingParams(max_tokens=1), priority=ANSWER_PRIORITY)
     results = engine(folder, rows=1).generate([late, early, request([2], max_tokens=1)][::-1], on_result)
     assert len(results) == 5
     assert seen[0] == 0

@@ -162,7 +162,7 @@ def test_a_model_that_vllm_computes_with_wider_windows_is_refused(
 
 
 def test_a_server_refuses_requests_without_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(key.VARIABLE, "secret")
+    monkeypatch.setenv(key.KEY_VARIABLE, "secret")
 
     async def app(scope: Mapping[str, Any], receive: Any, send: key.Send) -> None:
         await send({"type": "http.response.start", "status": 200})
@@ -178,7 +178,7 @@ def test_a_server_refuses_requests_without_its_key(monkeypatch: pytest.MonkeyPat
         return sent
 
     headers_with_key = [
-        (name.lower().encode(), value.encode()) for name, value in key.header("secret").items()
+        (name.lower().encode(), value.encode()) for name, value in key.key_header("secret").items()
     ]
     assert statuses_of_answers(headers_with_key) == [200]
     assert statuses_of_answers([]) == [401]

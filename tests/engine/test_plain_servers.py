@@ -313,7 +313,7 @@ def test_a_server_that_is_lost_when_a_load_begins_is_met_again(servers: Servers,
     (replica,) = engine._replicas
     server = replica.server
     assert isinstance(server, AddressedServer)
-    address = server.ready()
+    address = server.wait_until_ready()
     if failing == "before the load":
         # As the server's own thread does if its check fails after the main thread has read the address.
         with server._changed:
@@ -323,7 +323,7 @@ def test_a_server_that_is_lost_when_a_load_begins_is_met_again(servers: Servers,
     with pytest.raises(ServerFailure, match=r"its check failed|HTTP 503"):
         server.begin_weights(address)
     assert not server._is_loading, "its thread would leave it alone for ever"
-    assert until(lambda: server.now() is not None)
+    assert until(lambda: server.current_address() is not None)
 
 
 def test_a_server_that_another_thread_has_lost_during_a_load_is_met_again(servers: Servers) -> None:
@@ -333,11 +333,11 @@ def test_a_server_that_another_thread_has_lost_during_a_load_is_met_again(server
     (replica,) = engine._replicas
     server = replica.server
     assert isinstance(server, AddressedServer)
-    address = server.begin_weights(server.ready())
+    address = server.begin_weights(server.wait_until_ready())
     with server._changed:
         server._set_away("another rank has reported it")
-    server.failed(address, "the load failed")
-    assert until(lambda: server.now() is not None), "its thread leaves it alone for ever"
+    server.report_failure(address, "the load failed")
+    assert until(lambda: server.current_address() is not None), "its thread leaves it alone for ever"
 
 
 # Evaluations

@@ -25,7 +25,7 @@ from tests.support.stubs import Stub, answers, below, none_alive, request, until
 from treetune.engine.base import Canary, Chunk, SyncReport, Tolerance
 from treetune.engine.client import Address
 from treetune.engine.engine import VllmEngine
-from treetune.engine.requests import ANSWERS, CONTINUATIONS, Completion, Later, Request
+from treetune.engine.requests import ANSWER_PRIORITY, CONTINUATION_PRIORITY, Completion, Later, Request
 from treetune.engine.server import OwnServer
 from treetune.engine.transfer import FromFolder
 from treetune.exceptions import EngineError, ServerFailure
@@ -50,7 +50,7 @@ def test_more_samples_than_the_server_holds_are_sent_in_parts_with_the_same_seed
 
 def test_answers_are_sent_before_continuations(stub: Stub) -> None:
     engine = stub.start(max_concurrency=1)
-    mixed = [replace(request(i), priority=(CONTINUATIONS, ANSWERS)[i % 2]) for i in range(6)]
+    mixed = [replace(request(i), priority=(CONTINUATION_PRIORITY, ANSWER_PRIORITY)[i % 2]) for i in range(6)]
     assert engine.generate(mixed) == [answers(i) for i in range(6)]
     order = [(body["seed"], body["priority"]) for body in stub.sample_requests()]
     assert order == [(1, 0), (3, 0), (5, 0), (0, 1), (2, 1), (4, 1)]
@@ -297,7 +297,7 @@ def test_a_second_update_cannot_begin_while_one_is_open(stub: Stub) -> None:
     engine = stub.start("shared_memory")
     load(stub, engine, 1)
     (replica,) = engine._replicas
-    engine._client.post(replica.server.ready(), "/start_weight_update", timeout=5.0)
+    engine._client.post(replica.server.wait_until_ready(), "/start_weight_update", timeout=5.0)
     assert load(stub, engine, 2) == 0
 
 
@@ -430,10 +430,10 @@ def test_a_sleeping_engine_wakes_to_sample_and_without_sleep_it_stays_awake(stub
 
 def test_the_key_of_a_server_stands_in_no_log_and_every_start_has_another(stub: Stub) -> None:
     engine = stub.start()
-    first = engine._replicas[0].server.ready()
+    first = engine._replicas[0].server.wait_until_ready()
     stub.order("dies-after-two")
     engine.generate([request(i) for i in range(4)])
-    second = engine._replicas[0].server.ready()
+    second = engine._replicas[0].server.wait_until_ready()
     assert first.epoch < second.epoch and first.key != second.key
     log = stub.log.read_text()
     assert not [address for address in (first, second) if address.key in log or address.key in repr(address)]

@@ -30,7 +30,7 @@ from treetune.engine.base import Rendezvous
 from treetune.engine.client import Address
 from treetune.engine.engine import VllmEngine
 from treetune.engine.journal import JournaledEngine
-from treetune.engine.requests import CONTINUATIONS, Completion, Request, SamplingParams
+from treetune.engine.requests import CONTINUATION_PRIORITY, Completion, Request, SamplingParams
 from treetune.engine.sampling import BLOCK_TOKENS, Prefixes
 from treetune.engine.server import OwnServer, RemoteServer
 from treetune.engine.settings import VllmSettings
@@ -136,7 +136,7 @@ def test_continuations_go_to_the_server_that_has_the_answer(stub: Stub) -> None:
         if index >= 8:
             return []
         prompt = np.concatenate([answer(index).prompt_ids, completions[0].token_ids[:1]])
-        return [Request(prompt, 100 * (k + 1) + index, 1, sampling, CONTINUATIONS) for k in range(3)]
+        return [Request(prompt, 100 * (k + 1) + index, 1, sampling, CONTINUATION_PRIORITY) for k in range(3)]
 
     engine.generate([answer(i) for i in range(8)], on_result)
     seeds = [body["seed"] for body in stub.sample_requests()]
@@ -271,18 +271,18 @@ def test_a_server_that_was_away_before_has_its_whole_start_time_again(
     clock = SimpleNamespace(monotonic=lambda: clock.time, sleep=lambda seconds: None, time=1.0)
     monkeypatch.setattr(server, "time", clock)
     remote = RemoteServer(tmp_path / "server.json", tmp_path / "log", VllmSettings(start_timeout=20.0))
-    assert remote.now() is None
+    assert remote.current_address() is None
     clock.time += 10_000.0
     if event == "failed":
-        remote.failed(Address("http://server", 1, "key"), "it hangs")
+        remote.report_failure(Address("http://server", 1, "key"), "it hangs")
     elif event == "let go":
-        remote.hold(False)
+        remote.set_held(False)
     else:
-        remote.succeeded()
-    assert remote.now() is None
+        remote.report_success()
+    assert remote.current_address() is None
     clock.time += 10_000.0
     with pytest.raises(EngineError, match="did not start in time"):
-        remote.now()
+        remote.current_address()
 
 
 def test_a_rank_that_begins_to_sample_waits_its_whole_time_for_the_server(stub: Stub) -> None:

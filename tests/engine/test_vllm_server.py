@@ -25,10 +25,10 @@ import pytest
 from tests.support.processes import engine_core_of, processes_named
 from tests.support.stubs import below, none_alive, until
 from treetune.engine.base import Canary, Chunk, EngineLaunch, Tolerance, TransferMethod
-from treetune.engine.client import MODEL_NAME, SAMPLES, Address
+from treetune.engine.client import MODEL_NAME, SAMPLES_ROUTE, Address
 from treetune.engine.engine import VllmEngine, start_engine
 from treetune.engine.journal import JournaledEngine
-from treetune.engine.key import header
+from treetune.engine.key import key_header
 from treetune.engine.requests import Completion, Request, SamplingParams
 from treetune.engine.settings import VllmSettings
 from treetune.exceptions import EngineError
@@ -123,10 +123,10 @@ def engine(policies: list[Policy], tmp_path_factory: pytest.TempPathFactory) -> 
     found.close()
 
 
-@pytest.mark.parametrize("path", ["/collective_rpc", "/v1/completions", SAMPLES, "/health"])
+@pytest.mark.parametrize("path", ["/collective_rpc", "/v1/completions", SAMPLES_ROUTE, "/health"])
 def test_nobody_is_answered_without_the_key(engine: VllmEngine, path: str) -> None:
     with pytest.raises(HTTPError, match="401"):
-        urlopen(engine._replicas[0].server.ready().url + path, data=b"{}", timeout=10)
+        urlopen(engine._replicas[0].server.wait_until_ready().url + path, data=b"{}", timeout=10)
 
 
 def requests(count: int, *, n: int = 3, length: int = 12, max_tokens: int = 40) -> list[Request]:
@@ -145,11 +145,11 @@ def requests(count: int, *, n: int = 3, length: int = 12, max_tokens: int = 40) 
 def test_a_whole_answer_is_what_vllms_own_route_streams(engine: VllmEngine) -> None:
     """Tokens, log-probs to the bit, and ends, of sequences that are handed on token by token."""
     asked = requests(1, n=8, max_tokens=200)[0]
-    address = engine._replicas[0].server.ready()
+    address = engine._replicas[0].server.wait_until_ready()
     body = {"model": MODEL_NAME, "prompt": asked.prompt_ids.tolist(), "n": asked.n, "seed": asked.seed}
     body |= {"max_tokens": 200, "logprobs": 0, "return_token_ids": True, "stream": True}
     streamed: list[list[Any]] = [[[], [], None] for _ in range(asked.n)]
-    question = UrlRequest(address.url + "/v1/completions", json.dumps(body).encode(), header(address.key))
+    question = UrlRequest(address.url + "/v1/completions", json.dumps(body).encode(), key_header(address.key))
     question.add_header("Content-Type", "application/json")
     events = 0
     with urlopen(question, timeout=60) as answer:
@@ -301,7 +301,7 @@ def test_an_engine_core_killed_between_two_chunks_is_replaced_by_one_with_whole_
     def chunks() -> Iterator[Chunk]:
         for chunk in policies[1].chunks(tmp_path / "1"):
             if chunk.number == 2:
-                os.kill(engine_core_of(engine._replicas[0].server.ready().url), signal.SIGKILL)
+                os.kill(engine_core_of(engine._replicas[0].server.wait_until_ready().url), signal.SIGKILL)
             yield chunk
 
     report = engine.load(tmp_path / "1", 1, policies[1].canary(), chunks())

@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from tests.credit.literature.test_published_methods import GROUP
-from treetune.lab.hinted_sums import HintedSums, derivation, leaks, measure
+from treetune.lab.hinted_sums import HintedSums, derivation, leaks, measure_hinted_sums
 from treetune.vocabulary import Problem, TextCodec
 
 PLAIN = HintedSums(
@@ -92,7 +92,7 @@ def test_answers_to_other_tasks_have_no_leaks() -> None:
     codec = TextCodec(encode=lambda text: [], decode=lambda ids: "", eos_id=0)
     answer_to_another_task = replace(GROUP[0], text="#16")
     to_a_sum = replace(answer_to_another_task, problem=PROBLEM)
-    assert measure([answer_to_another_task, to_a_sum], codec) == [
+    assert measure_hinted_sums([answer_to_another_task, to_a_sum], codec) == [
         {},
         {"underived": 1.0, "repeated_hint": 1.0},
     ]

@@ -37,7 +37,7 @@ def test_the_digest_depends_on_content_alone(tmp_path: Path) -> None:
 def test_the_digest_of_a_large_file_depends_on_its_size_ends_and_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("WHOLE_BYTES", 100), ("SAMPLES", 10), ("SAMPLE_BYTES", 10)):
+    for name, value in (("WHOLE_BYTES", 100), ("SAMPLED_BLOCKS", 10), ("SAMPLE_BYTES", 10)):
         monkeypatch.setattr(digests, name, value)
     content = bytes(range(250)) * 4
     policy = folder(tmp_path, content)

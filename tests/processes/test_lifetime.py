@@ -83,7 +83,7 @@ def process_in(path: Path) -> ProcessIdentity:
     """The one whose id will come to stand there."""
     wait_for(lambda: pid_in(path) > 0)
     found = ProcessIdentity.of(pid_in(path))
-    assert found is not None and found.alive()
+    assert found is not None and found.is_alive()
     return found
 
 
@@ -92,7 +92,7 @@ def test_a_rank_leaves_in_order_when_a_process_of_its_launcher_is_killed(killed:
     with launched(tmp_path, RANK):
         rank = process_in(tmp_path / "rank.pid")
         os.kill(pid_in(tmp_path / killed), signal.SIGKILL)
-        wait_for(lambda: not rank.alive())
+        wait_for(lambda: not rank.is_alive())
     assert (tmp_path / "left").read_text() == "in order"
 
 
@@ -104,19 +104,19 @@ def test_a_rank_whose_launcher_was_gone_before_it_looked_begins_nothing(killed: 
         os.kill(pid_in(tmp_path / killed), signal.SIGKILL)
         top.wait()
         (tmp_path / "go").touch()
-        wait_for(lambda: not rank.alive())
+        wait_for(lambda: not rank.is_alive())
     assert not (tmp_path / "rank.pid").exists()
 
 
 def test_a_process_id_that_was_used_again_is_another_process() -> None:
     me = ProcessIdentity.of(os.getpid())
     assert me is not None
-    assert me.alive()
-    assert not ProcessIdentity(me.pid, str(int(me.started) - 1)).alive()
+    assert me.is_alive()
+    assert not ProcessIdentity(me.pid, str(int(me.started) - 1)).is_alive()
     child = subprocess.Popen([sys.executable, "-c", ""])
     gone = ProcessIdentity.of(child.pid)
     child.wait()
-    assert gone is None or not gone.alive()
+    assert gone is None or not gone.is_alive()
 
 
 def test_an_ancestor_that_is_hidden_from_this_user_is_no_launchers(monkeypatch: pytest.MonkeyPatch) -> None:

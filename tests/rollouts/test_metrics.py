@@ -39,7 +39,7 @@ from treetune.threads.numbers import (
     NUMBERS,
     counts_of,
     critical_seconds,
-    measure,
+    measure_threads,
 )
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Grade, Metrics, Problem, Segment, TextCodec, Trajectory
@@ -290,7 +290,7 @@ CRITICAL_SECONDS = 2.0 + 5.0 + 0.5 + (1.0 + 7.0 + 0.25) + 1.0
 
 
 def numbers_of(trajectory: Trajectory) -> dict[str, float]:
-    (numbers,) = measure([trajectory], threads.CODEC)
+    (numbers,) = measure_threads([trajectory], threads.CODEC)
     return numbers
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.faults import CONFIG
+from tests.support.experiment_runs import CONFIG
 from tests.support.small_run import (
     computed,
     directory_of,
@@ -36,8 +36,8 @@ from treetune.runtime.diagnostics import (
     Sign,
     WatchedRun,
     diagnose,
-    last_good,
-    verdict,
+    find_last_good,
+    find_stopping_signs,
 )
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.record import CollapseWatch, Record
@@ -202,7 +202,9 @@ def test_what_stops_is_what_may_and_the_good_weights_are_from_before_it_began() 
     def judged(chosen: Diagnostics, *changes: dict[str, float]) -> tuple[list[str], int | None]:
         rows = history(*changes)
         found = diagnose(chosen, SAMPLED, rows)
-        return [one.sign for one in verdict(chosen, found)], last_good(chosen, found, len(rows) - 1)
+        return [one.sign for one in find_stopping_signs(chosen, found)], find_last_good(
+            chosen, found, len(rows) - 1
+        )
 
     assert judged(Diagnostics(patience=2), low, low) == ([], None)
     assert judged(stop, spread, spread) == ([], 11), "it may not stop the run"
@@ -299,11 +301,11 @@ def test_the_same_command_stays_stopped_and_another_configuration_goes_on(
 ) -> None:
     message = stopped(config_of(tmp_path))
     directory = directory_of(config_of(tmp_path))
-    before = directory.metrics.read_bytes()
+    before = directory.metrics_file.read_bytes()
     again = config_of(tmp_path)
     assert stopped(again) == message
     assert not engines_of(again), "nothing was started for it"
-    assert directory.metrics.read_bytes() == before
+    assert directory.metrics_file.read_bytes() == before
 
     commands.clean_up_checkpoints(again, {})
     assert directory.checkpoints() == [2, 4, 5], "tidying up keeps the good weights too"
@@ -332,7 +334,7 @@ def test_a_run_killed_on_its_way_to_the_stop_ends_as_if_nothing_had_happened(
         owner: Any
         owner, name, calls = {
             "before the stop": (CollapseWatch, "stop_if_collapsed", 4),
-            "before the checkpoint": (Record, "_checkpoint", 4),
+            "before the checkpoint": (Record, "_write_checkpoint", 4),
             "before the line": (Record, "_write_metrics", 8),
         }[struck]
         patch.setattr(owner, name, raises_after(getattr(owner, name), calls, KeyboardInterrupt()))

@@ -159,8 +159,8 @@ def test_offered_weights_go_to_the_engine_when_somebody_samples_and_once(tmp_pat
         server.offer(trainer, 1)
         server.offer(trainer, 2)
         assert engine.loaded == []
-        server.ready()
-        server.ready()
+        server.wait_until_ready()
+        server.wait_until_ready()
         assert [version for _, version in engine.loaded] == [2]
 
 

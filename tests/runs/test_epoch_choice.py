@@ -20,7 +20,7 @@ from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime import training
 from treetune.runtime.base import ChooseCheckpoint, Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.resources import RunResources
-from treetune.runtime.training import choose
+from treetune.runtime.training import choose_candidate
 from treetune.store.files import write_json, write_text
 from treetune.trainer.core import PolicyTrainer
 
@@ -64,7 +64,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, accuracies: Table) -> list[tuple[i
     def measure(resources: RunResources, done: int, chosen: EvaluationSet, folder: Path, name: str) -> None:
         assert chosen.label == "validation"
         iteration, epoch = int(folder.parts[-3]), int(folder.name)
-        resources.server.ready()
+        resources.server.wait_until_ready()
         assert resources.server.engine is not None
         assert resources.server.engine.version == done == iteration + 1, "the weights are in the engine"
         asked.append((iteration, epoch))
@@ -73,7 +73,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, accuracies: Table) -> list[tuple[i
         accuracy = {"pass_at_1": accuracies[iteration][epoch]}
         write_json(folder / "summary.json", dict.fromkeys(names, 0.0) | accuracy)
 
-    monkeypatch.setattr(training, "measure", measure)
+    monkeypatch.setattr(training, "measure_set", measure)
     return asked
 
 
@@ -88,7 +88,10 @@ def scripted(monkeypatch: pytest.MonkeyPatch, accuracies: Table) -> list[tuple[i
     ],
 )
 def test_the_rules(accuracies: list[float], first_maximum: int, best: int) -> None:
-    assert (choose(accuracies, "first_maximum"), choose(accuracies, "best")) == (first_maximum, best)
+    assert (choose_candidate(accuracies, "first_maximum"), choose_candidate(accuracies, "best")) == (
+        first_maximum,
+        best,
+    )
 
 
 def test_the_first_maximum_ends_training_and_the_chosen_weights_are_those_that_are_kept(

@@ -230,7 +230,7 @@ def test_a_checkpoint_that_the_run_deletes_meanwhile_is_passed_over(
     finished: PolicyIteration, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = directory_of(finished)
-    unmeasured = evaluation.unmeasured
+    unmeasured = evaluation.find_unmeasured
     first = unmeasured(directory, SETS.sets)[0]
 
     def deleting(*arguments: Any) -> list[int]:
@@ -239,7 +239,7 @@ def test_a_checkpoint_that_the_run_deletes_meanwhile_is_passed_over(
         (directory.checkpoint(first) / "policy" / "config.json").unlink(missing_ok=True)
         return numbers
 
-    monkeypatch.setattr(evaluation, "unmeasured", deleting)
+    monkeypatch.setattr(evaluation, "find_unmeasured", deleting)
     commands.run_evaluation(finished, {})
     assert any("was deleted meanwhile, before validation was measured on it" in message for message in said)
     assert (directory.evaluation(2, "test") / "summary.json").is_file()

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.runs.standing_program import start_standing
-from tests.support.faults import ROOT, Experiment
-from treetune.runtime import front_door
-from treetune.runtime.front_door import SignalsOfRun, ranks_here, signal_for_group, threads_each
+from tests.support.experiment_runs import ROOT, Experiment
+from treetune.runtime import rank_launcher
+from treetune.runtime.rank_launcher import SignalsOfRun, ranks_here, signal_for_group, threads_each
 
 
 def wait_until_taken(pid: int, number: int, deadline_s: float = 60.0) -> None:
@@ -126,11 +126,11 @@ def test_gpus_that_are_handed_out_by_name_reach_the_ranks(
     )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
     monkeypatch.delenv("NUM_GPUS", raising=False)
-    monkeypatch.setattr(front_door, "MAIN", program)
+    monkeypatch.setattr(rank_launcher, "MAIN", program)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     ranks = ranks_here()
     try:
-        assert front_door.start_ranks([], ranks) == 0
+        assert rank_launcher.start_ranks([], ranks) == 0
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -174,8 +174,8 @@ def test_a_request_for_a_checkpoint_never_ends_a_run_that_writes_its_last_one(
 def test_a_failure_after_a_request_for_a_checkpoint_keeps_its_exit_code(
     received: list[int], n_ranks: int, code: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(front_door, "signal_ranks", lambda launcher, number: n_ranks)
-    monkeypatch.setattr(front_door.os, "killpg", lambda group, number: None)
+    monkeypatch.setattr(rank_launcher, "signal_ranks", lambda launcher, number: n_ranks)
+    monkeypatch.setattr(rank_launcher.os, "killpg", lambda group, number: None)
     signals = SignalsOfRun(launcher=4711)
     for number in received:
         signals.pass_on(number, None)

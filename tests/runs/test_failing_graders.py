@@ -289,9 +289,9 @@ def serve_stand_in(settings: EngineSettings, run: EngineLaunch, log: Path) -> An
         return start_servers(settings, run, log)
     address = Address(settings.judge.base_url.removesuffix("/v1"), 1, "its key")
     server = SimpleNamespace(
-        now=lambda: address,
-        failed=lambda address, reason: None,
-        succeeded=lambda: None,
+        current_address=lambda: address,
+        report_failure=lambda address, reason: None,
+        report_success=lambda: None,
         begin_to_close=lambda: None,
         close=lambda: settings.closed.append(True),
     )
@@ -354,14 +354,14 @@ class Served:
     def come(self) -> None:
         self.epoch += 1
 
-    def now(self) -> Address | None:
+    def current_address(self) -> Address | None:
         found = Address(f"http://server-{self.number}", self.epoch, f"key {self.epoch}")
         return found if self.epoch else None
 
-    def ready(self) -> Address:
+    def wait_until_ready(self) -> Address:
         raise AssertionError("nobody waits for one of them alone")
 
-    def failed(self, address: Address, reason: str) -> None:
+    def report_failure(self, address: Address, reason: str) -> None:
         self.told.append(reason)
 
 
@@ -371,13 +371,13 @@ def test_of_two_servers_of_a_judge_the_one_that_failed_is_told_and_no_other(
     servers = [Served(0), Served(1)]
     judge = judge_server.make_judge(JudgeModel(model="a judge", server=VllmSettings(replicas=2)), servers)  # type: ignore[arg-type]
     monkeypatch.setattr(judge_server, "time", SimpleNamespace(sleep=lambda seconds: servers[1].come()))
-    first = judge.place()
+    first = judge.choose_server()
     assert first.url == "http://server-1/v1", "who comes first is asked"
     servers[0].come()
-    assert {judge.place().url for _ in range(2)} == {"http://server-0/v1", "http://server-1/v1"}
-    judge.failed(first, "it hangs")
+    assert {judge.choose_server().url for _ in range(2)} == {"http://server-0/v1", "http://server-1/v1"}
+    judge.report_failure(first, "it hangs")
     servers[1].come()
-    judge.failed(first, "it hangs")
+    judge.report_failure(first, "it hangs")
     assert [one.told for one in servers] == [[], ["it hangs"]], "who was started anew is another"
 
 

@@ -15,7 +15,9 @@ from tests.support.small_run import directory_of, small, train
 from treetune.credit.grpo import Group
 from treetune.credit.vineppo import MonteCarlo
 from treetune.engine.settings import InProcessSettings
-from treetune.lab.analyzers.first_difference import first_difference
+from treetune.exceptions import Damaged
+from treetune.lab import certificates
+from treetune.lab.analyzers.first_difference import find_first_difference
 from treetune.lab.certificates import certify, verify
 from treetune.lab.fork import fork
 from treetune.models.policy_files import read_policy
@@ -69,7 +71,7 @@ def test_a_branch_with_nothing_changed_is_the_run_that_went_on_to_the_bit(
     shutil.copytree(run[1].path, tmp_path / "gone_on")
     gone_on = train(replace(run[0], directory=str(tmp_path), experiment_name="gone_on"))
     assert branch.checkpoints()[-1] == gone_on.checkpoints()[-1] == 4
-    assert first_difference(branch.path, gone_on.path) is None
+    assert find_first_difference(branch.path, gone_on.path) is None
     assert [row["iteration"] for row in branch.read_metrics()] == [0, 1, 2, 3]
     origin = read_manifest(branch)["forked"]
     assert (origin["run"], origin["after"]) == (str(run[1].path), 2)
@@ -143,6 +145,31 @@ def test_a_file_that_is_another_is_named_before_anything_is_trained(
     for drawn in (2, 1, None):
         with pytest.raises(ValueError, match=r"iteration 2: episodes in .* differ from those of"):
             verified(run, certified, iteration=drawn)
+
+
+@pytest.mark.parametrize("part", ["adapter", "reward_model"])
+def test_adapters_and_the_reward_model_are_certified_too(
+    run: tuple[PolicyIteration, ExperimentDirectory],
+    certified: ExperimentDirectory,
+    part: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = certified.checkpoint(2) / part
+    shutil.copytree(certified.checkpoint(2) / "policy", folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(certificates, "PARTS", ("policy", "critic", "trainer"))
+        certify(certified.path, run[0])
+    messages = verify(certified.path / "certificate.json", run[0], PLAIN, certified.path)
+    assert "chain of 2" in next(messages)
+    assert "are those of the certificate" in next(messages), "a certificate of an earlier version"
+    certify(certified.path, run[0])
+    weights = folder / "model.safetensors"
+    *unchanged, last_byte = weights.read_bytes()
+    weights.write_bytes(bytes([*unchanged, last_byte ^ 1]))
+    with pytest.raises(ValueError, match=rf"iteration 2: {part} in .* differ from those of"):
+        verified(run, certified)
+    with pytest.raises(Damaged, match=rf"{part}/model\.safetensors is damaged"):
+        certify(certified.path, run[0])
 
 
 def test_a_run_that_keeps_too_little_to_train_again_is_held_against_its_certificate_all_the_same(

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load
 
-from tests.support.faults import ITERATIONS, Experiment
+from tests.support.experiment_runs import ITERATIONS, Experiment
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 

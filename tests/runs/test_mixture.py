@@ -25,7 +25,7 @@ from treetune.domains.mixture import Curriculum, Domain, Mixture
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.record import summary_line
-from treetune.tasks.drawing import Drawing
+from treetune.tasks.drawing import DrawingContext
 
 MIXED = Mixture(
     # What is cut off earns the reward, so the two differ: next to all answers of ten tokens are.
@@ -61,7 +61,7 @@ def asked(config: PolicyIteration, iteration: int) -> list[tuple[str, str]]:
 def test_each_iteration_asks_what_the_curriculum_makes_of_those_before(run: PolicyIteration) -> None:
     rows = directory_of(run).read_metrics()
     for iteration in range(ITERATIONS):
-        drawing = Drawing(run.seed, iteration, recorded=rows.__getitem__)
+        drawing = DrawingContext(run.seed, iteration, recorded=rows.__getitem__)
         expected = [one.id for one in MIXED.drawing_rule().draw(MIXED.problems("train"), 12, drawing)]
         assert [id for id, _ in asked(run, iteration)] == expected
         drawn = [domain for _, domain in asked(run, iteration)]

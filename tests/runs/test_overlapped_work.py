@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from tests.support import forked
-from tests.support.faults import Experiment
+from tests.support import forked_runs
+from tests.support.experiment_runs import Experiment
 from tests.support.fork_server import run_forked_ranks
 from tests.support.small_run import (
     TRAINER,
@@ -225,7 +225,7 @@ OVERLAPPING = """{
 
 @pytest.mark.slow
 def test_two_ranks_overlap_and_both_have_their_part_of_every_iteration(tmp_path: Path) -> None:
-    run_forked_ranks(Path(forked.__file__), [str(tmp_path), OVERLAPPING], 2, tmp_path)
+    run_forked_ranks(Path(forked_runs.__file__), [str(tmp_path), OVERLAPPING], 2, tmp_path)
     directory = Experiment(tmp_path).directory
     assert [row["overlap/staleness"] for row in directory.read_metrics()] == [0, 1, 1]
     for iteration, version in enumerate([0, 0, 1]):

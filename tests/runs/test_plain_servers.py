@@ -23,7 +23,7 @@ from transformers import AutoTokenizer
 
 import treetune.parts  # noqa: F401  (registers them)
 from tests.runs.shared_server import built
-from tests.support.faults import CONFIG, Experiment
+from tests.support.experiment_runs import CONFIG, Experiment
 from tests.support.plain_server import (
     KEY,
     PlainServerProcess,

@@ -22,7 +22,7 @@ from treetune.credit.values.smoothed import Smoothed
 from treetune.credit.vineppo import MonteCarlo
 from treetune.domains.graders.judge import JudgeModel
 from treetune.domains.mixture import Curriculum, Domain, Mixture
-from treetune.engine.requests import CONTINUATIONS, Request, SamplingParams
+from treetune.engine.requests import CONTINUATION_PRIORITY, Request, SamplingParams
 from treetune.engine.settings import Engines, InProcessSettings, VllmSettings
 from treetune.exceptions import ConfigError, SameOnAllRanks
 from treetune.objectives.mle import MaximumLikelihood
@@ -36,7 +36,7 @@ from treetune.rollouts.single_turn import SingleTurn, for_fixed_problems, sample
 from treetune.rollouts.storage import read_trajectories
 from treetune.rollouts.until_mixed import UntilMixed
 from treetune.runtime.base import ChooseCheckpoint, Evaluation, EvaluationSet
-from treetune.runtime.fitting import refuse_an_engine_without_a_gpu
+from treetune.runtime.fitting import refuse_engines_on_exclusive_gpus
 from treetune.threads.parallel_threads import ParallelThreads, ThreadStates
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Metrics, Problem
@@ -199,7 +199,7 @@ class AsksForHints(SingleTurn):
         assert context.engine is not None
         cold = SamplingParams(max_tokens=3, temperature=0.0)
         ids = context.codec.encode_prompt(problems[0])
-        context.engine.generate([Request(ids, 1, 1, cold, priority=CONTINUATIONS)])
+        context.engine.generate([Request(ids, 1, 1, cold, priority=CONTINUATION_PRIORITY)])
         return super().run(context, problems)
 
 
@@ -278,8 +278,8 @@ def test_two_processes_on_a_gpu_that_takes_one_are_refused_before_the_start(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1f")
     config = replace(small(tmp_path), engines=engines)
     if refused is None:
-        return refuse_an_engine_without_a_gpu(config)
+        return refuse_engines_on_exclusive_gpus(config)
     with pytest.raises(
         SameOnAllRanks, match=rf"compute mode is {mode}, which allows one process, but {refused}"
     ):
-        refuse_an_engine_without_a_gpu(config)
+        refuse_engines_on_exclusive_gpus(config)

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.support.chat_models import bpe_tokenizer, random_model, save_as_on_the_hub
-from tests.support.faults import CONFIG, ROOT
+from tests.support.experiment_runs import CONFIG, ROOT
 from tests.support.small_run import (
     TRAINER,
     computed,
@@ -44,7 +44,7 @@ from treetune.runtime import manifest
 from treetune.runtime.base import Checkpoints, Evaluation, EvaluationSet, PolicyIteration, StopAfter
 from treetune.runtime.directory import ExperimentDirectory, iterations_of, tokens_sampled
 from treetune.runtime.machine import describe_different_bits
-from treetune.runtime.manifest import differences
+from treetune.runtime.manifest import find_changed_keys
 from treetune.runtime.session import Session
 from treetune.store.checksums import read_record, write_record
 from treetune.trainer.base import Schedule, Warmup
@@ -133,7 +133,7 @@ def test_a_schedule_over_the_whole_of_training_refuses_another_length_and_says_w
     ],
 )
 def test_what_leaves_training_as_it_is_goes_on(keys: dict[str, Any]) -> None:
-    assert not [one.name for one in differences(STORED, changed(**keys)) if not one.changeable]
+    assert not [one.name for one in find_changed_keys(STORED, changed(**keys)) if not one.changeable]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_what_would_have_trained_otherwise_is_refused_by_name_with_both_values(
 
 def test_an_evaluation_that_chooses_the_weights_is_a_part_of_training() -> None:
     chosen = changed(choose_checkpoint={"set": "validation"}, evaluation={"every": 1})
-    (one,) = differences(chosen, {**chosen, "evaluation": {"every": 2}})
+    (one,) = find_changed_keys(chosen, {**chosen, "evaluation": {"every": 2}})
     assert one.name == "evaluation.every" and not one.changeable
 
 
@@ -309,10 +309,13 @@ def test_a_run_ends_near_its_budget_is_evaluated_there_and_a_larger_one_goes_on(
 def test_a_finished_run_does_nothing_when_it_is_run_again(
     undisturbed: PolicyIteration, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before, asked = directory_of(undisturbed).metrics.read_bytes(), sampled_requests(undisturbed)
+    before, asked = directory_of(undisturbed).metrics_file.read_bytes(), sampled_requests(undisturbed)
     train(undisturbed, evaluation={"every": 3}, grader_workers=1, sinks=[])  # which computes nothing
     assert "is finished" in capsys.readouterr().out
-    assert (directory_of(undisturbed).metrics.read_bytes(), sampled_requests(undisturbed)) == (before, asked)
+    assert (directory_of(undisturbed).metrics_file.read_bytes(), sampled_requests(undisturbed)) == (
+        before,
+        asked,
+    )
 
 
 def test_a_checkpoint_that_is_half_written_and_a_torn_line_of_metrics_are_made_again(
@@ -322,7 +325,7 @@ def test_a_checkpoint_that_is_half_written_and_a_torn_line_of_metrics_are_made_a
     directory = directory_of(config)
     shutil.copytree(directory_of(undisturbed).path, directory.path)
     (directory.checkpoint(2) / "state.json").unlink()
-    with directory.metrics.open("a") as file:
+    with directory.metrics_file.open("a") as file:
         file.write('{"iteration": 1, "tra')  # as a crash in the middle of a line would leave it
     assert directory.resumable() == 1
     train(config)

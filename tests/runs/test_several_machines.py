@@ -26,7 +26,12 @@ from treetune.engine.settings import VllmSettings
 from treetune.exceptions import MachinesDiffer
 from treetune.runtime import several_machines
 from treetune.runtime.policy_server import refuse_unreachable_server
-from treetune.runtime.several_machines import Facts, MachineView, differences, refuse_machines_that_differ
+from treetune.runtime.several_machines import (
+    MachineFacts,
+    MachineView,
+    describe_machine_differences,
+    refuse_machines_that_differ,
+)
 from treetune.runtime.weights_folder import make_weights_folder
 from treetune.trainer.ranks import Meeting
 
@@ -90,7 +95,7 @@ def test_one_server_for_ranks_on_several_machines_is_refused(tmp_path: Path) -> 
 
 # What machines must have alike, and see of each other
 
-FIRST = Facts(
+FIRST = MachineFacts(
     machine=0,
     name="node1",
     interface="eth0",
@@ -107,9 +112,11 @@ SECOND = replace(FIRST, machine=1, name="node2", address="10.0.0.2", clock=1002.
 PLACE = Path("/scratch/experiments/small")
 
 
-def found(second: Facts = SECOND, *views: MachineView) -> list[str]:
+def found(second: MachineFacts = SECOND, *views: MachineView) -> list[str]:
     """With two ranks on the second machine."""
-    return differences([FIRST, second, second], views or (MachineView(), MachineView(), MachineView()), PLACE)
+    return describe_machine_differences(
+        [FIRST, second, second], views or (MachineView(), MachineView(), MachineView()), PLACE
+    )
 
 
 def test_machines_that_are_alike_and_see_each_other_are_let_through() -> None:
@@ -163,7 +170,7 @@ def test_all_the_others_have_one_deadline_together(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(several_machines, "time", clock)
     marks = {number: tmp_path / f"mark {number}" for number in range(1, 6)}
     marks[2].touch()
-    assert several_machines._unseen(marks) == (1, 3, 4, 5)
+    assert several_machines._find_unseen(marks) == (1, 3, 4, 5)
     assert sum(slept) < several_machines.SEEN_WITHIN_S + 1
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.faults import ROOT, Experiment, Running
+from tests.support.experiment_runs import ROOT, Experiment, Running
 
 SUPERVISED = ROOT / "tests/support/small_supervised.jsonnet"
 SAMPLED = ROOT / "tests/support/small.jsonnet"

@@ -20,7 +20,7 @@ from tests.support.chat_models import (
     save_as_on_the_hub,
 )
 from tests.support.columns import plain
-from tests.support.faults import CONFIG
+from tests.support.experiment_runs import CONFIG
 from tests.support.small_run import answers_of, episodes_of, weights_of
 from treetune.config.jsonnet import load as load_config
 from treetune.models.chat import Chat

@@ -32,7 +32,7 @@ from treetune.models.lora import Lora
 from treetune.models.policy_files import read_policy
 from treetune.models.pretrained import PretrainedModel
 from treetune.models.saved_weights import saved_weights
-from treetune.models.shards import HEAD, INDEX, in_chunks, with_head
+from treetune.models.shards import HEAD_WEIGHT, INDEX, in_chunks, with_head
 from treetune.models.tokenizer import character_tokenizer
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.runtime import commands, weights_folder
@@ -239,8 +239,8 @@ def test_a_chunk_is_whole_on_its_gpu_and_goes_to_the_engine_before_it_is_written
 
 def test_a_tied_head_is_sent_behind_the_embeddings(tmp_path: Path) -> None:
     expected, found, _ = sent(small(tmp_path, model=TIED))
-    assert HEAD not in expected
-    assert torch.equal(found[HEAD], expected["model.embed_tokens.weight"])
+    assert HEAD_WEIGHT not in expected
+    assert torch.equal(found[HEAD_WEIGHT], expected["model.embed_tokens.weight"])
 
 
 def test_no_more_than_one_layer_is_ever_gathered(tmp_path: Path) -> None:
@@ -264,9 +264,9 @@ def test_a_chunk_has_no_more_than_it_may_and_a_larger_weight_is_one_by_itself() 
 
 
 def test_a_head_that_is_tied_and_named_comes_once() -> None:
-    weights = [("model.embed_tokens.weight", torch.ones(2)), (HEAD, torch.zeros(2))]
+    weights = [("model.embed_tokens.weight", torch.ones(2)), (HEAD_WEIGHT, torch.zeros(2))]
     found = list(with_head(weights, [name for name, _ in weights], tied=True))
-    assert [name for name, _ in found] == ["model.embed_tokens.weight", HEAD]
+    assert [name for name, _ in found] == ["model.embed_tokens.weight", HEAD_WEIGHT]
     assert torch.equal(found[1][1], torch.ones(2))
 
 

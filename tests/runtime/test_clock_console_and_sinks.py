@@ -28,7 +28,7 @@ from tests.support.stubs import until
 from treetune.config.jsonnet import load
 from treetune.rollouts.storage import write_trajectories
 from treetune.runtime import console as console_module
-from treetune.runtime.console import PHASES, Clock, Console, duration
+from treetune.runtime.console import PHASES, Clock, Console, format_duration
 from treetune.runtime.directory import ExperimentDirectory, metrics_row
 from treetune.runtime.mirrors import Mirrors
 from treetune.runtime.record import summary_line
@@ -133,7 +133,7 @@ def test_without_a_terminal_a_long_phase_prints_its_progress(
 def test_a_duration_is_written_in_seconds_minutes_or_hours_by_its_length(
     seconds: float, expected: str
 ) -> None:
-    assert duration(seconds) == expected
+    assert format_duration(seconds) == expected
 
 
 def test_the_line_of_an_iteration_has_rewards_evaluations_and_times() -> None:

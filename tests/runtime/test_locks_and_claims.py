@@ -141,7 +141,7 @@ def test_a_line_of_metrics_that_a_crash_cut_off_is_left_out(directory: Experimen
     rows = [metrics_row(i, 1.5, {"train/loss": 0.123456789}) for i in range(2)]
     for row in rows:
         directory.append_metrics(row)
-    with directory.metrics.open("a") as file:
+    with directory.metrics_file.open("a") as file:
         file.write('{"iteration": 2, "train/')
     assert directory.read_metrics() == rows
     assert rows[0] == {"iteration": 0, "wall_time": 1.5, "train/loss": 0.1234568}

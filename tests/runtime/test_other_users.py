@@ -135,7 +135,7 @@ def test_nobody_else_reads_a_servers_temporary_files(
 def test_nobody_else_asks_a_server_or_reads_its_key(public_folder: Path) -> None:
     engine = (stub := Stub(public_folder)).start()
     try:
-        address = engine._replicas[0].server.ready()
+        address = engine._replicas[0].server.wait_until_ready()
         processes = below(os.getpid())
 
         def status_of_request() -> str:

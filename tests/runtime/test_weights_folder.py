@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from treetune.runtime.weights_folder import MEMORY, make_weights_folder, read_name_file
+from treetune.runtime.weights_folder import SHARED_MEMORY, make_weights_folder, read_name_file
 from treetune.store import held_folders
 from treetune.store.files import remove_folder
 from treetune.trainer.ranks import _private_folder
@@ -44,7 +44,7 @@ def test_the_name_of_the_folder_in_memory_can_not_be_guessed(tmp_path: Path) -> 
     shutil.rmtree(first)
     second, *_ = make_weights_folder(tmp_path, "run", ALONE)
     try:
-        assert first != second and {first.parent, second.parent} == {MEMORY}
+        assert first != second and {first.parent, second.parent} == {SHARED_MEMORY}
         assert stat.S_IMODE(second.stat().st_mode) == 0o700
     finally:
         shutil.rmtree(second)
@@ -76,7 +76,7 @@ def test_a_named_pipe_where_a_run_wants_its_folder_holds_nothing_up(tmp_path: Pa
 
 
 def test_a_pipe_that_is_called_like_a_runs_folder_holds_no_start_up(tmp_path: Path) -> None:
-    planted = MEMORY / f"{held_folders.PREFIX}planted-{os.getpid()}"
+    planted = SHARED_MEMORY / f"{held_folders.FOLDER_PREFIX}planted-{os.getpid()}"
     os.mkfifo(planted)
     try:
         folder, *_ = within_the_deadline(lambda: make_weights_folder(tmp_path, "run", ALONE))
@@ -86,7 +86,7 @@ def test_a_pipe_that_is_called_like_a_runs_folder_holds_no_start_up(tmp_path: Pa
 
 
 def test_a_pipe_in_place_of_the_lock_of_a_folder_holds_no_start_up() -> None:
-    folder = Path(tempfile.mkdtemp(prefix=held_folders.PREFIX, dir=MEMORY))
+    folder = Path(tempfile.mkdtemp(prefix=held_folders.FOLDER_PREFIX, dir=SHARED_MEMORY))
     os.mkfifo(folder / "held")
     try:
         within_the_deadline(held_folders.sweep)

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from tests.support.shipped import experiment_of
-from treetune.runtime.front_door import ranks_here
+from treetune.runtime.rank_launcher import ranks_here
 
 ROOT = Path(__file__).parents[2]
 

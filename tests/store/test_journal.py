@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune.exceptions import Damaged
-from treetune.store.journal import Journal, read_rows, row_of, sealed_line
+from treetune.store.journal import Journal, read_journal, row_of, sealed_line
 
 KEYS = st.text("0123456789abcdef", min_size=1, max_size=4)
 ENTRIES = st.dictionaries(KEYS, st.none() | st.integers() | st.text(max_size=5), max_size=6)
@@ -46,7 +46,7 @@ def test_a_file_that_is_cut_anywhere_has_all_complete_rows_before_the_cut(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "journal.jsonl"
         path.write_bytes(content[:cut])
-        assert list(read_rows(path)) == rows[:complete_rows]
+        assert list(read_journal(path)) == rows[:complete_rows]
         # A row that is appended next begins on a new line.
         with Journal(path) as journal:
             if asks_first:
@@ -57,7 +57,7 @@ def test_a_file_that_is_cut_anywhere_has_all_complete_rows_before_the_cut(
                 len(rows) - complete_rows
             )
         assert path.read_bytes().startswith(b"".join(lines[:complete_rows]) + b'{"crc32"')
-        assert list(read_rows(path)) == [*rows[:complete_rows], ["next", 1], ["next", 2]]
+        assert list(read_journal(path)) == [*rows[:complete_rows], ["next", 1], ["next", 2]]
 
 
 @given(ENTRIES, st.lists(st.binary(max_size=20), max_size=3), st.randoms(use_true_random=False))
@@ -72,7 +72,7 @@ def test_malformed_lines_hide_no_row(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "journal.jsonl"
         path.write_bytes(b"".join(lines))
-        assert {key_of(row) for row in read_rows(path, damaged)} == set(entries)
+        assert {key_of(row) for row in read_journal(path, damaged)} == set(entries)
         assert damaged == [number for number, line in enumerate(lines, 1) if line in malformed_lines]
         journal = Journal(path)
         assert sorted(journal) == sorted(entries)
@@ -112,7 +112,7 @@ def test_rows_that_are_not_flushed_yet_are_found_and_written_at_the_end(tmp_path
     journal.close()
     journal.add(["c", 3])  # a closed journal opens its file again
     journal.close()
-    assert list(read_rows(path)) == [["a", 1], ["b", 2], ["c", 3]]
+    assert list(read_journal(path)) == [["a", 1], ["b", 2], ["c", 3]]
     assert journal.get("c") == ["c", 3]
 
 
@@ -158,4 +158,4 @@ def test_a_full_disk_is_told_by_name_and_the_incomplete_row_is_cut_off_later(
     assert journal.get("b") is None, "the row is lost"
     journal.add(["c", 3])
     assert [journal.get(key) for key in "abc"] == [["a", 1], None, ["c", 3]]
-    assert list(read_rows(path)) == [["a", 1], ["c", 3]]
+    assert list(read_journal(path)) == [["a", 1], ["c", 3]]

@@ -78,6 +78,7 @@ class Case:
             longest_answer=self.answer_tokens,
             continuations=0,
             most_continuations=0,
+            further_answers=0,
             rows=self.answers,
             steps=1,
             epochs=self.trainer.epochs,

@@ -9,7 +9,7 @@ import pytest
 
 import treetune.parts  # noqa: F401  (registers them)
 from treetune.config.build import build
-from treetune.config.catalogue import entries
+from treetune.config.catalogue import find_configurations
 from treetune.config.errors import ConfigIssue
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
@@ -23,7 +23,9 @@ CONFIGS = ROOT / "configs"
 
 def whole_configurations() -> list[str]:
     """Returns the experiments and tables; the others are fragments, data sets and pipelines."""
-    return [f"configs/{entry.name}" for entry in entries() if entry.kind in ("experiments", "tables")]
+    return [
+        f"configs/{entry.name}" for entry in find_configurations() if entry.kind in ("experiments", "tables")
+    ]
 
 
 @cache  # each file that is imported costs Jsonnet some 20 ms

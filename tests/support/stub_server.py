@@ -20,8 +20,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from treetune.engine.client import SAMPLES, SCORES
-from treetune.engine.key import NAMED_WEIGHTS, ROUTE, ServerDescription
+from treetune.engine.client import SAMPLES_ROUTE, SCORES_ROUTE
+from treetune.engine.key import WEIGHTS_HEADER, WEIGHTS_ROUTE, ServerDescription
 
 FAULTS = Path(sys.argv[-1])
 MODEL = Path(sys.argv[sys.argv.index("--model") + 1]) if __name__ == "__main__" else Path()
@@ -69,15 +69,15 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
         if self.headers.get("Authorization") != f"Bearer {os.environ['TREETUNE_SERVER_KEY']}":
             return self.answer(401, {"error": "no key"})
-        if self.path.startswith(ROUTE):
+        if self.path.startswith(WEIGHTS_ROUTE):
             return self.answer(200, json.loads(SERVED.describe(self.path.partition("?")[2])))
-        if refusal := SERVED.refusal(self.headers.get(NAMED_WEIGHTS)):
+        if refusal := SERVED.refusal(self.headers.get(WEIGHTS_HEADER)):
             return self.answer(409, {"error": refusal.decode()})
         with (FAULTS / "paths").open("a") as file:
             file.write(self.path + "\n")
-        if self.path == SAMPLES:
+        if self.path == SAMPLES_ROUTE:
             self.complete(body)
-        elif self.path == SCORES:
+        elif self.path == SCORES_ROUTE:
             if take("dies-while-scoring"):
                 os.kill(os.getpid(), signal.SIGKILL)
             if take("refuses-to-score"):

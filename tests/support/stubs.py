@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.support import stub_server
 from treetune.engine.base import Canary, Chunk, EngineLaunch, Rendezvous, TransferMethod
-from treetune.engine.client import SAMPLES
+from treetune.engine.client import SAMPLES_ROUTE
 from treetune.engine.engine import VllmEngine
 from treetune.engine.guard import descendants
 from treetune.engine.launch import ServerLaunch
@@ -107,7 +107,7 @@ class Stub:
     def paths(self) -> list[str]:
         """Returns the paths that the server was asked since the last call, without those of samples."""
         file = self.faults / "paths"
-        paths = [path for path in file.read_text().splitlines() if path != SAMPLES]
+        paths = [path for path in file.read_text().splitlines() if path != SAMPLES_ROUTE]
         file.write_text("")
         return paths
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from treetune.vocabulary import Branch, Episode, Stretch
+from treetune.vocabulary import Branch, Episode, SegmentSpan
 
 VOCABULARY = 24
 DEADLINE_S = 900
@@ -119,7 +119,7 @@ def threaded_episodes(count: int = 12, seed: int = 0) -> list[tuple[Episode, lis
             policy_version=0,
             advantages=tuple(draw.gauss(0, 1) for _ in response),
             behaviour_logprobs=tuple(-3 + 0.1 * draw.random() for _ in response),
-            stretches=tuple(Stretch(end, call.branch) for end, call in zip(ends, calls, strict=True))
+            stretches=tuple(SegmentSpan(end, call.branch) for end, call in zip(ends, calls, strict=True))
             if i != 2
             else (),
         )

@@ -24,7 +24,7 @@ from treetune.tables.columns import MeasuredColumn, Panel, Speedup
 from treetune.tables.curves import curves, curves_json, panel_curves, panel_notes
 from treetune.tables.figures import draw_curves, draw_panels, draw_table
 from treetune.tables.launch import Launcher, launch_lines, slurm_script
-from treetune.tables.measure import measure
+from treetune.tables.measure import measure_cells
 from treetune.tables.runs import TableRuns, _measurements_of, inspect_again
 from treetune.tables.settings import CellSource, MethodRow, TableExperiment
 from treetune.tables.text import as_latex, as_markdown
@@ -38,7 +38,7 @@ def test_a_difference_is_called_only_where_its_interval_excludes_zero(tmp_path: 
     plan = finish(plan_of(tmp_path), {"ppo": 0.525, "vine": 0.8})
     for seed, share in {1: 0.6, 2: 0.5}.items():  # once above PPO, once below
         fabricated.write_run(config(tmp_path, seed, "sft"), share)
-    results = measure(inspect_again(plan))
+    results = measure_cells(inspect_again(plan))
     sft, vine = results.cells["SFT", "test"], results.cells["Vine_PPO", "test"]
     assert (sft.difference.mean, sft.called) == (pytest.approx(-0.0125), None)
     assert (vine.difference.mean, vine.called) == (pytest.approx(0.275), "better")
@@ -64,7 +64,7 @@ def test_a_difference_is_called_only_where_its_interval_excludes_zero(tmp_path: 
 
 def test_where_lower_is_better_a_higher_value_is_called_worse(tmp_path: Path) -> None:
     columns = (MeasuredColumn(name="test", evaluation="test", better="lower"),)
-    results = measure(finish(plan_of(tmp_path, columns=columns), {"ppo": 0.5, "vine": 0.8}))
+    results = measure_cells(finish(plan_of(tmp_path, columns=columns), {"ppo": 0.5, "vine": 0.8}))
     assert results.cells["Vine_PPO", "test"].called == "worse"
 
 
@@ -73,14 +73,14 @@ def test_seeds_are_paired_so_that_different_starts_make_no_difference(tmp_path: 
     for run in plan.runs:
         share = {1: 0.2, 2: 0.5, 3: 0.7}[run.seed] + (0.1 if run.name == "vine" else 0)
         fabricated.write_run(run.config, share)
-    cell = measure(inspect_again(plan)).cells["Vine_PPO", "test"]
+    cell = measure_cells(inspect_again(plan)).cells["Vine_PPO", "test"]
     assert cell.estimate.mean - cell.estimate.low > 0.2
     assert cell.difference.mean - cell.difference.low < 0.1
     assert cell.called == "better"
 
 
 def test_sampled_tokens_steps_and_seconds_are_counted(tmp_path: Path) -> None:
-    results = measure(finish(plan_of(tmp_path), {"sft": 0.4, "ppo": 0.5}))
+    results = measure_cells(finish(plan_of(tmp_path), {"sft": 0.4, "ppo": 0.5}))
     (cost, _) = results.costs["ppo"]
     # Four iterations of 512 answers of 32 tokens and 4,096 tokens for values; 8 s each without evaluation.
     assert (cost.answers, cost.sampled_tokens) == (4 * 512, 4 * (512 * 32 + 4096))
@@ -116,7 +116,7 @@ def test_a_speedup_is_taken_where_the_best_value_of_the_other_row_is_reached(tmp
     plan = finish(plan_of(tmp_path, rows=ROWS, columns=columns), {"sft": 0.2, "ppo": 0.6, "vine": 0.8})
     write_validation_curve(plan, "vine", {1: 0.65, 2: 0.7})
     write_validation_curve(plan, "ppo", {2: 0.5})
-    results = measure(plan)
+    results = measure_cells(plan)
     assert results.cells["Vine_PPO", "less"].estimate.mean == pytest.approx(4.0)
     assert "| Vine_PPO | 4× [4×, 4×]" in as_markdown(results, ACCOUNT)
     assert "never as good" in results.cells["SFT", "less"].absent[1]
@@ -130,13 +130,13 @@ def test_a_number_of_an_analysis_is_read_with_its_interval(tmp_path: Path) -> No
     result_file = plan.run("ppo", 1).directory.path / "analyses" / "values" / "result.json"
     result_file.parent.mkdir(parents=True)
     result_file.write_text(json.dumps({"numbers": {"error": {"value": 0.11, "low": 0.1, "high": 0.125}}}))
-    results = measure(plan)
+    results = measure_cells(plan)
     assert "| PPO | 0.11 [0.1, 0.125] |" in as_markdown(results, ACCOUNT)
     assert "not analysed" in results.cells["Vine_PPO", "error"].absent[1]
     result_file.write_text(json.dumps({"numbers": {"errors": 1}}))
     assert (
         "no 'numbers.error': instead of 'error' it has errors"
-        in measure(plan).cells["PPO", "error"].absent[1]
+        in measure_cells(plan).cells["PPO", "error"].absent[1]
     )
 
 
@@ -145,7 +145,7 @@ def test_the_page_is_complete_escapes_names_and_draws_figures_although_cells_are
 ) -> None:
     rows = (MethodRow(name="a <b> & c", experiment="ppo"), MethodRow(name="d", experiment="vine"))
     plan = finish(plan_of(tmp_path, rows=rows, baseline="d"), {"sft": 0.4, "ppo": 0.5})
-    results, all_curves = measure(plan), curves(plan)
+    results, all_curves = measure_cells(plan), curves(plan)
     page = as_html(results, all_curves, ACCOUNT)
     assert Page(page).open == [] and page.count("<figure>") == 4 and "a &lt;b&gt; &amp; c" in page
     assert not re.search(r"https?://|src=|<link|@import|url\(|<script", page), "the page needs no other file"
@@ -159,9 +159,9 @@ def test_curves_are_named_after_the_evaluation_set_that_they_show(tmp_path: Path
     """That is seldom the set that the column reports."""
     columns = (MeasuredColumn(name="test pass@1", evaluation="test", curve="validation"),)
     plan = finish(plan_of(tmp_path, columns=columns, rows=ROWS[1:2]), {"sft": 0.4, "ppo": 0.5})
-    page = Page(as_html(measure(plan), curves(plan), ACCOUNT))
+    page = Page(as_html(measure_cells(plan), curves(plan), ACCOUNT))
     assert page.words.count("pass@1 on validation (%)") == 4 and "pass@1 on test" not in page.words
-    figure = draw_curves(measure(plan), curves(plan), [])
+    figure = draw_curves(measure_cells(plan), curves(plan), [])
     assert [axes.get_title("left") for axes in figure.axes] == ["pass@1 on validation (%)"] * 4
 
 
@@ -178,7 +178,7 @@ def test_panels_show_any_metric_and_evaluation_along_training(tmp_path: Path) ->
     for run in plan.runs:
         if run.name == "ppo":  # seeds differ by a known factor
             rows = [fabricated.metrics_row(i) | {"train/entropy": run.seed * 0.5**i} for i in range(4)]
-            run.directory.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            run.directory.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     curve_by_row_and_panel = {(curve.row.name, curve.panel.name): curve for curve in panel_curves(plan)}
     # SFT trained the start weights: they are evaluated, and SFT's own metrics belong to another training.
     assert set(curve_by_row_and_panel) == {("SFT", "accuracy"), *(("PPO", panel.name) for panel in PANELS)}
@@ -193,7 +193,7 @@ def test_panels_show_any_metric_and_evaluation_along_training(tmp_path: Path) ->
     assert [point.iteration for point in accuracy.points] == [0, 2, 4], "from the start weights on"
     assert accuracy.points[0].mean == pytest.approx(0.4375)
 
-    results, curves_found = measure(plan), list(curve_by_row_and_panel.values())
+    results, curves_found = measure_cells(plan), list(curve_by_row_and_panel.values())
     markdown = as_markdown(results, ACCOUNT, curves_found, "some_panels.png")
     assert "|  | accuracy (%) | entropy | length |" in markdown
     assert "| PPO | 43.8 → 63.7 [62.5, 65.0] | 1.5 → 0.188 [0.125, 0.25] | 32 → 32 [32, 32] |" in markdown
@@ -219,7 +219,9 @@ def test_a_panel_of_a_metric_that_no_run_recorded_has_a_note(tmp_path: Path) -> 
     plan = finish(plan, {"ppo": 0.5})
     (note,) = panel_notes(plan, panel_curves(plan))
     assert "train/entrpy" in note and "did you mean 'train/entropy'" in note
-    assert note in as_markdown(measure(plan), ACCOUNT) and "entrpy" in as_html(measure(plan), [], ACCOUNT)
+    assert note in as_markdown(measure_cells(plan), ACCOUNT) and "entrpy" in as_html(
+        measure_cells(plan), [], ACCOUNT
+    )
 
 
 def test_the_evaluation_of_a_panel_is_measured_at_every_checkpoint_of_a_row(tmp_path: Path) -> None:

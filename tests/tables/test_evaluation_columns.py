@@ -22,7 +22,7 @@ from tests.tables.plans import ACCOUNT, finish, plan_of
 from treetune.tables.columns import MeasuredColumn, Panel
 from treetune.tables.curves import curves_json, panel_curves, panel_notes
 from treetune.tables.figures import draw_panels, draw_table
-from treetune.tables.measure import measure
+from treetune.tables.measure import measure_cells
 from treetune.tables.runs import TableRuns, _measurements_of, inspect_again
 from treetune.tables.settings import CellSource, MethodRow
 from treetune.tables.text import as_latex, as_markdown
@@ -93,7 +93,7 @@ TOKENS = {
 def test_a_speed_up_is_the_tokens_of_the_other_row_over_the_longest_thread_seed_by_seed(
     tmp_path: Path,
 ) -> None:
-    cells = measure(count_threads_of_runs(threaded_plan(tmp_path), TOKENS)).cells
+    cells = measure_cells(count_threads_of_runs(threaded_plan(tmp_path), TOKENS)).cells
     parallel, sequential = cells["parallel", "speed-up"], cells["sequential", "speed-up"]
     assert [seed.value for seed in parallel.seeds] == [3000 / 2500, 3200 / 2000]
     assert parallel.estimate.mean == pytest.approx(1.4) and parallel.estimate.low < 1.2, (
@@ -103,7 +103,7 @@ def test_a_speed_up_is_the_tokens_of_the_other_row_over_the_longest_thread_seed_
 
 
 def test_every_form_shows_the_numbers_with_their_digits_units_and_marks(tmp_path: Path) -> None:
-    results = measure(count_threads_of_runs(threaded_plan(tmp_path), TOKENS))
+    results = measure_cells(count_threads_of_runs(threaded_plan(tmp_path), TOKENS))
     markdown = as_markdown(results, ACCOUNT)
     line = next(line for line in markdown.splitlines() if line.startswith("| parallel |"))
     assert "| 2,250 [" in line and "| 2,632 |" in line and "| 3,200.00 [" in line and "| 1.40× [" in line
@@ -124,7 +124,7 @@ def test_every_form_shows_the_numbers_with_their_digits_units_and_marks(tmp_path
 def test_intervals_of_tokens_are_over_seeds_and_problems_like_those_of_accuracy(tmp_path: Path) -> None:
     plan = threaded_plan(tmp_path, seeds=(1,))
     tokens = {key: value for key, value in TOKENS.items() if key[1] == 1}
-    cell = measure(count_threads_of_runs(plan, tokens, spread=10.0)).cells["parallel", "longest thread"]
+    cell = measure_cells(count_threads_of_runs(plan, tokens, spread=10.0)).cells["parallel", "longest thread"]
     assert len(cell.seeds[0].by_problem) == fabricated.PROBLEMS
     assert cell.estimate.mean == pytest.approx(2500)
     # 40 problems from −195 to 195: a standard error of 18.
@@ -139,23 +139,25 @@ def test_without_the_number_of_one_answer_the_interval_is_over_seeds_alone(tmp_p
     path = plan.run("ppo", 1).directory.evaluation(4, "test") / "answers.jsonl"
     first, *other_lines = path.read_text().splitlines()
     path.write_text("\n".join([json.dumps(json.loads(first) | {"threads": {LONGEST: None}}), *other_lines]))
-    cell = measure(plan).cells["parallel", "longest thread"]
+    cell = measure_cells(plan).cells["parallel", "longest thread"]
     assert cell.seeds[0].value == 2500 and cell.seeds[0].by_problem is None
     assert cell.estimate.mean == 2250
 
 
 def test_a_summary_without_threads_is_named_in_the_cell(tmp_path: Path) -> None:
     plan = threaded_plan(tmp_path)
-    results = measure(plan)
+    results = measure_cells(plan)
     cell = results.cells["parallel", "longest thread"]
     assert "no threads counted" in cell.absent[1] and "summary.json" in cell.absent[1]
     assert "| no threads counted |" in as_markdown(results, ACCOUNT)
     plan = count_threads_of_runs(plan, {key: value for key, value in TOKENS.items() if key[0] == "ppo"})
-    results = measure(plan)
+    results = measure_cells(plan)
     assert "no threads counted" in results.cells["parallel", "speed-up"].absent[2], "the other row's"
     summary = plan.run("ppo", 1).directory.evaluation(4, "test") / "summary.json"
     summary.write_text(json.dumps(json.loads(summary.read_text()) | {"threads": {}}))
-    assert measure(plan).cells["parallel", "longest thread"].absent[1].startswith(f"no {LONGEST}: not in")
+    assert (
+        measure_cells(plan).cells["parallel", "longest thread"].absent[1].startswith(f"no {LONGEST}: not in")
+    )
 
 
 def test_pass_at_k_is_shown_where_there_are_enough_samples(tmp_path: Path) -> None:
@@ -166,7 +168,7 @@ def test_pass_at_k_is_shown_where_there_are_enough_samples(tmp_path: Path) -> No
         path = run.directory.evaluation(4, "test") / "summary.json"
         if path.is_file():
             path.write_text(json.dumps(json.loads(path.read_text()) | {"pass_at_k": {"1": 0.5, "4": 0.75}}))
-    results = measure(plan)
+    results = measure_cells(plan)
     assert "| parallel | 75.0 [75.0, 75.0] | no pass_at_8 |" in as_markdown(results, ACCOUNT)
 
 
@@ -186,9 +188,9 @@ def test_a_panel_draws_any_number_of_an_evaluation_along_training(tmp_path: Path
     assert "acceleration_ratio" in note
     assert {curve["value"] for curve in curves_json(all_curves, value="value")} == {LONGEST}
     assert "| parallel | 3,100 → 2,250 [2,000, 2,500] | – |" in as_markdown(
-        measure(plan), ACCOUNT, all_curves
+        measure_cells(plan), ACCOUNT, all_curves
     )
-    draw_panels(measure(plan), all_curves, [tmp_path / "panels.png"])
+    draw_panels(measure_cells(plan), all_curves, [tmp_path / "panels.png"])
 
 
 def test_mistakes_about_values_are_refused(tmp_path: Path) -> None:

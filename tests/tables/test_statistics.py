@@ -27,15 +27,15 @@ from treetune.lab.paired import paired
 from treetune.tables import measure as measure_module
 from treetune.tables.columns import Area, MeasuredColumn, Reach
 from treetune.tables.curves import area_under, cost_to_reach
-from treetune.tables.measure import CellResult, Comparison, measure
+from treetune.tables.measure import CellResult, Comparison, measure_cells
 from treetune.tables.runs import TableRuns, inspect_again
 from treetune.tables.settings import MethodRow, Pair, TableExperiment
 from treetune.tables.statistics import (
     holm,
-    of_shares,
-    over_seeds,
-    over_seeds_and_problems,
-    stretch,
+    interval_of_shares,
+    interval_over_seeds,
+    interval_over_seeds_and_problems,
+    widening_factor,
 )
 from treetune.tables.text import as_markdown
 from treetune.tables.write import as_json
@@ -46,7 +46,7 @@ def by_problem(matrix_SP: np.ndarray) -> list[dict[str, float]]:
 
 
 def test_the_interval_of_a_single_seed_is_that_of_its_problems() -> None:
-    estimate = over_seeds_and_problems(by_problem(np.arange(400).reshape(1, 400) % 2))
+    estimate = interval_over_seeds_and_problems(by_problem(np.arange(400).reshape(1, 400) % 2))
     # The mean of 400 coins has a standard deviation of 0.5 / 20.
     half = 1.96 * 0.025
     assert estimate.mean == 0.5
@@ -56,7 +56,7 @@ def test_the_interval_of_a_single_seed_is_that_of_its_problems() -> None:
 def test_problems_that_all_seeds_share_do_not_average_out_over_seeds() -> None:
     problems = np.tile([0.1, 0.9], 50)
     of_one_seed, of_five_seeds = (
-        over_seeds_and_problems(by_problem(np.tile(problems, (seeds, 1)))) for seeds in (1, 5)
+        interval_over_seeds_and_problems(by_problem(np.tile(problems, (seeds, 1)))) for seeds in (1, 5)
     )
     assert of_five_seeds.mean - of_five_seeds.low == pytest.approx(
         of_one_seed.mean - of_one_seed.low, rel=0.05
@@ -66,7 +66,7 @@ def test_problems_that_all_seeds_share_do_not_average_out_over_seeds() -> None:
 def test_many_seeds_have_the_normal_interval_of_their_mean() -> None:
     generator = random.Random(1)
     effects = [generator.gauss(0, 0.1) for _ in range(60)]
-    estimate = over_seeds(effects)
+    estimate = interval_over_seeds(effects)
     error = float(np.std(effects, ddof=1)) / 60**0.5
     expected = (estimate.mean - 1.96 * error, estimate.mean + 1.96 * error)
     assert (estimate.low, estimate.high) == pytest.approx(expected, abs=0.1 * error)
@@ -78,42 +78,44 @@ def test_student_intervals_of_three_seeds_cover_the_true_value_more_often_than_b
 ) -> None:
     generator, hits = random.Random(7), 0
     for _ in range(400):
-        estimate = over_seeds([generator.gauss(0, 1) for _ in range(3)], kind)  # type: ignore[arg-type]
+        estimate = interval_over_seeds([generator.gauss(0, 1) for _ in range(3)], kind)  # type: ignore[arg-type]
         hits += estimate.low <= 0 <= estimate.high
     assert least < hits / 400 < most
 
 
 def test_the_interval_of_a_share_ends_at_0_and_1() -> None:
-    estimate = over_seeds([0.9, 0.99, 0.8], "student")
+    estimate = interval_over_seeds([0.9, 0.99, 0.8], "student")
     inside = estimate.within(0.0, 1.0)
     assert estimate.high > 1
     assert (inside.mean, inside.low, inside.high) == (estimate.mean, estimate.low, 1.0)
 
 
 def test_without_seeds_or_problems_to_vary_there_is_no_interval() -> None:
-    estimate = over_seeds([0.25])
+    estimate = interval_over_seeds([0.25])
     assert (estimate.mean, estimate.low, estimate.high) == (0.25, None, None)
     assert not estimate.excludes_zero
     with pytest.raises(ValueError, match="different problems"):
-        over_seeds_and_problems([{"a": 1.0}, {"b": 1.0}])
+        interval_over_seeds_and_problems([{"a": 1.0}, {"b": 1.0}])
 
 
 @pytest.mark.parametrize(("seeds", "quantile"), [(2, 12.706), (3, 4.303), (21, 2.086), (10**6, 1.960)])
 def test_few_seeds_are_stretched_by_quantiles_of_students_t(seeds: int, quantile: float) -> None:
     """97.5 % quantiles, from any printed table."""
-    factor = stretch(seeds, "student") / stretch(seeds, "bootstrap")
+    factor = widening_factor(seeds, "student") / widening_factor(seeds, "bootstrap")
     assert factor * 1.959964 == pytest.approx(quantile, abs=6e-4)
 
 
 def test_the_interval_of_a_share_of_0_reaches_above_0() -> None:
-    estimate = of_shares(by_problem(np.zeros((3, 30))), "student")
+    estimate = interval_of_shares(by_problem(np.zeros((3, 30))), "student")
     assert (estimate.mean, estimate.low, estimate.high) == (0.0, 0.0, pytest.approx(0.1135, abs=1e-4))
 
 
 def test_the_interval_of_one_seeds_share_of_thirty_problems_covers_the_true_share() -> None:
     generator, covered = random.Random(3), 0
     for _ in range(400):
-        estimate = of_shares([{str(number): float(generator.random() < 0.05) for number in range(30)}])
+        estimate = interval_of_shares(
+            [{str(number): float(generator.random() < 0.05) for number in range(30)}]
+        )
         covered += estimate.low <= 0.05 <= estimate.high
     assert covered / 400 > 0.93
 
@@ -121,7 +123,7 @@ def test_the_interval_of_one_seeds_share_of_thirty_problems_covers_the_true_shar
 def test_shares_of_several_seeds_that_vary_have_the_interval_of_seeds_and_problems() -> None:
     generator = random.Random(1)
     values = [{str(number): float(generator.random() < 0.5) for number in range(40)} for _ in range(3)]
-    assert of_shares(values, "student") == over_seeds_and_problems(values, "student")
+    assert interval_of_shares(values, "student") == interval_over_seeds_and_problems(values, "student")
 
 
 def holm_step_by_step(p_values: Sequence[float], level: float) -> list[bool]:
@@ -205,8 +207,8 @@ def test_a_difference_between_two_methods_is_none_among_twenty_and_declared_pair
     tmp_path: Path,
 ) -> None:
     few, several = (
-        measure(plan_of_many_methods(tmp_path / "few", 2)),
-        measure(plan_of_many_methods(tmp_path / "several", 20)),
+        measure_cells(plan_of_many_methods(tmp_path / "few", 2)),
+        measure_cells(plan_of_many_methods(tmp_path / "several", 20)),
     )
     among_two, among_twenty = (results.cells["M1", "test"].against for results in (few, several))
     assert among_two.p == among_twenty.p < 0.05 < among_twenty.adjusted
@@ -235,7 +237,7 @@ def test_holms_correction_counts_only_comparisons_with_a_p_value_and_keeps_every
 
     plan = plan_of_many_methods(tmp_path, 4)
     monkeypatch.setattr(measure_module, "_compare", compare_some)
-    results = measure(plan)
+    results = measure_cells(plan)
     p_values = {name: cell.against.p for (name, _), cell in results.cells.items() if cell.against is not None}
     assert [name for name, p in p_values.items() if p is None] == ["M0"]
     assert results.comparisons == 2
@@ -285,7 +287,7 @@ def test_areas_and_costs_of_curves_fill_cells(tmp_path: Path) -> None:
     for run in plan.runs:
         share = {"sft": 0.4, "ppo": 0.6, "vine": 0.7}[run.name]
         fabricated.write_run(config(tmp_path, run.seed, run.name), share + 0.025 * run.seed)
-    results = measure(inspect_again(plan))
+    results = measure_cells(inspect_again(plan))
     areas, reached = (
         [seed.value for seed in results.cells["PPO", column].seeds] for column in ("area", "to 50 %")
     )

@@ -27,10 +27,10 @@ from treetune.runtime.directory import ExperimentDirectory
 from treetune.tables.check import missing_start_models
 from treetune.tables.columns import Area, MeasuredColumn
 from treetune.tables.launch import Launcher, launch_lines, reproduce
-from treetune.tables.measure import measure
+from treetune.tables.measure import measure_cells
 from treetune.tables.runs import TableRuns, make_plan
 from treetune.tables.settings import MethodRow, Pair, Reproduction, Seeds, TableExperiment, Until
-from treetune.tables.statistics import WEIGHT, confidence_sequence, normal_sequence, over_seeds
+from treetune.tables.statistics import WEIGHT, confidence_sequence, interval_over_seeds, normal_sequence
 from treetune.tables.text import main_grid, until_lines
 from treetune.tables.until import DifferenceVerdict, add_needed_seeds, verdicts
 
@@ -150,7 +150,7 @@ def test_the_interval_that_ends_the_search_holds_although_some_runs_collapse() -
             if interval.high - interval.low <= 2 * 0.12:
                 break
         covered += interval.low <= 0.055 <= interval.high
-        student_interval = over_seeds(differences[:8].tolist(), "student")
+        student_interval = interval_over_seeds(differences[:8].tolist(), "student")
         assert student_interval.low is not None and student_interval.high is not None
         covered_by_student += student_interval.low <= 0.055 <= student_interval.high
     assert covered >= 0.95 * searches
@@ -269,15 +269,15 @@ def test_only_declared_comparisons_are_called_better_and_by_their_sequence(tmp_p
     (verdict,) = verdicts(plan)
     assert (verdict.row, verdict.to, verdict.reason) == ("PPO", "GRPO", "narrow")
     assert 4 <= verdict.seeds < 8
-    results = measure(plan)
+    results = measure_cells(plan)
     (pair,) = results.pairs
     assert (pair.declared, pair.called, pair.p, results.comparisons) == (True, None, None, 1)
     assert pair.difference == verdict.known
     wide = fill_until_done(table_with_declared_pair(tmp_path / "wide", 0.01))
     assert verdicts(wide)[0].reason == "at_most"
-    assert measure(wide).pairs[0].called == "better"
+    assert measure_cells(wide).pairs[0].called == "better"
     # This difference is larger than that of any two seeds, but the comparison was not declared.
-    against_the_start = measure(wide).cells["PPO", "test"].against
+    against_the_start = measure_cells(wide).cells["PPO", "test"].against
     assert against_the_start is not None and against_the_start.called is None
 
 
@@ -343,7 +343,7 @@ def test_failed_and_collapsed_runs_are_counted_in_a_column(tmp_path: Path) -> No
     (second.directory.checkpoint(second.iterations) / "state.json").unlink()
     second.record.parent.mkdir(parents=True, exist_ok=True)
     second.record.write_text(json.dumps({"attempts": [{"command": "run_iteration_loop", "exit_code": 1}]}))
-    results = measure(make_plan(plan.table))
+    results = measure_cells(make_plan(plan.table))
     grid = main_grid(results)
     cells = dict(zip(grid[""], grid["failed, collapsed"], strict=True))
     assert cells == {"SFT": "0, 0 of 3", "PPO": "0, 1 of 3", "GRPO": "1, 0 of 3"}

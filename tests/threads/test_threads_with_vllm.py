@@ -93,7 +93,9 @@ class RecordingEngine(Engine):
 
         def record_result(index: int, completions: list[Completion]) -> Sequence[Request]:
             if next(arrivals) == self.at:
-                os.kill(engine_core_of(self.engine._replicas[0].server.ready().url), signal.SIGKILL)
+                os.kill(
+                    engine_core_of(self.engine._replicas[0].server.wait_until_ready().url), signal.SIGKILL
+                )
             further = on_result(index, completions) or ()
             self.requests += further
             return further

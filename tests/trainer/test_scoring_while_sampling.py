@@ -23,7 +23,13 @@ import torch
 
 from tests.support.tiny_trainer import are_same, assert_close, episodes, policy_trainer, weights_of
 from treetune.contracts import SampledAnswers, Turns
-from treetune.engine.requests import ANSWERS, CONTINUATIONS, Completion, Request, SamplingParams
+from treetune.engine.requests import (
+    ANSWER_PRIORITY,
+    CONTINUATION_PRIORITY,
+    Completion,
+    Request,
+    SamplingParams,
+)
 from treetune.models.lora import Lora
 from treetune.objectives.mle import MaximumLikelihood
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
@@ -44,7 +50,7 @@ def prefetch_of(policy: PolicyTrainer) -> ReferencePrefetch:
     return policy.prefetch
 
 
-def report_answers(ahead: ReferencePrefetch, rows: list[Episode], priority: int = ANSWERS) -> None:
+def report_answers(ahead: ReferencePrefetch, rows: list[Episode], priority: int = ANSWER_PRIORITY) -> None:
     for row in rows:
         request = Request(row.prompt_ids, 0, 1, SamplingParams(20), priority)
         ahead.on_result(request, [Completion(row.response_ids, None, "stop", 0)])
@@ -84,7 +90,7 @@ def test_continuations_and_answers_with_another_mask_are_not_taken_for_trained_a
         dataclasses.replace(row, trained=[False, *row.trained[1:]]) if len(row.trained) > 9 else row
         for row in rows
     ]
-    report_answers(ahead, rows, CONTINUATIONS)
+    report_answers(ahead, rows, CONTINUATION_PRIORITY)
     ahead.logprobs(Sequences.of(rows))
     assert ahead.metrics[AHEAD] == 0
     report_answers(ahead, rows)

@@ -149,7 +149,7 @@ def test_a_resume_names_the_software_the_inputs_or_the_code_that_changed(store: 
 def test_long_curves_keep_their_peaks(store: Store, folder: Path) -> None:
     run = begin_run(folder / "run", planned=5000)
     rows = [{"iteration": i, "train/loss": 100.0 if i == 3333 else 0.1} for i in range(5000)]
-    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     [chart] = chosen_charts(groups_of(store), ["train/loss"])
 

@@ -16,7 +16,7 @@ from tests.view.recorded import begin_run, record_iteration, trajectory
 from tests.view.report.synthetic import CODEC
 from treetune.rollouts.storage import TOKENS, write_tokens
 from treetune.view.store import Store
-from treetune.view.text import SHOWN, visible
+from treetune.view.text import CHARACTERS_SHOWN, visible
 
 WAYS = ("tokens", "rendered", "text")
 ALL_WAYS = (*WAYS, "credit", "tree")
@@ -98,7 +98,7 @@ def test_half_a_character_is_found_and_a_megabyte_on_one_line_is_cut_until_all_i
     assert "half a character" in viewer.page("/answer", **where)
     short = answer(viewer, "hostile", "text", len(KINDS))
     whole = answer(viewer, "hostile", "text", len(KINDS), all="1")
-    assert f"{len(MEGABYTE) - SHOWN:,} more characters" in short
+    assert f"{len(MEGABYTE) - CHARACTERS_SHOWN:,} more characters" in short
     assert whole.count("one line") > len(MEGABYTE) / 20
 
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.looking import unseen_focus, wrong_with
-from tests.support.tour import DOWNLOADED, DRAWN, place_of, stops
+from tests.support.page_faults import find_page_faults, find_unseen_focus
+from tests.support.viewer_pages import DOWNLOADED, DRAWN, find_shown_data, page_views
 from tests.view.conftest import Shown
 from tests.view.recorded import (
     answers,
@@ -55,11 +55,11 @@ def test_every_page_is_drawn_fits_and_can_be_read(shown: Shown, width: int, dark
     paper = shown.script("return getComputedStyle(document.body).backgroundColor")
     assert paper == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
 
-    route = list(stops(place_of(shown, origin)))
-    assert {stop.page for stop in route} == {page.path for page in PAGES} - DOWNLOADED
-    for stop in route:
-        stop.visit(shown, origin, width=width, dark=dark)
-        assert wrong_with(shown) == [], stop.name
+    views = list(page_views(find_shown_data(shown, origin)))
+    assert {view.page for view in views} == {page.path for page in PAGES} - DOWNLOADED
+    for view in views:
+        view.visit(shown, origin, width=width, dark=dark)
+        assert find_page_faults(shown) == [], view.name
 
 
 def test_three_clicks_lead_from_the_printed_address_to_the_credit_of_an_answer(
@@ -90,7 +90,7 @@ def test_every_page_of_an_experiment_is_reached_by_keys_and_shows_where_the_focu
     ):  # fmt: skip
         shown.press(keys)
         shown.wait(f"location.pathname === '{page}' && document.readyState === 'complete'")
-    assert unseen_focus(shown) == []
+    assert find_unseen_focus(shown) == []
 
 
 def test_an_answer_shows_its_credit_and_its_continuations_once_they_are_there(shown: Shown) -> None:

@@ -28,7 +28,7 @@ from tests.view.recorded import answers, begin_run, record_iteration
 from treetune.exceptions import Damaged, NoteChanged
 from treetune.main import main
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.view.app import MOST_SENT_BYTES, SEEN, application
+from treetune.view.app import MOST_SENT_BYTES, SEEN_MARK_HEADER, application
 from treetune.view.notes import NotedAnswer, checked_labels, new_note, read_notes, save_note, system_user
 from treetune.view.store import Store
 
@@ -73,7 +73,7 @@ def test_a_note_lies_beside_the_run_and_is_shown_listed_filtered_and_exported(
     response = desk.write(label=["wrong step"], labels="lucky, wrong step", note=HOSTILE)
     assert response.status_code == 200 and response.url.path == "/answer"
     assert "<script>window" not in response.text and "⟨RLO⟩" in response.text
-    assert desk.get("/answer", {SEEN: mark}, **WHERE).status_code == 200, "the page is sent anew"
+    assert desk.get("/answer", {SEEN_MARK_HEADER: mark}, **WHERE).status_code == 200, "the page is sent anew"
     [note] = read_notes(run.notes)
     assert (note.labels, note.text, note.author) == (("wrong step", "lucky"), HOSTILE, system_user())
     assert (note.about.source, note.about.problem, note.about.sample) == ("i1", "train/0", 0)

@@ -278,7 +278,7 @@ def overview() -> str:
     for group, commands in groups.items():
         names = [SHORT.get(command.name, command.name) for command in commands]
         if group == "basics":
-            lines += [f"  {name:<9} {command.words}" for name, command in zip(names, commands)]
+            lines += [f"  {name:<9} {command.summary}" for name, command in zip(names, commands)]
         else:
             lines += textwrap.wrap(f"{group:<8}{' '.join(names)}", WIDTH - 1, subsequent_indent=" " * 8)
         # One example for each group: the first that fits on a line.
@@ -296,7 +296,7 @@ def _list_group(group: str) -> str:
     for command in _group_commands()[group]:
         name = SHORT.get(command.name, command.name)
         lines += textwrap.wrap(
-            f"{name:<27} {command.words}", WIDTH - 1, initial_indent="  ", subsequent_indent=" " * 30
+            f"{name:<27} {command.summary}", WIDTH - 1, initial_indent="  ", subsequent_indent=" " * 30
         )
     return "\n".join(lines)
 

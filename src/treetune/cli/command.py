@@ -85,8 +85,8 @@ class Command(click.Command):
         self,
         name: str,
         run: Callable[[Options], int],
-        words: str,
-        more: str,
+        summary: str,
+        description: str,
         examples: tuple[str, ...],
         arguments: tuple[click.Parameter, ...] = (),
         in_ranks: bool = False,
@@ -96,8 +96,8 @@ class Command(click.Command):
 
         Args:
             run: Carries out the command, and returns the exit code.
-            words: The summary in the list of commands, which begins with a verb and has no full stop.
-            more: The description in its own help.
+            summary: The line in the list of commands, which begins with a verb and has no full stop.
+            description: The text in its own help.
             examples: Command lines that help shows.
             arguments: Its own options and arguments.
             in_ranks: Whether `treetune run` may start it, in as many processes as there are GPUs.
@@ -106,8 +106,8 @@ class Command(click.Command):
         """
         # `FILES` comes last: click gives words to arguments from left to right, and `FILES` takes all words.
         parameters = [*SHARED_OPTIONS, *arguments, *([FILES] if takes_files else [])]
-        super().__init__(name, params=parameters, help=more, short_help=words)
-        self.run, self.words, self.more, self.examples = run, words, more, examples
+        super().__init__(name, params=parameters, help=description, short_help=summary)
+        self.run, self.summary, self.description, self.examples = run, summary, description, examples
         self.arguments, self.in_ranks, self.takes_files = arguments, in_ranks, takes_files
 
     @override
@@ -188,7 +188,7 @@ def files_of(options: Options) -> list[str]:
     return [name for name in names if name]
 
 
-def evaluated(options: Options) -> Config:
+def evaluate_configuration(options: Options) -> Config:
     """Returns the evaluated configuration of a command line. Raises ConfigError if it can't be evaluated."""
     from treetune.config.jsonnet import ENVIRONMENT_KEYS, load
     from treetune.config.schema import keys_of
@@ -207,26 +207,28 @@ def evaluated(options: Options) -> Config:
     return load(configs, options.override or (), environment_keys=environment_keys)
 
 
-def root_family(config: Config, wanted: str = "an experiment") -> type[Registrable]:
+def root_family(config: Config, expected: str = "an experiment") -> type[Registrable]:
     """Returns the family of a configuration's root, such as the family of experiments.
 
     This is the family that has a part with the configuration's `type`. If no family has one, it is the family
-    whose root is called `wanted`.
+    whose root is called `expected`.
     """
     families = root_families()
     name = config.data.get("type")
     for family in families:
         if isinstance(name, str) and name in family.registered():
             return family
-    return next(family for family in families if family.root == wanted)
+    return next(family for family in families if family.root == expected)
 
 
-def built(config: Config, command: str, wanted: str | None, more_folders: Sequence[str] = ()) -> Registrable:
+def build_root(
+    config: Config, command: str, expected: str | None, more_folders: Sequence[str] = ()
+) -> Registrable:
     """Builds and checks the object graph of a configuration, and prints its warnings.
 
     Args:
         command: The name of the command, for messages.
-        wanted: What the configuration must be: "an experiment", "a table" or "a data pipeline". None: any.
+        expected: What the configuration must be: "an experiment", "a table" or "a data pipeline". None: any.
         more_folders: Further folders in which the user's modules are looked for.
 
     Raises:
@@ -240,10 +242,10 @@ def built(config: Config, command: str, wanted: str | None, more_folders: Sequen
 
     explanation = Explanation(config, more_folders)
     import_parts(config.data, explanation)
-    family = root_family(config, wanted or "an experiment")
-    if wanted is not None and family.root != wanted:
+    family = root_family(config, expected or "an experiment")
+    if expected is not None and family.root != expected:
         issue = ConfigIssue(
-            f"{command} works on {wanted}, and this configuration is {family.root}",
+            f"{command} works on {expected}, and this configuration is {family.root}",
             key="type",
             source=explanation.source(("type",)),
             remedy="`treetune run` trains an experiment, `treetune make_table` writes a table, and the"

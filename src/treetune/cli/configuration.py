@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treetune.cli.command import Command, Options, built, evaluated, root_families, root_family, say
+from treetune.cli.command import (
+    Command,
+    Options,
+    build_root,
+    evaluate_configuration,
+    root_families,
+    root_family,
+    say,
+)
 from treetune.cli.completion import complete_family_names, complete_part_names
 
 WIDTH = 110
@@ -27,7 +35,7 @@ if TYPE_CHECKING:
 
 def print_config(options: Options) -> int:
     """Prints the evaluated configuration as JSON."""
-    say(json.dumps(evaluated(options).data, indent=2, ensure_ascii=False))
+    say(json.dumps(evaluate_configuration(options).data, indent=2, ensure_ascii=False))
     return 0
 
 
@@ -37,8 +45,8 @@ def check_config(options: Options) -> int:
     Raises:
         ConfigError: All mistakes of the configuration. If there are none, all that this machine lacks for it.
     """
-    config = evaluated(options)
-    root = built(config, options.command, None)
+    config = evaluate_configuration(options)
+    root = build_root(config, options.command, None)
     from treetune.config.errors import wrapped
     from treetune.config.explain import Explanation
     from treetune.config.remedies import issues_of_this_machine
@@ -75,7 +83,7 @@ def explain_config(options: Options) -> int:
     from treetune.config.explain import MISSING, Explanation
     from treetune.config.imports import import_parts
 
-    config, name = evaluated(options), options.key
+    config, name = evaluate_configuration(options), options.key
     path = tuple(name.split("."))
     explanation = Explanation(config)
     import_parts(config.data, explanation)
@@ -144,15 +152,15 @@ def _example_override(path: tuple[str, ...], value: Any) -> Iterator[str]:
 def _describe_keys_below(config: Config, path: tuple[str, ...], value: Any) -> Iterator[str]:
     """Yields the keys of the part at a path, with their values."""
     from treetune.config.build import part_at
-    from treetune.config.reference import entry
+    from treetune.config.reference import part_entry
 
     part = part_at(root_family(config), config.data, path) if isinstance(value, dict) else None
     if part is None:
         return
-    entries = entry(part).keys
+    keys = part_entry(part).keys
     yield f"  keys      of {part.__module__}.{part.__qualname__}:"
-    width = max((len(key.name) for key in entries), default=0)
-    for key in entries:
+    width = max((len(key.name) for key in keys), default=0)
+    for key in keys:
         text = _as_text(value[key.name]) if key.name in value else f"{key.default}  (the default)"
         text = text if len(text) <= 50 else f"{text[:49]}…"
         yield f"    {key.name:<{width}}  {text:<24}  {key.type}"
@@ -176,7 +184,7 @@ def complete_keys(ctx: click.Context, parameter: click.Parameter, prefix: str) -
         override=[*earlier.get("override", ()), *ctx.params.get("override", ())],
     )
     try:
-        data = evaluated(options).data
+        data = evaluate_configuration(options).data
     except ConfigError:
         return []  # the configuration is wrong, or not named yet
     return [path for path in map(dotted, key_paths(data)) if path.startswith(prefix)]
@@ -223,7 +231,7 @@ def list_parts(options: Options) -> int:
     for family in families:
         about = reference.summary(family)
         say(f"{schema.family_word(family)}" + (f": {about}" if about else ""))
-        entries = reference.entries(family)
+        entries = reference.part_entries(family)
         width = max(len(entry.name or "") for entry in entries)
         for entry in entries:
             outside = f"(of {entry.part.__module__}) " if schema.is_from_outside(entry.part) else ""
@@ -290,7 +298,7 @@ def _register_parts(options: Options) -> None:
     from treetune.config.explain import Explanation
     from treetune.config.imports import import_parts
 
-    config = evaluated(options) if options.configs or options.override else None
+    config = evaluate_configuration(options) if options.configs or options.override else None
     import_parts(config.data if config else {}, Explanation(config) if config else None)
 
 
@@ -305,9 +313,9 @@ def _unknown_name(what: str, name: str, names: list[str]) -> ValueError:
 
 def list_configurations(options: Options) -> int:
     """Prints the shipped configurations by kind: all, or those with a word in their name or first line."""
-    from treetune.config.catalogue import entries
+    from treetune.config.catalogue import find_configurations
 
-    listed = list(entries(options.word or ""))
+    listed = list(find_configurations(options.word or ""))
     if not listed:
         raise ValueError(
             f"no configuration has {options.word!r} in its name or its first line:"

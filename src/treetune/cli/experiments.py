@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from treetune.cli.command import Command, Options, built, evaluated
+from treetune.cli.command import Command, Options, build_root, evaluate_configuration
 from treetune.cli.completion import complete_rank_commands
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def run_experiment(options: Options) -> int:
 def run_ranks(options: Options) -> int:
     """Starts the command `options.what` in this machine's ranks. A wrong configuration is reported before any
     rank starts."""
-    from treetune.runtime import front_door
+    from treetune.runtime import rank_launcher
 
     in_ranks = [command.name for command in options.commands.values() if command.in_ranks]
     short_names = {"evaluate": "run_evaluation"}
@@ -55,10 +55,10 @@ def run_ranks(options: Options) -> int:
         )
     if len(nodes) > 1 and not options.master_port:
         raise ValueError("--master_port is missing: give all machines the same free port of the first one")
-    ranks = front_door.ranks_here(options.num_gpus, options.ranks)
+    ranks = rank_launcher.ranks_here(options.num_gpus, options.ranks)
     if ranks * len(nodes) == 1:
         # In this process: a launcher would be two more processes that import torch.
-        os.environ.setdefault("OMP_NUM_THREADS", front_door.threads_each(1))
+        os.environ.setdefault("OMP_NUM_THREADS", rank_launcher.threads_each(1))
         options.command = options.what
         return options.commands[options.what].run(options)
     # A mistake is reported here, and not in each rank.
@@ -72,7 +72,7 @@ def run_ranks(options: Options) -> int:
         arguments += ["--override", override]
     if options.debug:
         arguments.append("--debug")
-    return front_door.start_ranks(
+    return rank_launcher.start_ranks(
         [*arguments, options.what], ranks, nodes, options.node_rank, options.master_port or 0
     )
 
@@ -80,8 +80,8 @@ def run_ranks(options: Options) -> int:
 def load_experiment(options: Options) -> tuple[Config, Runtime]:
     """Returns the evaluated configuration of a command line, and the experiment that is built from it. Raises
     ConfigError."""
-    config = evaluated(options)
-    root = built(config, options.command, "an experiment")
+    config = evaluate_configuration(options)
+    root = build_root(config, options.command, "an experiment")
     directory = _directory_of(config)
     if directory is not None:
         options.log_file = directory.run_log  # `main` writes the traceback of a failure there

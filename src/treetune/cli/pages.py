@@ -62,14 +62,14 @@ def _family_page(family: type[Registrable]) -> str:
         plain_parts = reference.plain_parts(entry.part)
         parts_without_type += [part for part in plain_parts if part not in parts_without_type]
     for part in parts_without_type:
-        entry = reference.entry(part)
+        entry = reference.part_entry(part)
         lines += [f"## Object: {entry.family}", "", *_part_section(entry)]
     return "\n".join(lines)
 
 
 def _entries_of_package(family: type[Registrable]) -> list[PartEntry]:
     """Returns a family's parts without those of installed packages."""
-    entries = reference.entries(family)
+    entries = reference.part_entries(family)
     return [entry for entry in entries if schema.package_of(entry.part) == schema.OWN_PACKAGE]
 
 
@@ -96,7 +96,7 @@ def _commands_page() -> str:
     """Returns the page of all commands, each with its options and examples."""
     lines = ["# Commands", "", "Each has the same as its `--help`.", ""]
     for command in COMMANDS.values():
-        lines += [f"## `{SHORT.get(command.name, command.name)}`", "", command.more, ""]
+        lines += [f"## `{SHORT.get(command.name, command.name)}`", "", command.description, ""]
         for argument in command.arguments:
             name = argument.opts[0] if isinstance(argument, click.Option) else argument.name
             lines.append(f"* `{name}`: {argument.help or argument.metavar}")

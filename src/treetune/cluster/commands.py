@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from treetune.cli.command import PATH, Command, Options, built, evaluated, say
+from treetune.cli.command import PATH, Command, Options, build_root, evaluate_configuration, say
 
 if TYPE_CHECKING:
     from treetune.engine.launch import ServerLaunch
@@ -34,8 +34,10 @@ def serve_engine(options: Options) -> int:
     # A shell may have made this process ignore the signals.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    root = cast("PolicyIteration", built(evaluated(options), options.command, "an experiment"))
-    from treetune.engine.given import read_key
+    root = cast(
+        "PolicyIteration", build_root(evaluate_configuration(options), options.command, "an experiment")
+    )
+    from treetune.engine.serve_engine_servers import read_key
 
     try:
         with tempfile.TemporaryDirectory(prefix="treetune-start-weights-") as folder:
@@ -111,16 +113,16 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
     Returns:
         The server's exit code, or 1 if that is 0, since a server should not end by itself.
     """
-    from treetune.engine.client import SAMPLES, Client
-    from treetune.engine.given import shared_settings
-    from treetune.engine.key import DESCRIPTION
+    from treetune.engine.client import SAMPLES_ROUTE, Client
+    from treetune.engine.key import DESCRIPTION_VARIABLE
     from treetune.engine.launch import ServerProcess, diagnosis, last_lines, listens
+    from treetune.engine.serve_engine_servers import shared_settings
     from treetune.engine.server import warm_up
     from treetune.exceptions import ServerFailure
 
     log = log or Path(f"serve_engine-{port}.log")
     weights = launch.run.weights
-    variables = {DESCRIPTION: json.dumps(shared_settings(launch, weights))}
+    variables = {DESCRIPTION_VARIABLE: json.dumps(shared_settings(launch, weights))}
     process = ServerProcess(launch, weights, log, port=port, server_key=key, variables=variables)
     client = Client()
     say(f"starting a server at {process.url}; its log is {log}; Ctrl-C stops it")
@@ -130,7 +132,7 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
             if not is_ready and listens(port, launch.host):
                 # The server is ready once it has sampled a token.
                 try:
-                    client.post(process.address(), SAMPLES, warm_up(1), timeout=60.0)
+                    client.post(process.address(), SAMPLES_ROUTE, warm_up(1), timeout=60.0)
                 except ServerFailure:
                     time.sleep(POLL_S)
                     continue
@@ -167,7 +169,7 @@ def serve_credit(options: Options) -> int:
 def _read_or_make_credit_key(path: Path | None) -> str:
     """Returns the key in the file `path`, which is made with a new key if it isn't there. Without a path,
     returns the key in the environment variable. Raises ValueError if there is none."""
-    from treetune.engine.given import read_key
+    from treetune.engine.serve_engine_servers import read_key
 
     if path is not None:
         _make_key(path, "clients send this key")
@@ -183,8 +185,8 @@ def _read_or_make_credit_key(path: Path | None) -> str:
 
 def print_plan(options: Options) -> int:
     """Prints the plan. Returns 0 if the run fits the machine, 1 if it doesn't."""
-    config = evaluated(options)
-    root = cast("PolicyIteration", built(config, options.command, "an experiment"))
+    config = evaluate_configuration(options)
+    root = cast("PolicyIteration", build_root(config, options.command, "an experiment"))
     from treetune.runtime.planning.plan import Plan
     from treetune.runtime.planning.report import as_data, as_text
 
@@ -221,7 +223,7 @@ def start_shape(root: PolicyIteration) -> Shape | None:
         from treetune.config.jsonnet import load
 
         # Without the APP_* variables, which are meant for the experiment that is planned.
-        earlier_root = built(load([str(config_file)], environment_keys=()), "plan", "an experiment")
+        earlier_root = build_root(load([str(config_file)], environment_keys=()), "plan", "an experiment")
         return start_shape(cast("PolicyIteration", earlier_root))
 
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from treetune.engine.settings import VERSIONS, host_memory
-from treetune.runtime.fitting import refuse_gpus_of_one_process
+from treetune.engine.settings import VERSIONS_AT_ONCE, host_memory
+from treetune.runtime.fitting import refuse_exclusive_gpus
 from treetune.runtime.weights_folder import GIB, MORE_SHARED_MEMORY
 
 MEMORY_GIB = 8
@@ -78,8 +78,8 @@ def _diagnoses() -> Iterator[Diagnosis]:
     else:
         # The engine loads its weights from a folder in /dev/shm. While it loads new ones, the folder has
         # VERSIONS versions of the weights, with two bytes (bfloat16) for each weight.
-        largest = free * GIB / VERSIONS / 2e9
-        room = f"{free:.1f} GiB free: {VERSIONS} versions of {largest:.1f} billion weights"
+        largest = free * GIB / VERSIONS_AT_ONCE / 2e9
+        room = f"{free:.1f} GiB free: {VERSIONS_AT_ONCE} versions of {largest:.1f} billion weights"
         yield Diagnosis("/dev/shm", free >= SHARED_MEMORY_GIB, room, f"{MORE_SHARED_MEMORY}, or clear it")
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     is_enough = hard_limit == resource.RLIM_INFINITY or hard_limit >= OPEN_FILES
@@ -123,7 +123,7 @@ def _accelerator() -> Diagnosis:
         refuse_unusable_gpu(os.environ, torch.version.cuda, torch.cuda.is_available())
         if torch.cuda.is_available():
             gpus = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-            refuse_gpus_of_one_process("a trainer and its engine's server")
+            refuse_exclusive_gpus("a trainer and its engine's server")
         elif torch.version.cuda:
             gpus = "none, and PyTorch and vLLM are built for CUDA: nothing is sampled without a GPU"
             return Diagnosis(

@@ -40,7 +40,7 @@ class Entry:
     """The first sentence of the comment at the file's head."""
 
 
-def entries(word: str = "") -> Iterator[Entry]:
+def find_configurations(word: str = "") -> Iterator[Entry]:
     """Yields the configurations that have `word` in their name or their first sentence, kind by kind."""
     for path in sorted(configurations(CONFIGS), key=_rank):
         name = path.relative_to(CONFIGS)

@@ -26,7 +26,7 @@ from treetune.config.layers import (
     Config,
     Layer,
     add_layers,
-    evaluate,
+    evaluate_jsonnet,
     find_file,
     read_layer,
     text_of,
@@ -403,7 +403,7 @@ class Explanation:
                 return str(path), self._with_marks(read_layer(path), instead, library=True).encode()
             return str(path), text_of(path).encode()
 
-        return evaluate(_NAME_OF_TEXT, text, self._config.variables, importer)
+        return evaluate_jsonnet(_NAME_OF_TEXT, text, self._config.variables, importer)
 
 
 def _first_inside(texts: Sequence[str], error: RuntimeError) -> int | None:

@@ -47,6 +47,7 @@ FORMER_METHODS: Mapping[str, Mapping[str, str]] = {
         "trained_reward_model": "derive the credit from treetune.RewardModelCredit",
         "from_implicit_rewards": "derive the credit from treetune.RewardModelCredit",
     },
+    "Grader": {"behind_thought": "its name is `after_thought`"},
     "Rollout": {
         "prepare": "its name is `check_at_start`",
         "sampler": "its name is `rollout_for_fixed_problems`",

@@ -21,8 +21,8 @@ from treetune.config.layers import (
     TOTAL,
     Config,
     Layer,
-    evaluate,
     evaluate_flattened,
+    evaluate_jsonnet,
     find_file,
     import_sum,
     read_layer,
@@ -126,7 +126,7 @@ def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]
     unset: list[ConfigIssue] = []  # an issue for each external variable that isn't set
     while True:
         try:
-            data = evaluate(TOTAL, total, values, importer)
+            data = evaluate_jsonnet(TOTAL, total, values, importer)
             break
         except RuntimeError as error:
             message = str(error)

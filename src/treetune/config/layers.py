@@ -140,7 +140,7 @@ def relative(path: Path | str) -> str:
         return str(path)
 
 
-def evaluate(name: str, text: str, variables: Mapping[str, str], importer: Importer) -> Any:
+def evaluate_jsonnet(name: str, text: str, variables: Mapping[str, str], importer: Importer) -> Any:
     """Evaluates a Jsonnet text to plain data. Raises RuntimeError with Jsonnet's own message, and Endless
     after its deadline."""
     results: list[str | BaseException] = []  # empty until the thread has ended
@@ -178,7 +178,7 @@ def evaluate_flattened(layers: Sequence[Layer], variables: Mapping[str, str]) ->
     def importer(directory: str, path: str) -> tuple[str, bytes]:
         return path, Path(path).read_bytes()
 
-    return evaluate(TOTAL, total, variables, importer)
+    return evaluate_jsonnet(TOTAL, total, variables, importer)
 
 
 def import_sum(layers: Sequence[Layer]) -> str:
@@ -210,4 +210,4 @@ def add_layers(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
             path = find_file(name, Path(directory or "."))
             return str(path), text_of(path).encode()
 
-        return evaluate(TOTAL, import_sum(layers), variables, importer)
+        return evaluate_jsonnet(TOTAL, import_sum(layers), variables, importer)

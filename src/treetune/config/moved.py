@@ -11,13 +11,14 @@ import treetune
 MOVED = {
     "treetune.analyzers": "treetune.lab.analyzers",
     "treetune.cluster.cuda_transfers": "treetune.engine.cuda_transfers",
-    "treetune.cluster.given": "treetune.engine.given",
+    "treetune.cluster.given": "treetune.engine.serve_engine_servers",
     "treetune.cluster.planning": "treetune.runtime.planning",
     "treetune.cluster.runs": "treetune.runtime.fitting",
     "treetune.cluster.several_machines": "treetune.runtime.several_machines",
     "treetune.cluster.submission": "treetune.cluster.slurm",
     "treetune.data_pipeline": "treetune.data",
     "treetune.domains.judge_server": "treetune.runtime.judge_server",
+    "treetune.engine.given": "treetune.engine.serve_engine_servers",
     "treetune.endpoints": "treetune.domains.endpoints",
     "treetune.episode_generators": "treetune.rollouts",
     "treetune.exports": "treetune.view.exports",
@@ -38,6 +39,7 @@ MOVED = {
     "treetune.rollouts.states": "treetune.credit.states",
     "treetune.rollouts.valuation": "treetune.credit.values",
     "treetune.rollouts.values": "treetune.credit.states",
+    "treetune.runtime.front_door": "treetune.runtime.rank_launcher",
     "treetune.runtime.sampler": "treetune.runtime.resources",
     "treetune.sandbox": "treetune.domains.sandbox",
     "treetune.sweeps": "treetune.tables",
@@ -64,6 +66,7 @@ SPLIT = {
 """Modules of earlier versions whose content is in several modules of a package now."""
 
 RENAMED = {
+    "Drawing": "DrawingContext",
     "Limits": "ProgramLimits",
     "NATIVE": "NATIVE_FORMATS",
     "choose": "choose_sandbox",

@@ -63,13 +63,13 @@ def families() -> list[type[Registrable]]:
     return sorted(with_parts, key=schema.family_word)
 
 
-def entries(family: type[Registrable]) -> list[PartEntry]:
+def part_entries(family: type[Registrable]) -> list[PartEntry]:
     """Returns the parts of a family, sorted by name."""
     word = schema.family_word(family)
-    return [entry(part, word, name) for name, part in sorted(family.registered().items())]
+    return [part_entry(part, word, name) for name, part in sorted(family.registered().items())]
 
 
-def entry(part: type, family: str | None = None, name: str | None = None) -> PartEntry:
+def part_entry(part: type, family: str | None = None, name: str | None = None) -> PartEntry:
     """Returns what `describe` says about a part. `family` and `name` are None for a plain object's class."""
     keys = tuple(key_entry(part, key) for key in schema.keys_of(part).values())
     return PartEntry(family or schema.family_word(part), name, part, keys)
@@ -133,13 +133,13 @@ def describable() -> dict[str, list[PartEntry]]:
     by_name: dict[str, list[PartEntry]] = {}
     plain: list[type] = []
     for family in families():
-        for part_entry in entries(family):
-            assert part_entry.name is not None
-            by_name.setdefault(part_entry.name, []).append(part_entry)
-            by_name.setdefault(f"{as_word(part_entry.family)}.{part_entry.name}", []).append(part_entry)
-            plain += [inner for inner in plain_parts(part_entry.part) if inner not in plain]
+        for entry in part_entries(family):
+            assert entry.name is not None
+            by_name.setdefault(entry.name, []).append(entry)
+            by_name.setdefault(f"{as_word(entry.family)}.{entry.name}", []).append(entry)
+            plain += [inner for inner in plain_parts(entry.part) if inner not in plain]
     for part in plain:
-        by_name.setdefault(as_word(schema.family_word(part)), []).append(entry(part))
+        by_name.setdefault(as_word(schema.family_word(part)), []).append(part_entry(part))
     return by_name
 
 

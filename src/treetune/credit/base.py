@@ -66,10 +66,9 @@ class TrainerScores:
     distributions: bool = False
     """Whether it asks for numbers that the trainer computes from whole next-token distributions, such as
     their entropy and Σ π²."""
-    compared_with: Literal["reference", "group"] | None = None
-    """The distributions with which the trainer compares the policy's: those of the ``reference`` model, or
-    those of the other answers to the problem (``group``); None if it compares none. `treetune plan` estimates
-    memory from it."""
+    compared_with: frozenset[Literal["reference", "group"]] = frozenset()
+    """The distributions with which the trainer compares the policy's: those of the ``reference`` model, and
+    those of the other answers to the problem (``group``). `treetune plan` estimates memory from it."""
     passes: int = 0
     """The number of forward passes over the iteration's answers that these scores take. `treetune plan`
     estimates time from it."""
@@ -181,6 +180,12 @@ class Credit(Registrable):
 
 class ContinuingCredit(Credit):
     """Credit that samples continuations of answers, or further answers."""
+
+    @property
+    def further_answers(self) -> int:
+        """The number of further answers to each problem, each from its prompt to its end, for plans. By
+        default 0."""
+        return 0
 
     def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
         """Estimates how many continuations an iteration samples, for plans.

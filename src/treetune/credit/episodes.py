@@ -19,7 +19,7 @@ from treetune.vocabulary import (
     Episode,
     Metrics,
     Segment,
-    Stretch,
+    SegmentSpan,
     Trajectory,
     are_sampled,
     joined,
@@ -98,13 +98,13 @@ def _behaviour_logprobs(trajectory: Trajectory) -> Column | None:
     return logprobs
 
 
-def _stretches(segments: Sequence[Segment]) -> tuple[Stretch, ...]:
+def _stretches(segments: Sequence[Segment]) -> tuple[SegmentSpan, ...]:
     """Returns, for each segment, its end in the response and its thread; an empty tuple for answers without
     threads."""
     if not any(segment.branch for segment in segments):
         return ()  # `Episode.stretches` is empty where each token was sampled after all tokens before it
     ends = itertools.accumulate(len(segment.token_ids) for segment in segments)
-    return tuple(Stretch(end, segment.branch) for end, segment in zip(ends, segments, strict=True))
+    return tuple(SegmentSpan(end, segment.branch) for end, segment in zip(ends, segments, strict=True))
 
 
 def scoring_row(answer: Trajectory) -> Episode:

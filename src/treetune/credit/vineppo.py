@@ -53,8 +53,8 @@ from treetune.credit.values.base import (
     Value,
     ValuedAnswer,
     ValueEstimator,
-    mean_of,
     rewards_below,
+    value_of_rewards,
 )
 from treetune.credit.values.continuations import FreshContinuations, check_continuations
 from treetune.engine.requests import SamplingParams
@@ -209,7 +209,7 @@ class MonteCarlo(ContinuingCredit):
         answers = len(answer.tree.leaves)
         shared_tokens = [[0] * answers for _ in range(answers)]
         rewards_of_siblings = rewards_below(answer.tree, shared_tokens, answer.leaf, length=0)
-        return mean_of([*rewards_of_continuations, *rewards_of_siblings])
+        return value_of_rewards([*rewards_of_continuations, *rewards_of_siblings])
 
     def _episode(
         self,

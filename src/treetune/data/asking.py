@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 from typing_extensions import override
 
-from treetune.data.prompts import AGAIN
+from treetune.data.prompts import ANSWER_AGAIN
 from treetune.domains.endpoints import asking
 from treetune.domains.endpoints.asking import AnsweredRequest, AnswerJournal
 from treetune.domains.endpoints.client import EndpointClient
@@ -154,7 +154,7 @@ class SolutionAsker(asking.Asker):
         self._is_answering = False
 
     @property
-    def stopping(self) -> bool:
+    def is_stopping(self) -> bool:
         """Whether no further question can be answered: after a failure, or without budget."""
         return self.failure is not None or self._ledger.exhausted
 
@@ -239,7 +239,7 @@ class Questions:
             except Unreadable as error:
                 if repairs_left == 0:
                     raise
-                again = AGAIN.format(reason=error)
+                again = ANSWER_AGAIN.format(reason=error)
                 if text and answer.complete:
                     conversation = [*conversation, ("assistant", text), ("user", again)]
                 else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treetune.cli.command import PATH, Command, Options, built, evaluated, say
+from treetune.cli.command import PATH, Command, Options, build_root, evaluate_configuration, say
 
 if TYPE_CHECKING:
     from treetune.config.layers import Config
@@ -25,7 +25,7 @@ def _task_of(options: Options) -> Task:
     from treetune.config.imports import import_parts
     from treetune.tasks.base import Task
 
-    config = evaluated(options)
+    config = evaluate_configuration(options)
     explanation = Explanation(config)
     import_parts(config.data, explanation)
     return build(Task, config.data.get("task"), explanation, key=("task",))
@@ -91,8 +91,8 @@ def _pipeline(options: Options) -> tuple[Config, Any]:
     from treetune.processes import lifetime
     from treetune.tasks.sources import files_matching
 
-    config = evaluated(options)
-    root = built(config, options.command, "a data pipeline")
+    config = evaluate_configuration(options)
+    root = build_root(config, options.command, "a data pipeline")
     if config.data["type"] != options.command:
         issue = ConfigIssue(
             f"this configuration is of a pipeline of type {config.data['type']!r}",
@@ -115,8 +115,8 @@ def estimate_difficulty(options: Options) -> int:
     with --shard.
     """
     from treetune.data.difficulty.shard import FAILURE, shard_folder, work_on_shard
-    from treetune.data.difficulty.watching import USER_ERROR, estimate, refuse_another
-    from treetune.runtime.front_door import MAIN
+    from treetune.data.difficulty.watching import USER_ERROR, refuse_other_estimate, run_jobs
+    from treetune.runtime.rank_launcher import MAIN
     from treetune.store.files import write_json
 
     if options.shard is None:
@@ -127,15 +127,15 @@ def estimate_difficulty(options: Options) -> int:
         for text in options.override or ():
             configuration += ["--override", text]
         paths = ["--input", str(options.input), "--output", str(options.output)]
-        # `estimate` puts the number of the shard at the end of the command.
+        # `run_jobs` puts the number of the shard at the end of the command.
         job = [sys.executable, str(MAIN), *configuration, options.command, *paths, "--shard"]
-        return estimate(root, options.input, options.output, config.data, job)
+        return run_jobs(root, options.input, options.output, config.data, job)
     folder = shard_folder(options.output, options.shard)
     try:
         _, root = _pipeline(options)
         if not 0 <= options.shard < root.shards:
             raise ValueError(f"--shard is {options.shard}, and there are shards 0 to {root.shards - 1}")
-        refuse_another(root, options.input, options.output)
+        refuse_other_estimate(root, options.input, options.output)
         return work_on_shard(root, options.input, options.output, options.shard)
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         # The command that watches the jobs reads this file. On a cluster, it can't see what a job prints.

@@ -201,7 +201,7 @@ class _Making:
         # The client and the asker need each other: the asker sends its requests by the client, and the client
         # asks the asker when to stop retrying. So the asker is made after the client, inside of the block.
         asker: SolutionAsker
-        async with EndpointClient.of(endpoint, lambda: asker.stopping) as client:
+        async with EndpointClient.of(endpoint, lambda: asker.is_stopping) as client:
             asker = SolutionAsker(client, endpoint, journal, self.ledger, self.pipeline.extra_for)
             progress(self.finished, self.rows)
             await run_workers(lambda: self._work(waiting, asker, progress), endpoint.concurrency)
@@ -212,7 +212,7 @@ class _Making:
     ) -> None:
         """Converts one solution after the other, until none is left or the asker is stopping."""
         for solution in waiting:
-            if asker.stopping:
+            if asker.is_stopping:
                 return
             questions = Questions(asker, self.pipeline.repairs)
             try:

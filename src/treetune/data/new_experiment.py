@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from treetune.cli.command import Options, built, evaluated
+from treetune.cli.command import Options, build_root, evaluate_configuration
 from treetune.config.errors import nearest
 from treetune.config.jsonnet import load
 from treetune.config.layers import CONFIGS, find_file
@@ -197,7 +197,7 @@ def make(options: Options) -> Iterator[str]:
             # `root` is the first stage's experiment, whose task grades the examples.
             for stage in reversed(stages):
                 options.configs = [f"{stage}.jsonnet"]
-                root: Any = built(evaluated(options), "check", "an experiment")
+                root: Any = build_root(evaluate_configuration(options), "check", "an experiment")
             if own_rows is not None:
                 yield from _graded_examples(root.task)
     quoted = shlex.quote(str(folder))

@@ -16,7 +16,7 @@ from treetune.data.thread_blocks import (
     Dropped,
     LineRange,
     SolutionBlock,
-    cut,
+    cut_blocks,
     failed_threads,
     independent_parts,
     json_list,
@@ -137,7 +137,7 @@ async def _convert(
         groups, conversation = await independent_parts(questions, problem, lines)
     except Unreadable as error:
         raise Rejected("the analysis can't be read", str(error)) from error
-    blocks, dropped_groups = cut(groups, lines, rule)
+    blocks, dropped_groups = cut_blocks(groups, lines, rule)
     dropped += dropped_groups
     if self_check and blocks:
         try:
@@ -243,14 +243,14 @@ def _read_edits(text: str, answer: str) -> tuple[str, list[Edit]]:
     return apply_edits(text, json_list(answer))
 
 
-def apply_edits(text: str, items: Sequence[object]) -> tuple[str, list[Edit]]:
+def apply_edits(text: str, replacements: Sequence[object]) -> tuple[str, list[Edit]]:
     """Applies the model's replacements to a text. Returns the text, and the replacements that change it.
 
     Raises Unreadable if an item isn't a replacement, if its source doesn't occur exactly once, if its
     destination adds a tag or a control character, or if no text is left.
     """
     edits = []
-    for item in items:
+    for item in replacements:
         source = item.get("source") if isinstance(item, dict) else None
         destination = item.get("destination") if isinstance(item, dict) else None
         if not isinstance(source, str) or not isinstance(destination, str) or not source:

@@ -23,6 +23,7 @@ from treetune.data.rules.base import Rule
 from treetune.data.templates import check_text, check_value, text_of, value_of
 from treetune.domains.domain_rows import DomainRow, domain_of, domain_row, normalise_row
 from treetune.domains.endpoints.settings import EndpointSettings, Prices, check_extra
+from treetune.domains.routed_rows import RoutedRows
 from treetune.engine.requests import SamplingParams
 from treetune.exceptions import MissingField
 from treetune.findings import UNKNOWN
@@ -215,6 +216,13 @@ class EstimateDifficulty(DataPipeline):
                 "the task doesn't read rows, and what is estimated are rows",
                 "task",
                 "take {type: 'rows', routes: {…}}, which says how each source is graded",
+            )
+        if isinstance(self.task, RoutedRows) and not set(self.task.stop) <= set(self.answers.stop):
+            yield Finding(
+                f"the task's stop {list(self.task.stop)} ends no answer, and answers.stop is"
+                f" {list(self.answers.stop)}: name the strings in answers.stop, or leave the task's out",
+                "task.stop",
+                level="warning",
             )
 
 

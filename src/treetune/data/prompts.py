@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-AGAIN = (
+ANSWER_AGAIN = (
     "That could not be used: {reason}. Please answer the last question again, whole, in exactly the form that"
     " it asks for."
 )

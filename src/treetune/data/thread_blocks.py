@@ -39,7 +39,7 @@ _MARKUP = re.compile(r"</?parallel>|</?thread>|<none\s*/>", re.IGNORECASE)
 _RANGE = re.compile(r"\s*(?:lines?\s+)?(\d{1,9})(?:\s*[-–]\s*(\d{1,9}))?\s*", re.IGNORECASE)
 
 
-def ranges(text: str) -> list[ThreadGroup]:
+def read_thread_groups(text: str) -> list[ThreadGroup]:
     """Returns the groups of an answer, each with the lines of its threads in the order of the answer.
 
     Text around the groups is ignored. Raises Unreadable for elements that aren't closed, are nested wrongly
@@ -146,7 +146,7 @@ class Dropped:
     detail: str = ""
 
 
-def cut(
+def cut_blocks(
     groups: Sequence[ThreadGroup], lines: Sequence[str], rule: BlockRule
 ) -> tuple[list[SolutionBlock], list[Dropped]]:
     """Returns the groups of threads to keep, as blocks in the solution's order, and the groups to drop.
@@ -237,7 +237,7 @@ async def independent_parts(
     ):
         # These answers aren't used: the model reasons step by step before it names the lines.
         _, conversation = await questions.ask(step, [*conversation, ("user", task)], str)
-    return await questions.ask("ranges", [*conversation, ("user", prompts.RANGES)], ranges)
+    return await questions.ask("ranges", [*conversation, ("user", prompts.RANGES)], read_thread_groups)
 
 
 async def failed_threads(

@@ -4,7 +4,7 @@ The rollout `multi_turn` alternates two calls until the answer has ended::
 
     turn = conversation.next_turn            (None: the answer has ended)
     conversation.take_completion(…)          what the policy wrote in this turn
-    conversation.take_turn(…)                the environment's reply, which becomes injected tokens
+    conversation.take_reply(…)               the environment's reply, which becomes injected tokens
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Conversation:
     """The most tokens of the answer, observations included."""
     actions: tuple[str, ...] = ()
     """The policy's text of each turn so far, as the environment gets it (see `action_of`)."""
-    turns: list[Turn] = field(default_factory=list)
+    replies: list[Turn] = field(default_factory=list)
     """The environment's replies to the actions."""
     observed: list[list[dict[str, str]]] = field(default_factory=list)
     """The messages that the policy read after each turn, a list for each turn that another turn followed or
@@ -124,33 +124,33 @@ class Conversation:
         self.events["cut"] += completion.finish_reason == "length"  # the turn reached its own limit
         return True
 
-    def take_turn(self, turn: Turn, snapshot: tuple[int, bytes] | None = None) -> None:
+    def take_reply(self, reply: Turn, snapshot: tuple[int, bytes] | None = None) -> None:
         """Adds the environment's reply to the last action.
 
         Args:
-            turn: The reply.
+            reply: The reply.
             snapshot: The number of actions so far and the environment's state after them, if the answer can
                 be continued from here.
 
         Raises:
             ValueError: The tokenizer has no tokens for the observation.
         """
-        self.turns.append(turn)
-        if turn.done:
+        self.replies.append(reply)
+        if reply.done:
             self._end("stop")
             return
-        if len(self.turns) == self.limits.max_turns:
+        if len(self.replies) == self.limits.max_turns:
             self._end("length", "turns_spent")
             return
         # The policy reads either the results of native calls or the observation.
         longest = self.limits.observation_characters
-        texts = [text for _, _, text in turn.results] or [turn.observation]
+        texts = [text for _, _, text in reply.results] or [reply.observation]
         self.events["observations_cut"] += any(len(text) > longest for text in texts)
         results = [
             {"role": "tool", "name": tool, "tool_call_id": call, "content": text[:longest]}
-            for tool, call, text in turn.results
+            for tool, call, text in reply.results
         ]
-        observation = turn.observation[:longest]
+        observation = reply.observation[:longest]
         last_token = int(self.segments[-1].token_ids[-1])
         injected_ids = encode_between_turns(self.codec, results or observation, last_token, self.frame)
         if len(injected_ids) >= self._free_tokens:  # no token would be left for the next turn
@@ -163,16 +163,16 @@ class Conversation:
             # The snapshot is put on the last segment before the next turn. That is the observation, or the
             # turn itself if nothing is injected.
             action_count, state = snapshot
-            rewards = [earlier_turn.reward for earlier_turn in self.turns]
+            rewards = [earlier_reply.reward for earlier_reply in self.replies]
             head = json.dumps([action_count, rewards, self.observed]).encode()
             self.segments[-1] = replace(self.segments[-1], snapshot=head + END_OF_HEAD + state)
 
-    def replay(self, segments: Sequence[Segment], turns: Sequence[Turn]) -> None:
+    def replay(self, segments: Sequence[Segment], replies: Sequence[Turn]) -> None:
         """Takes over segments of an earlier answer whose actions the environment has played again.
 
         Args:
             segments: The segments.
-            turns: The environment's new replies to the sampled segments.
+            replies: The environment's new replies to the sampled segments.
 
         Raises:
             ValueError: The new replies make other tokens than those of `segments`.
@@ -180,14 +180,14 @@ class Conversation:
         sampled = [segment for segment in segments if segment.origin == "sampled"]
         # What happens in the replay has been counted for the earlier answer.
         events_before = self.events.copy()
-        for segment, turn in zip(sampled, turns):
+        for segment, reply in zip(sampled, replies):
             self._add_turn(segment)
-            if turn.outcome != "ok":  # the environment failed in the replay, which isn't the answer's fault
+            if reply.outcome != "ok":  # the environment failed in the replay, which isn't the answer's fault
                 self.segments = list(segments)
-                self.turns.append(replace(turn, outcome="unavailable"))
+                self.replies.append(replace(reply, outcome="unavailable"))
                 self._end("stop")
                 return
-            self.take_turn(turn)
+            self.take_reply(reply)
         self.events = events_before
         token_ids = joined([segment.token_ids for segment in self.segments]).tolist()
         if token_ids != joined([segment.token_ids for segment in segments]).tolist():
@@ -196,7 +196,7 @@ class Conversation:
                 " continue from its middle: let it draw random numbers only from its seed, or set again to"
                 " 'copy' or 'never'"
             )
-        self.segments = list(segments)  # may hold snapshots, unlike the equal segments of `take_turn`
+        self.segments = list(segments)  # may hold snapshots, unlike the equal segments of `take_reply`
 
     def restore(self, segments: Sequence[Segment]) -> None:
         """Takes over segments of an earlier answer, the last of which has a snapshot."""
@@ -205,7 +205,8 @@ class Conversation:
             if segment.origin == "sampled":
                 self._add_turn(segment)
         self.segments = list(segments)  # with the observations, which `_add_turn` doesn't add
-        self.turns = [Turn(reward=reward) for reward in rewards]  # of past turns only the rewards are needed
+        # Of past replies only the rewards are needed.
+        self.replies = [Turn(reward=reward) for reward in rewards]
 
     def transcript(self, message: Callable[[str], dict[str, Any]]) -> Transcript:
         """Returns the answer as its grader sees it. `message` turns an action into a message of a chat (see
@@ -238,13 +239,13 @@ class Conversation:
     def rewards(self) -> list[float]:
         """The environment's reward of each turn. A last turn that was cut off has no reply, and the reward
         0."""
-        rewards = [turn.reward for turn in self.turns]
+        rewards = [reply.reward for reply in self.replies]
         return rewards + [0.0] * (len(self.step_ends) - len(rewards))
 
     @property
     def outcome(self) -> GradeOutcome:
         """The outcome of the environment's last reply; ``ok`` if it hasn't replied."""
-        return self.turns[-1].outcome if self.turns else "ok"
+        return self.replies[-1].outcome if self.replies else "ok"
 
     @property
     def _free_tokens(self) -> int:

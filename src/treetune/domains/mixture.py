@@ -23,7 +23,7 @@ from treetune.domains.graders.routed import ByDomain
 from treetune.exceptions import NoSplit
 from treetune.seeds import derived_random
 from treetune.tasks.base import Params, Split, Task
-from treetune.tasks.drawing import Drawing, DrawingRule, slice_of_epochs
+from treetune.tasks.drawing import DrawingContext, DrawingRule, slice_of_epochs
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.mixed import MixedTask
 from treetune.vocabulary import Metrics, Problem
@@ -175,7 +175,7 @@ class Weighting(Registrable):
         raise NotImplementedError
 
     def over_iterations(
-        self, base_weights: Mapping[str, float], sizes: Mapping[str, int], drawing: Drawing
+        self, base_weights: Mapping[str, float], sizes: Mapping[str, int], drawing: DrawingContext
     ) -> Iterator[Mapping[str, float]]:
         """Yields the domains' weights in each iteration, from the first to the one that is drawn now. (With
         epochs, a draw depends on how many problems the earlier iterations have taken.)"""
@@ -244,7 +244,7 @@ class Curriculum(Weighting):
 
     @override
     def over_iterations(
-        self, base_weights: Mapping[str, float], sizes: Mapping[str, int], drawing: Drawing
+        self, base_weights: Mapping[str, float], sizes: Mapping[str, int], drawing: DrawingContext
     ) -> Iterator[Mapping[str, float]]:
         values = dict.fromkeys(base_weights, 1.0)
         for iteration in range(drawing.iteration + 1):
@@ -456,7 +456,7 @@ class MixtureDrawing(DrawingRule):
         return self.prefer_mixed > 1
 
     @override
-    def draw(self, problems: Sequence[Problem], count: int, drawing: Drawing) -> list[Problem]:
+    def draw(self, problems: Sequence[Problem], count: int, drawing: DrawingContext) -> list[Problem]:
         """Returns `count` problems, as many of each domain as its weight asks for, evenly mixed."""
         pools = _group_by_domain(problems)
         sizes = {name: len(pool) for name, pool in pools.items()}
@@ -480,7 +480,7 @@ class MixtureDrawing(DrawingRule):
             chosen[name] = [pool[index] for index in indices]
         return interleave(chosen)
 
-    def _ids_of_mixed_problems(self, drawing: Drawing) -> set[str]:
+    def _ids_of_mixed_problems(self, drawing: DrawingContext) -> set[str]:
         """Returns the ids of the problems of which some, but not all, answers were right when they were last
         drawn. Returns no ids if `prefer_mixed` is 1, because they wouldn't be used."""
         if not self.reads_pass_rates:
@@ -492,7 +492,7 @@ class MixtureDrawing(DrawingRule):
 
     @override
     def draw_further(
-        self, problems: Sequence[Problem], taken: Sequence[Problem], drawing: Drawing
+        self, problems: Sequence[Problem], taken: Sequence[Problem], drawing: DrawingContext
     ) -> list[Problem]:
         """Returns all problems that haven't been taken, in the order in which they are to be added."""
         taken_ids = {problem.id for problem in taken}
@@ -506,14 +506,14 @@ class MixtureDrawing(DrawingRule):
         return interleave(remaining, weights)
 
     @override
-    def metrics(self, problems: Sequence[Problem], drawing: Drawing) -> Metrics:
+    def metrics(self, problems: Sequence[Problem], drawing: DrawingContext) -> Metrics:
         """Returns ``domains/<name>/weight``: each domain's share of the sum of all weights."""
         sizes = {name: len(pool) for name, pool in _group_by_domain(problems).items()}
         *_, weights = self._weights(sizes, drawing)
         total = math.fsum(weights.values())
         return {f"domains/{name}/weight": weight / total for name, weight in weights.items()}
 
-    def _weights(self, sizes: Mapping[str, int], drawing: Drawing) -> Iterable[Mapping[str, float]]:
+    def _weights(self, sizes: Mapping[str, int], drawing: DrawingContext) -> Iterable[Mapping[str, float]]:
         base_weights = {name: self.base_weights[name] for name in sizes}
         return self.weighting.over_iterations(base_weights, sizes, drawing)
 
@@ -583,7 +583,7 @@ def _quotas(names: Sequence[str], weights: Mapping[str, float], count: int) -> d
     return {name: round(count * weights[name] / total, 9) for name in names}
 
 
-def draw_indices(size: int, counts: Sequence[int], name: str, drawing: Drawing) -> list[int]:
+def draw_indices(size: int, counts: Sequence[int], name: str, drawing: DrawingContext) -> list[int]:
     """Returns the indices of a domain's problems in this iteration.
 
     Seeds derive from the domain's name, so the result doesn't depend on other domains. If more problems are

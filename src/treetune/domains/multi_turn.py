@@ -307,13 +307,13 @@ class MultiTurn(GrowingRollout):
         return conversation, play
 
     async def _grade(self, context: RolloutContext, start: Start, conversation: Conversation) -> Grade:
-        """Returns the grader's grade of the last turn.
+        """Returns the grader's grade of the last turn, with the numbers of the environment's last reply.
 
         The grader isn't asked if the environment failed, or if answers earn only the environment's rewards.
         Then the grade has the reward 0, and the outcome, message and numbers of the environment's last reply.
         """
+        last_reply = conversation.replies[-1] if conversation.replies else Turn()
         if conversation.outcome != "ok" or self._reward_of(context, start) == "environment":
-            last_reply = conversation.turns[-1] if conversation.turns else Turn()
             return Grade(
                 reward=0.0,
                 outcome=last_reply.outcome,
@@ -331,10 +331,11 @@ class MultiTurn(GrowingRollout):
         # `follows_prompt=False` tells the grader not to look whether the prompt opened a thought, because
         # `action_of` has already put the opening tag before an action that began within a thought. There is
         # at least one action, since a conversation ends only after a completion.
-        grade = context.grader.submit(
-            conversation.actions[-1], problem, decided=decided, follows_prompt=False
+        grade = await result_of(
+            context.grader.submit(conversation.actions[-1], problem, decided=decided, follows_prompt=False)
         )
-        return await result_of(grade)
+        # A number that both give, such as ``rewards/format``, is the grader's.
+        return replace(grade, numbers={**last_reply.numbers, **grade.numbers})
 
     def _reward_of(self, context: RolloutContext, start: Start) -> Reward:
         return self.reward or self.environment_for(task_of(context.task, start.problem)).earns
@@ -400,13 +401,13 @@ def close_turn_journal(context: RolloutContext) -> None:
 
 def _take_played(conversation: Conversation, played: Played) -> None:
     """Adds the environment's reply to the last action to a conversation."""
-    (turn,) = played.turns  # one action makes one turn
+    (reply,) = played.turns  # one action makes one turn
     conversation.environment_seconds += played.seconds
     try:
-        conversation.take_turn(turn, played.snapshot)
+        conversation.take_reply(reply, played.snapshot)
     except ValueError as error:  # the tokenizer has no tokens for the observation
-        conversation.turns.pop()  # `take_turn` had added it before it raised
-        conversation.take_turn(Turn(done=True, outcome="error", message=str(error)))
+        conversation.replies.pop()  # `take_reply` had added it before it raised
+        conversation.take_reply(Turn(done=True, outcome="error", message=str(error)))
 
 
 def check_restorable(environments: Iterable[Environment], key: str, remedy: str) -> Iterable[Finding]:

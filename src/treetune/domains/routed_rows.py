@@ -32,7 +32,7 @@ from treetune.exceptions import BadRow, NoSplit
 from treetune.tasks.base import Split, Task
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.mixed import TaskWithDomains, task_of
-from treetune.tasks.rows import QUICKLY_READ, RowsTask, file_rows, is_quickly_read
+from treetune.tasks.rows import QUICKLY_READ_BYTES, RowsTask, check_stop, file_rows, is_quickly_read
 from treetune.tasks.sources import InFiles, distinct_texts
 from treetune.vocabulary import Problem
 
@@ -78,6 +78,7 @@ class RoutedRows(RowsTask, TaskWithDomains):
 
     @override
     def check(self, experiment: Any) -> Iterator[Finding]:
+        yield from check_stop(self, self.stop, experiment)
         findings_of_rows = list(super().check(experiment))
         yield from findings_of_rows
         if any(finding.level == "error" for finding in findings_of_rows):
@@ -93,7 +94,7 @@ class RoutedRows(RowsTask, TaskWithDomains):
         for path in filter(is_quickly_read, paths):
             try:
                 sources = distinct_texts(path, DATA_SOURCE)
-                if self.bad_rows == "stop" and path.stat().st_size <= QUICKLY_READ:
+                if self.bad_rows == "stop" and path.stat().st_size <= QUICKLY_READ_BYTES:
                     _check_rows(path, self.columns)
             except BadRow as error:
                 yield Finding(str(error), "train", "fix the row, or set bad_rows to 'skip'")
@@ -189,7 +190,7 @@ class RoutedRows(RowsTask, TaskWithDomains):
         files = [Path(name) for name in (*self.train, *self.validation, *self.test)]
         if absent := [finding.what for finding in self.missing_rows()]:
             raise ValueError(f"{absent[0]}; a model of characters needs those of this file")
-        are_small = all(file.stat().st_size <= QUICKLY_READ for file in files)
+        are_small = all(file.stat().st_size <= QUICKLY_READ_BYTES for file in files)
         if not files or self.source is not None or self.demonstration_field is None or not are_small:
             raise ValueError(
                 "these rows may contain any character: name those of prompts and answers in model.alphabet,"

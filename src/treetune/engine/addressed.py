@@ -7,8 +7,8 @@ The thread ``engine-addressed`` of each server, on every rank::
      ▲                                                                                          │
      └────────── _check, every CHECK_S: another process answers, or it has other weights ◄──────┘
 
-The main thread waits in `Server.ready` until the server is present, and for `start_timeout` at most. A server
-that fails is away at once, so its requests go to the other servers.
+The main thread waits in `Server.wait_until_ready` until the server is present, and for `start_timeout` at
+most. A server that fails is away at once, so its requests go to the other servers.
 
 The first rank (`loads_weights`) loads weights into the server: the start weights at first, and the newest
 ones whenever the server comes back without them. The name of the weights consists of the run's and the
@@ -121,7 +121,7 @@ class AddressedServer(Server):
     # Called by the engine
 
     @override
-    def now(self) -> Address | None:
+    def current_address(self) -> Address | None:
         """Returns the server's address; None while the server is away.
 
         Raises:
@@ -143,7 +143,7 @@ class AddressedServer(Server):
             return self._address
 
     @override
-    def failed(self, address: Address, reason: str) -> None:
+    def report_failure(self, address: Address, reason: str) -> None:
         """Notes a failure of the server. Its thread then meets the server again: asks whether this run can
         use it, and gives it the newest weights. After too many failures, the server is given up."""
         with self._changed:
@@ -162,7 +162,7 @@ class AddressedServer(Server):
             self._set_away(reason)
 
     @override
-    def gone(self, address: Address) -> str | None:
+    def reason_gone(self, address: Address) -> str | None:
         with self._changed:
             return None if self._address == address else self._reason_away
 
@@ -185,7 +185,7 @@ class AddressedServer(Server):
             # Without a name, so that nothing is sampled for the run from a mixture of old and new weights.
             self._name_weights(address, "")
         except (ServerFailure, EngineError) as failure:
-            self.failed(address, str(failure))
+            self.report_failure(address, str(failure))
             raise
         # The requests that load the weights must not ask for weights of a name.
         return replace(address, weights="")
@@ -205,7 +205,7 @@ class AddressedServer(Server):
             return self._make_address()
 
     @override
-    def use(self, weights: Path) -> None:
+    def set_restart_weights(self, weights: Path) -> None:
         """Notes the newest weights. Until a check has shown that the server has them, it counts as away."""
         with self._changed:
             # On the first rank, `end_weights` has set these weights already. The other ranks learn of the new

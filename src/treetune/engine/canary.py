@@ -15,7 +15,7 @@ FEWEST_TOKENS = 16
 """The fewest tokens whose mean difference is judged. With fewer tokens, the standard error of the mean is
 unreliable (for a single token it is 0). `Tolerance.largest` judges every token, however many there are."""
 
-SIGNIFICANT = 4.0
+SIGNIFICANT_STANDARD_ERRORS = 4.0
 """A mean difference counts as positive if it is at least this many standard errors above 0."""
 
 
@@ -40,7 +40,7 @@ class Gap:
     """The reason why the engine doesn't have the new weights; None if it has."""
 
 
-def judge(probes: Sequence[Probe], before: Sequence[Probe], tolerance: Tolerance) -> Gap:
+def judge_gap(probes: Sequence[Probe], before: Sequence[Probe], tolerance: Tolerance) -> Gap:
     """Compares the log-probs of engine and trainer.
 
     Args:
@@ -110,9 +110,9 @@ def is_stale(probes: Sequence[Probe], before: Sequence[Probe]) -> bool:
 
 
 def _is_positive(values: Sequence[float]) -> bool:
-    """Returns whether the mean lies `SIGNIFICANT` standard errors above 0."""
+    """Returns whether the mean lies `SIGNIFICANT_STANDARD_ERRORS` standard errors above 0."""
     count = len(values)
     mean = sum(values) / count
     deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / max(1, count - 1))
     # Without `mean > 0`, values that are all 0 would count as positive: their deviation is 0, too.
-    return mean > 0 and mean >= SIGNIFICANT * deviation / math.sqrt(count)
+    return mean > 0 and mean >= SIGNIFICANT_STANDARD_ERRORS * deviation / math.sqrt(count)

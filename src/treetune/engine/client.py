@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
-from treetune.engine.key import header
+from treetune.engine.key import key_header
 from treetune.engine.requests import Completion, Request, ScoreRequest
 from treetune.exceptions import EngineError, ServerFailure, TemporaryFailure
 from treetune.vocabulary import logprob_array, token_array
@@ -35,9 +35,9 @@ T = TypeVar("T")
 MODEL_NAME = "policy"
 """The model's name in a server."""
 
-SAMPLES = "/treetune/samples"
+SAMPLES_ROUTE = "/treetune/samples"
 """A server's route that samples (`treetune.engine.whole_answers`)."""
-SCORES = "/treetune/scores"
+SCORES_ROUTE = "/treetune/scores"
 """A server's route that returns the log-probs of given tokens (`treetune.engine.whole_answers`)."""
 
 KEEP_ALIVE_S = 3.0
@@ -85,7 +85,7 @@ def payload(
     end_ids: Sequence[int] = (),
     special_ids: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Returns the JSON body with which a part is posted to `SAMPLES`: the ids of the prompt, and vLLM's
+    """Returns the JSON body with which a part is posted to `SAMPLES_ROUTE`: the ids of the prompt, and vLLM's
     sampling parameters.
 
     The server answers with ``samples``, each with ``token_ids``, ``finish_reason`` and, if requested, the
@@ -116,7 +116,7 @@ def payload(
 
 
 def score_payload(request: ScoreRequest, version: int) -> dict[str, Any]:
-    """Returns the JSON body with which a text is posted to `SCORES`.
+    """Returns the JSON body with which a text is posted to `SCORES_ROUTE`.
 
     The server answers with the ``logprobs`` of the text's tokens.
     """
@@ -243,10 +243,10 @@ class Client:
         called in the client's thread."""
         started = time.monotonic()
         if isinstance(part.request, ScoreRequest):
-            answer = await self.ask(address, SCORES, score_payload(part.request, version), timeout)
+            answer = await self.ask(address, SCORES_ROUTE, score_payload(part.request, version), timeout)
             return [scored_completion(answer, part.request, version, time.monotonic() - started)]
         body = payload(part, version, self.end_ids, self.special_ids)
-        answer = await self.ask(address, SAMPLES, body, timeout)
+        answer = await self.ask(address, SAMPLES_ROUTE, body, timeout)
         return completions_of(answer, part, version, time.monotonic() - started)
 
     async def ask(
@@ -293,7 +293,7 @@ class Client:
 
     def headers(self, address: Address) -> dict[str, str]:
         """Returns the headers of a request."""
-        return header(address.key, address.weights)
+        return key_header(address.key, address.weights)
 
     def read_answer(self, path: str, status: int, text: bytes, answers: str = "JSON") -> dict[str, Any]:
         """Returns the JSON object of an answer; see `post`."""

@@ -186,7 +186,7 @@ class Nccl(ByRoutes):
         if self._group is not None:
             self._group.destroy()
             self._group = None
-        self._met = None  # the next update makes a new group with the server
+        self._met_epoch = None  # the next update makes a new group with the server
 
     def _post_while_working(
         self, work: Callable[[], None], address: Address, path: str, body: dict[str, Any]

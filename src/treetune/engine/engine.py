@@ -46,15 +46,15 @@ from treetune.engine.base import (
     TransferMethod,
     check_request,
 )
-from treetune.engine.canary import Gap, Probe, judge
+from treetune.engine.canary import Gap, Probe, judge_gap
 from treetune.engine.client import Address, Client, RequestPart, parts_of
 from treetune.engine.cuda_transfers import CudaIpc, Nccl
-from treetune.engine.given import servers_at_addresses
 from treetune.engine.in_process import InProcessEngine
 from treetune.engine.launch import ServerLaunch, with_time_for
-from treetune.engine.plain_servers import connect
+from treetune.engine.plain_servers import connect_plain_servers
 from treetune.engine.requests import Completion, Later, OnResult, Request, ScoreRequest
 from treetune.engine.sampling import Answered, Lost, Prefixes, RequestScheduler
+from treetune.engine.serve_engine_servers import servers_at_addresses
 from treetune.engine.server import Server, close_servers, servers_of
 from treetune.engine.settings import EngineSettings, InProcessSettings, PlainVllmSettings, VllmSettings
 from treetune.engine.transfer import Delivery, FromFolder, SharedMemory, drop_cache, send_all
@@ -126,7 +126,7 @@ def start_vllm(settings: VllmSettings, launch: EngineLaunch) -> VllmEngine:
 def start_plain_vllm(settings: PlainVllmSettings, launch: EngineLaunch) -> VllmEngine:
     """Begins to connect to servers that `vllm serve` started; see `start_engine`."""
     settings = with_time_for(settings, launch.weights)
-    plain = connect(settings, launch)
+    plain = connect_plain_servers(settings, launch)
     return VllmEngine(settings, launch, plain.servers, client=plain.client, router=plain.router)
 
 
@@ -201,7 +201,7 @@ class VllmEngine(Engine):
     @override
     def wait_ready(self) -> None:
         for replica in self._targets:
-            replica.server.ready()
+            replica.server.wait_until_ready()
 
     @override
     def wait_settled(self) -> None:
@@ -249,7 +249,7 @@ class VllmEngine(Engine):
                 if event is None:
                     self._lose_gone_servers(scheduler, addresses)
                 elif isinstance(event, Lost):
-                    self._sampled[event.server].server.failed(event.address, event.reason)
+                    self._sampled[event.server].server.report_failure(event.address, event.reason)
                     servers_with_answers.discard(event.server)
                 elif isinstance(event, Later):
                     scheduler.add(*results.split_requests(event.requests()))
@@ -264,14 +264,14 @@ class VllmEngine(Engine):
                         scheduler.add(*results.split_requests(further_requests))
         # The earlier failures of servers that have answered no longer count towards `max_restarts`.
         for number in servers_with_answers:
-            self._sampled[number].server.succeeded()
+            self._sampled[number].server.report_success()
         return results.completions
 
     def _lose_gone_servers(self, scheduler: RequestScheduler, addresses: dict[int, Address]) -> None:
         """Lets the scheduler give up those of its open servers, to which it sends requests, that are gone:
         their requests would never be answered."""
         for number in scheduler.opened:
-            if reason := self._sampled[number].server.gone(addresses[number]):
+            if reason := self._sampled[number].server.reason_gone(addresses[number]):
                 scheduler.lose(number, reason)
 
     def _open_servers(self, scheduler: RequestScheduler, addresses: dict[int, Address]) -> bool:
@@ -371,8 +371,8 @@ class VllmEngine(Engine):
         self.version = version
         self._forget_prefixes()
         for replica in self._targets:
-            replica.server.use(directory)
-            replica.server.succeeded()
+            replica.server.set_restart_weights(directory)
+            replica.server.report_success()
         return SyncReport(
             seconds=time.monotonic() - started,
             canary_gap=max((gap.largest for gap in gaps), default=math.nan),
@@ -444,7 +444,7 @@ class VllmEngine(Engine):
             for replica, delivery in zip(loading, deliveries, strict=True):
                 if delivery.address is not None:  # the server must not sample any more
                     problem = delivery.problem or "its weights are of two versions"
-                    replica.server.failed(delivery.address, problem)
+                    replica.server.report_failure(delivery.address, problem)
             raise
         return dict(zip(loading, deliveries, strict=True))
 
@@ -478,7 +478,7 @@ class VllmEngine(Engine):
             ]
             # `replica.verified` holds the probes of the previous weights. If the log-probs fit those better,
             # the server still has the previous weights.
-            gaps[replica] = judge(probes, replica.verified, tolerance)
+            gaps[replica] = judge_gap(probes, replica.verified, tolerance)
             if not (update.problem or gaps[replica].problem):
                 replica.verified = probes
         return gaps, seconds
@@ -506,14 +506,14 @@ class VllmEngine(Engine):
         # In the block the trainer uses the servers' memory. So a server that dies in the block must not be
         # started again before the block ends.
         for replica in self._replicas:
-            replica.server.hold(held=True)
+            replica.server.set_held(held=True)
         self._ranks.gather(None)  # every server sleeps, also those that other ranks have put to sleep
         try:
             yield
         finally:
             # The servers are woken when they are needed (`Replica.awake`).
             for replica in self._replicas:
-                replica.server.hold(held=False)
+                replica.server.set_held(held=False)
 
     @override
     def close(self) -> None:
@@ -653,40 +653,40 @@ class Replica:
         """
         # Each start of a server has its own epoch. If the server is restarted meanwhile, it is awake again,
         # and has another epoch than the one that was put to sleep.
-        while (address := self.server.ready()).epoch != self._asleep_epoch:
+        while (address := self.server.wait_until_ready()).epoch != self._asleep_epoch:
             try:
                 self._client.post(address, f"/sleep?level={level}", timeout=self._timeout)
                 self._asleep_epoch = address.epoch
                 self._emptied_epoch = address.epoch if level == 2 else None
             except ServerFailure as failure:
-                self.server.failed(address, str(failure))
+                self.server.report_failure(address, str(failure))
 
     def awake(self) -> Address | None:
         """Wakes the server if it sleeps, and returns its address. Returns None while the server is being
         started."""
         with self._lock:
-            if (address := self.server.now()) is None:
+            if (address := self.server.current_address()) is None:
                 return None
             if address.epoch == self._emptied_epoch:
-                self.server.failed(address, "it was asked to sample after its weights were dropped")
+                self.server.report_failure(address, "it was asked to sample after its weights were dropped")
                 return None
             # Weights and cache are woken separately, and the weights first: a sync needs only the weights
             # until the new ones have come (`delivery`), and without the cache its peak of memory is lower.
             self._wake("weights")
             self._wake("kv_cache")
-            return self.server.now()
+            return self.server.current_address()
 
     def _wake(self, tag: str) -> None:
         """Wakes a part of a sleeping server: ``weights`` first, and ``kv_cache`` last."""
         if self._asleep_epoch is not None:
-            address = self.server.ready()
+            address = self.server.wait_until_ready()
             # Each start of a server has its own epoch. With another epoch, the server was restarted
             # meanwhile, and is awake.
             if address.epoch == self._asleep_epoch:
                 try:
                     self._client.post(address, f"/wake_up?tags={tag}", timeout=self._timeout)
                 except ServerFailure as failure:
-                    self.server.failed(address, str(failure))
+                    self.server.report_failure(address, str(failure))
         if tag == "kv_cache":
             self._asleep_epoch = None
 
@@ -697,7 +697,7 @@ class Replica:
         try:
             with self._lock:
                 self._wake("weights")
-                address = self.server.begin_weights(self.server.ready())
+                address = self.server.begin_weights(self.server.wait_until_ready())
                 if not by_transfer:
                     # The server may still wait for the rest of a transfer that failed.
                     self.transfer.give_up(address)
@@ -720,7 +720,7 @@ class Replica:
                 # A server that was just started on the weights is awake, and has cached nothing.
                 if delivery is not None:
                     self._wake("kv_cache")
-                address = self.server.ready()
+                address = self.server.wait_until_ready()
                 if delivery is not None:
                     # The server refuses a request with the name of weights that it doesn't have. The
                     # server gets the new name in `end_weights`, so this request has no name.

@@ -25,7 +25,7 @@ from typing_extensions import override
 
 from treetune.architectures import length_rule, probe_rows
 from treetune.engine.base import Canary, Chunk, Engine, EngineLaunch, SyncReport, check_request
-from treetune.engine.canary import Probe, judge
+from treetune.engine.canary import Probe, judge_gap
 from treetune.engine.requests import Completion, Later, OnResult, Request, SamplingParams, ScoreRequest
 from treetune.engine.settings import InProcessSettings
 from treetune.exceptions import EngineError
@@ -153,7 +153,7 @@ class InProcessEngine(Engine):
         probes = self._probe(canary)
         # Compares the engine's log-probs with the trainer's. The probes of the previous weights show whether
         # the engine still has those weights.
-        gap = judge(probes, self._probes, canary.tolerance or self._tolerance)
+        gap = judge_gap(probes, self._probes, canary.tolerance or self._tolerance)
         if gap.problem:
             raise EngineError(f"the weights in {directory} were loaded, but {gap.problem}")
         self._probes = probes

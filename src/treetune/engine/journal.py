@@ -29,7 +29,7 @@ from typing_extensions import override
 
 from treetune.engine.base import Engine, EngineWrapper
 from treetune.engine.programs import result_of
-from treetune.engine.requests import ANSWERS, Completion, Later, OnResult, Request, ScoreRequest
+from treetune.engine.requests import ANSWER_PRIORITY, Completion, Later, OnResult, Request, ScoreRequest
 from treetune.store.journal import Journal
 from treetune.vocabulary import Column
 
@@ -130,8 +130,9 @@ class JournaledEngine(EngineWrapper):
     @override
     async def sample(self, request: Request) -> list[Completion]:
         """Returns the samples of a request, from a journal or else from the engine."""
-        # Requests for answers have the priority `ANSWERS`, and requests for continuations another one.
-        if request.priority != ANSWERS and self._continuations_begin is None:
+        # Requests for answers have the priority `ANSWER_PRIORITY`, and requests for continuations another
+        # one.
+        if request.priority != ANSWER_PRIORITY and self._continuations_begin is None:
             self._continuations_begin = self.now()
         key = self._key(request)
         # More than once, since another task that samples the same request may fail or be cancelled.
@@ -142,7 +143,7 @@ class JournaledEngine(EngineWrapper):
             else:
                 await self._sample_and_store(key, request)
         completions = self._completions_by_key[key]
-        if request.priority == ANSWERS:
+        if request.priority == ANSWER_PRIORITY:
             self._answers_end = self.now()
         if self._observe is not None:
             self._observe(request, completions)
@@ -156,7 +157,7 @@ class JournaledEngine(EngineWrapper):
             completions = await self.engine.sample(request)
             if not isinstance(request, ScoreRequest):
                 self.sampled[request.priority] += sum(len(completion.token_ids) for completion in completions)
-            journal = self._answers if request.priority == ANSWERS else self._continuations
+            journal = self._answers if request.priority == ANSWER_PRIORITY else self._continuations
             journal.add(journal_row(key, completions))
             self._completions_by_key[key] = completions
         finally:

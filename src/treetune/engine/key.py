@@ -27,27 +27,27 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
-VARIABLE = "TREETUNE_SERVER_KEY"
+KEY_VARIABLE = "TREETUNE_SERVER_KEY"
 """The environment variable with the server's key. Other users can read a process's command line, but not its
 environment."""
 
-DESCRIPTION = "TREETUNE_SERVER_DESCRIPTION"
+DESCRIPTION_VARIABLE = "TREETUNE_SERVER_DESCRIPTION"
 """The environment variable with the server's settings as JSON, for clients that know only its address."""
 
-ROUTE = "/treetune/weights"
+WEIGHTS_ROUTE = "/treetune/weights"
 """The route that answers with the server's description and the name of its weights. With ``?are=NAME`` it
 sets the name first."""
 
-NAMED_WEIGHTS = "X-Treetune-Weights"
+WEIGHTS_HEADER = "X-Treetune-Weights"
 """The header with the name of the weights that a request expects."""
 
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 App = Callable[[Mapping[str, Any], Any, Send], Awaitable[None]]
 
 
-def header(key: str, weights: str = "") -> dict[str, str]:
+def key_header(key: str, weights: str = "") -> dict[str, str]:
     """Returns the headers of a request: the key and, if the request expects named weights, their name."""
-    named = {NAMED_WEIGHTS: weights} if weights else {}
+    named = {WEIGHTS_HEADER: weights} if weights else {}
     return {"Authorization": f"Bearer {key}", **named}
 
 
@@ -58,10 +58,11 @@ class ServerDescription:
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self.process = secrets.token_hex(8)  # identifies the process to clients
         self.weights = ""
-        self._description = json.loads(environment.get(DESCRIPTION, "{}"))
+        self._description = json.loads(environment.get(DESCRIPTION_VARIABLE, "{}"))
 
     def describe(self, query: str) -> bytes:
-        """Returns the answer of `ROUTE`. A query such as ``are=step-7`` first sets the weights' name."""
+        """Returns the answer of `WEIGHTS_ROUTE`. A query such as ``are=step-7`` first sets the weights'
+        name."""
         # The name may be empty. The server then refuses every request that expects named weights.
         if (names := parse_qs(query, keep_blank_values=True).get("are")) is not None:
             self.weights = names[0]
@@ -81,20 +82,20 @@ class KeyRequired:
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._authorization = header(os.environ[VARIABLE])["Authorization"].encode()
+        self._authorization = key_header(os.environ[KEY_VARIABLE])["Authorization"].encode()
         self._server = ServerDescription()
 
     async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Send) -> None:
-        """Answers requests without the key or for `ROUTE`, and passes the others on to vLLM's app."""
+        """Answers requests without the key or for `WEIGHTS_ROUTE`, and passes the others on to vLLM's app."""
         if scope["type"] == "lifespan":  # the start and the end of the server, which no client sends
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
         if not hmac.compare_digest(headers.get(b"authorization", b""), self._authorization):
             await respond(send, 401, b"this server asks for a key")
-        elif scope.get("path") == ROUTE:
+        elif scope.get("path") == WEIGHTS_ROUTE:
             await respond(send, 200, self._server.describe(scope["query_string"].decode()))
-        elif (expected := headers.get(NAMED_WEIGHTS.lower().encode())) is None:
+        elif (expected := headers.get(WEIGHTS_HEADER.lower().encode())) is None:
             await self._app(scope, receive, send)
         else:  # `expected` is the name of the weights that the request expects
             await self._answer_from(expected.decode(), scope, receive, send)

@@ -84,7 +84,7 @@ _FROM_THE_LAUNCHER = (
 )
 _LAUNCHER_PREFIXES = ("TORCHELASTIC_", "PMI_", "OMPI_", "SLURM_")
 
-_ENGINE = f"{held_folders.PREFIX}engine-"
+_ENGINE = f"{held_folders.FOLDER_PREFIX}engine-"
 _SOCKET_BYTES = 107
 """The most bytes of a Unix socket's path (Linux)."""
 _NAME_BYTES = len(_ENGINE) + 8 + 2 + len("00000000-0000-0000-0000-000000000000")
@@ -154,7 +154,7 @@ class ServerLaunch:
             command += ["--no-enable-chunked-prefill"]
             # Attention on a CPU reads whole blocks. With vLLM's 128 tokens, short answers take 10 % longer.
             command += ["--block-size", "32"]
-        if self._eager:
+        if self._is_eager:
             command += ["--enforce-eager"]
         if self._one_process_computes:
             command += ["--distributed-executor-backend", "uni"]
@@ -254,7 +254,7 @@ class ServerLaunch:
                 # Without this variable, vLLM refuses the executor that has no workers. The engine core still
                 # runs in a process apart from the HTTP server.
                 environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-            if self._eager:
+            if self._is_eager:
                 # Without this, one small function would still be compiled, which takes 15 s and gains
                 # nothing.
                 environment["TORCH_COMPILE_DISABLE"] = "1"
@@ -265,7 +265,7 @@ class ServerLaunch:
         return self.settings.context_length or self.run.context_length
 
     @property
-    def _eager(self) -> bool:
+    def _is_eager(self) -> bool:
         """Whether vLLM runs the model without compilation and CUDA graphs."""
         eager = self.settings.enforce_eager
         return self.run.device != "cuda" if eager is None else eager
@@ -364,7 +364,7 @@ class ServerProcess:
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=file,
-                env=launch.environment(folder) | {key.VARIABLE: self.key, **(variables or {})},
+                env=launch.environment(folder) | {key.KEY_VARIABLE: self.key, **(variables or {})},
                 # So that Ctrl-C in the terminal reaches only this process, which then ends the server.
                 start_new_session=True,
                 bufsize=0,  # so that the byte that ends the server is sent at once

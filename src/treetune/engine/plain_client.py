@@ -44,12 +44,12 @@ from treetune.vocabulary import token_array
 
 Route = Literal["tokens", "completions"]
 
-TOKENS, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
-PATHS: Mapping[Route, str] = {"tokens": TOKENS, "completions": COMPLETIONS}
+TOKENS_ROUTE, COMPLETIONS_ROUTE = "/inference/v1/generate", "/v1/completions"
+PATHS: Mapping[Route, str] = {"tokens": TOKENS_ROUTE, "completions": COMPLETIONS_ROUTE}
 
-TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
+TEMPORARY_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 """The HTTP statuses after which the same request may succeed."""
-REFUSES_KEY = frozenset({401, 403})
+REFUSED_KEY_STATUSES = frozenset({401, 403})
 """The HTTP statuses of a server that refuses the API key, or a request without a key."""
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 8.0
@@ -58,7 +58,7 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 8.0
 NO_WEIGHTS = "being-replaced"
 """The name that a server's weights have while they are replaced."""
 
-WITHOUT_ROUTE = frozenset({401, 403, 404, 405, 501})
+MISSING_ROUTE_STATUSES = frozenset({401, 403, 404, 405, 501})
 """The HTTP statuses of a server that doesn't have a route, or of a proxy that doesn't forward it. Here 401
 and 403 come from such a proxy: a key that is refused would have been noticed earlier, when the client asked
 for the models."""
@@ -69,9 +69,9 @@ ONE_TOKEN = SamplingParams(max_tokens=1)
 FORCED_IDS = (1, 2)
 """Two tokens that a server is made to sample, each by itself. In a model's own distribution, their
 probabilities sum to at most 1."""
-EQUAL = 1e-3
+EQUAL_LOGPROBS = 1e-3
 """Log-probs that differ by less than this are equal up to rounding."""
-TIE = -0.5
+TIE_LOGPROB = -0.5
 """A token whose log-prob is above this isn't a tie: of two equally probable tokens, each has at most
 log 1/2 = -0.69. The difference leaves room for rounding."""
 
@@ -81,7 +81,9 @@ MARGIN_S = 10.0
 EXCERPT = 200
 """Most characters of a server's answer in a message."""
 
-SERVE = "vllm serve MODEL --enable-scale-out --logprobs-mode processed_logprobs --generation-config vllm"
+SERVE_COMMAND = (
+    "vllm serve MODEL --enable-scale-out --logprobs-mode processed_logprobs --generation-config vllm"
+)
 """The command that starts a server for this client, for messages."""
 
 
@@ -128,9 +130,9 @@ class ServerFacts:
             differences.append(abs(logprob - earlier_logprob))
             if token_id != earlier_id:
                 # Rounding may swap two tokens that are about equally probable: a tie. In a tie, both
-                # log-probs are below `TIE`. So a higher one shows other weights. After different tokens the
-                # two texts differ, so their next log-probs can't be compared.
-                if max(logprob, earlier_logprob) > TIE:
+                # log-probs are below `TIE_LOGPROB`. So a higher one shows other weights. After different
+                # tokens the two texts differ, so their next log-probs can't be compared.
+                if max(logprob, earlier_logprob) > TIE_LOGPROB:
                     return f"its most probable token is {token_id}, and it was {earlier_id}"
                 break
         if not differences:
@@ -295,7 +297,7 @@ class PlainClient(Client):
             raise EngineError(
                 f"the server at {address.url} doesn't list its models as vLLM does: expected"
                 f" {{'data': [{{'id': …, 'root': …, 'max_model_len': …}}]}}, got {_excerpt(answer)}. List"
-                f" addresses of vLLM servers in {self._key_path}.addresses, such as `{SERVE}` starts"
+                f" addresses of vLLM servers in {self._key_path}.addresses, such as `{SERVE_COMMAND}` starts"
             )
         card = self._choose_card(address, cards)
         name = card["id"]
@@ -387,14 +389,14 @@ class PlainClient(Client):
             )
             sample = self._read_probe(address, route, status, text)
             logprobs += sample["logprobs"]
-        return all(abs(logprob) < EQUAL for logprob in logprobs)
+        return all(abs(logprob) < EQUAL_LOGPROBS for logprob in logprobs)
 
     def _has_weight_routes(self, address: Address, timeout: float) -> bool:
         """Returns whether the server has the routes that load weights. Raises ServerFailure if it is only
         overloaded or just starting."""
         path = "/weight_info"  # vLLM has this route together with those that load weights
         status, text = self.run(self.exchange("GET", address, path, None, timeout), timeout + MARGIN_S)
-        if status in WITHOUT_ROUTE:
+        if status in MISSING_ROUTE_STATUSES:
             return False
         self.read_answer(path, status, text)
         return True
@@ -476,9 +478,9 @@ class PlainClient(Client):
     def raise_for_status(self, path: str, status: int, beginning: str) -> NoReturn:
         """Raises the error for a status other than 200: TemporaryFailure if a later attempt may succeed, and
         otherwise EngineError with a remedy."""
-        if status in TEMPORARY:
+        if status in TEMPORARY_STATUSES:
             raise TemporaryFailure(f"{path}: HTTP {status}: {beginning}")
-        if status in REFUSES_KEY:
+        if status in REFUSED_KEY_STATUSES:
             raise EngineError(
                 f"the server refused {path} with HTTP {status}: set {self._key_path}.key_variable to the name"
                 " of the environment variable that has its API key"
@@ -486,7 +488,8 @@ class PlainClient(Client):
         if status == 404:
             raise EngineError(
                 f"the server doesn't have the route or the model that it was asked for ({path}, HTTP 404:"
-                f" {beginning}): list addresses of vLLM servers, such as `{SERVE}` starts, without a path"
+                f" {beginning}): list addresses of vLLM servers, such as `{SERVE_COMMAND}` starts, without a"
+                " path"
             )
         raise EngineError(f"the server refused {path} with HTTP {status}: {beginning}")
 
@@ -545,7 +548,7 @@ def scores_of_answer(answer: Mapping[str, Any], route: Route, request: ScoreRequ
         if logprob is None or not _is_finite_number(logprob):
             raise _other_form(f"a log-prob of the token {token_id}", entry)
         logprobs.append(logprob)
-    if max(logprobs) > EQUAL:  # above 0 by more than rounding
+    if max(logprobs) > EQUAL_LOGPROBS:  # above 0 by more than rounding
         raise EngineError(
             f"the server returned {max(logprobs):g} as a log-prob, so it returns logits: start it with"
             " --logprobs-mode processed_logprobs"
@@ -559,7 +562,7 @@ def _sample_of_choice(choice: Mapping[str, Any], route: Route, expected_weights:
     if token_ids is None:
         raise EngineError(
             "the server returned no token ids, so it is an older vLLM or another program: use a vLLM whose"
-            f" {COMPLETIONS} knows return_token_ids"
+            f" {COMPLETIONS_ROUTE} knows return_token_ids"
         )
     if not isinstance(token_ids, list) or not all(map(_is_token_id, token_ids)):
         raise _other_form("'token_ids', a list of integers", token_ids)

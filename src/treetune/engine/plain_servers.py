@@ -51,7 +51,7 @@ class PlainServers(NamedTuple):
     router: Server | None
 
 
-def connect(settings: PlainVllmSettings, launch: EngineLaunch) -> PlainServers:
+def connect_plain_servers(settings: PlainVllmSettings, launch: EngineLaunch) -> PlainServers:
     """Begins to connect to the servers of the settings. Collective.
 
     Raises:
@@ -227,7 +227,7 @@ class RouterOfServers(PlainServer):
             # The thread of this server checks it now and then. Its last check may have been before the
             # failure that made the router go away.
             server.check_now()
-            if server.now() is None:
+            if server.current_address() is None:
                 raise ServerFailure(f"a server behind it is away: {server.reason_away}")
         facts_by_url = self._plain_client.facts
         # The requests of `meet` go through the router to one of its servers, and a later request may reach

@@ -61,7 +61,7 @@ class SamplingParams:
         return replace(self, stop=texts, stop_ids=(*self.stop_ids, *ids)) if ids else self
 
 
-ANSWERS, CONTINUATIONS = 0, 1
+ANSWER_PRIORITY, CONTINUATION_PRIORITY = 0, 1
 """The priorities of requests. Requests with the lower number are sampled first."""
 
 
@@ -81,7 +81,7 @@ class Request(Columnar):
     seed: int
     n: int
     sampling: SamplingParams
-    priority: int = field(default=ANSWERS, compare=False)
+    priority: int = field(default=ANSWER_PRIORITY, compare=False)
     reads_logprobs: bool = True
     """Whether the caller reads the samples' log-probs. If it doesn't, they are neither sent nor stored."""
 
@@ -106,7 +106,7 @@ class ScoreRequest(Request):
     n: int = 1
     # Nothing is sampled, but a vLLM server needs room for one token after the text.
     sampling: SamplingParams = SamplingParams(max_tokens=1)
-    priority: int = field(default=CONTINUATIONS, compare=False)
+    priority: int = field(default=CONTINUATION_PRIORITY, compare=False)
     text_ids: TokenIds = field(kw_only=True)
     """The tokens that are scored."""
 

@@ -2,14 +2,14 @@
 
 States of an `OwnServer`, which its thread ``engine-server`` runs through::
 
-    wanted ──► starting ──► running ──► ended ──► wanted      it died, or `failed` reported it
+    wanted ──► starting ──► running ──► ended ──► wanted      it died, or `report_failure` said so
                   │ fails      │ close                 │
                   ▼            ▼                       │ more than max_restarts times in a row
                given up     closed                     ▼
                                                     given up
 
-    `ready`   waits until the server runs; raises EngineError if it was given up or closed
-    `hold`    keeps an ended server from being started until it is called again
+    `wait_until_ready`  waits until the server runs; raises EngineError if it was given up or closed
+    `set_held`          keeps an ended server from being started until it is called again
 
 The other ranks see this server as a `RemoteServer`, through two kinds of files in the run's folder of
 weights::
@@ -31,7 +31,7 @@ from typing import Any
 from typing_extensions import override
 
 from treetune.engine.base import EngineLaunch
-from treetune.engine.client import SAMPLES, Address, Client
+from treetune.engine.client import SAMPLES_ROUTE, Address, Client
 from treetune.engine.launch import (
     END_S,
     ServerLaunch,
@@ -80,24 +80,24 @@ class Server:
         counts once."""
         return max(0, self._epoch - 1)
 
-    def ready(self) -> Address:
+    def wait_until_ready(self) -> Address:
         """Waits until the server runs, and returns its address. Raises EngineError if it was given up."""
         with self._changed:
-            # This ends, since `now` or the thread gives the server up after a deadline.
-            while (address := self.now()) is None:
+            # This ends, since `current_address` or the thread gives the server up after a deadline.
+            while (address := self.current_address()) is None:
                 self._changed.wait(POLL_S)
             return address
 
-    def now(self) -> Address | None:
+    def current_address(self) -> Address | None:
         """Returns the server's address; None while it is being started. Raises EngineError if it was given
         up."""
         raise NotImplementedError
 
-    def failed(self, address: Address, reason: str) -> None:
+    def report_failure(self, address: Address, reason: str) -> None:
         """Reports that the server at `address` failed. It is then ended and restarted."""
         raise NotImplementedError
 
-    def gone(self, address: Address) -> str | None:
+    def reason_gone(self, address: Address) -> str | None:
         """Returns the reason why a request to the server at `address` would never be answered. Returns None
         if the request will be answered, or will fail by itself."""
         return None
@@ -105,11 +105,11 @@ class Server:
     def wait_anew(self) -> None:
         """Restarts the deadline of the wait for this server. Called when work begins."""
 
-    def succeeded(self) -> None:
+    def report_success(self) -> None:
         """Reports that work was finished. Earlier failures then no longer count towards `max_restarts`."""
         self._failures_in_a_row = 0
 
-    def hold(self, held: bool) -> None:
+    def set_held(self, held: bool) -> None:
         """Sets whether the server is held: if it ends, it is not restarted until it is no longer held. While
         the server is held, the trainer uses its memory."""
 
@@ -123,7 +123,7 @@ class Server:
         them. Raises ServerFailure."""
         return address
 
-    def use(self, weights: Path) -> None:
+    def set_restart_weights(self, weights: Path) -> None:
         """Sets the weights with which the server is restarted if it dies."""
 
     def start_anew(self, weights: Path, reason: str) -> None:
@@ -160,7 +160,7 @@ class OwnServer(Server):
         """Whether the thread is to start a server."""
         self._failed_epoch: tuple[int, str] = (0, "")
         """The last epoch (the number of a server's start) that was reported as failed, and the reason."""
-        self._held = False  # set by `hold`: an ended server is not restarted yet
+        self._held = False  # set by `set_held`: an ended server is not restarted yet
         self._client = Client()
         self._timeline = Timeline(log.with_suffix(SUFFIX))
         # The thread starts the processes, and lives as long as this object.
@@ -168,7 +168,7 @@ class OwnServer(Server):
         self._thread.start()
 
     @override
-    def now(self) -> Address | None:
+    def current_address(self) -> Address | None:
         """Returns the server's address; None while it doesn't run. Raises EngineError if it was given up or
         closed."""
         with self._changed:
@@ -180,7 +180,7 @@ class OwnServer(Server):
             return self._address
 
     @override
-    def failed(self, address: Address, reason: str) -> None:
+    def report_failure(self, address: Address, reason: str) -> None:
         """Reports that the server at this address has failed, so that the thread ends and replaces it."""
         with self._changed:
             # An earlier epoch is that of a server that has been replaced. Without an address, the server has
@@ -191,13 +191,13 @@ class OwnServer(Server):
                 self._changed.notify_all()
 
     @override
-    def hold(self, held: bool) -> None:
+    def set_held(self, held: bool) -> None:
         with self._changed:
             self._held = held
             self._changed.notify_all()
 
     @override
-    def use(self, weights: Path) -> None:
+    def set_restart_weights(self, weights: Path) -> None:
         self._weights = weights
 
     @override
@@ -228,7 +228,8 @@ class OwnServer(Server):
         """
         while True:
             with self._changed:
-                # While the server is held (`hold`), the trainer uses its memory, and no server is started.
+                # While the server is held (`set_held`), the trainer uses its memory, and no server is
+                # started.
                 while not self._closed and (self._held or not self._start_wanted):
                     self._changed.wait(0.5)
                 if self._closed:
@@ -299,7 +300,7 @@ class OwnServer(Server):
                 if self._closed:
                     return "closed"
                 # The epoch is the number of a server's start. `start_anew`, which wants another server, and
-                # `failed`, which reports this one, store the epoch and the reason.
+                # `report_failure`, which reports this one, store the epoch and the reason.
                 failed_epoch, reason = self._failed_epoch
                 if self._start_wanted or failed_epoch == self._epoch:
                     return reason
@@ -359,7 +360,7 @@ class OwnServer(Server):
                 # Two sizes of batches, since some code is compiled at first use for one sample and for
                 # several.
                 for n in (1, 3):
-                    self._client.post(process.address(), SAMPLES, warm_up(n), timeout=remaining_s)
+                    self._client.post(process.address(), SAMPLES_ROUTE, warm_up(n), timeout=remaining_s)
                 return
             time.sleep(POLL_S)
 
@@ -392,12 +393,12 @@ class RemoteServer(Server):
         """The time since which this rank waits for the server; None if it doesn't wait."""
 
     @override
-    def ready(self) -> Address:
+    def wait_until_ready(self) -> Address:
         self.wait_anew()
-        return super().ready()
+        return super().wait_until_ready()
 
     @override
-    def now(self) -> Address | None:
+    def current_address(self) -> Address | None:
         """Returns the server's address, which the first rank writes into a file; None while there is none.
         Raises EngineError if the server was given up or is too late."""
         if self._closed:
@@ -421,14 +422,14 @@ class RemoteServer(Server):
         return None
 
     @override
-    def failed(self, address: Address, reason: str) -> None:
+    def report_failure(self, address: Address, reason: str) -> None:
         self._failed_epoch = max(self._failed_epoch, address.epoch)
         self.wait_anew()
         # The first rank reads this file, and starts the server again.
         write_text(failure_file_of(self._file, address.epoch), reason)
 
     @override
-    def succeeded(self) -> None:
+    def report_success(self) -> None:
         self.wait_anew()  # only the first rank counts failures, and resets the count after its own work
 
     @override
@@ -436,7 +437,7 @@ class RemoteServer(Server):
         self._waits_since = None
 
     @override
-    def hold(self, held: bool) -> None:
+    def set_held(self, held: bool) -> None:
         if not held:  # only the first rank restarts the server
             self.wait_anew()
 

@@ -15,19 +15,19 @@ from annotated_types import Ge, Gt, Le
 from typing_extensions import override
 
 from treetune.config.registrable import Registrable
-from treetune.contracts import Experiment, Feature, Finding, Part, TextScores
+from treetune.contracts import Experiment, Feature, Finding, Part, TextScores, innermost_rollout
 from treetune.engine.base import Engine, EngineLaunch, Tolerance, TransferMethod
-from treetune.store.held_folders import MEMORY
+from treetune.store.held_folders import SHARED_MEMORY
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
-SETTING = "engines.policy.weight_transfer"
+TRANSFER_KEY = "engines.policy.weight_transfer"
 LOWEST_TEMPERATURE = 0.01
 """The lowest temperature above 0 at which vLLM samples. It raises lower ones to it, and the trainer would
 compute log-probs at another temperature."""
 HIGHEST_TEMPERATURE = 2.0
 """The highest temperature that vLLM accepts. It answers requests with a higher one with an error."""
-VERSIONS = 2
+VERSIONS_AT_ONCE = 2
 """The number of versions of the weights that are in memory at the same time while an engine loads new
 ones."""
 ON_THE_DEVICE: frozenset[TransferMethod] = frozenset({"cuda_ipc", "nccl"})
@@ -355,14 +355,14 @@ class VllmSettings(EngineSettings):
             if self.weight_transfer in ("auto", "file"):
                 return "file", "adapters are sent, which the server reads from a small file"
             raise ValueError(
-                f"{SETTING} is {self.weight_transfer!r}, and trainer.lora.send is 'adapters', which the"
-                f" server reads from a file: set {SETTING} to 'auto', or trainer.lora.send to 'merged'"
+                f"{TRANSFER_KEY} is {self.weight_transfer!r}, and trainer.lora.send is 'adapters', which the"
+                f" server reads from a file: set {TRANSFER_KEY} to 'auto', or trainer.lora.send to 'merged'"
             )
         obstacles = self._obstacles(device, machines)
         if self.weight_transfer != "auto":
             if obstacle := obstacles.get(self.weight_transfer):
-                raise ValueError(f"{SETTING} is {self.weight_transfer!r}, and {obstacle}")
-            return self.weight_transfer, f"it is set by {SETTING}"
+                raise ValueError(f"{TRANSFER_KEY} is {self.weight_transfer!r}, and {obstacle}")
+            return self.weight_transfer, f"it is set by {TRANSFER_KEY}"
         if self.addresses is not None:
             return "file", "the servers at addresses read the experiment's folder, which their machines see"
         # The fastest of the possible transfers is chosen. ``shared_memory`` is never chosen here, since it
@@ -411,8 +411,8 @@ class VllmSettings(EngineSettings):
                 )
         if len(set(machines)) > 1:
             obstacles["shared_memory"] = "the ranks are on several machines: choose 'file'"
-        elif not os.access(MEMORY, os.W_OK):
-            obstacles["shared_memory"] = f"{MEMORY} can't be written to here: choose 'file'"
+        elif not os.access(SHARED_MEMORY, os.W_OK):
+            obstacles["shared_memory"] = f"{SHARED_MEMORY} can't be written to here: choose 'file'"
         return obstacles
 
 
@@ -563,8 +563,8 @@ class PlainVllmSettings(EngineSettings):
             )
         if self.weight_transfer == "none":
             raise ValueError(
-                f"{SETTING} is 'none', and this run trains, so that its servers need new weights: set it to"
-                " 'auto', and start the servers with VLLM_SERVER_DEV_MODE=1"
+                f"{TRANSFER_KEY} is 'none', and this run trains, so that its servers need new weights: set it"
+                " to 'auto', and start the servers with VLLM_SERVER_DEV_MODE=1"
             )
         return "file", "plain servers read the experiment's folder, which their machines see"
 
@@ -725,8 +725,9 @@ def _temperatures(experiment: Experiment) -> Iterator[tuple[str, float]]:
     temperature under the key `answers`.
     """
     evaluation = getattr(experiment, "evaluation", None)
+    rollout, key_of_rollout = innermost_rollout(getattr(experiment, "rollout", None))
     parts = {
-        "$.rollout": getattr(experiment, "rollout", None),
+        key_of_rollout: rollout,
         "$.credit": getattr(experiment, "credit", None),
         "$.evaluation.rollout": getattr(evaluation, "rollout", None),
         "$.answers": getattr(experiment, "answers", None),

@@ -87,7 +87,7 @@ class ByRoutes(WeightTransfer):
     """A transfer by vLLM's four routes, which are named in the head of this file. A subclass implements
     `meet` and `send`."""
 
-    _met: int | None = None
+    _met_epoch: int | None = None
     """The epoch of the server that was prepared for this transfer; None if none was."""
     _begun: int | None = None
     """The epoch of the server in which an update was begun; None if none was."""
@@ -98,9 +98,9 @@ class ByRoutes(WeightTransfer):
         # The epoch is the number of the server's start: a restarted server has another one. It is stored
         # first, so that `give_up` also ends an update that failed within this method.
         self._begun = address.epoch
-        if address.epoch != self._met:  # this start of the server has not been prepared
+        if address.epoch != self._met_epoch:  # this start of the server has not been prepared
             self.meet(address)
-            self._met = address.epoch
+            self._met_epoch = address.epoch
         self._post(address, "/start_weight_update")
 
     @override

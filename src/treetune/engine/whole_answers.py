@@ -13,7 +13,7 @@ With this file, one request passes once between the processes in each direction:
       JSON          ◄──────      token ids   ◄───────      last step: all tokens
       disconnects   ──────►      aborts      ───────►      drops what it kept (`finish_requests`)
 
-A second route, `SCORES`, returns the log-probs of tokens that the client gives.
+A second route, `SCORES_ROUTE`, returns the log-probs of tokens that the client gives.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from treetune.engine.client import MODEL_NAME, SAMPLES, SCORES
+from treetune.engine.client import MODEL_NAME, SAMPLES_ROUTE, SCORES_ROUTE
 from treetune.engine.key import App, Send, respond
 
 JOIN_EVERY = 256
@@ -123,8 +123,8 @@ class AsyncWholeAnswers(WholeAnswersScheduler, AsyncScheduler):
 
 
 class SamplesRoute:
-    """ASGI middleware with the routes `SAMPLES` and `SCORES`; see `payload` and `score_payload` in
-    `treetune.engine.client`. It decodes text only for requests with stop strings. If a client disconnects,
+    """ASGI middleware with the routes `SAMPLES_ROUTE` and `SCORES_ROUTE`; see `payload` and `score_payload`
+    in `treetune.engine.client`. It decodes text only for requests with stop strings. If a client disconnects,
     its samples are aborted."""
 
     def __init__(self, app: App) -> None:
@@ -135,8 +135,9 @@ class SamplesRoute:
             os.nice(10)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Send) -> None:
-        """Answers the requests for `SAMPLES` and `SCORES`, and passes all others on to vLLM's app."""
-        routes = {SAMPLES: self._sample, SCORES: self._score}
+        """Answers the requests for `SAMPLES_ROUTE` and `SCORES_ROUTE`, and passes all others on to vLLM's
+        app."""
+        routes = {SAMPLES_ROUTE: self._sample, SCORES_ROUTE: self._score}
         answer = routes.get(scope.get("path", ""))
         if answer is None:
             await self._app(scope, receive, send)
@@ -153,7 +154,7 @@ class SamplesRoute:
             disconnect.cancel()
             answering.cancel()
 
-    async def _sample(self, state: Any, request: dict[str, Any]) -> tuple[int, bytes]:
+    async def _sample(self, app_state: Any, request: dict[str, Any]) -> tuple[int, bytes]:
         """Returns the status and the body of the answer to a request."""
         stop = request["sampling"].get("stop")
         try:
@@ -164,7 +165,7 @@ class SamplesRoute:
                 flat_logprobs=True,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
-            final_output = await self._generate(state, request, request["prompt"], params)
+            final_output = await self._generate(app_state, request, request["prompt"], params)
         except (VLLMClientError, ValueError, TypeError) as error:
             return 400, str(error).encode()
         except Exception as error:  # the client reports the server as failed
@@ -180,17 +181,17 @@ class SamplesRoute:
             )
         return 200, json.dumps({"samples": samples}, allow_nan=False).encode()
 
-    async def _score(self, state: Any, request: dict[str, Any]) -> tuple[int, bytes]:
+    async def _score(self, app_state: Any, request: dict[str, Any]) -> tuple[int, bytes]:
         """Returns the status and the body of the answer to a request for scores."""
         prompt, text = request["prompt"], request["text"]
         try:
-            output = await self._run_over(state, request, reads_cache=True)
+            output = await self._run_over(app_state, request, reads_cache=True)
             # The log-prob of a token is computed at the position before it, and vLLM computes none at
             # positions that it reads from its cache. So the prompt's last position must not be cached. It is
             # cached if the text was sampled or scored before.
             first_needed = len(prompt) - 1
             if (output.num_cached_tokens or 0) > first_needed:
-                output = await self._run_over(state, request, reads_cache=False)
+                output = await self._run_over(app_state, request, reads_cache=False)
         except (VLLMClientError, ValueError, TypeError) as error:
             return 400, str(error).encode()
         except Exception as error:  # the client reports the server as failed
@@ -198,7 +199,7 @@ class SamplesRoute:
         logprobs = finite(output.prompt_logprobs.logprobs[-len(text) :])
         return 200, json.dumps({"logprobs": logprobs}, allow_nan=False).encode()
 
-    async def _run_over(self, state: Any, request: dict[str, Any], reads_cache: bool) -> RequestOutput:
+    async def _run_over(self, app_state: Any, request: dict[str, Any], reads_cache: bool) -> RequestOutput:
         """Runs the model over a prompt and a text, for the log-probs of their tokens."""
         params = SamplingParams(
             max_tokens=1,  # vLLM always samples
@@ -209,17 +210,17 @@ class SamplesRoute:
             skip_reading_prefix_cache=not reads_cache,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        return await self._generate(state, request, request["prompt"] + request["text"], params)
+        return await self._generate(app_state, request, request["prompt"] + request["text"], params)
 
     async def _generate(
-        self, state: Any, request: dict[str, Any], token_ids: list[int], params: SamplingParams
+        self, app_state: Any, request: dict[str, Any], token_ids: list[int], params: SamplingParams
     ) -> RequestOutput:
         """Returns the final output of vLLM for a prompt of these tokens."""
-        outputs = state.engine_client.generate(
+        outputs = app_state.engine_client.generate(
             tokens_input(token_ids, cache_salt=request["cache_salt"]),
             params,
             uuid.uuid4().hex,
-            lora_request=state.openai_serving_models.lora_requests.get(MODEL_NAME),
+            lora_request=app_state.openai_serving_models.lora_requests.get(MODEL_NAME),
             priority=request["priority"],
         )
         # The parameters ask for `RequestOutputKind.FINAL_ONLY`, so there is one output.

@@ -19,10 +19,9 @@ TOLERANCE = 0.01
 """The largest difference in weights that another processor, number of threads or version explains, as a share
 of the length of the iteration's step. Measured differences are 1e-4 and less."""
 
-PARTS = ("policy", "critic", "trainer")
-"""The folders of a checkpoint whose files a certificate hashes. The folders `adapter` and `reward_model`,
-which a checkpoint may have too, are not among them."""
-REMEDY = "ask for the certificate again, or write a new one with `certify`"
+PARTS = ("policy", "adapter", "critic", "reward_model", "trainer")
+"""The folders that a checkpoint may have. A certificate hashes the files of each of them."""
+CERTIFY_REMEDY = "ask for the certificate again, or write a new one with `certify`"
 
 
 def certify(path: Path, config: PolicyIteration) -> Path:
@@ -114,7 +113,7 @@ def verify(
     """
     from treetune.lab.analyzers.replay import replay
 
-    stated, directory = read_record(certificate, REMEDY), ExperimentDirectory(run)
+    stated, directory = read_record(certificate, CERTIFY_REMEDY), ExperimentDirectory(run)
 
     # Compare the inputs and all files with the certificate.
     inputs = _hashes_of_inputs(directory, config)
@@ -127,7 +126,9 @@ def verify(
     yield f"the configuration and data are the same; chain of {len(links)} iterations {chain}"
     for number, link in links.items():
         for name, digest in _hashes_of_iteration(directory, number - 1).items():
-            if digest not in (None, link[name]):  # None: `run` doesn't have it, perhaps it was deleted since
+            # Certificates of earlier versions have no hashes of `adapter` and `reward_model`. A digest is
+            # None if `run` doesn't have the files: perhaps they were deleted since.
+            if name in link and digest not in (None, link[name]):
                 raise ValueError(f"iteration {number}: {name} in {run} differ from those of {certificate}")
     yield "all answers, episodes and checkpoints that are stored are those of the certificate"
 
@@ -157,15 +158,15 @@ def verify(
     if own["same_as_run"]:
         yield f"iteration {iteration}, trained again: bit-identical"
         return
-    parted = own["parted"]  # where the resulting weights differ from the stored ones
+    deviation = own["parted"]  # where the resulting weights differ from the stored ones
     result = (
-        f"iteration {iteration}, trained again: the first tensor that differs is {parted['tensor']}"
-        f" ({parted['numbers']} of {parted['of']} numbers, by {parted['largest']:.2g} at most); the"
-        f" difference of all weights is {parted['share']:.2g} of the length of the iteration's step"
+        f"iteration {iteration}, trained again: the first tensor that differs is {deviation['tensor']}"
+        f" ({deviation['numbers']} of {deviation['of']} numbers, by {deviation['largest']:.2g} at most); the"
+        f" difference of all weights is {deviation['share']:.2g} of the length of the iteration's step"
     )
     if not differences:
         raise ValueError(f"{result}, although the environment is the run's")
-    if parted["share"] > TOLERANCE:
+    if deviation["share"] > TOLERANCE:
         raise ValueError(f"{result}, which exceeds the {TOLERANCE:g} that another environment explains")
     yield f"{result}: within the {TOLERANCE:g} that another environment explains"
 
@@ -190,7 +191,7 @@ def _check_links(
         number = stated_link["iteration"]
         chain = config_hash([chain, link])
         if chain != stated_link["chain"]:
-            raise ValueError(f"the chain of {certificate} breaks in iteration {number}: {REMEDY}")
+            raise ValueError(f"the chain of {certificate} breaks in iteration {number}: {CERTIFY_REMEDY}")
         links[number] = link
     return links, chain
 

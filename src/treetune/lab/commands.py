@@ -14,8 +14,8 @@ from treetune.cli.command import (
     Command,
     Options,
     WordsOption,
-    built,
-    evaluated,
+    build_root,
+    evaluate_configuration,
     files_of,
     import_own_parts,
     say,
@@ -47,9 +47,9 @@ def compare_analyses(options: Options) -> int:
 
 
 def bisect_runs(options: Options) -> int:
-    from treetune.lab.analyzers.first_difference import first_difference
+    from treetune.lab.analyzers.first_difference import find_first_difference
 
-    difference = first_difference(options.first, options.second)
+    difference = find_first_difference(options.first, options.second)
     if difference is None:
         say("the runs are the same in all files that both have")
         return 0
@@ -78,7 +78,7 @@ def _build(config: Config, command: str, experiment: Path, folders: Sequence[str
     from treetune.runtime.manifest import read_manifest
 
     recorded = read_manifest(ExperimentDirectory(experiment)).get("own_folders", ())
-    return cast("PolicyIteration", built(config, command, "an experiment", [*folders, *recorded]))
+    return cast("PolicyIteration", build_root(config, command, "an experiment", [*folders, *recorded]))
 
 
 def replay(options: Options) -> int:
@@ -144,7 +144,11 @@ def verify(options: Options) -> int:
 def fork(options: Options) -> int:
     changed = options.override or ()
     # The branch's configuration: that of --configs, or else the run's own with --override.
-    config = evaluated(options) if options.configs else _stored_config(options.experiment, (), changed)
+    config = (
+        evaluate_configuration(options)
+        if options.configs
+        else _stored_config(options.experiment, (), changed)
+    )
     root = _build(config, "fork", options.experiment)
     from treetune.lab.fork import fork
 

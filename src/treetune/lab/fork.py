@@ -11,7 +11,7 @@ from typing import Any
 from treetune.credit.reward_models import RewardModelCredit
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import CONFIG, MANIFEST, ExperimentDirectory
-from treetune.runtime.manifest import command_line, differences, read_config, read_manifest
+from treetune.runtime.manifest import command_line, find_changed_keys, read_config, read_manifest
 from treetune.store.checksums import config_hash, refuse_damaged, write_record
 from treetune.store.files import whole_folder, write_json
 
@@ -57,7 +57,7 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
             f" two newest are kept), and it can be forked after {possible}"
         )
     refused = []
-    for difference in differences(stored, plain):
+    for difference in find_changed_keys(stored, plain):
         if not difference.changeable and difference.key[0] not in MAY_DIFFER:
             refused.append(str(difference))
     if refused:

@@ -100,7 +100,7 @@ NUMBERS = {
 
 
 @NumberGroup.register("leak", NUMBERS)
-def measure(trajectories: Sequence[Trajectory], codec: TextCodec) -> list[dict[str, float]]:
+def measure_hinted_sums(trajectories: Sequence[Trajectory], codec: TextCodec) -> list[dict[str, float]]:
     """Returns for each answer a dictionary of its numbers, which is empty for an answer to another task.
 
     * ``underived`` is 1 if the answer contains the reference answer as a number, and doesn't begin with all

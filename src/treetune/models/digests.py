@@ -10,8 +10,8 @@ from treetune.models.policy_files import resolve_policy
 
 WHOLE_BYTES = 64 * 2**20
 """Files up to this size are read whole. Of a larger file, samples of this many bytes in total are read."""
-SAMPLES = 1024
-SAMPLE_BYTES = WHOLE_BYTES // SAMPLES
+SAMPLED_BLOCKS = 1024
+SAMPLE_BYTES = WHOLE_BYTES // SAMPLED_BLOCKS
 
 _DESCRIBES_NO_WEIGHTS = {"README.md", "LICENSE", ".gitattributes", "checksums.json"}
 
@@ -61,8 +61,8 @@ def _pieces(file: Path) -> Iterator[bytes]:
             return
         yield str(size).encode()
         # The samples are at equal distances: the first one begins the file, and the last one ends it.
-        for number in range(SAMPLES):
-            content.seek((size - SAMPLE_BYTES) * number // (SAMPLES - 1))
+        for number in range(SAMPLED_BLOCKS):
+            content.seek((size - SAMPLE_BYTES) * number // (SAMPLED_BLOCKS - 1))
             yield content.read(SAMPLE_BYTES)
 
 

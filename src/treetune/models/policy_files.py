@@ -129,7 +129,7 @@ def _how_to_make(path: Path) -> str:
 
 
 WEIGHTS = "model.safetensors"
-HEAD = "lm_head.weight"
+HEAD_WEIGHT = "lm_head.weight"
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
 """The ends of the names of input embeddings, in the families of models that tie them to the head."""
 
@@ -268,10 +268,10 @@ def write_for_engine(
     directory.mkdir(parents=True, exist_ok=True)
     tensors = dict(weights)
     if has_no_head_in_engine(config):
-        tensors.pop(HEAD, None)
-    elif config.tie_word_embeddings or HEAD not in tensors:
+        tensors.pop(HEAD_WEIGHT, None)
+    elif config.tie_word_embeddings or HEAD_WEIGHT not in tensors:
         # A copy, since the format refuses two names for the same memory.
-        tensors[HEAD] = tensors[embeddings_among(tensors)].clone()
+        tensors[HEAD_WEIGHT] = tensors[embeddings_among(tensors)].clone()
     tensors = _on_cpu(dict(architecture.convert_to_saved(tensors.items())))
     if not (directory / "config.json").is_file():
         describe_for_engine(config, tokenizer, directory, _dtype(tensors))
@@ -342,7 +342,7 @@ def embeddings_among(names: Iterable[str]) -> str:
     embeddings = [name for name in names if name.endswith(_EMBEDDINGS)]
     if len(embeddings) != 1:
         raise ValueError(
-            f"the model has no {HEAD} and {len(embeddings)} input embeddings"
+            f"the model has no {HEAD_WEIGHT} and {len(embeddings)} input embeddings"
             f" ({', '.join(embeddings) or 'none'}), so its output head cannot be written for the engine"
         )
     return embeddings[0]

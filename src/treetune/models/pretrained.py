@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-QUICKLY_READ = 1_000_000
+CHECKED_FILE_BYTES = 1_000_000
 """The largest file of a model, in bytes, that `check` reads."""
 
 _DEVICES = Path("/dev")
@@ -152,7 +152,7 @@ class PretrainedModel(ModelSource):
         """Returns a JSON file of the model; empty if the model is not in a local folder."""
         try:
             path = Path(resolve_policy(self.name_or_path)) / name
-            if not path.is_file() or path.stat().st_size > QUICKLY_READ:
+            if not path.is_file() or path.stat().st_size > CHECKED_FILE_BYTES:
                 return {}
             content = json.loads(path.read_text())
         except (ValueError, OSError):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PretrainedConfig, PreTrainedModel
 
-SHOWN = 5
+MOST_NAMES = 5
 """The most names in a message."""
 
 
@@ -218,5 +218,5 @@ def model_class(config: PretrainedConfig) -> type[PreTrainedModel]:
 
 def some_names(names: Sequence[str]) -> str:
     """Returns the first names, and the number of the others: ``a, b, c, d, e and 7 more``."""
-    shown = ", ".join(names[:SHOWN])
-    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
+    shown = ", ".join(names[:MOST_NAMES])
+    return shown if len(names) <= MOST_NAMES else f"{shown} and {len(names) - MOST_NAMES} more"

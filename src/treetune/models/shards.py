@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from treetune.exceptions import NotInParts
-from treetune.models.policy_files import HEAD, embeddings_among, explain_failed_write
+from treetune.models.policy_files import HEAD_WEIGHT, embeddings_among, explain_failed_write
 from treetune.models.saved_weights import persistent_buffers
 from treetune.store.files import sync, write_json
 
@@ -205,13 +205,13 @@ def with_head(weights: Iterable[NamedWeight], names: Iterable[str], tied: bool) 
     directly one after the other, since a weight may exist only until the next one is requested.
     """
     names = list(names)
-    embeddings = embeddings_among(names) if tied or HEAD not in names else None
+    embeddings = embeddings_among(names) if tied or HEAD_WEIGHT not in names else None
     for name, weight in weights:
-        if name == HEAD and embeddings is not None:
+        if name == HEAD_WEIGHT and embeddings is not None:
             continue  # it was yielded after the embeddings
         yield name, weight
         if name == embeddings:
-            yield HEAD, weight
+            yield HEAD_WEIGHT, weight
 
 
 def in_chunks(

@@ -44,7 +44,7 @@ TERMINATED = 128 + signal.SIGTERM
 POLL_S, END_POLL_S = 0.5, 0.1
 """The seconds between two looks at the launcher, and at a group of processes that is being ended."""
 
-STATE, START_TIME = 0, 19
+STATE_FIELD, START_TIME_FIELD = 0, 19
 """The indices of two fields in `process_fields`, which begin with the third field of /proc/PID/stat."""
 
 ORPHAN_GRACE_S = 20.0
@@ -70,12 +70,16 @@ class ProcessIdentity:
     def of(pid: int) -> ProcessIdentity | None:
         """Returns the identity of the process that has this id now; None if there is none."""
         fields = process_fields(pid)
-        return ProcessIdentity(pid, fields[START_TIME]) if fields else None
+        return ProcessIdentity(pid, fields[START_TIME_FIELD]) if fields else None
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Returns whether this process still runs. Zombies (Z) and dead processes (X) don't."""
         fields = process_fields(self.pid)
-        return bool(fields) and fields[START_TIME] == self.started and fields[STATE] not in ("Z", "X")
+        return (
+            bool(fields)
+            and fields[START_TIME_FIELD] == self.started
+            and fields[STATE_FIELD] not in ("Z", "X")
+        )
 
 
 def process_fields(pid: int) -> list[str]:
@@ -177,7 +181,7 @@ def _is_orphan(launcher: list[psutil.Process]) -> bool:
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """The signals that end a process. SIGHUP comes when a terminal is closed."""
 
-CHECKPOINT = signal.SIGUSR1
+CHECKPOINT_SIGNAL = signal.SIGUSR1
 """The signal that asks for an end at the next boundary, however far away: SLURM's ``--signal=USR1@300``."""
 
 OTHERS_GRACE_S = 20.0
@@ -367,7 +371,7 @@ def exit_on_signals() -> None:
     signals = _EndingSignals(sys.unraisablehook)
     sys.unraisablehook = signals.raise_again
     atexit.register(signals.ignore_echoes)
-    for number in (*ENDING, CHECKPOINT, signal.SIGALRM):
+    for number in (*ENDING, CHECKPOINT_SIGNAL, signal.SIGALRM):
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
             continue  # `nohup`: the run outlives its terminal
         signal.signal(number, signals.handle)
@@ -408,7 +412,7 @@ class _EndingSignals:
                 _graceful[-1].asked_by = number
             raise Stopped(128 + number)
         # A second signal of the same kind ends the process at once, unless it may be the first one's echo.
-        if number == self._stopped_by and number != CHECKPOINT and not launcher_processes():
+        if number == self._stopped_by and number != CHECKPOINT_SIGNAL and not launcher_processes():
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
@@ -429,7 +433,7 @@ class _EndingSignals:
         """
         if self._stopped_by is None:
             return
-        for number in (*ENDING, CHECKPOINT):
+        for number in (*ENDING, CHECKPOINT_SIGNAL):
             # Without a launcher, a second signal of the first one's kind may still end the process.
             if number != self._stopped_by or launcher_processes():
                 signal.signal(number, signal.SIG_IGN)
@@ -464,7 +468,7 @@ def started(
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # the parent died before the call above, so no signal will come
             os._exit(TERMINATED)
-        signal.signal(CHECKPOINT, signal.SIG_IGN)  # SLURM may send it to all processes of a job
+        signal.signal(CHECKPOINT_SIGNAL, signal.SIG_IGN)  # SLURM may send it to all processes of a job
 
     process = subprocess.Popen(
         command,

@@ -61,7 +61,7 @@ def die_with_parent(parent: int) -> None:
         sys.exit(1)  # the parent died before the call above
 
 
-def read(pipe: BinaryIO) -> Any:
+def read_message(pipe: BinaryIO) -> Any:
     """Reads the next message; ends the process when the parent has closed the pipe."""
     header = pipe.read(LENGTH.size)
     if len(header) < LENGTH.size:
@@ -93,7 +93,7 @@ def become_worker() -> tuple[BinaryIO, Callable[..., None]]:
             n_written = os.write(results, unsent)
             unsent = unsent[n_written:]
 
-    setup = read(requests)
+    setup = read_message(requests)
     sys.path[:] = setup["path"]
     # The user's modules are looked for in the same folders as in the parent.
     folders.search_in(*setup["own_folders"])
@@ -105,7 +105,7 @@ def become_worker() -> tuple[BinaryIO, Callable[..., None]]:
     return requests, send
 
 
-def load(pickled: bytes, send: Callable[..., None]) -> Any:
+def load_servant(pickled: bytes, send: Callable[..., None]) -> Any:
     """Unpickles and prepares a servant, which then answers the calls that the parent sends.
 
     If that fails, sends the reason to the parent, and exits.
@@ -131,14 +131,14 @@ def main() -> None:
     # later calls name it.
     servants: dict[int, Servant] = {}
     while True:
-        message = read(requests)
+        message = read_message(requests)
         if isinstance(message, list):  # a batch of calls; any other message is a servant with its number
             for number, servant, arguments in message:
                 result = servants[servant].answer(*arguments)
                 send("result", time.monotonic(), number, result)
             continue
         number, pickled = message
-        servants[number] = load(pickled, send)
+        servants[number] = load_servant(pickled, send)
         send("loaded", time.monotonic())
 
 

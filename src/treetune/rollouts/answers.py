@@ -33,7 +33,7 @@ T = TypeVar("T")
 UNGRADED = Grade(reward=0.0, outcome="no_answer")
 """The grade of an answer that has not been graded yet."""
 
-EXAMPLES = 4
+EXAMPLE_PROBLEMS = 4
 """The number of example problems of a task that `check` looks at."""
 
 
@@ -68,7 +68,9 @@ class SampledRollout(Rollout):
         context_length, longest_prompt = experiment.context_length, self.max_prompt_tokens
         yield from check_lengths(self, context_length)
         for task in parts_of(experiment.task):
-            lengths = experiment.model.prompt_tokens([problem.prompt for problem in task.examples(EXAMPLES)])
+            lengths = experiment.model.prompt_tokens(
+                [problem.prompt for problem in task.examples(EXAMPLE_PROBLEMS)]
+            )
             max_tokens = task.adjust_sampling(self.sampling).max_tokens
             # `lengths` is None if the tokenizer must be loaded to count tokens. If `max_tokens` is too large,
             # `check_lengths` has reported that already.

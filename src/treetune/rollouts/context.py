@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from treetune.engine.base import Engine
-from treetune.engine.requests import ANSWERS, SamplingParams
+from treetune.engine.requests import ANSWER_PRIORITY, SamplingParams
 from treetune.rollouts.model_scores import ModelScores
 from treetune.tasks.base import Task
 from treetune.vocabulary import Problem, TextCodec, TokenIds, Trajectory
@@ -69,9 +69,10 @@ class AnswerSettings:
     reads_logprobs: bool = True
     """Whether the engine's log-probs of answers are read. Training reads them; evaluation and values only
     grade answers, and don't request them. A rollout that reads them itself requests them anyway."""
-    priority: int = ANSWERS
-    """The priority of requests for answers, `ANSWERS` or `CONTINUATIONS`. Continuations are sampled only to
-    estimate the values of other answers' states. In the engine's queue they wait until answers are served."""
+    priority: int = ANSWER_PRIORITY
+    """The priority of requests for answers, `ANSWER_PRIORITY` or `CONTINUATION_PRIORITY`. Continuations are
+    sampled only to estimate the values of other answers' states. In the engine's queue they wait until
+    answers are served."""
 
     def token_budget(self, prompt_ids: TokenIds, max_tokens: int) -> int:
         """Returns how many tokens an answer may have: `max_tokens`, or the rest of the context after the

@@ -16,7 +16,7 @@ from annotated_types import Gt
 from typing_extensions import override
 
 from treetune.contracts import Answers, Experiment, Feature, Finding, Need, OneLine, TaskDemonstrations
-from treetune.rollouts.answers import EXAMPLES, encode_prompt, measure_trees, rank_share, split_steps
+from treetune.rollouts.answers import EXAMPLE_PROBLEMS, encode_prompt, measure_trees, rank_share, split_steps
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.seeds import derive_seed
@@ -74,7 +74,7 @@ class Demonstrations(Rollout):
             return  # `needs` reports it
         problems: list[Problem] = []
         for task in parts_of(experiment.task):
-            problems += task.examples(EXAMPLES)
+            problems += task.examples(EXAMPLE_PROBLEMS)
         try:
             # The seed 0 is arbitrary, since these demonstrations are only examples.
             texts = [task_of(experiment.task, problem).demonstration(problem, 0) for problem in problems]

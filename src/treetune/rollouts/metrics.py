@@ -107,7 +107,7 @@ def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajector
     }
 
 
-PREFIX = "domains/"
+DOMAIN_PREFIX = "domains/"
 DOMAIN_METRICS = (
     *("reward", "correct", "unfinished", "unavailable", "error", "response_tokens"),
     *("problems", "mixed", "learnable", "advantage_std", "advantage_zero", "weight"),
@@ -123,9 +123,9 @@ def split_domain(key: str) -> tuple[str, str] | None:
 
     Example: ``split_domain("domains/math/reward")`` is ``("math", "reward")``.
     """
-    if not key.startswith(PREFIX):
+    if not key.startswith(DOMAIN_PREFIX):
         return None
-    domain, _, name = key.removeprefix(PREFIX).partition("/")
+    domain, _, name = key.removeprefix(DOMAIN_PREFIX).partition("/")
     return domain, name
 
 
@@ -169,7 +169,7 @@ def domain_columns(groups: Mapping[str, Sequence[Trajectory]]) -> dict[str, list
             numbers["learnable"] = [share * (1 - share) * count / (count - 1)]
         for name, values in numbers.items():
             if values:
-                columns.setdefault(f"{PREFIX}{domain}/{name}", []).extend(values)
+                columns.setdefault(f"{DOMAIN_PREFIX}{domain}/{name}", []).extend(values)
     return columns
 
 
@@ -182,7 +182,7 @@ def domain_counts(columns: Mapping[str, Sequence[float]]) -> Metrics:
             continue
         domain, name = domain_and_name
         if name == _ONE_FOR_EACH_PROBLEM:
-            counts[f"{PREFIX}{domain}/problems"] = float(len(values))
+            counts[f"{DOMAIN_PREFIX}{domain}/problems"] = float(len(values))
     return counts
 
 
@@ -199,6 +199,6 @@ def domain_advantages(episodes: Sequence[Episode]) -> Metrics:
     metrics: Metrics = {}
     for domain, columns in sorted(advantages.items()):
         values = np.concatenate(columns)
-        metrics[f"{PREFIX}{domain}/advantage_std"] = math.sqrt(float(values.var()))
-        metrics[f"{PREFIX}{domain}/advantage_zero"] = float((values == 0.0).mean())
+        metrics[f"{DOMAIN_PREFIX}{domain}/advantage_std"] = math.sqrt(float(values.var()))
+        metrics[f"{DOMAIN_PREFIX}{domain}/advantage_zero"] = float((values == 0.0).mean())
     return metrics

@@ -28,7 +28,7 @@ Better = Literal["higher", "lower", "neither"]
 
 OF_CORRECT = "_right"
 """The ending of a metric's name if it is the mean over only the correct answers."""
-LARGEST = "_max"
+LARGEST_SUFFIX = "_max"
 """The ending of a metric's name if it is the largest value."""
 
 
@@ -173,7 +173,7 @@ def number_metrics(columns: Mapping[str, Sequence[float]]) -> Metrics:
     metrics = {name: math.fsum(values) / len(values) for name, values in columns.items()}
     for name, number in declared().items():
         if number.largest and name in columns:
-            metrics[name + LARGEST] = max(columns[name])
+            metrics[name + LARGEST_SUFFIX] = max(columns[name])
     return metrics
 
 

@@ -24,7 +24,7 @@ from treetune.vocabulary import (
     Message,
     Problem,
     Segment,
-    Stretch,
+    SegmentSpan,
     TextCodec,
     Trajectory,
     joined,
@@ -33,17 +33,17 @@ from treetune.vocabulary import (
 if TYPE_CHECKING:
     from treetune.vocabulary import Column
 
-IDS, NUMBERS, MASK = pa.list_(pa.int32()), pa.list_(pa.float64()), pa.list_(pa.bool_())
-BRANCH = pa.list_(pa.list_(pa.int64()))
+IDS_TYPE, NUMBERS_TYPE, MASK_TYPE = pa.list_(pa.int32()), pa.list_(pa.float64()), pa.list_(pa.bool_())
+BRANCH_TYPE = pa.list_(pa.list_(pa.int64()))
 
 
 def logprobs_type(columns: Sequence[Column | None]) -> pa.DataType:
     """Returns the type of a column of log-probs: float64 if any of the arrays has it, or else float32."""
     wide = any(column is not None and column.dtype == np.float64 for column in columns)
-    return NUMBERS if wide else pa.list_(pa.float32())
+    return NUMBERS_TYPE if wide else pa.list_(pa.float32())
 
 
-def lists(rows: Sequence[Column | None], kind: pa.ListType) -> pa.ListArray:
+def lists(rows: Sequence[Column | None], arrow_type: pa.ListType) -> pa.ListArray:
     """Returns a list column with a row for each array; None becomes null."""
     lengths = np.fromiter((0 if row is None else len(row) for row in rows), np.int64, len(rows))
     values = [row for row in rows if row is not None]
@@ -51,22 +51,22 @@ def lists(rows: Sequence[Column | None], kind: pa.ListType) -> pa.ListArray:
     missing = pa.array([row is None for row in rows]) if len(values) < len(rows) else None
     return pa.ListArray.from_arrays(
         pa.array(_offsets(lengths), pa.int32()),
-        pa.array(flat.astype(kind.value_type.to_pandas_dtype(), copy=False), kind.value_type),
-        type=kind,
+        pa.array(flat.astype(arrow_type.value_type.to_pandas_dtype(), copy=False), arrow_type.value_type),
+        type=arrow_type,
         mask=missing,
     )
 
 
-def tuples(rows: Sequence[Sequence[Any] | None], kind: pa.ListType) -> pa.ListArray:
+def tuples(rows: Sequence[Sequence[Any] | None], arrow_type: pa.ListType) -> pa.ListArray:
     """Returns a list column with a row for each tuple; None becomes null. It copies each tuple, so it is
     meant for columns of few numbers."""
-    dtype = kind.value_type.to_pandas_dtype()
-    return lists([None if row is None else np.array(row, dtype) for row in rows], kind)
+    dtype = arrow_type.value_type.to_pandas_dtype()
+    return lists([None if row is None else np.array(row, dtype) for row in rows], arrow_type)
 
 
-def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Returns a column of arrays (if `kind` is a list type) or of single values."""
-    return lists(values, kind) if pa.types.is_list(kind) else pa.array(values, kind)
+def column_of(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
+    """Returns a column of arrays (if `arrow_type` is a list type) or of single values."""
+    return lists(values, arrow_type) if pa.types.is_list(arrow_type) else pa.array(values, arrow_type)
 
 
 def nested(counts: Sequence[int], values: pa.Array) -> pa.ListArray:
@@ -100,7 +100,7 @@ def values_of(column: pa.Array) -> Iterable[Any]:
 
 def branches(rows: Sequence[Branch]) -> pa.Array:
     """Returns a column of branches, such as ``((0, 1), (0, 0))``."""
-    return pa.array(rows, BRANCH)
+    return pa.array(rows, BRANCH_TYPE)
 
 
 def branch_of(row: Sequence[Sequence[int]] | None) -> Branch:
@@ -127,37 +127,37 @@ def episode_schema(episodes: Sequence[Episode], codec: TextCodec | None) -> pa.S
     """
     schema = pa.schema(
         {
-            "prompt_ids": IDS,
-            "response_ids": IDS,
-            "trained": MASK,
+            "prompt_ids": IDS_TYPE,
+            "response_ids": IDS_TYPE,
+            "trained": MASK_TYPE,
             "reward": pa.float64(),
             "group": pa.string(),
             "trajectory": pa.string(),
             "policy_version": pa.int64(),
             "finish_reason": pa.string(),
-            "advantages": NUMBERS,
+            "advantages": NUMBERS_TYPE,
             "behaviour_logprobs": logprobs_type([e.behaviour_logprobs for e in episodes]),
-            "step_ends": IDS,
-            "step_values": NUMBERS,
+            "step_ends": IDS_TYPE,
+            "step_values": NUMBERS_TYPE,
             "text": pa.string(),
             "pair": pa.int64(),
             "chosen": pa.bool_(),
             "score": pa.float64(),
-            "stretches": pa.list_(pa.struct({"end": pa.int64(), "branch": BRANCH})),
+            "stretches": pa.list_(pa.struct({"end": pa.int64(), "branch": BRANCH_TYPE})),
         }
     )
     if any(episode.step_rewards for episode in episodes):
-        schema = schema.append(pa.field("step_rewards", NUMBERS))
+        schema = schema.append(pa.field("step_rewards", NUMBERS_TYPE))
     if any(episode.step_errors is not None for episode in episodes):
-        schema = schema.append(pa.field("step_errors", NUMBERS))
+        schema = schema.append(pa.field("step_errors", NUMBERS_TYPE))
     if any(episode.domain for episode in episodes):
         schema = schema.append(pa.field("domain", pa.string()))
     if any(episode.continuations for episode in episodes):
-        schema = schema.append(pa.field("continuations", pa.map_(pa.int32(), NUMBERS)))
+        schema = schema.append(pa.field("continuations", pa.map_(pa.int32(), NUMBERS_TYPE)))
     if any(episode.critic_prompt_ids is not None for episode in episodes):
-        schema = schema.append(pa.field("critic_prompt_ids", IDS))
+        schema = schema.append(pa.field("critic_prompt_ids", IDS_TYPE))
     if any(episode.teacher_prompt_ids is not None for episode in episodes):
-        schema = schema.append(pa.field("teacher_prompt_ids", IDS))
+        schema = schema.append(pa.field("teacher_prompt_ids", IDS_TYPE))
     return schema if codec is None else schema.append(pa.field("prompt", pa.string()))
 
 
@@ -184,12 +184,14 @@ def _episode_column(episodes: Sequence[Episode], field: pa.Field, codec: TextCod
     return column_of(values, field.type)
 
 
-def _stretch_column(stretches_by_episode: Sequence[Sequence[Stretch]], kind: pa.ListType) -> pa.ListArray:
+def _stretch_column(
+    stretches_by_episode: Sequence[Sequence[SegmentSpan]], arrow_type: pa.ListType
+) -> pa.ListArray:
     """Returns a list column with the stretches of each episode as structs."""
     stretches = list(itertools.chain.from_iterable(stretches_by_episode))
     ends = pa.array([stretch.end for stretch in stretches], pa.int64())
     branch_column = branches([stretch.branch for stretch in stretches])
-    structs = pa.StructArray.from_arrays([ends, branch_column], fields=kind.value_type)
+    structs = pa.StructArray.from_arrays([ends, branch_column], fields=arrow_type.value_type)
     return nested([len(stretches_of_episode) for stretches_of_episode in stretches_by_episode], structs)
 
 
@@ -213,9 +215,9 @@ def _episode_values(name: str, column: pa.Array) -> Iterable[Any]:
     return values_of(column)
 
 
-def _stretches_of(row: Sequence[Mapping[str, Any]]) -> tuple[Stretch, ...]:
+def _stretches_of(row: Sequence[Mapping[str, Any]]) -> tuple[SegmentSpan, ...]:
     """Returns the stretches of an episode from its row in the column that `_stretch_column` makes."""
-    return tuple(Stretch(stretch["end"], branch_of(stretch["branch"])) for stretch in row)
+    return tuple(SegmentSpan(stretch["end"], branch_of(stretch["branch"])) for stretch in row)
 
 
 def _continuations_of(
@@ -255,11 +257,11 @@ def trajectory_schema(trajectories: Sequence[Trajectory]) -> pa.Schema:
         grade["numbers"] = pa.map_(text, pa.float64())
     segments = list(itertools.chain.from_iterable(trajectory.segments for trajectory in trajectories))
     segment_fields = {
-        "token_ids": IDS,
+        "token_ids": IDS_TYPE,
         "origin": text,
         "logprobs": logprobs_type([segment.logprobs for segment in segments]),
         "policy_version": pa.int64(),
-        "branch": BRANCH,
+        "branch": BRANCH_TYPE,
         "seconds": pa.float64(),
     }
     if any(segment.snapshot is not None for segment in segments):
@@ -268,18 +270,18 @@ def trajectory_schema(trajectories: Sequence[Trajectory]) -> pa.Schema:
         {
             "problem": pa.struct(problem),
             "sample": pa.int64(),
-            "prompt_ids": IDS,
+            "prompt_ids": IDS_TYPE,
             "segments": pa.list_(pa.struct(segment_fields)),
             "finish_reason": text,
             "text": text,
             "grade": pa.struct(grade),
-            "step_ends": IDS,
+            "step_ends": IDS_TYPE,
             "bonus": pa.float64(),
             "numbers": pa.map_(text, pa.float64()),
         }
     )
     if any(trajectory.step_rewards for trajectory in trajectories):
-        schema = schema.append(pa.field("step_rewards", NUMBERS))
+        schema = schema.append(pa.field("step_rewards", NUMBERS_TYPE))
     if any(trajectory.fork is not None for trajectory in trajectories):
         fork = pa.struct({"sample": pa.int64(), "tokens": pa.int64()})
         schema = schema.append(pa.field("fork", fork))
@@ -312,21 +314,23 @@ def _trajectory_column(trajectories: Sequence[Trajectory], field: pa.Field) -> p
     return column_of(values, field.type)
 
 
-def _problem_column(problems: Sequence[Problem], kind: pa.StructType) -> pa.StructArray:
+def _problem_column(problems: Sequence[Problem], arrow_type: pa.StructType) -> pa.StructArray:
     """Returns a column with the problem of each trajectory."""
-    names = [field.name for field in kind]
+    names = [field.name for field in arrow_type]
     # Each problem object is converted once, not for each of its answers: its data may be long.
     row_by_problem: dict[int, dict[str, Any]] = {}  # by `id`: a problem has no hash, since `data` is a dict
     for problem in problems:
         if id(problem) not in row_by_problem:
             row_by_problem[id(problem)] = _problem_row(problem, names)
-    return pa.array([row_by_problem[id(problem)] for problem in problems], kind)
+    return pa.array([row_by_problem[id(problem)] for problem in problems], arrow_type)
 
 
-def _segment_column(segments_by_trajectory: Sequence[Sequence[Segment]], kind: pa.ListType) -> pa.ListArray:
+def _segment_column(
+    segments_by_trajectory: Sequence[Sequence[Segment]], arrow_type: pa.ListType
+) -> pa.ListArray:
     """Returns a list column with the segments of each trajectory as structs."""
     segments = list(itertools.chain.from_iterable(segments_by_trajectory))
-    segment_fields = list(kind.value_type)
+    segment_fields = list(arrow_type.value_type)
     columns = []
     for field in segment_fields:
         values = [getattr(segment, field.name) for segment in segments]

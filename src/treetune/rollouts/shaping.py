@@ -55,7 +55,7 @@ def apply_shaping(
     return with_answers(trees, with_bonuses), metrics
 
 
-def groups_of(trajectories: Sequence[Trajectory]) -> dict[str, list[int]]:
+def indices_by_problem(trajectories: Sequence[Trajectory]) -> dict[str, list[int]]:
     """Returns the indices of the answers to each problem, by the problem's id. The problems are in the order
     of their first answers."""
     groups: dict[str, list[int]] = {}
@@ -98,7 +98,7 @@ class LengthPenalty(Shaping):
         bonuses = [0.0] * len(trajectories)
         if context.iteration < self.from_iteration:
             return bonuses
-        for indices in groups_of(trajectories).values():
+        for indices in indices_by_problem(trajectories).values():
             lengths = [len(trajectories[index].response_ids) for index in indices]
             right = [trajectories[index].grade.correct for index in indices]
             for index, bonus in zip(indices, length_bonuses(lengths, right), strict=True):

@@ -34,7 +34,7 @@ FromBatch = Callable[["pa.RecordBatch"], Iterator[T]]
 ROWS_PER_BATCH = 1024
 """Keeps an Arrow list column, whose offsets have 32 bits, far below 2**31 elements."""
 
-REMEDY = "delete it, and the same command makes it again from the iteration's journals"
+REMAKE_REMEDY = "delete it, and the same command makes it again from the iteration's journals"
 """The remedy for a damaged file of episodes or trajectories."""
 
 TOKENS = "tokens.arrow"
@@ -78,9 +78,9 @@ class StoredEpisodes(Collection[Episode]):
     def __init__(self, path: Path) -> None:
         self.path = path
         with path.open("rb") as file:
-            verify_stream(file, str(path), REMEDY)
+            verify_stream(file, str(path), REMAKE_REMEDY)
             # Only the metadata is read here: the kind of the file, and the number of its rows.
-            with _stream(file, str(path), "episodes", REMEDY) as (_, self._count):
+            with _stream(file, str(path), "episodes", REMAKE_REMEDY) as (_, self._count):
                 pass
 
     @override
@@ -92,7 +92,7 @@ class StoredEpisodes(Collection[Episode]):
         from treetune.rollouts.rows import episodes_of
 
         with self.path.open("rb") as file:
-            yield from _read_stream(file, str(self.path), "episodes", episodes_of, REMEDY)
+            yield from _read_stream(file, str(self.path), "episodes", episodes_of, REMAKE_REMEDY)
 
     @override
     def __contains__(self, episode: object) -> bool:
@@ -137,7 +137,7 @@ def read_trajectories(path: Path) -> list[Trajectory]:
     """Reads a file of `write_trajectories`. Raises as `read_episodes` does."""
     from treetune.rollouts.rows import trajectories_of
 
-    return _read_file(path, "trajectories", trajectories_of, REMEDY)
+    return _read_file(path, "trajectories", trajectories_of, REMAKE_REMEDY)
 
 
 def episodes_to_bytes(episodes: Sequence[Episode]) -> bytes:
@@ -224,14 +224,14 @@ class TokenSignals(Columnar):
     reference model."""
 
 
-NUMBERS = ("logprobs", "entropies", "gaps", "log_ratios", "ref_logprobs")
+SIGNAL_NAMES = ("logprobs", "entropies", "gaps", "log_ratios", "ref_logprobs")
 
 
 def write_token_signals(path: Path, rows: Sequence[TokenSignals]) -> None:
     """Writes one column per field of TokenSignals.
 
     Before compression, a trained token takes at most 20 bytes: a float32 in each of the five columns
-    `NUMBERS`.
+    `SIGNAL_NAMES`.
     """
     import pyarrow as pa
 
@@ -241,11 +241,11 @@ def write_token_signals(path: Path, rows: Sequence[TokenSignals]) -> None:
 
     def signal_columns(rows: Sequence[TokenSignals], schema: pa.Schema) -> list[pa.Array]:
         columns = [pa.array([row.trajectory for row in rows], pa.string())]
-        for name in NUMBERS:
+        for name in SIGNAL_NAMES:
             columns.append(lists([getattr(row, name) for row in rows], numbers))
         return columns
 
-    schema = pa.schema({"trajectory": pa.string(), **dict.fromkeys(NUMBERS, numbers)})
+    schema = pa.schema({"trajectory": pa.string(), **dict.fromkeys(SIGNAL_NAMES, numbers)})
     with _sealed(path) as file:
         _write_stream(file, "token signals", rows, schema, signal_columns)
 
@@ -260,7 +260,7 @@ def signals_of(batch: pa.RecordBatch) -> Iterator[TokenSignals]:
     from treetune.rollouts.rows import rows_of
 
     # Files of earlier versions lack the last column (`ref_logprobs`), or the last two (`log_ratios`, too).
-    columns = (rows_of(batch[name]) for name in NUMBERS if name in batch.schema.names)
+    columns = (rows_of(batch[name]) for name in SIGNAL_NAMES if name in batch.schema.names)
     rows = zip(batch["trajectory"].to_pylist(), *columns, strict=True)
     for trajectory, logprobs, entropies, *optional_columns in rows:
         assert logprobs is not None and entropies is not None, "these columns have no null"
@@ -313,7 +313,7 @@ def _sealed(path: Path) -> Iterator[SealingFile]:
 
 def _write_stream(
     sink: Any,
-    kind: str,
+    content: str,
     rows: Sequence[Any],
     schema: pa.Schema,
     columns: ToColumns,
@@ -328,7 +328,7 @@ def _write_stream(
 
     # A stream that was cut between two batches looks complete to Arrow, so the stream's metadata has the
     # number of rows. `SEALED` announces that a file has a checksum after the stream.
-    about: dict[str | bytes, str] = {"treetune": kind, "rows": str(len(rows)), SEALED: ""}
+    about: dict[str | bytes, str] = {"treetune": content, "rows": str(len(rows)), SEALED: ""}
     if iteration is not None:
         about["iteration"] = str(iteration)
     schema = schema.with_metadata(about)
@@ -354,42 +354,42 @@ def _write_batches(sink: Any, schema: pa.Schema, batches: Iterable[pa.RecordBatc
             writer.write_batch(batch)
 
 
-def _read_file(path: Path, kind: str, parse: FromBatch[T], remedy: str) -> list[T]:
+def _read_file(path: Path, content: str, parse: FromBatch[T], remedy: str) -> list[T]:
     with path.open("rb") as file:
         verify_stream(file, str(path), remedy)
-        return list(_read_stream(file, str(path), kind, parse, remedy))
+        return list(_read_stream(file, str(path), content, parse, remedy))
 
 
-def _read_stream(source: Any, name: str, kind: str, parse: FromBatch[T], remedy: str = "") -> Iterator[T]:
+def _read_stream(source: Any, name: str, content: str, parse: FromBatch[T], remedy: str = "") -> Iterator[T]:
     """Yields the rows of a stream.
 
     Raises ValueError for a stream that is damaged, of another kind, or cut short. It may already have yielded
     rows by then.
     """
     rows_read = 0
-    with _stream(source, name, kind, remedy) as (reader, count):
+    with _stream(source, name, content, remedy) as (reader, count):
         for batch in reader:
             batch.validate(full=True)  # files of earlier versions have no checksum
             rows_read += batch.num_rows
             yield from parse(batch)
     if rows_read != count:
-        message = f"{name} is cut short: {rows_read} of {count} {kind}"
+        message = f"{name} is cut short: {rows_read} of {count} {content}"
         raise ValueError(f"{message}; {remedy}" if remedy else message)
 
 
 @contextmanager
-def _stream(source: Any, name: str, kind: str, remedy: str) -> Iterator[tuple[Any, int]]:
+def _stream(source: Any, name: str, content: str, remedy: str) -> Iterator[tuple[Any, int]]:
     """Opens a stream of rows, and yields its reader and the number of its rows. Raises ValueError for a
     stream of another kind."""
-    with _reader(source, name, kind, remedy) as reader:
+    with _reader(source, name, content, remedy) as reader:
         metadata = reader.schema.metadata or {}
-        if metadata.get(b"treetune") != kind.encode():
-            raise ValueError(f"{name} holds no {kind}, but {metadata.get(b'treetune')!r}")
+        if metadata.get(b"treetune") != content.encode():
+            raise ValueError(f"{name} holds no {content}, but {metadata.get(b'treetune')!r}")
         yield reader, int(metadata[b"rows"])
 
 
 @contextmanager
-def _reader(source: Any, name: str, kind: str, remedy: str) -> Iterator[Any]:
+def _reader(source: Any, name: str, content: str, remedy: str) -> Iterator[Any]:
     """Opens an Arrow stream. Errors of Arrow within the block become ValueErrors that name the file."""
     import pyarrow as pa
 
@@ -397,5 +397,5 @@ def _reader(source: Any, name: str, kind: str, remedy: str) -> Iterator[Any]:
         with pa.ipc.open_stream(source) as reader:
             yield reader
     except (pa.ArrowException, OSError) as error:  # Arrow also raises OSError for a stream that is cut short
-        message = f"{name} is not a whole Arrow file of {kind} ({error})"
+        message = f"{name} is not a whole Arrow file of {content} ({error})"
         raise ValueError(f"{message}; {remedy}" if remedy else message) from error

@@ -12,7 +12,7 @@ from treetune.runtime.directory import ExperimentDirectory
 MOST_SHARE = 0.02
 """The largest share of a run's time that checkpoints by time may take."""
 
-KEPT_WHOLE = 2
+WHOLE_CHECKPOINTS = 2
 """The number of checkpoints that keep the trainer's state, the newest ones, since one may be damaged."""
 
 
@@ -59,21 +59,21 @@ def tidy_checkpoints(
 
     * every `keep_every`-th checkpoint;
     * the newest checkpoint up to `last_good`, the number of iterations after which the weights last showed no
-      sign of a collapse (`diagnostics.last_good`);
+      sign of a collapse (`diagnostics.find_last_good`);
     * the two newest checkpoints that were due by iterations, since an evaluation may still wait for them.
 
     All others are deleted.
     """
     numbers = directory.checkpoints()
     regular = directory.regular_checkpoints()
-    kept_weights = set(regular[-KEPT_WHOLE:])
+    kept_weights = set(regular[-WHOLE_CHECKPOINTS:])
     if keep_every is not None:
         kept_weights |= {number for number in regular if number % keep_every == 0}
     if last_good is not None:
         # 0 if no checkpoint is that old: 0 means the start weights, which are no checkpoint.
         kept_weights |= {max((number for number in numbers if number <= last_good), default=0)}
     deleted = []
-    for number in numbers[:-KEPT_WHOLE]:
+    for number in numbers[:-WHOLE_CHECKPOINTS]:
         folder = directory.checkpoint(number)
         if number in kept_weights:
             # An earlier call may have deleted it already, which is no error.

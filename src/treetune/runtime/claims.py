@@ -125,7 +125,7 @@ class Claims:
         if content.get("released"):
             return True
         if content.get("machine") == _machine():
-            return not ProcessIdentity(content["pid"], content["started"]).alive()
+            return not ProcessIdentity(content["pid"], content["started"]).is_alive()
         # The holder is on another machine, whose processes can't be listed, or has not written its identity
         # yet. So its signs of life count, which are changes of the file's time. How long ago the last change
         # was is measured by this process's own clock, since other machines' clocks may be wrong. Opening a

@@ -16,15 +16,15 @@ from treetune.runtime.checkpoint_schedule import tidy_checkpoints
 from treetune.runtime.claims import Claims
 from treetune.runtime.console import Clock
 from treetune.runtime.directory import ExperimentDirectory, is_over_after, iterations_of
-from treetune.runtime.evaluation import follow, measure_claimed, set_problems, unmeasured
+from treetune.runtime.evaluation import find_unmeasured, measure_claimed, measure_until_end, set_problems
 from treetune.runtime.fitting import (
-    refuse_an_engine_without_a_gpu,
+    refuse_engines_on_exclusive_gpus,
     refuse_what_does_not_fit,
     write_prediction,
 )
 from treetune.runtime.generation import generate
 from treetune.runtime.loop import run_iterations
-from treetune.runtime.manifest import refuse_another
+from treetune.runtime.manifest import refuse_changed_settings
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.record import read_last_good, refuse_collapsed
 from treetune.runtime.resources import RunResources
@@ -87,16 +87,16 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
     if done and is_over_after(config, directory, done):
         # Nothing is left to do, but a configuration that a run would refuse is refused all the same.
         check_shaping(config)
-        refuse_another(directory.path, plain, config)
+        refuse_changed_settings(directory.path, plain, config)
         _say_once(f"{directory.path} is finished: all {done} iterations are done")
         return
     refuse_what_does_not_fit(config)
-    refuse_an_engine_without_a_gpu(config)
+    refuse_engines_on_exclusive_gpus(config)
     check_shaping(config)
     # These errors end the start here, before PyTorch is imported and the ranks join. While another process
     # runs the experiment, its files change, and `Session.open` refuses this start.
     if directory.resumable() and not directory.is_running():
-        refuse_another(directory.path, plain, config)
+        refuse_changed_settings(directory.path, plain, config)
         refuse_collapsed(config, directory)
     with (
         Session.open(config, plain) as session,
@@ -120,12 +120,12 @@ def run_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
             f"{directory.path} has no checkpoint to evaluate: train the experiment with `treetune run` first"
         )
     _require_sets(config)
-    if not directory.is_running() and not unmeasured(directory, config.evaluation.sets):
+    if not directory.is_running() and not find_unmeasured(directory, config.evaluation.sets):
         _say_once(f"{directory.path}: all sets are evaluated on all of its checkpoints")
         return
     with evaluating(config, plain) as resources:
         # A process claims a measurement before it begins: a file shows the others that it is taken.
-        follow(resources, Claims())
+        measure_until_end(resources, Claims())
 
 
 def run_evaluation_on_baseline(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
@@ -174,7 +174,7 @@ def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) ->
         # Some credit asks the trainer for numbers of critic, reference or next-token distributions.
         if config.credit.asks_trainer:
             state = directory.checkpoint(iteration) / "trainer" if iteration else None
-            stack.enter_context(open_trainer(resources, state=state, trains=False))
+            stack.enter_context(open_trainer(resources, state_folder=state, trains=False))
         episodes, metrics = generate(resources, iteration, Clock())
         say(
             f"{len(episodes)} episodes of iteration {iteration + 1}, reward"

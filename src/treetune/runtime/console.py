@@ -193,9 +193,9 @@ class PhaseStatus:
             parts.append(f"{self.done} of {self.total} {self.unit}".rstrip())
         if details := self.describe():
             parts.append(details)
-        parts.append(f"for {duration(elapsed_s)}")
+        parts.append(f"for {format_duration(elapsed_s)}")
         if 0 < self.done < self.total:
-            parts.append(f"{duration(elapsed_s * (self.total - self.done) / self.done)} left")
+            parts.append(f"{format_duration(elapsed_s * (self.total - self.done) / self.done)} left")
         return "  ".join(parts)
 
 
@@ -241,7 +241,7 @@ def name_iterations(first: int, last: int) -> str:
     return f"iteration {first}" if first == last else f"iterations {first} to {last}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Returns seconds in a suitable unit: ``40 s``, ``12 min``, ``3.5 h``.
 
     A number that would be rounded to 100 is given in the next larger unit.

@@ -185,12 +185,14 @@ def _check_sign(
     return CollapseSign(sign, since, counts=n_rows_with_sign >= settings.patience, description=message)
 
 
-def verdict(settings: Diagnostics, findings: Mapping[Sign, CollapseSign]) -> list[CollapseSign]:
+def find_stopping_signs(settings: Diagnostics, findings: Mapping[Sign, CollapseSign]) -> list[CollapseSign]:
     """Returns the findings that stop the run."""
     return [findings[sign] for sign in settings.stops if sign in findings and findings[sign].counts]
 
 
-def last_good(settings: Diagnostics, findings: Mapping[Sign, CollapseSign], iteration: int) -> int | None:
+def find_last_good(
+    settings: Diagnostics, findings: Mapping[Sign, CollapseSign], iteration: int
+) -> int | None:
     """Returns after how many iterations the weights last showed no sign that may stop the run.
 
     The weights after i finished iterations sample the answers of iteration i (counted from 0), and the
@@ -211,11 +213,11 @@ def last_good(settings: Diagnostics, findings: Mapping[Sign, CollapseSign], iter
     return min((first - 1 for first in first_iterations if first is not None), default=iteration)
 
 
-def good_weights(last_good_number: int, checkpoints: Mapping[int, Path]) -> str:
+def describe_good_weights(last_good_number: int, checkpoints: Mapping[int, Path]) -> str:
     """Returns a message on where the newest weights are that show no sign.
 
     Args:
-        last_good_number: The number of iterations after which the weights were good (`last_good`). It is
+        last_good_number: The number of iterations after which the weights were good (`find_last_good`). It is
             below 0 if the start weights, those after 0 iterations, show a sign already.
         checkpoints: The folders of the existing checkpoints, by the number of finished iterations.
     """

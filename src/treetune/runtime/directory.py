@@ -110,7 +110,7 @@ class ExperimentDirectory:
         return self.path / MANIFEST
 
     @property
-    def metrics(self) -> Path:
+    def metrics_file(self) -> Path:
         return self.path / METRICS
 
     @property
@@ -259,7 +259,7 @@ class ExperimentDirectory:
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Appends a row to ``metrics.jsonl`` with its checksum, and returns when it is on the disk."""
-        with self.metrics.open("a") as file:
+        with self.metrics_file.open("a") as file:
             file.write(json.dumps(sealed(row)) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -273,9 +273,9 @@ class ExperimentDirectory:
         Raises:
             Damaged: A line is damaged, and `damaged` is None.
         """
-        if not self.metrics.is_file():
+        if not self.metrics_file.is_file():
             return []
-        content = self.metrics.read_bytes()
+        content = self.metrics_file.read_bytes()
         lines = content.splitlines()
         rows = []
         for number, line in enumerate(lines, start=1):
@@ -290,7 +290,7 @@ class ExperimentDirectory:
                 was_cut_short = is_last_line and not has_newline and not has_checksum
                 if was_cut_short:
                     break
-                message = f"line {number} of {self.metrics} is damaged ({error}): {LINE_REMEDY}"
+                message = f"line {number} of {self.metrics_file} is damaged ({error}): {LINE_REMEDY}"
                 if damaged is None:
                     raise Damaged(message) from error
                 damaged.append(message)

@@ -24,7 +24,7 @@ from typing import Any, Literal
 from treetune.exceptions import CheckpointGone
 from treetune.rollouts import unavailable
 from treetune.rollouts.base import Rollout
-from treetune.rollouts.metrics import PREFIX
+from treetune.rollouts.metrics import DOMAIN_PREFIX
 from treetune.rollouts.numbers import EVALUATED, by_group, columns, evaluation_metrics, number_metrics
 from treetune.rollouts.storage import answer_row
 from treetune.runtime.base import EvaluationSet, PolicyIteration
@@ -78,7 +78,7 @@ def evaluate(
     directory = resources.session.directory
     for evaluation_set in sets:
         folder = directory.evaluation(done, evaluation_set.label)
-        measure(
+        measure_set(
             resources, done, evaluation_set, folder, f"{evaluation_set.label} after iteration {done}", claim
         )
     metrics: Metrics = {}
@@ -97,7 +97,7 @@ def _metrics_of_summary(label: str, summary: Mapping[str, Any]) -> Metrics:
 
     metrics = pick(f"evaluation/{label}/", summary)
     for domain, summary_of_domain in summary.get("domains", {}).items():
-        metrics |= pick(f"evaluation/{label}/{PREFIX}{domain}/", summary_of_domain)
+        metrics |= pick(f"evaluation/{label}/{DOMAIN_PREFIX}{domain}/", summary_of_domain)
     if summary.get("unavailable"):
         metrics[f"evaluation/{label}/unavailable"] = float(summary["unavailable"])
     return metrics | evaluation_metrics(label, summary)
@@ -124,7 +124,7 @@ def set_problems(config: PolicyIteration, evaluation_set: EvaluationSet) -> list
     return [problems[i] for i in sorted(indices)]
 
 
-def measure(
+def measure_set(
     resources: RunResources,
     done: int,
     evaluation_set: EvaluationSet,
@@ -143,7 +143,7 @@ def measure(
     """
     session, config = resources.session, resources.session.config
     ranks, seed, context_length = session.ranks, config.evaluation.seed, config.context_length
-    resources.ready()
+    resources.wait_until_ready()
     problems = set_problems(config, evaluation_set)
     rollout = evaluation_set.rollout(config)
     prompt_lengths = [len(session.model.codec.encode_prompt(problem)) for problem in problems]
@@ -334,7 +334,7 @@ def summarise(
     low, high = interval_of_mean(shares, seed)
 
     # pass@k. A k above every problem's number of graded samples would leave no problem for it.
-    n = min(n_samples.values())  # that of every problem, as `measure` has checked
+    n = min(n_samples.values())  # that of every problem, as `measure_set` has checked
     mean_pass_at: dict[str, float] = {}  # by k
     k = 1
     while k <= min(n, max(counts)):
@@ -451,7 +451,7 @@ def _are_comparable(answers: Sequence[tuple[str, bool]], same_answer: SameAnswer
 # Many checkpoints, many evaluators
 
 
-def unmeasured(directory: ExperimentDirectory, sets: tuple[EvaluationSet, ...]) -> list[int]:
+def find_unmeasured(directory: ExperimentDirectory, sets: tuple[EvaluationSet, ...]) -> list[int]:
     """Returns the numbers of the checkpoints on which at least one of the sets has not been measured.
 
     Only checkpoints that were due by iterations are measured, not those that were written by time or because
@@ -467,7 +467,7 @@ def unmeasured(directory: ExperimentDirectory, sets: tuple[EvaluationSet, ...]) 
     return missing
 
 
-def follow(resources: RunResources, claims: Claims, every_s: float = FOLLOW_EVERY_S) -> None:
+def measure_until_end(resources: RunResources, claims: Claims, every_s: float = FOLLOW_EVERY_S) -> None:
     """Measures every set on every checkpoint, until the run has ended and all are measured. Collective.
 
     It waits for sets that another evaluator has claimed, and takes them over if that evaluator dies. An
@@ -479,7 +479,7 @@ def follow(resources: RunResources, claims: Claims, every_s: float = FOLLOW_EVER
         # `is_running` is read before the checkpoints are listed. If the run ends in between, the loop turns
         # once more, and finds the last checkpoint.
         is_running = session.ranks.from_first("is it running", directory.is_running())
-        numbers = session.ranks.from_first("checkpoints", unmeasured(directory, sets))
+        numbers = session.ranks.from_first("checkpoints", find_unmeasured(directory, sets))
         verdicts: dict[tuple[int, str], ClaimVerdict] = {}
         for number in numbers:
             for evaluation_set in sets:

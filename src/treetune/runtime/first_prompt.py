@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from treetune.tasks.base import Task
     from treetune.vocabulary import TextCodec
 
-SHOWN = 600
+MOST_PROMPT_CHARACTERS = 600
 """Most characters of a prompt that are shown. The middle of a longer prompt is left out."""
 
 
@@ -51,8 +51,8 @@ def describe_first_prompt(model: ModelSource, task: Task, stop_strings: Sequence
     prompt_ids = codec.encode_prompt(problem).tolist()
     prompt = tokenizer.decode(prompt_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     shown = repr(prompt)
-    if len(shown) > SHOWN:
-        shown = f"{shown[: SHOWN // 2]} … {shown[-SHOWN // 2 :]}"
+    if len(shown) > MOST_PROMPT_CHARACTERS:
+        shown = f"{shown[: MOST_PROMPT_CHARACTERS // 2]} … {shown[-MOST_PROMPT_CHARACTERS // 2 :]}"
     yield f"the first prompt as the model gets it ({len(prompt_ids)} tokens): {shown}"
     # A control token structures a conversation, such as <|im_end|>. Without a chat template, text of the
     # prompt that looks like a control token becomes this token. An `as_is` problem never gets a template.

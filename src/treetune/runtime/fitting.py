@@ -13,26 +13,26 @@ from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import PREDICTION
 from treetune.runtime.machine import query_gpus, this_machine
 from treetune.runtime.planning.plan import Plan
-from treetune.runtime.planning.report import predicted, verdict_of
+from treetune.runtime.planning.report import predict_metrics, verdict_of
 from treetune.runtime.session import Session
 from treetune.store.checksums import write_record
 
 
-def refuse_an_engine_without_a_gpu(config: PolicyIteration) -> None:
+def refuse_engines_on_exclusive_gpus(config: PolicyIteration) -> None:
     """Raises ValueError if a server would share the trainer's GPU, but the GPU accepts only one process."""
     engines = {"engines.policy": config.engines.policy}
     if config.engines.judge is not None:
         engines["engines.judge.server"] = config.engines.judge.server
     for name, engine in engines.items():
         if isinstance(engine, VllmSettings) and engine.devices is None and engine.addresses is None:
-            refuse_gpus_of_one_process(f"the trainer and {name} (whose devices are null)")
+            refuse_exclusive_gpus(f"the trainer and {name} (whose devices are null)")
 
 
-def refuse_gpus_of_one_process(both_processes: str) -> None:
+def refuse_exclusive_gpus(sharing_processes: str) -> None:
     """Raises ValueError if a GPU of this process accepts only one process at a time, as on some clusters.
 
     Args:
-        both_processes: The two processes that would share it, for the message.
+        sharing_processes: The two processes that would share it, for the message.
     """
     try:
         modes = query_gpus("compute_mode")
@@ -41,7 +41,7 @@ def refuse_gpus_of_one_process(both_processes: str) -> None:
     exclusive = [mode for mode in modes if mode.startswith(("Exclusive", "Prohibited"))]
     if exclusive:
         raise SameOnAllRanks(
-            f"the GPUs' compute mode is {exclusive[0]}, which allows one process, but {both_processes}"
+            f"the GPUs' compute mode is {exclusive[0]}, which allows one process, but {sharing_processes}"
             " share a GPU: set"
             " the mode to Default (sudo nvidia-smi -c 0; on a cluster, request it with the job), or give the"
             " engine GPUs of its own (engines.policy.devices)"
@@ -81,7 +81,7 @@ def refuse_what_does_not_fit(config: PolicyIteration) -> None:
 def plan_here(config: PolicyIteration) -> Plan | None:
     """Returns the run's plan on this machine; None if `plan.check` is false. Raises ValueError if no plan can
     be made."""
-    return Plan.of(config, this_machine(started=True)) if config.plan.check else None
+    return Plan.of(config, this_machine(is_rank=True)) if config.plan.check else None
 
 
 def size_engine(config: PolicyIteration, settings: VllmSettings) -> VllmSettings:
@@ -108,4 +108,4 @@ def write_prediction(session: Session) -> None:
     with contextlib.suppress(ValueError):
         plan = plan_here(session.config)
         if plan is not None:
-            write_record(session.directory.path / PREDICTION, predicted(plan))
+            write_record(session.directory.path / PREDICTION, predict_metrics(plan))

@@ -28,7 +28,13 @@ from treetune.credit.critic_prompts import with_critic_prompts
 from treetune.credit.states.early import EarlyContinuations
 from treetune.credit.teacher_prompts import with_teacher_prompts
 from treetune.engine.journal import CallTimes, JournaledEngine
-from treetune.engine.requests import ANSWERS, CONTINUATIONS, Completion, Request, SamplingParams
+from treetune.engine.requests import (
+    ANSWER_PRIORITY,
+    CONTINUATION_PRIORITY,
+    Completion,
+    Request,
+    SamplingParams,
+)
 from treetune.objectives.further_inputs import teacher_of
 from treetune.rollouts import unavailable
 from treetune.rollouts.answers import contiguous_share
@@ -67,7 +73,7 @@ from treetune.runtime.machine import memory_in_use
 from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
 from treetune.store.checksums import read_record, seal_of, write_record
-from treetune.tasks.drawing import Drawing
+from treetune.tasks.drawing import DrawingContext
 from treetune.trainer.ranks import Ranks
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Episode, Metrics, Trajectory
@@ -76,7 +82,7 @@ PASS_RATES = "pass_rates.json"
 """In an iteration's folder: the share of correct answers to each of its problems, if later draws of problems
 need it."""
 
-MEMORY = "memory.json"
+MEMORY_FILE = "memory.json"
 """In an iteration's folder: what shaping remembers of that iteration and all before it."""
 
 CARRIED = "carried.arrow"
@@ -102,7 +108,7 @@ def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Col
     if needs_sampling(config, session.directory, iteration):
         # The start of the engine is not part of the iteration's time.
         with clock.stopped():
-            resources.ready()
+            resources.wait_until_ready()
     path = folder / EPISODES
     episodes: Collection[Episode]
     if is_generated(session.directory, iteration):
@@ -121,7 +127,7 @@ def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Col
         if ranks.is_first:
             _write_phase(folder / CREDIT_METRICS, metrics, clock, "credit")
             if _needs_memory(config):
-                write_record(folder / MEMORY, memory)
+                write_record(folder / MEMORY_FILE, memory)
             tokens, model = session.directory.path / TOKENS, session.model
             if not tokens.is_file():  # readers of episodes look up the text of tokens there
                 n_token_ids = 1 + max(model.tokenizer.get_vocab().values())  # ids begin with 0
@@ -230,7 +236,7 @@ def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) ->
     return RolloutPhase(trees, metrics, early)
 
 
-def _drawing(session: Session, iteration: int) -> Drawing:
+def _drawing(session: Session, iteration: int) -> DrawingContext:
     """Returns what a rule for drawing problems may read. Files of earlier iterations are read only if the
     rule asks for them, and each file once."""
 
@@ -243,7 +249,7 @@ def _drawing(session: Session, iteration: int) -> Drawing:
         return _read_earlier(session, earlier_iteration, PASS_RATES, HOW_PROBLEMS_WENT)
 
     config = session.config
-    return Drawing(config.seed, iteration, config.problem_sampling, read_metrics, read_pass_rates)
+    return DrawingContext(config.seed, iteration, config.problem_sampling, read_metrics, read_pass_rates)
 
 
 def _pass_rates(answers: Sequence[Trajectory]) -> dict[str, float]:
@@ -378,7 +384,7 @@ def _check_answered(resources: RunResources, request: Request, completions: Sequ
     expected = resources.session.config.rollout.sampling or SamplingParams(max_tokens=1)
     for key in ("temperature", "top_p", "top_k"):
         requested_value, expected_value = getattr(request.sampling, key), getattr(expected, key)
-        if request.priority == ANSWERS and requested_value != expected_value:
+        if request.priority == ANSWER_PRIORITY and requested_value != expected_value:
             raise ValueError(
                 f"the rollout requested answers with {key} = {requested_value}, but its property `sampling`"
                 f" has {expected_value}, with which the trainer would compute their log-probs: request"
@@ -398,7 +404,7 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metr
         ``credit/value_overlap_seconds``: the seconds in which a rank sampled both continuations and answers,
         the longest of all ranks. They stay with generation.
     """
-    tokens_and_calls = engine.sampled[CONTINUATIONS], engine.calls
+    tokens_and_calls = engine.sampled[CONTINUATION_PRIORITY], engine.calls
     by_rank = ranks.exchange("continuations among answers", tokens_and_calls)
     tokens = sum(tokens_of_rank for tokens_of_rank, _ in by_rank)
     calls_by_rank = [calls for _, calls in by_rank]
@@ -504,7 +510,7 @@ def read_shaping_memory(session: Session, iteration: int) -> ShapingMemory:
     if iteration == 0 or not _needs_memory(session.config):
         return ShapingMemory()
     purpose = "which has the memory of shaping"
-    return ShapingMemory(_read_earlier(session, iteration - 1, MEMORY, purpose))
+    return ShapingMemory(_read_earlier(session, iteration - 1, MEMORY_FILE, purpose))
 
 
 def _carry_over(session: Session, iteration: int) -> CarryOver:

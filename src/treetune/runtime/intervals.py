@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from treetune.seeds import derived_random
 
-LEVEL = 0.95
+CONFIDENCE_LEVEL = 0.95
 RESAMPLES = 2000
 """The number of samples of the bootstrap."""
 
-Z = 1.959963984540054
-"""The normal distribution's quantile at 1 − (1 − LEVEL) / 2."""
+NORMAL_QUANTILE = 1.959963984540054
+"""The normal distribution's quantile at 1 − (1 − CONFIDENCE_LEVEL) / 2."""
 
 
 def interval_of_mean(values: Sequence[float], seed: int) -> tuple[float, float]:
@@ -33,9 +33,11 @@ def wilson(right: float, of: int) -> tuple[float, float]:
 
     Example: ``wilson(12, 30)`` is about (0.246, 0.577).
     """
-    share, scale = right / of, 1 + Z**2 / of
-    centre = (share + Z**2 / (2 * of)) / scale
-    half_width = Z / scale * math.sqrt(share * (1 - share) / of + Z**2 / (4 * of**2))
+    share, scale = right / of, 1 + NORMAL_QUANTILE**2 / of
+    centre = (share + NORMAL_QUANTILE**2 / (2 * of)) / scale
+    half_width = (
+        NORMAL_QUANTILE / scale * math.sqrt(share * (1 - share) / of + NORMAL_QUANTILE**2 / (4 * of**2))
+    )
     # For a share of 0 the lower bound is exactly 0, and for 1 the upper bound exactly 1. Rounding would miss
     # both.
     lower = centre - half_width if right else 0.0
@@ -48,5 +50,5 @@ def bootstrap(values: Sequence[float], seed: int) -> tuple[float, float]:
     generator = derived_random(seed, "bootstrap")
     size = len(values)
     means = sorted(math.fsum(generator.choices(values, k=size)) / size for _ in range(RESAMPLES))
-    tail = (1 - LEVEL) / 2
+    tail = (1 - CONFIDENCE_LEVEL) / 2
     return means[int(tail * len(means))], means[int((1 - tail) * len(means)) - 1]

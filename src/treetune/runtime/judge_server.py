@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from treetune.domains.endpoints.client import EndpointClient
-from treetune.domains.endpoints.settings import EndpointMessage, Place
+from treetune.domains.endpoints.settings import EndpointAddress, EndpointMessage
 from treetune.domains.graders.judge import JudgeGrader, JudgeModel, RunningJudge, asks_the_run
 from treetune.engine.base import EngineLaunch, Rendezvous
 from treetune.engine.client import MODEL_NAME, Address
@@ -68,32 +68,32 @@ def make_judge(settings: JudgeModel, servers: Sequence[Server]) -> RunningJudge:
     """Returns a judge that asks these servers, which all serve the same model."""
     question_numbers = itertools.count()
 
-    def choose_server() -> Place:
+    def choose_server() -> EndpointAddress:
         """Returns the next of the running servers, which take turns; waits if none is running."""
         while True:
-            addresses = [address for server in servers if (address := server.now()) is not None]
+            addresses = [address for server in servers if (address := server.current_address()) is not None]
             if addresses:
-                return _place(addresses[next(question_numbers) % len(addresses)])
+                return _endpoint_address(addresses[next(question_numbers) % len(addresses)])
             time.sleep(POLL_S)
 
-    def report_failure(place: Place, reason: str) -> None:
+    def report_failure(failed_address: EndpointAddress, reason: str) -> None:
         for server in servers:
-            address = server.now()
-            if address is not None and _place(address) == place:
-                server.failed(address, reason)
+            address = server.current_address()
+            if address is not None and _endpoint_address(address) == failed_address:
+                server.report_failure(address, reason)
 
     def report_success() -> None:
         # Called without the server that has answered, so earlier failures of all servers no longer count.
         for server in servers:
-            server.succeeded()
+            server.report_success()
 
     judge = RunningJudge(
-        asking=settings,
-        place=choose_server,
+        request_settings=settings,
+        choose_server=choose_server,
         name=MODEL_NAME,
         identity=f"{settings.model}@{settings.revision or ''}",
-        failed=report_failure,
-        succeeded=report_success,
+        report_failure=report_failure,
+        report_success=report_success,
     )
     return replace(judge, refuse_unusable=partial(refuse_unusable_judge, judge))
 
@@ -111,11 +111,12 @@ def refuse_unusable_judge(judge: RunningJudge, task: Task, problems: Sequence[Pr
     problem, grader = first_use
     assert isinstance(grader, JudgeGrader)
     system: list[EndpointMessage] = [] if grader.system is None else [("system", grader.system)]
-    asking = replace(judge.asking, retries=0)  # a judge that can't answer is reported at once
-    body = asking.question(judge.name, [*system, ("user", grader.question("", problem))], {})
+    # Without retries, a judge that can't answer is reported at once.
+    request_settings = replace(judge.request_settings, retries=0)
+    body = request_settings.question(judge.name, [*system, ("user", grader.question("", problem))], {})
 
     async def ask() -> None:
-        async with EndpointClient(asking, judge.place, is_stopping=lambda: False) as client:
+        async with EndpointClient(request_settings, judge.choose_server, is_stopping=lambda: False) as client:
             await client.ask(body)
 
     try:
@@ -141,8 +142,8 @@ def _find_first_use(task: Task, problems: Sequence[Problem]) -> tuple[Problem, G
     return None
 
 
-def _place(address: Address) -> Place:
-    return Place(f"{address.url}/v1", address.key, "the server that was started here")
+def _endpoint_address(address: Address) -> EndpointAddress:
+    return EndpointAddress(f"{address.url}/v1", address.key, "the server that was started here")
 
 
 def model_folder(settings: JudgeModel) -> Path:

@@ -83,7 +83,7 @@ class Lookahead:
         ─────────────────────────────────────────      ──────────────────────────────────────
         take_episodes(i)                               waits in work.get()
         generate_meanwhile(i + 1):
-          server.ready(): the engine has weights i
+          server.wait_until_ready(): the engine has weights i
           work.put(make)  ──────────────────────────►  generate(i + 1), from weights i
           train(i)                                       │
           future.result(): waits  ◄──────────────────  future.set_result or set_exception
@@ -182,7 +182,7 @@ class Lookahead:
         # The engine must have the weights that training begins with. It gets them here, before training
         # changes the trainer's weights.
         with clock.phase("sync"):
-            server.ready()
+            server.wait_until_ready()
         in_flight = self._in_flight[iteration] = Future()
 
         def make() -> None:

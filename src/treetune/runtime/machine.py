@@ -22,7 +22,7 @@ import psutil
 
 from treetune.engine.settings import GIB, host_memory
 from treetune.processes.lifetime import launcher_processes
-from treetune.store.held_folders import MEMORY
+from treetune.store.held_folders import SHARED_MEMORY
 
 if TYPE_CHECKING:
     from treetune.engine.settings import EngineSettings
@@ -111,14 +111,14 @@ def described_machine(gpus: int, memory_gib: float, nodes: int = 1, host_gib: fl
     )
 
 
-def this_machine(environment: Mapping[str, str] = os.environ, *, started: bool = False) -> Machine:
+def this_machine(environment: Mapping[str, str] = os.environ, *, is_rank: bool = False) -> Machine:
     """Returns this machine, with the ranks that a launcher started on it.
 
     Without a launcher, the machine has a rank for each GPU, as a run will have. The GPUs are read from
     nvidia-smi, since importing PyTorch takes seconds.
 
     Args:
-        started: Whether this process is a rank of the run already. Without a launcher, it is then the only
+        is_rank: Whether this process is a rank of the run already. Without a launcher, it is then the only
             rank.
 
     Raises:
@@ -130,7 +130,7 @@ def this_machine(environment: Mapping[str, str] = os.environ, *, started: bool =
     # Both set WORLD_SIZE to the number of ranks on all machines.
     world = int(environment.get("WORLD_SIZE", "0"))
     local = int(environment.get("LOCAL_SIZE") or environment.get("LOCAL_WORLD_SIZE", "0"))
-    ranks_without_launcher = 1 if started else max(1, len(memories))
+    ranks_without_launcher = 1 if is_rank else max(1, len(memories))
     ranks = local or world or ranks_without_launcher
     return Machine(
         device="cuda" if memories else "cpu",
@@ -138,7 +138,7 @@ def this_machine(environment: Mapping[str, str] = os.environ, *, started: bool =
         cores=len(os.sched_getaffinity(0)),
         device_memory=min(memories, default=0),  # a run has to fit on the smallest GPU
         host_memory=host_memory(),
-        shared_memory=shutil.disk_usage(MEMORY).total if os.access(MEMORY, os.W_OK) else 0,
+        shared_memory=shutil.disk_usage(SHARED_MEMORY).total if os.access(SHARED_MEMORY, os.W_OK) else 0,
         nodes=max(1, world // ranks),
         gpus=len(memories) or None,
         is_here=True,

@@ -47,7 +47,7 @@ MODEL_PATH = ("model", "name_or_path")
 
 NOT_SET = object()
 """Stands for the value of a key that is left out and has no known default."""
-SHOWN = 60
+MOST_VALUE_CHARACTERS = 60
 """Most characters of a value in a message."""
 
 
@@ -76,7 +76,7 @@ def begin_or_resume(
     earlier_inputs = newest_inputs(manifest)
     # The start model may be in another folder now: only its content counts.
     is_same_model = _is_same_model(earlier_inputs, inputs)
-    changed_keys = refuse_another(directory.path, plain, config, same_model=is_same_model)
+    changed_keys = refuse_changed_settings(directory.path, plain, config, same_model=is_same_model)
     remarks = unsafe_remarks(plain)
     if earlier_inputs is not None and any(changed.key[0] == "evaluation" for changed in changed_keys):
         # Another evaluation may measure other problems, and the changed key is reported already. So only the
@@ -269,10 +269,10 @@ def _warn_of_changed_code(
 def different_keys(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[str]:
     """Returns the keys in which two configurations differ and that change results, such as
     ``["trainer.learning_rate"]``."""
-    return [difference.name for difference in differences(stored, plain) if not difference.changeable]
+    return [difference.name for difference in find_changed_keys(stored, plain) if not difference.changeable]
 
 
-def refuse_another(
+def refuse_changed_settings(
     path: Path, plain: Mapping[str, Any], config: PolicyIteration, *, same_model: bool = False
 ) -> list[ChangedKey]:
     """Returns the keys whose values differ from those of the run in `path`. None of these keys changes
@@ -287,7 +287,7 @@ def refuse_another(
         ValueError: A changed key would have changed the results so far.
     """
     changed: list[ChangedKey] = []
-    for difference in differences(read_config(path), plain):
+    for difference in find_changed_keys(read_config(path), plain):
         if same_model and difference.key == MODEL_PATH:
             changed.append(replace(difference, changeable=True))
         else:
@@ -482,7 +482,7 @@ class ChangedKey:
         return f"{self.name} was {_shorten(self.before)} and is {_shorten(self.now)}"
 
 
-def differences(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[ChangedKey]:
+def find_changed_keys(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[ChangedKey]:
     """Returns the keys whose values differ between two configurations.
 
     Parts of the same type are compared key by key. A key that one configuration leaves out has its default,
@@ -546,8 +546,8 @@ def _plain(value: Any) -> Any:
 
 
 def _shorten(value: Any) -> str:
-    """Returns a value for a message, of at most `SHOWN` characters."""
+    """Returns a value for a message, of at most `MOST_VALUE_CHARACTERS` characters."""
     if value is NOT_SET:
         return "not set"
     text = repr(_plain(value))
-    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+    return text if len(text) <= MOST_VALUE_CHARACTERS else text[: MOST_VALUE_CHARACTERS - 1] + "…"

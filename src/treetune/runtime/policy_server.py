@@ -57,8 +57,8 @@ LogprobFunction = Callable[[Sequence[tuple[TokenIds, TokenIds]]], list[list[floa
 class PolicyServer:
     """Keeps the engine on the newest weights; `engine` is None in a run that samples nothing.
 
-    Call `ready` before sampling. It waits for an engine that is still starting, and loads weights that a
-    trainer has offered and that weren't needed so far.
+    Call `wait_until_ready` before sampling. It waits for an engine that is still starting, and loads weights
+    that a trainer has offered and that weren't needed so far.
     """
 
     def __init__(self, session: Session, engine: Engine | None, folder: WeightsFolder | None) -> None:
@@ -118,13 +118,14 @@ class PolicyServer:
             stack.callback(engine.close)
             yield PolicyServer(session, engine, folder)
 
-    def ready(self) -> None:
+    def wait_until_ready(self) -> None:
         """Waits until the engine has started and has the newest weights. Collective."""
         self._wait_for_start()
         self._sync()
 
     def offer(self, trainer: PolicyTrainer, version: int) -> None:
-        """Makes the trainer's present weights the newest, which the next `ready` loads into the engine."""
+        """Makes the trainer's present weights the newest, which the next `wait_until_ready` loads into the
+        engine."""
         self._offer = trainer, version
 
     def update(self, trainer: PolicyTrainer, version: int, clock: Clock) -> Metrics:

@@ -34,16 +34,16 @@ from treetune.rollouts.metrics import split_domain
 from treetune.rollouts.numbers import describe_numbers
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.checkpoint_schedule import CheckpointSchedule, tidy_checkpoints
-from treetune.runtime.console import Clock, duration, name_iterations
+from treetune.runtime.console import Clock, format_duration, name_iterations
 from treetune.runtime.diagnostics import (
     REMEDIES,
     CollapseSign,
     Sign,
     WatchedRun,
+    describe_good_weights,
     diagnose,
-    good_weights,
-    last_good,
-    verdict,
+    find_last_good,
+    find_stopping_signs,
 )
 from treetune.runtime.directory import (
     ITERATION_METRICS,
@@ -113,8 +113,8 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
         session.console.say(f"continuing after iteration {start} of {config.iterations}{repetition}")
     session.done = session.checkpointed = start
     if session.ranks.is_first:
-        lines = [json.dumps(sealed(row)) + "\n" for row in history(directory, start)]
-        write_text(directory.metrics, "".join(lines))
+        lines = [json.dumps(sealed(row)) + "\n" for row in read_metrics_rows(directory, start)]
+        write_text(directory.metrics_file, "".join(lines))
     return start
 
 
@@ -137,9 +137,9 @@ def describe_repetition(directory: ExperimentDirectory, start: int) -> str:
     # Iterations whose episodes are stored are only trained again.
     if all(is_generated(directory, start + number) for number in range(len(rows))):
         seconds = sum(row.get("seconds/training", 0.0) for row in rows)
-        return f"{begin} trained again (about {duration(seconds)}); what was sampled is kept"
+        return f"{begin} trained again (about {format_duration(seconds)}); what was sampled is kept"
     seconds = sum(row.get("seconds/total", 0.0) for row in rows)
-    return f"{begin} done again (about {duration(seconds)})"
+    return f"{begin} done again (about {format_duration(seconds)})"
 
 
 def _newest_undamaged_checkpoint(session: Session) -> int:
@@ -278,7 +278,7 @@ class Record:
         if session.done == session.checkpointed:
             return
         try:
-            self._timed_checkpoint(session.done, regular=False)
+            self._write_timed_checkpoint(session.done, regular=False)
         except (OSError, RuntimeError, ValueError) as error:
             # The process ends nevertheless, with the signal's exit code.
             session.console.say(f"no checkpoint could be written on the way out: {error}")
@@ -298,12 +298,12 @@ class Record:
         # for a boundary, a point at which nothing is lost. The next boundary is `_agree_to_stop` below. A
         # signal that comes later is noticed before the next iteration's training.
         self._expect_boundary(f"the end of iteration {done}", finished=done, expected_s=0.0)
-        metrics = metrics | watch.look(iteration, metrics)
+        metrics = metrics | watch.check_iteration(iteration, metrics)
         with clock.phase("commit"):
             # The metrics are written before the checkpoint. A run that resumes from the checkpoint doesn't
             # do this iteration again, so metrics that are missing then would stay missing.
             self._write_metrics(iteration, metrics | clock.metrics())
-            is_end = is_over_after(config, session.directory, done) or watch.stopping
+            is_end = is_over_after(config, session.directory, done) or watch.stops_run
             is_regular = is_end or self._schedule.is_due_by_iterations(done)
             iteration_s = clock.metrics()["seconds/total"]
             # The first rank decides, since the clocks of ranks differ.
@@ -313,7 +313,7 @@ class Record:
             stopped_by = self._agree_to_stop()  # the number of a signal; None without one
             session.done = done
             if is_regular or is_due_by_time or stopped_by is not None:
-                self._timed_checkpoint(done, regular=is_regular)
+                self._write_timed_checkpoint(done, regular=is_regular)
         # The row is written once more, now that the seconds of the commit are known.
         row = self._write_metrics(iteration, metrics | clock.metrics())
         if session.ranks.is_first:
@@ -334,16 +334,16 @@ class Record:
             write_record(self._session.directory.iteration(iteration) / ITERATION_METRICS, row)
         return row
 
-    def _timed_checkpoint(self, done: int, *, regular: bool) -> None:
+    def _write_timed_checkpoint(self, done: int, *, regular: bool) -> None:
         """Writes the checkpoint after `done` iterations, and passes its seconds to the schedule.
         Collective."""
         start = time.monotonic()
         with self._server.asleep(), self._session.console.phase(f"iteration {done}: checkpoint"):
-            self._checkpoint(done, regular=regular)
+            self._write_checkpoint(done, regular=regular)
         self._session.checkpointed = done
         self._schedule.note_written(time.monotonic() - start)
 
-    def _checkpoint(self, done: int, *, regular: bool) -> None:
+    def _write_checkpoint(self, done: int, *, regular: bool) -> None:
         """Writes the checkpoint after `done` iterations.
 
         Args:
@@ -464,7 +464,7 @@ def summary_line(row: Mapping[str, Any], iterations: int) -> str:
     times = [f"{name} {seconds:.1f}" for name, seconds in phases.items() if seconds >= SHOWN_SECONDS]
     parts.append(f"{total:.1f} s ({', '.join(times)})")
     if remaining_s := (iterations - row["iteration"] - 1) * total:
-        parts.append(f"{duration(remaining_s)} left")
+        parts.append(f"{format_duration(remaining_s)} left")
     return "  ".join(parts)
 
 
@@ -495,10 +495,10 @@ class CollapseWatch:
     @staticmethod
     def of(session: Session, start: int) -> CollapseWatch:
         """Reads the metrics of the iterations before `start`. Collective."""
-        rows = session.ranks.from_first("the metrics so far", history(session.directory, start))
-        return CollapseWatch(session, rows, _look(session.config, rows))
+        rows = session.ranks.from_first("the metrics so far", read_metrics_rows(session.directory, start))
+        return CollapseWatch(session, rows, _find_signs(session.config, rows))
 
-    def look(self, iteration: int, metrics: Metrics) -> Metrics:
+    def check_iteration(self, iteration: int, metrics: Metrics) -> Metrics:
         """Returns metrics that say which signs of collapse there are, and logs each that begins or ends.
 
         A sign counts if enough iterations in a row show it. Collective.
@@ -507,7 +507,7 @@ class CollapseWatch:
         # `metrics_row` rounds the metrics as in the file, so that a restarted run finds the same signs. No
         # sign reads the time of the row, which is 0 here.
         self.rows.append(metrics_row(iteration, 0.0, metrics))
-        self.signs = self.session.ranks.from_first("diagnosis", _look(self.session.config, self.rows))
+        self.signs = self.session.ranks.from_first("diagnosis", _find_signs(self.session.config, self.rows))
         sign_metrics: Metrics = {}
         for sign, now in self.signs.items():
             before = signs_before.get(sign, CollapseSign(sign))
@@ -521,26 +521,28 @@ class CollapseWatch:
                 self.session.console.say(f"{sign} is over in iteration {iteration + 1}")
             sign_metrics[f"diagnostics/{sign}"] = float(now.counts)
         if self.session.config.diagnostics.stops:
-            sign_metrics["diagnostics/stop"] = float(self.stopping)
+            sign_metrics["diagnostics/stop"] = float(self.stops_run)
         return sign_metrics
 
     @property
-    def stopping(self) -> bool:
+    def stops_run(self) -> bool:
         """Whether a sign ends the run here. A run that is finished anyway is not stopped."""
-        config, done = self.session.config, _done(self.rows)
+        config, done = self.session.config, _count_finished(self.rows)
         is_finished = is_over_after(config, self.session.directory, done)
-        return not is_finished and bool(verdict(config.diagnostics, self.signs))
+        return not is_finished and bool(find_stopping_signs(config.diagnostics, self.signs))
 
     @property
     def last_good(self) -> int | None:
-        """The newest number of finished iterations before any sign: see `diagnostics.last_good`."""
-        last_iteration = _done(self.rows) - 1
-        return last_good(self.session.config.diagnostics, self.signs, last_iteration)
+        """The newest number of finished iterations before any sign: see `diagnostics.find_last_good`."""
+        last_iteration = _count_finished(self.rows) - 1
+        return find_last_good(self.session.config.diagnostics, self.signs, last_iteration)
 
     def stop_if_collapsed(self) -> None:
         """Raises Collapsed if a sign that may stop the run counts. Called after the commit."""
-        if self.stopping:
-            raise Collapsed(_message(self.session.config, self.session.directory, self.rows, self.signs))
+        if self.stops_run:
+            raise Collapsed(
+                _describe_collapse(self.session.config, self.session.directory, self.rows, self.signs)
+            )
 
 
 def refuse_collapsed(config: PolicyIteration, directory: ExperimentDirectory) -> None:
@@ -548,20 +550,20 @@ def refuse_collapsed(config: PolicyIteration, directory: ExperimentDirectory) ->
 
     Also raises it if the run showed the sign, and was killed before the sign could stop the run.
     """
-    rows = history(directory, directory.resumable() or 0)
-    signs = _look(config, rows)
-    if verdict(config.diagnostics, signs):
-        raise Collapsed(_message(config, directory, rows, signs))
+    rows = read_metrics_rows(directory, directory.resumable() or 0)
+    signs = _find_signs(config, rows)
+    if find_stopping_signs(config.diagnostics, signs):
+        raise Collapsed(_describe_collapse(config, directory, rows, signs))
 
 
 def read_last_good(config: PolicyIteration, directory: ExperimentDirectory) -> int | None:
     """Returns the newest number of finished iterations before any sign of collapse; None if no sign may stop
     the run."""
-    rows = history(directory, directory.resumable() or 0)
-    return last_good(config.diagnostics, _look(config, rows), _done(rows) - 1)
+    rows = read_metrics_rows(directory, directory.resumable() or 0)
+    return find_last_good(config.diagnostics, _find_signs(config, rows), _count_finished(rows) - 1)
 
 
-def history(directory: ExperimentDirectory, done: int) -> list[dict[str, Any]]:
+def read_metrics_rows(directory: ExperimentDirectory, done: int) -> list[dict[str, Any]]:
     """Returns the rows of the first `done` iterations, from the iterations' own files."""
     rows = []
     for i in range(done):
@@ -573,34 +575,34 @@ def history(directory: ExperimentDirectory, done: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _done(rows: list[dict[str, Any]]) -> int:
+def _count_finished(rows: list[dict[str, Any]]) -> int:
     """Returns the number of finished iterations."""
     return int(rows[-1]["iteration"]) + 1 if rows else 0
 
 
-def _look(config: PolicyIteration, rows: list[dict[str, Any]]) -> dict[Sign, CollapseSign]:
+def _find_signs(config: PolicyIteration, rows: list[dict[str, Any]]) -> dict[Sign, CollapseSign]:
     """Returns the signs of collapse after the last of the rows."""
     sampling = config.rollout.sampling
     watched = WatchedRun(config.rollout.needs_engine, None if sampling is None else sampling.max_tokens)
     return diagnose(config.diagnostics, watched, rows)
 
 
-def _message(
+def _describe_collapse(
     config: PolicyIteration,
     directory: ExperimentDirectory,
     rows: list[dict[str, Any]],
     signs: Mapping[Sign, CollapseSign],
 ) -> str:
     """Returns why the run is stopped, which weights are good, and how to continue it."""
-    done = _done(rows)
+    done = _count_finished(rows)
     reasons = [
         f"{finding.sign} since iteration {(finding.since or 0) + 1}: {finding.description}"
-        for finding in verdict(config.diagnostics, signs)
+        for finding in find_stopping_signs(config.diagnostics, signs)
     ]
-    good = last_good(config.diagnostics, signs, done - 1)
+    good = find_last_good(config.diagnostics, signs, done - 1)
     assert good is not None  # None only if no sign may stop a run, and here one does
     checkpoints = {number: directory.checkpoint(number) for number in directory.checkpoints()}
-    where = good_weights(good, checkpoints)  # a text that says where the good weights are
+    where = describe_good_weights(good, checkpoints)  # a text that says where the good weights are
     return (
         f"{directory.path} was stopped after iteration {done} of {config.iterations} by"
         f" diagnostics.on_collapse: {'; '.join(reasons)}. {where[0].upper()}{where[1:]}. To continue from"

@@ -35,7 +35,7 @@ class RunResources:
     Example::
 
         with RunResources.open(session, server) as resources:
-            resources.ready()
+            resources.wait_until_ready()
             context = resources.context(config.rollout, seed=0, iteration=3, journal=path)
             trees, metrics = config.rollout.run(context, problems)
     """
@@ -94,14 +94,14 @@ class RunResources:
             grader = stack.enter_context(grader_pool(session, config.task, service_context))
             yield RunResources(session, server, grader, service_context, environments)
 
-    def ready(self) -> None:
+    def wait_until_ready(self) -> None:
         """Waits until the engine samples from the newest weights and the run's judge has answered once.
         Collective.
 
         Raises:
             ValueError: The judge can't be used.
         """
-        self.server.ready()
+        self.server.wait_until_ready()
         session, judge = self.session, self._service_context.judge
         if judge is None or self._judge_was_checked:
             return

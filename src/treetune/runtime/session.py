@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from treetune.contracts import innermost_rollout
 from treetune.exceptions import Stopped
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.runtime.base import PolicyIteration
@@ -167,9 +168,10 @@ class Session:
             return problems
         fitting = [p for p in problems if len(self.model.codec.encode_prompt(p)) <= max_tokens]
         if not fitting:
+            _, key = innermost_rollout(self.config.rollout, "rollout")
             raise ValueError(
-                f"all {len(problems)} training problems have prompts of more than rollout.max_prompt_tokens"
-                f" = {max_tokens} tokens"
+                f"all {len(problems)} training problems have prompts of more than {key}.max_prompt_tokens ="
+                f" {max_tokens} tokens"
             )
         if len(fitting) < len(problems):
             self.console.say(

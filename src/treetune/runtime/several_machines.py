@@ -56,7 +56,7 @@ SOCKETS = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME (SOCKET_IFNAME for scripts/
 
 
 @dataclass(frozen=True)
-class Facts:
+class MachineFacts:
     """Facts of one rank's machine, for comparison with the others'."""
 
     machine: int
@@ -117,16 +117,16 @@ def refuse_machines_that_differ(
     # Each machine keeps a file, its mark, in the folder, and the others look for it. All use the first rank's
     # token in the names of the marks.
     token = meeting.exchange("token", secrets.token_hex(8))[0]
-    with _listening(address, meeting.world_size) as port, _marked(directory, token, meeting, share):
-        local_facts = _facts(meeting.machine, (interface, address, port), plain)
-        facts = [Facts(**fields) for fields in meeting.exchange("facts", asdict(local_facts))]
-        local_view = _view(meeting.machine, facts, directory, token)
+    with _listen(address, meeting.world_size) as port, _keep_mark(directory, token, meeting, share):
+        local_facts = _gather_facts(meeting.machine, (interface, address, port), plain)
+        facts = [MachineFacts(**fields) for fields in meeting.exchange("facts", asdict(local_facts))]
+        local_view = _view_others(meeting.machine, facts, directory, token)
         views = []
         for fields in meeting.exchange("views", asdict(local_view)):  # JSON has turned tuples into lists
             unreached = tuple((number, why) for number, why in fields["unreached"])
             views.append(MachineView(tuple(fields["unseen"]), unreached))
         # The marks and ports are needed until here, when every rank has looked for all others.
-    lines_of_differences = differences(facts, views, directory)
+    lines_of_differences = describe_machine_differences(facts, views, directory)
     if lines_of_differences:
         # All ranks raise. Before that they wait for each other, since the store ends with the first rank, and
         # others may still read from it. If the wait fails, the differences are reported nevertheless.
@@ -136,7 +136,9 @@ def refuse_machines_that_differ(
         raise MachinesDiffer(f"the {meeting.machines} machines can't do this run together:\n{lines}")
 
 
-def differences(facts: Sequence[Facts], views: Sequence[MachineView], directory: Path) -> list[str]:
+def describe_machine_differences(
+    facts: Sequence[MachineFacts], views: Sequence[MachineView], directory: Path
+) -> list[str]:
     """Returns a line for each difference between the first rank's machine and another one.
 
     There are also lines on files that a machine doesn't see, and on machines that it can't reach. Each line
@@ -163,7 +165,7 @@ def differences(facts: Sequence[Facts], views: Sequence[MachineView], directory:
                 f" {SOCKETS} to the interface that reaches the others, and open all ports between the"
                 " machines"
             )
-        lines += [f"{name} {line}" for line in _describe_differences(rank_facts, first)]
+        lines += [f"{name} {line}" for line in _describe_differences_from_first(rank_facts, first)]
     names = list(name_by_machine.values())
     for name in names:
         if names.count(name) > 1:
@@ -171,7 +173,7 @@ def differences(facts: Sequence[Facts], views: Sequence[MachineView], directory:
     return list(dict.fromkeys(lines))  # every rank of a machine reports the same
 
 
-def _facts(machine: int, listens_at: tuple[str, str, int], plain: Mapping[str, Any]) -> Facts:
+def _gather_facts(machine: int, listens_at: tuple[str, str, int], plain: Mapping[str, Any]) -> MachineFacts:
     """Returns this rank's facts.
 
     Args:
@@ -180,14 +182,14 @@ def _facts(machine: int, listens_at: tuple[str, str, int], plain: Mapping[str, A
         plain: The evaluated configuration, of which the facts have a hash.
     """
     interface, address, port = listens_at
-    return Facts(
+    return MachineFacts(
         machine,
         platform.node(),
         interface,
         address,
         port,
         clock=time.time(),
-        code=_code(),
+        code=_hash_sources(),
         own_modules=own_modules(),
         python=platform.python_version(),
         packages=versions(),
@@ -195,16 +197,16 @@ def _facts(machine: int, listens_at: tuple[str, str, int], plain: Mapping[str, A
     )
 
 
-def _view(machine: int, facts: Sequence[Facts], directory: Path, token: str) -> MachineView:
+def _view_others(machine: int, facts: Sequence[MachineFacts], directory: Path, token: str) -> MachineView:
     """Looks for the marks of the other machines, and connects to the first rank of each.
 
     A mark is a file that each machine keeps in `directory`, to show that all see the same folder.
     """
-    others: dict[int, Facts] = {}  # of the first rank of each other machine
+    others: dict[int, MachineFacts] = {}  # of the first rank of each other machine
     for facts_of_rank in facts:
         if facts_of_rank.machine != machine:
             others.setdefault(facts_of_rank.machine, facts_of_rank)
-    unseen = _unseen({number: _mark(directory, token, number) for number in others})
+    unseen = _find_unseen({number: _mark_file(directory, token, number) for number in others})
     # All connections are tried at the same time, since with a wrong interface each fails only at its
     # deadline.
     with ThreadPoolExecutor(len(others)) as threads:
@@ -216,7 +218,7 @@ def _view(machine: int, facts: Sequence[Facts], directory: Path, token: str) -> 
     return MachineView(unseen, tuple(unreached))
 
 
-def _describe_differences(facts: Facts, first: Facts) -> Iterator[str]:
+def _describe_differences_from_first(facts: MachineFacts, first: MachineFacts) -> Iterator[str]:
     """Yields the differences between a machine and the first machine, without the machine's name."""
     if facts.code != first.code:
         yield f"has other code of treetune than {first.name}: use one checkout, or the same commit"
@@ -239,7 +241,7 @@ def _describe_differences(facts: Facts, first: Facts) -> Iterator[str]:
         yield f"has a clock that differs by {difference_s:+.0f} s from {first.name}'s: synchronise both (NTP)"
 
 
-def _code() -> str:
+def _hash_sources() -> str:
     """Returns a hash of all sources of this package."""
     digest = hashlib.blake2b()
     folder = Path(treetune.__file__).parent
@@ -248,17 +250,17 @@ def _code() -> str:
     return digest.hexdigest()[:DIGITS_OF_HASH]
 
 
-def _mark(directory: Path, token: str, machine: int) -> Path:
+def _mark_file(directory: Path, token: str, machine: int) -> Path:
     """Returns the file that shows whether other machines see what this machine writes into the directory."""
     return directory / f".machine-{machine}-{token}"
 
 
 @contextmanager
-def _marked(directory: Path, token: str, meeting: Meeting, share: bool) -> Iterator[None]:
+def _keep_mark(directory: Path, token: str, meeting: Meeting, share: bool) -> Iterator[None]:
     """Keeps a file of this machine in the directory during a block, so that other machines can look for it.
     Its name is new in every run, since a network file system may remember for a while that a file didn't
     exist."""
-    mark = _mark(directory, token, meeting.machine)
+    mark = _mark_file(directory, token, meeting.machine)
     own_folder(directory, share=share)
     mark.touch()
     try:
@@ -267,7 +269,7 @@ def _marked(directory: Path, token: str, meeting: Meeting, share: bool) -> Itera
         mark.unlink(missing_ok=True)
 
 
-def _unseen(marks: Mapping[int, Path]) -> tuple[int, ...]:
+def _find_unseen(marks: Mapping[int, Path]) -> tuple[int, ...]:
     """Returns the machines whose marks have not appeared before the deadline, which all marks share.
 
     A mark is a file by which other machines see that they share a folder. `marks` has the path of each
@@ -282,7 +284,7 @@ def _unseen(marks: Mapping[int, Path]) -> tuple[int, ...]:
 
 
 @contextmanager
-def _listening(address: str, backlog: int) -> Iterator[int]:
+def _listen(address: str, backlog: int) -> Iterator[int]:
     """Listens on a port during a block, so that other ranks can connect; the kernel accepts the
     connections."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -70,27 +70,27 @@ class _MirrorState:
     """A mirror's entry in `mirrors.json`, which later processes of the run read."""
 
     directory: Path
-    kind: str
+    mirror: str
     values: dict[str, Any]
 
     @staticmethod
-    def read(directory: Path, kind: str, **identity: Any) -> _MirrorState:
+    def read(directory: Path, mirror: str, **identity: Any) -> _MirrorState:
         """Returns the entry of a mirror (a copy of the metrics at W&B or trackio) in `mirrors.json`.
 
         Returns a new entry, which has only `identity`, if the file has no entry for the mirror, or if the
         entry belongs to another run of the mirror.
 
         Args:
-            kind: The key of the mirror's entry, such as "wandb".
+            mirror: The key of the mirror's entry, such as "wandb".
             identity: The values by which the mirror's run is recognised, such as its project and name.
         """
         try:
-            values = json.loads((directory / RECORD).read_text())[kind]
+            values = json.loads((directory / RECORD).read_text())[mirror]
             is_same_run = all(values.get(name) == value for name, value in identity.items())
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             # There is no file or no entry yet, or the file has another content: the mirror begins anew.
             values, is_same_run = {}, False
-        return _MirrorState(directory, kind, values if is_same_run else dict(identity))
+        return _MirrorState(directory, mirror, values if is_same_run else dict(identity))
 
     def write(self, **values: Any) -> None:
         """Changes values of the entry, and writes it into `mirrors.json`. Other mirrors' entries stay."""
@@ -102,7 +102,7 @@ class _MirrorState:
             entries = {}
         if not isinstance(entries, dict):  # it has another content, and is replaced, too
             entries = {}
-        entries = entries | {self.kind: self.values}
+        entries = entries | {self.mirror: self.values}
         write_text(path, json.dumps(entries, indent=1, sort_keys=True) + "\n")
 
 

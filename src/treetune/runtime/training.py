@@ -38,7 +38,7 @@ from treetune.rollouts.storage import SIGNALS, write_token_signals
 from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
 from treetune.runtime.console import Clock
 from treetune.runtime.directory import ANSWERS, MEASURE_AGAIN, SUMMARY, verify_answers
-from treetune.runtime.evaluation import measure
+from treetune.runtime.evaluation import measure_set
 from treetune.runtime.generation import episodes_on_all
 from treetune.runtime.machine import memory_in_use
 from treetune.runtime.policy_server import PolicyServer
@@ -93,7 +93,7 @@ def make_trainer(session: Session) -> PolicyTrainer:
 
 @contextmanager
 def open_trainer(
-    resources: RunResources, *, state: Path | None = None, trains: bool = True
+    resources: RunResources, *, state_folder: Path | None = None, trains: bool = True
 ) -> Iterator[PolicyTrainer]:
     """Makes the trainer, and connects it with the server and the resources. Collective.
 
@@ -101,7 +101,7 @@ def open_trainer(
     resources get the trainer's critic and reference, which credit asks for scores.
 
     Args:
-        state: The folder of a trainer's state; None begins with the start model.
+        state_folder: The folder of a trainer's state; None begins with the start model.
         trains: Whether the trainer will train. If so, its reference may score answers while others are
             sampled (`PolicyTrainer.prefetch`).
     """
@@ -109,8 +109,8 @@ def open_trainer(
     # On a GPU this waits for a server that is still starting; on a CPU, the server starts meanwhile.
     with server.asleep():
         server.trainer = trainer = make_trainer(session)
-        if state is not None:
-            trainer.load(state)
+        if state_folder is not None:
+            trainer.load(state_folder)
     with closing(trainer):
         # All scores are replaced, since those of an earlier trainer, which is closed, must not be used.
         resources.model_scores = scores_for_credit(session, server, trainer)
@@ -395,7 +395,7 @@ def train(
             metrics = trainer.train(iteration, episodes, progress=show, on_signals=on_signals)
             metrics["memory/training"] = memory_in_use()
     else:
-        choice = _EpochChoice(resources, trainer, iteration, config.choose_checkpoint)
+        choice = _CheckpointChoice(resources, trainer, iteration, config.choose_checkpoint)
         metrics = _train_and_choose(choice, episodes, clock, on_signals)
     # `metrics_of_abandoned` replaces metrics of training that have the same names. The distances to reference
     # and engine must be those of the policy that sampled the episodes. But after a restart, training measures
@@ -428,7 +428,7 @@ def _training_phase(
 
 
 def _train_and_choose(
-    choice: _EpochChoice, episodes: Collection[Episode], clock: Clock, on_signals: OnSignals | None
+    choice: _CheckpointChoice, episodes: Collection[Episode], clock: Clock, on_signals: OnSignals | None
 ) -> Metrics:
     """Trains and measures in turns, until no later candidate can change the choice. Afterwards the trainer
     has the chosen weights. Collective."""
@@ -521,7 +521,7 @@ def stops_at_gap(session: Session) -> bool:
     return settings.on_logprob_gap == "stop" and not is_corrected
 
 
-class _EpochChoice:
+class _CheckpointChoice:
     """Measures an iteration's candidates one after the other, and keeps the trainer's state of the best one.
 
     The measurements are in the iteration's folder. If a killed run trains the iteration again, it reads them,
@@ -565,7 +565,7 @@ class _EpochChoice:
     @property
     def chosen(self) -> int:
         """The index, in `points` and `accuracies`, of the best candidate so far by the rule."""
-        return choose(self.accuracies, self.rule)
+        return choose_candidate(self.accuracies, self.rule)
 
     @property
     def is_made(self) -> bool:
@@ -582,7 +582,7 @@ class _EpochChoice:
             self.resources.server.offer(self.trainer, done)
             folder = session.directory.candidate(self.iteration, point)
             name = f"{self.set.label} after {self.unit} {point} of iteration {done}"
-            measure(self.resources, done, self.set, folder, name)
+            measure_set(self.resources, done, self.set, folder, name)
         self._measurements.append(folder)
         self.points.append(point)
         self.accuracies.append(read_record(folder / SUMMARY, MEASURE_AGAIN)["pass_at_1"])
@@ -655,7 +655,7 @@ class _EpochChoice:
         write_record(folder / SUMMARY, summary | {"iteration": done})
 
 
-def choose(accuracies: Sequence[float], rule: ChoiceRule) -> int:
+def choose_candidate(accuracies: Sequence[float], rule: ChoiceRule) -> int:
     """Returns the index of the chosen candidate; see `ChooseCheckpoint`.
 
     Example: ``choose([0.41, 0.46, 0.45, 0.48], "first_maximum")`` is 1, and with ``best`` it is 3.

@@ -37,12 +37,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treetune.engine.base import Chunk, TransferMethod
-from treetune.engine.settings import ON_THE_DEVICE, SETTING, VERSIONS
+from treetune.engine.settings import ON_THE_DEVICE, TRANSFER_KEY, VERSIONS_AT_ONCE
 from treetune.exceptions import CheckpointGone
 from treetune.store import held_folders
 from treetune.store.checksums import digest_of_weights
 from treetune.store.files import new_own_folder, remove_folder, write_text
-from treetune.store.held_folders import MEMORY
+from treetune.store.held_folders import SHARED_MEMORY
 from treetune.trainer.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class WeightsFolder:
         """
         import torch
 
-        from treetune.models.policy_files import HEAD, describe_for_engine, has_no_head_in_engine
+        from treetune.models.policy_files import HEAD_WEIGHT, describe_for_engine, has_no_head_in_engine
         from treetune.models.saved_weights import architecture_of
         from treetune.models.shards import in_chunks, shard_path, with_head, write_index, write_shard
 
@@ -169,7 +169,7 @@ class WeightsFolder:
         # an engine may have copied the embeddings into its head at its start. For some models (Gemma 2) the
         # engine computes logits with the embeddings, and refuses a head.
         if has_no_head_in_engine(config):
-            weights = ((name, weight) for name, weight in weights if name != HEAD)
+            weights = ((name, weight) for name, weight in weights if name != HEAD_WEIGHT)
         else:
             weights = with_head(weights, trainer.weight_names, config.tie_word_embeddings)
         weights = architecture_of(config).convert_to_saved(weights)
@@ -292,7 +292,7 @@ def room_needed(model: PreTrainedModel, *, adapters_alone: bool) -> int:
     head = model.get_output_embeddings()
     if head is not None and head.weight is model.get_input_embeddings().weight:
         size += head.weight.nbytes
-    return size if adapters_alone else VERSIONS * size
+    return size if adapters_alone else VERSIONS_AT_ONCE * size
 
 
 def describe_missing_room(folder: Path, needed: int) -> str | None:
@@ -301,14 +301,14 @@ def describe_missing_room(folder: Path, needed: int) -> str | None:
     if free >= needed:
         return None
     remedy = "free some space"
-    if folder.is_relative_to(MEMORY):
+    if folder.is_relative_to(SHARED_MEMORY):
         remedy = (
-            f"{MORE_SHARED_MEMORY}, clear it, or set {SETTING} to 'file', which writes them into the"
+            f"{MORE_SHARED_MEMORY}, clear it, or set {TRANSFER_KEY} to 'file', which writes them into the"
             " experiment's folder"
         )
     return (
-        f"{folder} has {free / GIB:.1f} GiB free, and the trainer's weights for the engine ({VERSIONS}"
-        f" versions at the same time) need {needed / GIB:.1f} GiB: {remedy}"
+        f"{folder} has {free / GIB:.1f} GiB free, and the trainer's weights for the engine"
+        f" ({VERSIONS_AT_ONCE} versions at the same time) need {needed / GIB:.1f} GiB: {remedy}"
     )
 
 
@@ -334,7 +334,10 @@ def make_weights_folder(
     has_several_machines = len(set(machines)) > 1
 
     def make_name(*identity: str) -> str:
-        return held_folders.PREFIX + hashlib.blake2b(" ".join(identity).encode(), digest_size=8).hexdigest()
+        return (
+            held_folders.FOLDER_PREFIX
+            + hashlib.blake2b(" ".join(identity).encode(), digest_size=8).hexdigest()
+        )
 
     # Evaluators on several machines may share the experiment's folder. So the names of their folders contain
     # the machine of their first rank.
@@ -351,7 +354,7 @@ def make_weights_folder(
     if writes:
         held_folders.sweep()
         name_file = experiment / f".{name}"
-        if in_memory and os.access(MEMORY, os.W_OK):
+        if in_memory and os.access(SHARED_MEMORY, os.W_OK):
             _delete_folder_of_killed_run(name_file)
             folder = held_folders.new_in_memory()
             write_text(name_file, str(folder))
@@ -388,7 +391,7 @@ def read_name_file(name_file: Path) -> Path | None:
     except (OSError, ValueError):
         return None
     is_folder_of_user = status.st_uid == os.geteuid() and stat.S_ISDIR(status.st_mode)
-    has_right_name = folder.parent == MEMORY and folder.name.startswith(held_folders.PREFIX)
+    has_right_name = folder.parent == SHARED_MEMORY and folder.name.startswith(held_folders.FOLDER_PREFIX)
     return folder if is_folder_of_user and has_right_name else None
 
 

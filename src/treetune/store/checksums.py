@@ -50,17 +50,17 @@ _CHUNK_BYTES = 2**22
 # JSON records
 
 
-def write_record(path: Path, value: Mapping[str, Any]) -> None:
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
     """Writes JSON with the checksum of its content."""
-    write_json(path, sealed(value))
+    write_json(path, sealed(record))
 
 
-def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a JSON object with its format and its checksum."""
     # JSON changes types: a tuple becomes a list. The checksum is made from the types that a reader gets, so
     # that the reader computes the same checksum. Readers only check that there is a FORMAT, whatever its
     # number.
-    plain = json.loads(json.dumps(value)) | {FORMAT: 2}
+    plain = json.loads(json.dumps(record)) | {FORMAT: 2}
     return plain | {KEY: _checksum_of_record(plain)}
 
 
@@ -262,7 +262,7 @@ def _hash() -> hashlib.blake2b:
     return hashlib.blake2b(digest_size=_DIGEST_BYTES)
 
 
-def config_hash(data: Any) -> str:
+def config_hash(config: Any) -> str:
     """Returns a hash of a configuration, 32 hexadecimal digits, which doesn't depend on the order of its
     keys.
 
@@ -271,7 +271,7 @@ def config_hash(data: Any) -> str:
     Raises:
         ValueError: A value is NaN or infinite, which JSON can't hold.
     """
-    text = json.dumps(_canonical(data), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(_canonical(config), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

@@ -13,9 +13,9 @@ import stat
 import tempfile
 from pathlib import Path
 
-PREFIX = "treetune-"
+FOLDER_PREFIX = "treetune-"
 """The beginning of the names of these folders."""
-MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")
 MEETING = "TREETUNE_MEETING"
 """The environment variable with the path of the folder in which the ranks of `treetune run` meet. The
 folder's name is random."""
@@ -28,7 +28,7 @@ _NOTES_OF_SHARED_MEMORY = "shared_memory"
 def new_in_memory() -> Path:
     """Makes a folder in memory with a random name. Only this user may use the folder, and this process holds
     it."""
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=MEMORY))
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=SHARED_MEMORY))
     hold(folder)
     return folder
 
@@ -50,8 +50,8 @@ def hold(folder: Path) -> None:
 def sweep() -> None:
     """Deletes the folders of this user's dead processes, in memory and in the folder for temporary files, and
     the memory that the servers of dead processes shared."""
-    for base in {Path(tempfile.gettempdir()), MEMORY}:
-        for folder in base.glob(f"{PREFIX}*"):
+    for base in {Path(tempfile.gettempdir()), SHARED_MEMORY}:
+        for folder in base.glob(f"{FOLDER_PREFIX}*"):
             try:
                 is_abandoned = _is_abandoned(folder)
             except OSError:  # locked by a living process, deleted meanwhile, or not readable by this user
@@ -72,7 +72,7 @@ def _delete_shared_memory(folder: Path) -> None:
         return
     for line in notes.read_text(errors="replace").splitlines():
         name, _, inode = line.partition(" ")
-        path = MEMORY / Path(name).name
+        path = SHARED_MEMORY / Path(name).name
         try:
             status = path.lstat()
             if stat.S_ISREG(status.st_mode) and str(status.st_ino) == inode:

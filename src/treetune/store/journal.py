@@ -193,7 +193,7 @@ class Journal(AbstractContextManager["Journal"]):
         return self._index
 
 
-def read_rows(path: Path, damaged: list[int] | None = None) -> Iterator[Any]:
+def read_journal(path: Path, damaged: list[int] | None = None) -> Iterator[Any]:
     """Yields the rows of all complete, undamaged lines of a journal; none if there is no such file.
 
     Args:

@@ -15,8 +15,8 @@ from treetune.credit.reward_models import RewardModelCredit
 from treetune.exceptions import ConfigError
 from treetune.findings import placed_parts
 from treetune.models.pretrained import PretrainedModel
-from treetune.rollouts.metrics import DOMAIN_METRICS, PREFIX, split_domain
-from treetune.rollouts.numbers import EVALUATED, LARGEST, OF_CORRECT, registered
+from treetune.rollouts.metrics import DOMAIN_METRICS, DOMAIN_PREFIX, split_domain
+from treetune.rollouts.numbers import EVALUATED, LARGEST_SUFFIX, OF_CORRECT, registered
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import PHASES
 from treetune.runtime.diagnostics import SIGNS
@@ -107,13 +107,13 @@ def recordable_metrics(root: PolicyIteration) -> set[str]:
     numbers: set[str] = set()  # the names of the numbers of graders, environments and rollouts
     for group in registered().values():
         for name in group.numbers:
-            numbers |= {f"{group.name}/{name}{suffix}" for suffix in ("", OF_CORRECT, LARGEST)}
+            numbers |= {f"{group.name}/{name}{suffix}" for suffix in ("", OF_CORRECT, LARGEST_SUFFIX)}
     for evaluation_set in root.evaluation.sets:
         prefix = f"evaluation/{evaluation_set.label}"
         names |= {f"{prefix}/{name}" for name in (*EVALUATED, *numbers)}
         task = evaluation_set.task or root.task
         for domain in _domain_names(task) or ():
-            names |= {f"{prefix}/{PREFIX}{domain}/{name}" for name in EVALUATED}
+            names |= {f"{prefix}/{DOMAIN_PREFIX}{domain}/{name}" for name in EVALUATED}
     return names | numbers
 
 
@@ -185,7 +185,7 @@ def _why_not_among(name: str, names: Sequence[str]) -> str | None:
     return None if name in names else f"there is no {name!r}; {did_you_mean(name, names)}"
 
 
-REMEDY = "fix the experiment's configuration, or the column or panel of the table"
+TABLE_REMEDY = "fix the experiment's configuration, or the column or panel of the table"
 
 
 def check_table(table: Reproduction) -> None:
@@ -198,7 +198,7 @@ def check_table(table: Reproduction) -> None:
             issues_by_experiment[run.name] = ConfigIssue(
                 "can't be run",
                 f"experiments.{run.name}",
-                remedy=REMEDY,
+                remedy=TABLE_REMEDY,
                 excerpt=indent("\n".join(lines), "    "),
             )
     issues = [*issues_by_experiment.values(), *missing_start_models(plan), *unwritten(plan)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from treetune.cli.command import PATH, Command, Options, built, evaluated
+from treetune.cli.command import PATH, Command, Options, build_root, evaluate_configuration
 
 if TYPE_CHECKING:
     from treetune.tables.runs import TableRuns
@@ -23,7 +23,7 @@ OUTPUT = click.Option(
 
 
 def write_table(options: Options) -> int:
-    root = built(evaluated(options), options.command, "a table")
+    root = build_root(evaluate_configuration(options), options.command, "a table")
     from treetune.tables.write import make_table
 
     return make_table(cast("Table", root), _command_line(), options.output)
@@ -34,8 +34,8 @@ def reproduce_table(options: Options) -> int:
     from treetune.config.explain import Explanation
     from treetune.exceptions import ConfigError
 
-    config = evaluated(options)
-    root = built(config, options.command, "a table")
+    config = evaluate_configuration(options)
+    root = build_root(config, options.command, "a table")
     if config.data["type"] != REPRODUCTION:
         issue = ConfigIssue(
             f"reproduce_table runs tables of type {REPRODUCTION!r}, but this table's type is"
@@ -56,7 +56,7 @@ def reproduce_table(options: Options) -> int:
 
 def _command_line() -> str:
     from treetune.config.layers import relative
-    from treetune.runtime.front_door import MAIN
+    from treetune.runtime.rank_launcher import MAIN
 
     return shlex.join(["python", relative(MAIN), *sys.argv[1:]])
 

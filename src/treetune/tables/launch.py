@@ -28,9 +28,9 @@ from treetune.cluster.jobs import Processes, one_at_work
 from treetune.config.layers import relative
 from treetune.exceptions import Stopped
 from treetune.processes.lifetime import exit_on_signals
-from treetune.runtime.console import duration
-from treetune.runtime.front_door import MAIN, ranks_here, threads_each
+from treetune.runtime.console import format_duration
 from treetune.runtime.machine import gpus
+from treetune.runtime.rank_launcher import MAIN, ranks_here, threads_each
 from treetune.store.files import write_json, write_text
 from treetune.tables.check import refuse_unwritten
 from treetune.tables.runs import (
@@ -265,7 +265,7 @@ class _Attempt:
         progress = f"iteration 1 of {total}"
         if rows:
             mean = sum(row.get("seconds/total", 0.0) for row in rows) / len(rows)
-            time_left = duration((total - len(rows)) * mean)
+            time_left = format_duration((total - len(rows)) * mean)
             progress = f"{len(rows)} of {total} iterations, {mean:.1f} s each, about {time_left} left"
         self.announce(f"{self.label}: {progress}, {self.seconds:.0f} s")
 
@@ -519,7 +519,7 @@ class RunCost(NamedTuple):
     basis: str
 
 
-def estimate(plan: TableRuns, run: PlannedRun) -> RunCost:
+def estimate_run(plan: TableRuns, run: PlannedRun) -> RunCost:
     """Estimates the cost of a run from the first of these sources that there is.
 
     1. Only for a run that has not begun: finished runs of other seeds, then the table's `seconds_per_run`.
@@ -596,10 +596,12 @@ def cost_line(plan: TableRuns, at_once: int = 1) -> str:
     states = [status.state for status in plan.statuses.values()]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     parts = [f"{len(plan.runs)} runs: {counts}"]
-    costs = [estimate(plan, run).seconds for run in plan.to_do() if not plan.blocked_by(run)]
+    costs = [estimate_run(plan, run).seconds for run in plan.to_do() if not plan.blocked_by(run)]
     if seconds := sum(cost for cost in costs if cost is not None):
-        in_parallel = f", or {duration(seconds / at_once)} with {at_once} at once" if at_once > 1 else ""
-        parts.append(f"still about {duration(seconds)} of runs{in_parallel}")
+        in_parallel = (
+            f", or {format_duration(seconds / at_once)} with {at_once} at once" if at_once > 1 else ""
+        )
+        parts.append(f"still about {format_duration(seconds)} of runs{in_parallel}")
     if unknown := costs.count(None):
         parts.append(f"{unknown} runs of unknown cost")
     return "; ".join(parts)
@@ -612,8 +614,8 @@ def _remaining_need(plan: TableRuns, run: PlannedRun) -> str:
         return ""
     if blocked := plan.blocked_by(run):
         return f"blocked by {', '.join(blocked)}"
-    seconds, basis = estimate(plan, run)
-    cost = f"unknown ({basis})" if seconds is None else f"{duration(seconds)} ({basis})"
+    seconds, basis = estimate_run(plan, run)
+    cost = f"unknown ({basis})" if seconds is None else f"{format_duration(seconds)} ({basis})"
     return f"{cost}, after {', '.join(run.recipe.needs)}" if run.needs else cost
 
 

@@ -28,12 +28,12 @@ from treetune.tables.curves import (
 from treetune.tables.runs import MEASURABLE, PlannedRun, TableRuns, problem_means
 from treetune.tables.settings import MethodRow, Reproduction
 from treetune.tables.statistics import (
-    SIGNIFICANT,
+    SIGNIFICANCE_LEVEL,
     MeanWithInterval,
     holm,
-    of_shares,
-    over_seeds,
-    over_seeds_and_problems,
+    interval_of_shares,
+    interval_over_seeds,
+    interval_over_seeds_and_problems,
 )
 
 
@@ -91,7 +91,7 @@ class Comparison:
         significant if its interval excludes 0 and one more condition holds: the table declared the comparison
         before anything ran, or the adjusted p is below 0.05.
         """
-        may_be_called = self.declared or (self.adjusted is not None and self.adjusted < SIGNIFICANT)
+        may_be_called = self.declared or (self.adjusted is not None and self.adjusted < SIGNIFICANCE_LEVEL)
         if not may_be_called or not self.difference.excludes_zero:
             return None
         is_higher = self.difference.mean > 0
@@ -160,7 +160,7 @@ class Results:
     """By the name of the row, how many of its runs failed and how many collapsed: "0, 1 of 3"."""
 
 
-def measure(plan: TableRuns) -> Results:
+def measure_cells(plan: TableRuns) -> Results:
     """Reads every cell, and compares rows.
 
     Runs that are missing, have failed or have another configuration are left out; their cells say so.
@@ -248,7 +248,7 @@ def _compare(table: Reproduction, cell: CellResult, other: CellResult) -> Compar
         if declared:
             difference = table.until.sequence(differences, table.level)
         else:
-            difference = over_seeds(differences, kind)
+            difference = interval_over_seeds(differences, kind)
         return Comparison(*names, cell.column, len(seeds), difference, declared=declared)
     differences_by_problem = []  # one entry for each seed whose two runs have means of the same problems
     for result, other_result in pairs:
@@ -258,9 +258,9 @@ def _compare(table: Reproduction, cell: CellResult, other: CellResult) -> Compar
                 {problem: means[problem] - other_means[problem] for problem in means}
             )
     if len(differences_by_problem) == len(seeds):
-        difference = over_seeds_and_problems(differences_by_problem, kind)
+        difference = interval_over_seeds_and_problems(differences_by_problem, kind)
     else:
-        difference = over_seeds(differences, kind)
+        difference = interval_over_seeds(differences, kind)
         # As if there were a single problem: `paired` then tests only over seeds.
         differences_by_problem = [{"": number} for number in differences]
     *_, p = paired(differences_by_problem)
@@ -292,7 +292,7 @@ def _read_cell(plan: TableRuns, row: MethodRow, column: MeasuredColumn) -> CellR
     reached_by_all = True
     for run in plan.of(name):
         try:
-            results.append(read(plan, run, row, column))
+            results.append(read_seed_result(plan, run, row, column))
         except ValueError as error:
             absent[run.seed] = str(error)
             reached_by_all = reached_by_all and not isinstance(error, NotReached)
@@ -303,7 +303,7 @@ def _read_cell(plan: TableRuns, row: MethodRow, column: MeasuredColumn) -> CellR
             estimate = _estimate(results, plan, column)
         except ValueError as error:
             notes.append(str(error))
-            estimate = over_seeds([result.value for result in results], kind)
+            estimate = interval_over_seeds([result.value for result in results], kind)
         # The interval may reach beyond the possible values of the number: above 1 for a share, or below 0.
         if column.evaluation is not None or column.area is not None:
             estimate = estimate.within(0.0, 1.0 if column.kind.share else math.inf)
@@ -316,15 +316,18 @@ def _estimate(results: list[SeedResult], plan: TableRuns, column: MeasuredColumn
     analysis."""
     means = [result.by_problem for result in results if result.by_problem is not None]
     if len(means) == len(results):
-        # Where all shares are 0, or all are 1, resampling finds no spread. `of_shares` has an interval then.
+        # Where all shares are 0, or all are 1, resampling finds no spread. `interval_of_shares` has an
+        # interval then.
         are_shares = column.evaluation is not None and column.kind.share
-        return (of_shares if are_shares else over_seeds_and_problems)(means, plan.table.interval)
+        return (interval_of_shares if are_shares else interval_over_seeds_and_problems)(
+            means, plan.table.interval
+        )
     if len(results) == 1 and results[0].bounds is not None:
         return MeanWithInterval(results[0].value, *results[0].bounds)
-    return over_seeds([result.value for result in results], plan.table.interval)
+    return interval_over_seeds([result.value for result in results], plan.table.interval)
 
 
-def read(plan: TableRuns, run: PlannedRun, row: MethodRow, column: MeasuredColumn) -> SeedResult:
+def read_seed_result(plan: TableRuns, run: PlannedRun, row: MethodRow, column: MeasuredColumn) -> SeedResult:
     """Returns the number of one run in a row and column.
 
     Raises ValueError where there is none, with a message that says why."""

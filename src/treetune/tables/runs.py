@@ -223,14 +223,14 @@ def inspect_again(plan: TableRuns) -> TableRuns:
     return TableRuns(plan.table, plan.runs, {run.key: inspect(run) for run in plan.runs})
 
 
-def with_seeds(plan: TableRuns, wanted: Mapping[str, Sequence[int]]) -> TableRuns:
+def with_seeds(plan: TableRuns, seeds_by_name: Mapping[str, Sequence[int]]) -> TableRuns:
     """Returns the plan with further seeds of some experiments, and of all experiments that these need.
 
-    `wanted` has the further seeds by the experiment's name: `{"ppo": [4, 5]}`.
+    `seeds_by_name` has the further seeds by the experiment's name: `{"ppo": [4, 5]}`.
     """
     table = plan.table
     needed_keys: list[RunKey] = []
-    for name, seeds in wanted.items():
+    for name, seeds in seeds_by_name.items():
         needed_keys += all_needed(table, name, seeds)
     planned_keys = {run.key for run in plan.runs}
     new_keys = [key for key in dict.fromkeys(needed_keys) if key not in planned_keys]

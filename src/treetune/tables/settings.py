@@ -16,7 +16,12 @@ from treetune.config.registrable import Registrable
 from treetune.contracts import Finding, Root
 from treetune.tables.check import check_table
 from treetune.tables.columns import MeasuredColumn, Name, Panel
-from treetune.tables.statistics import LEVEL, MeanWithInterval, confidence_sequence, normal_sequence
+from treetune.tables.statistics import (
+    CONFIDENCE_LEVEL,
+    MeanWithInterval,
+    confidence_sequence,
+    normal_sequence,
+)
 
 
 class Table(Registrable, Root, root="a table"):
@@ -219,7 +224,7 @@ class Until:
     column: Name | None = None
     """The column in which differences are measured; null: the table's first column."""
 
-    def sequence(self, differences: Sequence[float], level: float = LEVEL) -> MeanWithInterval:
+    def sequence(self, differences: Sequence[float], level: float = CONFIDENCE_LEVEL) -> MeanWithInterval:
         """Returns the mean of the differences with the confidence sequence that `assume` names."""
         if self.assume == "normal":
             return normal_sequence(differences, level)
@@ -265,7 +270,7 @@ class Reproduction(Table):
     on_failure: Literal["go_on", "stop"] = "go_on"
     """What happens after a run has failed: the other runs go on, or everything stops."""
     interval: Literal["bootstrap", "student"] = "student"
-    """The kind of intervals, see `statistics.over_seeds_and_problems`."""
+    """The kind of intervals, see `statistics.interval_over_seeds_and_problems`."""
     deadline_hours: Annotated[float, Gt(0)] = 240.0
     """The hours after which a command of a run is ended, because it seems to hang."""
     notes: tuple[str, ...] = ()
@@ -472,7 +477,7 @@ class Reproduction(Table):
     @property
     def level(self) -> float:
         """The level of each comparison's interval at which all of them together hold at 95 % (Bonferroni)."""
-        return 1 - (1 - LEVEL) / max(1, len(self.comparisons))
+        return 1 - (1 - CONFIDENCE_LEVEL) / max(1, len(self.comparisons))
 
     @property
     def starts(self) -> set[str]:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal
 
-from treetune.runtime.intervals import wilson
+from treetune.runtime.intervals import CONFIDENCE_LEVEL, wilson
 
 RESAMPLES = 4000
-LEVEL = 0.95
 
 WEIGHT = 0.1
 """The weight of the prior of `normal_sequence`, as if the prior were this many numbers. With 0.1, the
@@ -23,7 +22,7 @@ interval has nearly its smallest width after 4 to 16 numbers: the best weight fo
 narrower by at most 11 %."""
 
 IntervalKind = Literal["bootstrap", "student"]
-"""The kind of an interval, see `over_seeds_and_problems`."""
+"""The kind of an interval, see `interval_over_seeds_and_problems`."""
 
 COVERAGE_OF_BOOTSTRAP = {2: 0.61, 3: 0.81, 4: 0.83, 5: 0.88}
 """The share of "bootstrap" intervals that contain the true mean, by the number of seeds. It should be 0.95.
@@ -62,7 +61,7 @@ class MeanWithInterval:
         return MeanWithInterval(self.mean, max(self.low, least), min(self.high, most))
 
 
-def over_seeds_and_problems(
+def interval_over_seeds_and_problems(
     values: Sequence[Mapping[str, float]], kind: IntervalKind = "bootstrap"
 ) -> MeanWithInterval:
     """Estimates the mean of one value per problem and seed, where all seeds have the same problems.
@@ -99,15 +98,15 @@ def over_seeds_and_problems(
     )
     means_B = np.einsum("bs,sp,bp->b", seeds_BS, matrix_SP, problems_BP, optimize=True)
     # The seeds' part of a resampled mean is the mean deviation of the drawn seeds. `means_B` contains this
-    # part once. Adding it stretch − 1 times makes it `stretch` times as large.
+    # part once. Adding it `widening_factor` − 1 times makes it `widening_factor` times as large.
     deviations_S = matrix_SP.mean(axis=1) - matrix_SP.mean()
-    means_B += (stretch(n_seeds, kind) - 1) * (seeds_BS @ deviations_S)
-    tail = (1 - LEVEL) / 2
+    means_B += (widening_factor(n_seeds, kind) - 1) * (seeds_BS @ deviations_S)
+    tail = (1 - CONFIDENCE_LEVEL) / 2
     low, high = float(np.quantile(means_B, tail)), float(np.quantile(means_B, 1 - tail))
     return MeanWithInterval(float(matrix_SP.mean()), low, high)
 
 
-def normal_sequence(values: Sequence[float], level: float = LEVEL) -> MeanWithInterval:
+def normal_sequence(values: Sequence[float], level: float = CONFIDENCE_LEVEL) -> MeanWithInterval:
     """Estimates the mean of normal numbers of unknown spread, with an interval that is valid at every count.
 
     It is a t-interval at which one may look after each number, as with `confidence_sequence`.
@@ -135,7 +134,9 @@ def normal_sequence(values: Sequence[float], level: float = LEVEL) -> MeanWithIn
     return MeanWithInterval(mean, mean - half_width, mean + half_width)
 
 
-def confidence_sequence(values: Sequence[float], bound: float, level: float = LEVEL) -> MeanWithInterval:
+def confidence_sequence(
+    values: Sequence[float], bound: float, level: float = CONFIDENCE_LEVEL
+) -> MeanWithInterval:
     """Estimates the mean of numbers between −bound and bound, with an interval that is valid at every count.
 
     One may look at the interval after each number and stop at any time. The numbers must be independent draws
@@ -188,13 +189,15 @@ def confidence_sequence(values: Sequence[float], bound: float, level: float = LE
     return MeanWithInterval((2 * mean - 1) * bound, *bounds)
 
 
-def of_shares(values: Sequence[Mapping[str, float]], kind: IntervalKind = "bootstrap") -> MeanWithInterval:
-    """Estimates the mean as `over_seeds_and_problems` does, where each problem's value is a share.
+def interval_of_shares(
+    values: Sequence[Mapping[str, float]], kind: IntervalKind = "bootstrap"
+) -> MeanWithInterval:
+    """Estimates the mean as `interval_over_seeds_and_problems` does, where each problem's value is a share.
 
     Resampling finds no spread where all shares are 0 or all are 1, and too little where a single seed has one
     answer for each problem. The interval is then Wilson's, over the problems.
     """
-    estimate = over_seeds_and_problems(values, kind)
+    estimate = interval_over_seeds_and_problems(values, kind)
     shares = set()
     for seed_values in values:
         shares |= set(seed_values.values())
@@ -204,26 +207,27 @@ def of_shares(values: Sequence[Mapping[str, float]], kind: IntervalKind = "boots
     return estimate
 
 
-def over_seeds(values: Sequence[float], kind: IntervalKind = "bootstrap") -> MeanWithInterval:
-    """Estimates the mean as `over_seeds_and_problems` does, where each seed has a single number."""
+def interval_over_seeds(values: Sequence[float], kind: IntervalKind = "bootstrap") -> MeanWithInterval:
+    """Estimates the mean as `interval_over_seeds_and_problems` does, where each seed has a single number."""
     if len(values) == 1:
         return MeanWithInterval(values[0], None, None)
-    return over_seeds_and_problems([{"": value} for value in values], kind)
+    return interval_over_seeds_and_problems([{"": value} for value in values], kind)
 
 
-def stretch(seeds: int, kind: IntervalKind) -> float:
-    """Returns the factor that widens the seeds' part of an interval; see `over_seeds_and_problems`."""
+def widening_factor(seeds: int, kind: IntervalKind) -> float:
+    """Returns the factor that widens the seeds' part of an interval; see
+    `interval_over_seeds_and_problems`."""
     if seeds == 1:
         return 1.0
     factor = math.sqrt(seeds / (seeds - 1))
     if kind == "student":
         from scipy.special import ndtri, stdtrit
 
-        factor *= float(stdtrit(seeds - 1, 0.5 + LEVEL / 2) / ndtri(0.5 + LEVEL / 2))
+        factor *= float(stdtrit(seeds - 1, 0.5 + CONFIDENCE_LEVEL / 2) / ndtri(0.5 + CONFIDENCE_LEVEL / 2))
     return factor
 
 
-SIGNIFICANT = 0.05
+SIGNIFICANCE_LEVEL = 0.05
 """A difference is significant if its p-value is below this."""
 
 

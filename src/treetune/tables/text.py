@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from treetune.rollouts.numbers import declared, declared_ratios
-from treetune.runtime.console import duration
+from treetune.runtime.console import format_duration
 from treetune.tables.columns import MeasuredColumn, Panel
 from treetune.tables.curves import AXES, Curve, panel_notes
 from treetune.tables.measure import CellResult, Comparison, Results
@@ -188,7 +188,7 @@ def until_lines(plan: TableRuns) -> list[str]:
         reason = reason_texts[verdict.reason]
         if verdict.further is not None:  # this many more seeds like those so far would be enough
             seconds = seconds_a_seed(plan, verdict)
-            cost = "" if seconds is None else f", about {duration(verdict.further * seconds)} of runs,"
+            cost = "" if seconds is None else f", about {format_duration(verdict.further * seconds)} of runs,"
             reason = f"{verdict.further} more seed{'s' if verdict.further > 1 else ''}{cost} until ± {goal}"
         elif verdict.reason == "more" and verdict.seeds < until.seeds.at_least:
             # Both rows get `at_least` seeds, even if no number of seeds makes the interval narrow enough.

@@ -8,7 +8,7 @@ from itertools import cycle, islice
 from statistics import fmean
 from typing import Literal
 
-from treetune.tables.measure import read
+from treetune.tables.measure import read_seed_result
 from treetune.tables.runs import TO_DO, TableRuns, all_needed, with_seeds
 from treetune.tables.settings import Until
 from treetune.tables.statistics import MeanWithInterval
@@ -100,8 +100,8 @@ def _verdict(plan: TableRuns, until: Until, row: str, to: str) -> DifferenceVerd
         run, other_run = plan.run(row_experiment, seed), plan.run(other_experiment, seed)
         runs = (run, other_run)
         try:
-            value = read(plan, run, rows_by_name[row], table.judged).value
-            other_value = read(plan, other_run, rows_by_name[to], table.judged).value
+            value = read_seed_result(plan, run, rows_by_name[row], table.judged).value
+            other_value = read_seed_result(plan, other_run, rows_by_name[to], table.judged).value
         except ValueError:  # one of the runs has no result, or none yet
             to_come = any(plan.statuses[run.key].state in (*TO_DO, "running") for run in runs)
             # This seed is planned already: if its result is still to come, no next seed is asked for.

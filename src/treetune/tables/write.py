@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.engine.settings import GIB, host_memory
-from treetune.runtime.console import duration
+from treetune.runtime.console import format_duration
 from treetune.runtime.machine import processor, versions
 from treetune.store.files import write_json, write_text
 from treetune.tables.curves import Curve, curves, curves_json, panel_curves, panel_notes
@@ -25,7 +25,7 @@ from treetune.tables.figures import (
     panel_charts,
     row_colours,
 )
-from treetune.tables.measure import CellResult, Comparison, Results, measure
+from treetune.tables.measure import CellResult, Comparison, Results, measure_cells
 from treetune.tables.runs import TableRuns, make_plan
 from treetune.tables.settings import ExperimentsTable, Reproduction, Table
 from treetune.tables.statistics import MeanWithInterval
@@ -70,7 +70,7 @@ def make_table(table: Table, command: str, output: Path | None = None) -> int:
 def write_runs_table(plan: TableRuns, command: str) -> list[Path]:
     """Writes every form of a table of runs and its figures, and returns the files."""
     table = plan.table
-    results, column_curves, panels = measure(plan), curves(plan), panel_curves(plan)
+    results, column_curves, panels = measure_cells(plan), curves(plan), panel_curves(plan)
     account = _account(plan, command)
     # A curve of a single point is drawn as a level, and a figure that has only levels would show nothing.
     has_curves = any(len(curve.points) > 1 for curve in column_curves)
@@ -118,7 +118,7 @@ def _account(plan: TableRuns, command: str) -> dict[str, str]:
     return {
         "command": command,
         "runs": f"{finished} of {len(plan.runs)} finished",
-        "time": f"{duration(seconds)} for all runs, start-up and evaluation included",
+        "time": f"{format_duration(seconds)} for all runs, start-up and evaluation included",
         "machine": f"{name}, {len(os.sched_getaffinity(0))} cores, {host_memory() / GIB:.0f} GiB memory",
         "system": platform.platform(),
         "versions": ", ".join(f"{package} {version}" for package, version in packages.items()),

@@ -22,7 +22,7 @@ def nothing_recorded(iteration: int) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Drawing:
+class DrawingContext:
     """The data that a `DrawingRule` may read: the iteration, the seed, and results of earlier iterations."""
 
     seed: int
@@ -42,18 +42,18 @@ class DrawingRule:
     reads_pass_rates: bool = False
     """Whether `draw` reads the pass rates of single problems in earlier iterations."""
 
-    def draw(self, problems: Sequence[Problem], count: int, drawing: Drawing) -> list[Problem]:
+    def draw(self, problems: Sequence[Problem], count: int, drawing: DrawingContext) -> list[Problem]:
         """Draws an iteration's problems from all training problems. See `draw_problems`."""
         return draw_problems(problems, count, drawing.seed, drawing.iteration, drawing.replacement)
 
     def draw_further(
-        self, problems: Sequence[Problem], taken: Sequence[Problem], drawing: Drawing
+        self, problems: Sequence[Problem], taken: Sequence[Problem], drawing: DrawingContext
     ) -> list[Problem]:
         """Returns the problems that the iteration has not `taken` yet, in the order in which it may take
         them. See `further_problems`."""
         return further_problems(problems, taken, drawing.seed, drawing.iteration)
 
-    def metrics(self, problems: Sequence[Problem], drawing: Drawing) -> Metrics:
+    def metrics(self, problems: Sequence[Problem], drawing: DrawingContext) -> Metrics:
         """Returns metrics about the drawing of problems."""
         return {}
 

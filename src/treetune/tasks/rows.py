@@ -17,7 +17,7 @@ from annotated_types import Gt, MinLen
 from typing_extensions import override
 
 from treetune.config.errors import did_you_mean
-from treetune.contracts import Finding
+from treetune.contracts import Finding, innermost_rollout
 from treetune.exceptions import BadRow, NoPlainValue, NoSplit
 from treetune.seeds import derived_random
 from treetune.tasks.base import Split, Task, check_split
@@ -40,7 +40,7 @@ from treetune.tasks.splitter_task import SplitterTask
 from treetune.tasks.steps import Lines, StepSplitter
 from treetune.vocabulary import Problem
 
-QUICKLY_READ = 4_000_000
+QUICKLY_READ_BYTES = 4_000_000
 """The size in bytes up to which a file that isn't Parquet is read as a whole while a configuration is
 checked."""
 
@@ -304,9 +304,43 @@ def _first_rows(path: Path, columns: Sequence[str] | None, setting: str) -> list
         return Finding.of(error, setting, "" if ": " in str(error) else "fix the file")
 
 
+def check_stop(task: Task, stop: Sequence[str], experiment: Any) -> Iterator[Finding]:
+    """Yields a warning for stop strings of a task that end no answer.
+
+    A mixture takes the stop strings of its domains. Otherwise only those of the rollout count.
+
+    Args:
+        task: The task.
+        stop: Its stop strings.
+        experiment: The configuration's root. It may have no evaluation, as pipelines for data.
+    """
+    evaluation = getattr(experiment, "evaluation", None)
+    if not stop or evaluation is None:
+        return
+    rollouts: dict[str, Any] = {}  # those that sample answers to the task's problems, by key
+    if experiment.task is task:
+        rollouts["rollout"] = experiment.rollout
+    if experiment.task is task or any(evaluation_set.task is task for evaluation_set in evaluation.sets):
+        if evaluation.rollout is not None:
+            rollouts["evaluation.rollout"] = evaluation.rollout
+        else:
+            rollouts["rollout"] = experiment.rollout
+    for key_of_outermost, outermost in rollouts.items():
+        rollout, key = innermost_rollout(outermost, key_of_outermost)
+        sampling = rollout.sampling
+        if sampling is not None and not set(stop) <= set(sampling.stop):
+            yield Finding(
+                f"the task's stop {list(stop)} ends no answer outside of a mixture, and {key}.stop is"
+                f" {list(sampling.stop)}: name the strings there, or leave the task's out",
+                "stop",
+                level="warning",
+            )
+            return
+
+
 def is_quickly_read(path: Path) -> bool:
     """Returns whether the first rows of a file, and their number, can be read quickly."""
-    return path.is_file() and (path.suffix == ".parquet" or path.stat().st_size <= QUICKLY_READ)
+    return path.is_file() and (path.suffix == ".parquet" or path.stat().st_size <= QUICKLY_READ_BYTES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,6 +377,8 @@ class JsonLines(RowsTask):
     def check(self, experiment: Any) -> Iterator[Finding]:
         """Also yields a finding for each setting that names a column which the source doesn't have."""
         yield from super().check(experiment)
+        if self.stop != type(self).stop:  # the default belongs to the default template
+            yield from check_stop(self, self.stop, experiment)
         if isinstance(self.source, OnDisk):
             for split in get_args(Split):
                 with contextlib.suppress(NoSplit):  # a source may have no validation rows, for example

@@ -373,7 +373,7 @@ GOLDS = {"reward_model": "ground_truth"}
 """Columns of objects, and for each the field that is a gold. Nulls in golds affect grades."""
 
 
-def _float_paths(kind: Any, path: str) -> list[str]:
+def _float_paths(arrow_type: Any, path: str) -> list[str]:
     """Returns the paths of all floats in a column's type, in Parquet's notation: ``extra_info.index``.
 
     Floats in lists are left out, since `whole_fields`, which gets the columns that are read by these paths,
@@ -381,31 +381,33 @@ def _float_paths(kind: Any, path: str) -> list[str]:
     """
     import pyarrow as pa
 
-    if pa.types.is_struct(kind):
+    if pa.types.is_struct(arrow_type):
         paths: list[str] = []
-        for field in kind:
+        for field in arrow_type:
             paths += _float_paths(field.type, f"{path}.{field.name}")
         return paths
-    return [path] if pa.types.is_float64(kind) else []
+    return [path] if pa.types.is_float64(arrow_type) else []
 
 
-def _holds_objects(kind: Any) -> bool:
+def _holds_objects(arrow_type: Any) -> bool:
     """Returns whether the values of a type are objects, or lists of objects."""
     import pyarrow as pa
 
-    if kind is None:
+    if arrow_type is None:
         return False
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _holds_objects(kind.value_type)
-    return bool(pa.types.is_struct(kind))
+    if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type):
+        return _holds_objects(arrow_type.value_type)
+    return bool(pa.types.is_struct(arrow_type))
 
 
-def _field_type(kind: Any, name: str) -> Any:
+def _field_type(arrow_type: Any, name: str) -> Any:
     """Returns the type of the field `name` in a type of objects. Returns None if there is no such field, or
     if the type isn't one of objects."""
     import pyarrow as pa
 
-    return kind.field(name).type if pa.types.is_struct(kind) and name in kind.names else None
+    return (
+        arrow_type.field(name).type if pa.types.is_struct(arrow_type) and name in arrow_type.names else None
+    )
 
 
 def _rows(splits: Mapping[str, Any], name: str, where: str) -> Iterator[LocatedRow]:
@@ -425,12 +427,12 @@ def _rows(splits: Mapping[str, Any], name: str, where: str) -> Iterator[LocatedR
     # For each column, the fields that were whole numbers before a null turned them into floats.
     whole: dict[str, dict[str, Any]] = {}
     for column in () if table is None else table.column_names:
-        kind = table.schema.field(column).type
-        if _float_paths(kind, column):
+        arrow_type = table.schema.field(column).type
+        if _float_paths(arrow_type, column):
             whole[column] = whole_fields(table.column(column))
         # The field of the column's objects that is a gold (a reference answer); None if no field is.
         gold = GOLDS.get(column)
-        if gold is not None and _holds_objects(_field_type(kind, gold)):
+        if gold is not None and _holds_objects(_field_type(arrow_type, gold)):
             import pyarrow.compute as compute
 
             golds = compute.struct_field(table.column(column), gold)

@@ -268,7 +268,7 @@ def counts_of(trajectory: Trajectory, tags: TagIds | None, *, only_forked: bool 
 
 
 @NumberGroup.register("threads", NUMBERS, ratios={"speed_up": (TOTAL, LONGEST)})
-def measure(trajectories: Sequence[Trajectory], codec: TextCodec) -> list[dict[str, float]]:
+def measure_threads(trajectories: Sequence[Trajectory], codec: TextCodec) -> list[dict[str, float]]:
     """Returns the numbers of each answer, by short name.
 
     An answer has no numbers if the tokenizer does not have the tags. Only answers with a block have

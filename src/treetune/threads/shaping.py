@@ -23,7 +23,7 @@ from treetune.config.registrable import Registrable
 from treetune.contracts import Answers, Experiment, Finding, Need, TaskDemonstrations
 from treetune.rollouts.base import Shaping
 from treetune.rollouts.context import RolloutContext, required
-from treetune.rollouts.shaping import groups_of
+from treetune.rollouts.shaping import indices_by_problem
 from treetune.seeds import derive_seed
 from treetune.tasks.mixed import task_of, trained_parts_of
 from treetune.threads.format import TagIds
@@ -86,7 +86,7 @@ class OfGroup(ReferenceLength):
     def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
         """Returns for each answer the median critical path of the other correct answers to its problem."""
         lengths: Lengths = [None] * len(answers)
-        for indices in groups_of(answers).values():
+        for indices in indices_by_problem(answers).values():
             correct = [index for index in indices if answers[index].grade.correct]
             for index in indices:
                 others = [other for other in correct if other != index]
@@ -157,7 +157,7 @@ class Running(ReferenceLength):
         shaping_memory = required(context.shaping_memory, "shaping memory")
         memory = shaping_memory.setdefault("acceleration", {})
         changed: dict[str, float] = {}
-        for problem_id, indices in groups_of(answers).items():
+        for problem_id, indices in indices_by_problem(answers).items():
             sequential_lengths = []
             for index in indices:
                 if answers[index].grade.correct and not counts[index].with_parallel:
@@ -409,7 +409,7 @@ class GroupLengthPenalty(Shaping):
         """Returns for each answer minus its length penalty within its group."""
         tags = TagIds.of(context.codec.encode)
         bonuses = [0.0] * len(trajectories)
-        for indices in groups_of(trajectories).values():
+        for indices in indices_by_problem(trajectories).values():
             group = [trajectories[index] for index in indices]
             penalties = group_penalties(
                 [counts_of(answer, tags).num_tokens_in_the_longest_thread for answer in group],

@@ -35,7 +35,7 @@ from treetune.credit.base import UNUSED_REMEDY, ContinuingCredit, Credit
 from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.rloo import leave_one_out_advantages
 from treetune.credit.states.base import AnswerPrefix
-from treetune.engine.requests import CONTINUATIONS
+from treetune.engine.requests import CONTINUATION_PRIORITY
 from treetune.rollouts.answers import Start, require_growing_rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.seeds import derive_seed, derived_random
@@ -280,7 +280,7 @@ class ThreadShapley(ContinuingCredit):
                 block_numbers.append(block.number)
         # In the engine's queue, answers of the rollout come before counterfactual answers. The log-probs of
         # counterfactual answers are not read, since these answers are never trained on.
-        settings = replace(context.settings, reads_logprobs=False, priority=CONTINUATIONS)
+        settings = replace(context.settings, reads_logprobs=False, priority=CONTINUATION_PRIORITY)
         sampling_context = replace(context, settings=settings)
         sampled: list[Trajectory] = []
         if starts:

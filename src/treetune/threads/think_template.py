@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SYSTEM = (
-    "Think before you answer: write what you think between <think> and </think>, and behind </think> the"
+    "Think before you answer: write what you think between <think> and </think>, and after </think> the"
     " answer alone."
 )
 OPENING = "<think>\n"

@@ -387,23 +387,23 @@ def rewards_to_come(starts: Sequence[int], rewards_N: Tensor) -> Tensor:
     return torch.cat(sums)
 
 
-def normalise(advantages_N: Tensor, kind: str) -> Tensor:
+def normalise(advantages_N: Tensor, normalisation: str) -> Tensor:
     """Normalises advantages over all N tokens.
 
     ``whiten``: ``(A - mean) / sqrt(var + 1e-8)``; ``scale``: ``A / sqrt(var + 1e-8)``; ``none``: unchanged.
     """
-    if kind == "none" or len(advantages_N) < 2:
+    if normalisation == "none" or len(advantages_N) < 2:
         return advantages_N  # a single token has no standard deviation
     # The sums are computed in float64, so that the result in float32 doesn't depend on the order in which a
     # million tokens are summed.
     advantages = advantages_N.double()
     deviation = (advantages.var() + 1e-8).sqrt()
-    centred = advantages - advantages.mean() if kind == "whiten" else advantages
+    centred = advantages - advantages.mean() if normalisation == "whiten" else advantages
     return (centred / deviation).float()
 
 
 def normalise_by_domain(
-    advantages_N: Tensor, kind: str, starts: Sequence[int], domains: Sequence[str]
+    advantages_N: Tensor, normalisation: str, starts: Sequence[int], domains: Sequence[str]
 ) -> Tensor:
     """Normalises the advantages of each domain's sequences separately; see `normalise`."""
     result_N = advantages_N.clone()
@@ -411,5 +411,5 @@ def normalise_by_domain(
     for domain in dict.fromkeys(domains):
         spans_of_domain = [span for span, name in zip(spans, domains, strict=True) if name == domain]
         index = torch.cat([torch.arange(start, end) for start, end in spans_of_domain])
-        result_N[index] = normalise(advantages_N[index], kind)
+        result_N[index] = normalise(advantages_N[index], normalisation)
     return result_N

@@ -209,7 +209,9 @@ def _private_folder(port: str, rank: int) -> Path:
         # The ranks have nothing in common but their launcher. Its start time is part of the name, since a
         # later process may get its process id.
         launcher = psutil.Process(os.getppid())
-        name = f"{held_folders.PREFIX}meeting-{launcher.pid}-{round(launcher.create_time() * 100)}-{port}"
+        name = (
+            f"{held_folders.FOLDER_PREFIX}meeting-{launcher.pid}-{round(launcher.create_time() * 100)}-{port}"
+        )
         folder = Path(tempfile.gettempdir()) / name
         with contextlib.suppress(FileExistsError):  # another rank was faster, or it is refused below
             folder.mkdir(mode=0o700)

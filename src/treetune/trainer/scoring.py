@@ -37,7 +37,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treetune.engine.requests import ANSWERS, Completion, Request
+from treetune.engine.requests import ANSWER_PRIORITY, Completion, Request
 from treetune.models.logprobs import ModelInputs, Nucleus, squared_probabilities
 from treetune.trainer.base import Trainer
 from treetune.trainer.batches import MicroBatch, micro_batches, rows_scored_by
@@ -448,7 +448,7 @@ class ReferencePrefetch:
         All tokens of an answer are scored. Continuations are not submitted.
         """
         self._refuse_failed()
-        if request.priority != ANSWERS:  # only requests for answers have this priority
+        if request.priority != ANSWER_PRIORITY:  # only requests for answers have this priority
             return
         for answer in answers:
             token_ids = joined([request.prompt_ids, answer.token_ids])

@@ -31,7 +31,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from treetune.tree import training_rows
-from treetune.vocabulary import Episode, Stretch, TokenIds
+from treetune.vocabulary import Episode, SegmentSpan, TokenIds
 
 Unit = tuple[int, ...]
 """Indices that belong together: of the one or two sequences that the objective compares, of the rows of a
@@ -296,7 +296,7 @@ def _rows(episode: Episode) -> Iterator[tuple[TokenIds, np.ndarray]]:
     Raises:
         ValueError: The stretches don't cover the response.
     """
-    stretches = episode.stretches or (Stretch(len(episode.response_ids), ()),)
+    stretches = episode.stretches or (SegmentSpan(len(episode.response_ids), ()),)
     ends = [0, *(stretch.end for stretch in stretches)]
     if ends[-1] != len(episode.response_ids) or any(a > b for a, b in itertools.pairwise(ends)):
         raise ValueError(

@@ -34,7 +34,7 @@ from treetune.view.page import Form, Page, PageRequest
 from treetune.view.pages import PAGES
 from treetune.view.store import Store
 
-SEEN = "X-Treetune-Seen"
+SEEN_MARK_HEADER = "X-Treetune-Seen"
 """The header in which a page in the browser sends the mark of the content that it shows
 (`PageRequest.mark`). The response is empty (204) while the mark is still the same."""
 
@@ -56,7 +56,7 @@ EVERY_ADDRESS = ("0.0.0.0", "::")
 
 LEAST_TOKEN = 16
 """The fewest characters of a token: a shorter one could be guessed."""
-KEPT = "token"
+TOKEN_FILE = "token"
 """The name of the file in the cache folder that keeps this user's default token, so that addresses and
 cookies still work after a restart."""
 COOKIE_S = 90 * 24 * 3600
@@ -221,7 +221,7 @@ def _answer(view: PageRequest, form: Form | None = None) -> Response:
         # The mark is computed before anything is read, so that a change while the page is made gives another
         # mark at the next request.
         mark = view.mark
-        if view.request.headers.get(SEEN) == mark:
+        if view.request.headers.get(SEEN_MARK_HEADER) == mark:
             return Response(status_code=204)
         return view.page.show(view)
     except NotThere as error:
@@ -277,7 +277,7 @@ def serve(
     cache = cache_folder()
     own_folder(cache)  # readable by this user alone: it contains answers and problems
     store = Store(folders, cache, files=files, read_only=read_only)
-    token = token or _users_token(cache / KEPT)
+    token = token or _users_token(cache / TOKEN_FILE)
     if len(token) < LEAST_TOKEN:
         raise ValueError(
             f"the token has {len(token)} characters and must have at least {LEAST_TOKEN}: a shorter one could"

@@ -241,7 +241,7 @@ def _read_metrics(directory: ExperimentDirectory, missing: list[str]) -> list[di
         }
         for key in sorted(huge):
             missing.append(
-                f"{key} of a line of {directory.metrics} is a whole number of {len(str(abs(row[key])))}"
+                f"{key} of a line of {directory.metrics_file} is a whole number of {len(str(abs(row[key])))}"
                 " digits, and is left out"
             )
         if _is_number(row.get("iteration")) and "iteration" not in huge:

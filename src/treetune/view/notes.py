@@ -38,7 +38,7 @@ LONGEST_LABEL, MOST_LABELS = 40, 20
 PATIENCE_S = 5.0
 """The seconds to wait for another process that is writing a note."""
 
-REMEDY = "delete it; the note is lost"
+NOTE_REMEDY = "delete it; the note is lost"
 """The advice in the message about a damaged note."""
 
 FORMATS = ("parquet", "jsonl")
@@ -191,12 +191,12 @@ def save_note(directory: ExperimentDirectory, note: Note, seen: str) -> None:
 
 def read_note(path: Path) -> Note:
     """Reads a note's file. Raises Damaged if its content isn't a note."""
-    row = read_record(path, REMEDY)
+    row = read_record(path, NOTE_REMEDY)
     try:
         about = NotedAnswer(**row["about"])
         return Note(about, tuple(row["labels"]), str(row["text"]), str(row["author"]), float(row["written"]))
     except (KeyError, TypeError) as error:
-        raise Damaged(f"{path} is not a note ({error!r}): {REMEDY}") from error
+        raise Damaged(f"{path} is not a note ({error!r}): {NOTE_REMEDY}") from error
 
 
 def note_files(folder: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from treetune.runtime.console import duration
+from treetune.runtime.console import format_duration
 from treetune.view.charts import N_COLOURS, about, number
 from treetune.view.text import rendered, visible
 from treetune.vocabulary import CORRECT_SCORE
@@ -85,7 +85,7 @@ def environment() -> Environment:
         "share": lambda value: f"{value:.3f}" if isinstance(value, int | float) else "–",
         "visible": visible,
         "colour": colour_of,
-        "duration": lambda seconds: "–" if seconds is None else duration(seconds),
+        "duration": lambda seconds: "–" if seconds is None else format_duration(seconds),
         "json": lambda value: json.dumps(value, separators=(",", ":")),
         "pretty": lambda value: json.dumps(value, ensure_ascii=False, indent=1, default=str),
         "when": lambda seconds: datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -111,6 +111,11 @@ def earned_by_each(rewards: Iterable[float | None]) -> str:
 def in_seconds(seconds: float) -> str:
     """Formats a short time with three digits: ``5.11 s``, ``44 ms``, ``0.0026 ms``."""
     return f"{number(1000 * seconds)} ms" if seconds < 0.1 else f"{number(seconds)} s"
+
+
+FULL_COLOUR_QUANTILE = 0.95
+"""The quantile of a number's absolute values from which the colour of tokens is full. Larger values are not
+darker, so a few large ones don't make all others pale."""
 
 
 def shade(value: float, scale: float) -> str:

@@ -29,7 +29,7 @@ from rich.table import Table
 from rich.text import Text
 
 from treetune.exceptions import NotThere
-from treetune.runtime.console import duration
+from treetune.runtime.console import format_duration
 from treetune.runtime.directory import verify_answers
 from treetune.view.charts import Chart, limits, number
 from treetune.view.curves import (
@@ -46,7 +46,7 @@ from treetune.view.curves import (
 from treetune.view.experiment import Accuracy, RunProgress, StoredExperiment
 from treetune.view.store import Run, Store
 from treetune.view.store.index import sources, walk
-from treetune.view.text import cut, one_line, visible
+from treetune.view.text import cut_text, one_line, visible
 
 REFRESH_S = 2.0
 TERMINATED = 128 + signal.SIGTERM
@@ -174,7 +174,7 @@ def _experiments_table(
             cells.append(line_of(status.method))
         cells.append(_accuracy_cell(status, bounds=not is_narrow, label=is_wide))
         if not is_narrow:
-            cells.append(Text("" if status.seconds_left is None else duration(status.seconds_left)))
+            cells.append(Text("" if status.seconds_left is None else format_duration(status.seconds_left)))
         rows_of_cells.append(cells)
     # The name gets the width that the other columns leave.
     width_of_cells = 0
@@ -273,7 +273,7 @@ def run_page(
 
 def _status_lines(run: Run, status: RunProgress) -> list[RenderableType]:
     """Returns the lines at the top of an experiment's page: its name, state, method and accuracies."""
-    time_left = f", {duration(status.seconds_left)} left" if status.seconds_left is not None else ""
+    time_left = f", {format_duration(status.seconds_left)} left" if status.seconds_left is not None else ""
     parts: list[RenderableType] = [
         line_of(run.name, "bold"),
         _state(status) + line_of(f"  {_progress(status)} iterations{time_left}"),
@@ -282,7 +282,7 @@ def _status_lines(run: Run, status: RunProgress) -> list[RenderableType]:
         parts.append(_reason(status))
     about = [status.method, f"seed {status.seed}" if status.seed is not None else ""]
     if status.wall_time is not None:
-        about.append(f"last iteration {duration(max(0.0, time.time() - status.wall_time))} ago")
+        about.append(f"last iteration {format_duration(max(0.0, time.time() - status.wall_time))} ago")
     parts.append(line_of(" · ".join(filter(None, about)), "dim"))
     for accuracy in status.accuracies:
         over = f" over {accuracy.problems} problems" if accuracy.problems else ""
@@ -408,7 +408,7 @@ def _answer_text(answer: NewestAnswer, whole: bool) -> Text:
         line = head + line_of(answer.text)
         line.no_wrap, line.overflow = True, "ellipsis"
         return line
-    beginning, left_out = cut(answer.text, WHOLE)
+    beginning, left_out = cut_text(answer.text, WHOLE)
     remark = f"\n… and {left_out} more characters" if left_out else ""
     return head + Text(f"\n{visible(beginning)}{remark}\n")
 

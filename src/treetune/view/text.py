@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from markdown_it.rules_inline import StateInline
     from markupsafe import Markup
 
-SHOWN = 20_000
+CHARACTERS_SHOWN = 20_000
 """The number of characters of a text that a page shows at first."""
 
 MARKS = 4
@@ -117,7 +117,7 @@ def ends_in_a_heap(text: str) -> bool:
     return not text.isascii() and any(heap.end() == len(text) for heap in _heaps().finditer(text))
 
 
-def cut(text: str, most: int = SHOWN) -> tuple[str, int]:
+def cut_text(text: str, most: int = CHARACTERS_SHOWN) -> tuple[str, int]:
     """Returns the first `most` characters of a text, and how many characters were left out."""
     return text[:most], max(0, len(text) - most)
 

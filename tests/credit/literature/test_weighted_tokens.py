@@ -33,6 +33,7 @@ from tests.support.shipped import experiment_of
 from treetune.credit.base import Credit, TrainerScores
 from treetune.credit.grpo import Group
 from treetune.credit.literature.forking_tokens import ForkingTokens
+from treetune.credit.literature.implicit_reward import ImplicitReward
 from treetune.credit.literature.weighted_by import WeightedBy
 from treetune.credit.rloo import Rloo
 from treetune.findings import findings
@@ -310,11 +311,17 @@ def test_a_credit_asks_the_trainer_for_its_signal_and_for_the_credit_under_it() 
     assert WeightedBy(signal="surprise").trainer_scores == TrainerScores()
     over_forking_tokens = WeightedBy(signal="surprise", over=ForkingTokens())
     assert over_forking_tokens.trainer_scores == TrainerScores(distributions=True, passes=1)
-    assert ICT.trainer_scores == TrainerScores(distributions=True, compared_with="group", passes=1)
+    assert ICT.trainer_scores == TrainerScores(
+        distributions=True, compared_with=frozenset({"group"}), passes=1
+    )
     deviation = WeightedBy(signal="deviation", weights="softmax", over=ForkingTokens())
     assert deviation.asks_trainer
     assert deviation.trainer_scores == TrainerScores(
-        reference=True, distributions=True, compared_with="reference", passes=3
+        reference=True, distributions=True, compared_with=frozenset({"reference"}), passes=3
+    )
+    both = WeightedBy(signal="deviation", weights="softmax", over=ICT)
+    assert both.trainer_scores == TrainerScores(
+        reference=True, distributions=True, compared_with=frozenset({"reference", "group"}), passes=3
     )
 
 
@@ -372,6 +379,15 @@ def test_check_refuses_a_deviation_without_a_reference_that_can_be_compared() ->
     assert any("the reference may still score answers" in error for error in errors(scores_while_sampling))
     shares_sequences = replace(experiment, trainer=replace(trainer, sequence_parallel_size=2))
     assert any("ranks that share a sequence" in error for error in errors(shares_sequences))
+
+
+def test_check_refuses_a_deviation_from_another_model_than_the_start_model() -> None:
+    experiment = experiment_of("quickstart/grpo,credit/dgpo")
+    rewards_of_model = ImplicitReward(reward_model=experiment.model)
+    other_reference = replace(experiment, credit=replace(experiment.credit, over=rewards_of_model))
+    assert any(
+        "the credit 'implicit_reward' takes another model" in error for error in errors(other_reference)
+    )
 
 
 def test_check_refuses_a_divergence_from_a_group_of_one_and_from_ranks_that_share_a_sequence() -> None:

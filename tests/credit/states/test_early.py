@@ -36,7 +36,14 @@ from treetune.credit.values.smoothed import Smoothed
 from treetune.credit.vineppo import MonteCarlo
 from treetune.engine.base import Engine
 from treetune.engine.journal import JournaledEngine
-from treetune.engine.requests import ANSWERS, CONTINUATIONS, Completion, Later, OnResult, Request
+from treetune.engine.requests import (
+    ANSWER_PRIORITY,
+    CONTINUATION_PRIORITY,
+    Completion,
+    Later,
+    OnResult,
+    Request,
+)
 from treetune.exceptions import EngineError
 from treetune.rollouts.context import FurtherProblems, RolloutContext
 from treetune.rollouts.single_turn import SingleTurn
@@ -149,14 +156,14 @@ def test_all_continuations_that_the_credit_needs_end_with_the_last_answer(values
     episodes, _ = credit.assign(replace(credit_context, early_continuations=early), trees)
     assert len(episodes) == PROBLEMS * SAMPLES
     priorities = [request.priority for request in inner.asked]
-    assert priorities.count(ANSWERS) == PROBLEMS * SAMPLES
-    assert CONTINUATIONS in priorities[: priorities.index(ANSWERS, PROBLEMS * SAMPLES)]
+    assert priorities.count(ANSWER_PRIORITY) == PROBLEMS * SAMPLES
+    assert CONTINUATION_PRIORITY in priorities[: priorities.index(ANSWER_PRIORITY, PROBLEMS * SAMPLES)]
 
 
 def test_bisecting_begins_with_the_prompts() -> None:
     inner = EngineInSeededOrder()
     roll_out_with_early(inner, MonteCarlo(samples=3, values=Bisect()))
-    early = [request for request in inner.asked if request.priority == CONTINUATIONS]
+    early = [request for request in inner.asked if request.priority == CONTINUATION_PRIORITY]
     assert [plain(request.prompt_ids)[-1] for request in early] == [mdp.ALPHABET.index("?")] * PROBLEMS
 
 
@@ -194,9 +201,9 @@ def test_answers_and_continuations_are_journaled_in_their_own_files(tmp_path: Pa
     run_iteration(context(journaled_engine), MonteCarlo(samples=3))
     lines = {name: len((tmp_path / name).read_text().splitlines()) for name in ("answers", "continuations")}
     counts = Counter(request.priority for request in inner.asked)
-    assert lines == {"answers": counts[ANSWERS], "continuations": counts[CONTINUATIONS]}
+    assert lines == {"answers": counts[ANSWER_PRIORITY], "continuations": counts[CONTINUATION_PRIORITY]}
     assert journaled_engine.sampled.total() == inner.tokens
-    assert 0 < journaled_engine.sampled[ANSWERS] < journaled_engine.sampled[CONTINUATIONS]
+    assert 0 < journaled_engine.sampled[ANSWER_PRIORITY] < journaled_engine.sampled[CONTINUATION_PRIORITY]
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -215,10 +222,10 @@ def test_each_state_is_continued_once_by_the_rank_of_its_answer(world_size: int)
     requests_of_ranks = list(itertools.chain.from_iterable(engine.asked for engine in others))
     assert count_samples(requests_of_ranks) == count_samples(alone.asked)
     for engine in others:
-        problems_by_priority: dict[int, set[int]] = {ANSWERS: set(), CONTINUATIONS: set()}
+        problems_by_priority: dict[int, set[int]] = {ANSWER_PRIORITY: set(), CONTINUATION_PRIORITY: set()}
         for request in engine.asked:
             problems_by_priority[request.priority].add(plain(request.prompt_ids)[0])
-        assert problems_by_priority[CONTINUATIONS] == problems_by_priority[ANSWERS]
+        assert problems_by_priority[CONTINUATION_PRIORITY] == problems_by_priority[ANSWER_PRIORITY]
 
 
 class PoolWithLateGrades(mdp.InlinePool):
@@ -258,7 +265,7 @@ def test_answers_that_are_left_out_cost_nothing(credit: MonteCarlo, credited_ans
     assert count_samples(pipelined.asked) == count_samples(waves.asked)
     groups = Counter(answer.problem.id for answer in expected[0])
     assert {number: groups[f"train/{number}"] for number in credited_answers} == credited_answers
-    continuations = [request for request in pipelined.asked if request.priority == CONTINUATIONS]
+    continuations = [request for request in pipelined.asked if request.priority == CONTINUATION_PRIORITY]
     continued_problems = {mdp.decode(request.prompt_ids)[0] for request in continuations}
     expected_problems = {str(i) for i in range(PROBLEMS) if credited_answers.get(i, SAMPLES)}
     assert continued_problems == expected_problems

@@ -32,8 +32,8 @@ from treetune.credit.values.base import (
     Valuation,
     Value,
     ValueEstimator,
-    mean_of,
     shared_tokens,
+    value_of_rewards,
 )
 from treetune.credit.values.bisect import Bisect
 from treetune.credit.values.continuations import FreshContinuations
@@ -335,7 +335,7 @@ def test_smoothing_lowers_the_error_of_few_continuations_where_values_walk() -> 
         for _ in range(12):
             exact.append(min(max(exact[-1] + rng.choice([-0.1, 0.1]), 0.0), 1.0))
         paths_of_values: list[Value | None] = [
-            mean_of([float(rng.random() < exact_value) for _ in range(3)]) for exact_value in exact
+            value_of_rewards([float(rng.random() < exact_value) for _ in range(3)]) for exact_value in exact
         ]
         path = [*paths_of_values, Value(float(rng.random() < exact[-1]), 0.2)]
         raw += [

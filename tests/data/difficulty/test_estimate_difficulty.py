@@ -280,6 +280,17 @@ def test_answers_that_could_not_be_graded_are_graded_later_and_not_asked_again(
     assert work.summary["unavailable"] == 0 and work.summary["pass_rate"] is not None
 
 
+def test_an_answer_that_two_jobs_graded_counts_once(work: Work) -> None:
+    write_lines(work.input, sums(4))
+    assert work.run(shards=1) == 0
+    summary = work.summary
+    assert sum(summary["outcomes"].values()) == 4 * SAMPLES
+    grades = work.output / "shards" / "0000" / "grades.jsonl"
+    grades.write_bytes(grades.read_bytes() * 2)
+    assert work.run(shards=1) == 0
+    assert work.summary == summary
+
+
 @pytest.mark.parametrize(
     ("settings", "part_of_message"),
     [

@@ -26,7 +26,7 @@ from treetune.domains.domain_rows import domain_row
 from treetune.engine.base import EngineLaunch
 from treetune.engine.settings import VllmSettings
 from treetune.exceptions import EngineError
-from treetune.store.journal import read_rows
+from treetune.store.journal import read_journal
 
 CONTEXT, SAMPLES = 16, 3
 CHARACTERS = "0123456789+=?#"
@@ -78,7 +78,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Engines:
 
 def grades(output: Path) -> list[dict[str, Any]]:
     return sorted(
-        read_rows(shard_folder(output, 0) / "grades.jsonl"), key=lambda row: (row["row"], row["sample"])
+        read_journal(shard_folder(output, 0) / "grades.jsonl"), key=lambda row: (row["row"], row["sample"])
     )
 
 

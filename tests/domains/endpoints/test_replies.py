@@ -228,7 +228,7 @@ def test_no_endpoint_is_waited_for_longer_than_the_bound(pause: str) -> None:
     async def ask(url: str) -> None:
         settings = EndpointSettings(base_url=url, model="m", retries=1)
         # The client tells the first pause, and then stops instead of waiting.
-        client = EndpointClient(settings, settings.place(), lambda: bool(messages), messages.append)
+        client = EndpointClient(settings, settings.address(), lambda: bool(messages), messages.append)
         async with client:
             await client.ask({})
 

@@ -426,7 +426,7 @@ def test_an_answer_that_continues_has_the_same_actions(sample_answers: Sampled) 
     for text in ("six</think> one", "two"):
         ids = (*codec.encode(text), codec.eos_id)
         assert conversation.take_completion(Completion(ids, None, "stop", 0))
-        conversation.take_turn(Turn("said"))
+        conversation.take_reply(Turn("said"))
     assert conversation.actions == ("<think>six</think> one", "two")
     assert actions_of(codec, prompt_ids, conversation.segments, limits) == conversation.actions
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.domains.graders.code_grading import needs_sandbox
-from treetune.domains.graders.code import Code, close, same_output
+from treetune.domains.graders.code import Code, are_close, same_output
 from treetune.domains.sandbox.inside.joining import customary_names, joined
 from treetune.tasks.graders.extraction import fenced_blocks
 from treetune.vocabulary import Problem
@@ -256,9 +256,10 @@ def test_infinity_and_nan_are_near_nothing_else(printed: str, expected: str, sam
 
 def test_values_that_are_infinite_are_near_themselves_alone() -> None:
     infinite = float("inf")
-    assert close(infinite, infinite, 1e-6)
+    assert are_close(infinite, infinite, 1e-6)
     assert not any(
-        close(*pair, 1e-6) for pair in ((infinite, -infinite), (infinite, 1e308), (float("nan"), infinite))
+        are_close(*pair, 1e-6)
+        for pair in ((infinite, -infinite), (infinite, 1e308), (float("nan"), infinite))
     )
 
 

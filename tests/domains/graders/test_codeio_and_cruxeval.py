@@ -38,8 +38,8 @@ def test_a_value_counts_with_and_without_braces(block: str) -> None:
 def test_truth_values_are_no_numbers_and_nested_json_is_what_it_holds() -> None:
     equal = [("True", True), ('{"a": [1, 2]}', {"a": (1, 2.0)}), (0.1 + 0.2, 0.3)]
     unequal = [(True, 1), (0, False), ("3", 3), (10**400, 1e300), (1234567, 1234568)]
-    assert all(CodeIO().equal(*pair) for pair in equal)
-    assert not any(CodeIO().equal(*pair) for pair in unequal)
+    assert all(CodeIO().are_equal(*pair) for pair in equal)
+    assert not any(CodeIO().are_equal(*pair) for pair in unequal)
 
 
 class FakeSandbox(Sandbox):

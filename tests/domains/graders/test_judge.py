@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.support.stand_in_judge import StandIn, stand_in_judge
-from treetune.domains.endpoints.settings import Asking, EndpointSettings, Place, Prices
+from treetune.domains.endpoints.settings import EndpointAddress, EndpointSettings, Prices, RequestSettings
 from treetune.domains.graders.judge import JudgeGrader, RunningJudge
 from treetune.findings import missing_requirements
 from treetune.main import main
@@ -248,11 +248,11 @@ def test_a_judge_that_the_run_serves_is_asked_at_its_present_address(judge: Stan
     places = iter(["http://127.0.0.1:9/v1", judge.base_url])
     events: list[str] = []
     served = RunningJudge(
-        asking=Asking(retries=1, backoff=0.05, timeout=30.0),
-        place=lambda: Place(next(places), "its key"),
+        request_settings=RequestSettings(retries=1, backoff=0.05, timeout=30.0),
+        choose_server=lambda: EndpointAddress(next(places), "its key"),
         name="policy",
         identity="a model",
-        succeeded=lambda: events.append("succeeded"),
+        report_success=lambda: events.append("succeeded"),
     )
     (grade,), counts = grades(JudgeGrader(), "It is 7", served=served)
     assert (grade.reward, counts["judge/failed_attempts"], events) == (1.0, 1.0, ["succeeded"])
@@ -262,11 +262,11 @@ def test_a_judge_that_the_run_serves_is_asked_at_its_present_address(judge: Stan
 def test_the_owner_of_a_served_judge_is_told_once_that_it_is_down() -> None:
     failed_addresses: list[str] = []
     served = RunningJudge(
-        asking=Asking(retries=0, give_up_after=2, timeout=30.0, concurrency=1),
-        place=lambda: Place("http://127.0.0.1:9/v1"),
+        request_settings=RequestSettings(retries=0, give_up_after=2, timeout=30.0, concurrency=1),
+        choose_server=lambda: EndpointAddress("http://127.0.0.1:9/v1"),
         name="policy",
         identity="a model",
-        failed=lambda place, reason: failed_addresses.append(place.url),
+        report_failure=lambda address, reason: failed_addresses.append(address.url),
     )
     graded, _ = grades(JudgeGrader(), "1", "2", "3", "4", served=served)
     assert {grade.outcome for grade in graded} == {"unavailable"}

@@ -319,9 +319,9 @@ def test_a_value_equals_itself_in_every_writing_and_equality_has_no_direction(
     grader = CodeIO()
     for gold in (json.dumps({key: value}), json.dumps(value)):
         assert reward(grader, f"So:\n```json\n{block}\n```", gold) == 1
-    assert grader.equal(value, other_value) == grader.equal(other_value, value)
-    assert not grader.equal([value], [value, other_value])
-    assert not grader.equal({"a": value}, {"b": value})
+    assert grader.are_equal(value, other_value) == grader.are_equal(other_value, value)
+    assert not grader.are_equal([value], [value, other_value])
+    assert not grader.are_equal({"a": value}, {"b": value})
 
 
 FORMS_AND_GOLDS = {

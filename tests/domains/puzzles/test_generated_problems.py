@@ -36,7 +36,7 @@ from treetune.domains.puzzles.grid_puzzles import (
 )
 from treetune.domains.puzzles.logic_puzzles import GraphPaths, OrderingPuzzles
 from treetune.domains.puzzles.reasoning_gym import ReasoningGym
-from treetune.domains.puzzles.short_programs import INPUTS, STEPS, ShortPrograms, result
+from treetune.domains.puzzles.short_programs import INPUTS, STEPS, ShortPrograms, run_steps
 from treetune.domains.puzzles.zebra_puzzles import (
     KINDS,
     ZebraPuzzles,
@@ -413,7 +413,7 @@ def run_on_inputs(program: str) -> list[int]:
 def expected_outputs(problem: Problem) -> list[int]:
     step_of = {step.symbols: step for step in STEPS}
     steps = [step_of[symbols] for symbols in problem.data["steps"]]
-    return [result(steps, value) for value in INPUTS]
+    return [run_steps(steps, value) for value in INPUTS]
 
 
 def test_a_demonstration_without_slips_does_what_the_description_says() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from tests.support.grader_cases import LABELLED
 from treetune.data.parallel_solutions import count_sentences, parts_of
-from treetune.data.thread_blocks import json_list, ranges
+from treetune.data.thread_blocks import json_list, read_thread_groups
 from treetune.domains.endpoints.replies import read_reply
 from treetune.domains.environments.calls import NATIVE_FORMATS, calls_of_turn
 from treetune.domains.environments.tools import Function, Tools
@@ -346,7 +346,7 @@ def readers() -> dict[str, Callable[[str], Any]]:
         "threads' faults": faults,
         "threads' segments": text_segments,
         "threads' outlines": outline_numbers,
-        "ranges of lines": ranges,
+        "ranges of lines": read_thread_groups,
         "lists in replies": json_list,
         "parts of a solution": parts_of,
         "sentences of a solution": count_sentences,

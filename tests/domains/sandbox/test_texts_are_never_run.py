@@ -46,7 +46,7 @@ ALLOWED = {
     ("src/treetune/engine/guard.py", "ctypes.CDLL"): "the C library",
     ("src/treetune/processes/lifetime.py", "ctypes.CDLL"): "the C library",
     ("src/treetune/processes/worker.py", "ctypes.CDLL"): "the C library",
-    ("src/treetune/runtime/front_door.py", "ctypes.CDLL"): "the C library",
+    ("src/treetune/runtime/rank_launcher.py", "ctypes.CDLL"): "the C library",
     ("src/treetune/runtime/first_reward.py", "?.format"): TEMPLATE,
     ("src/treetune/runtime/record.py", "?.format"): TEMPLATE,
     ("src/treetune/runtime/resources.py", "?.format"): TEMPLATE,

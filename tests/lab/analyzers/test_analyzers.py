@@ -30,7 +30,7 @@ from treetune.credit.grpo import Group
 from treetune.credit.values.bisect import Bisect
 from treetune.credit.vineppo import MonteCarlo
 from treetune.lab.analyzers.command import compare_analyses, run_analyzers
-from treetune.lab.analyzers.credit_microscope import OWN, TRUTH, CreditMicroscope, choose
+from treetune.lab.analyzers.credit_microscope import OWN_CREDIT, TRUE_CREDIT, CreditMicroscope, choose_answers
 from treetune.lab.analyzers.gradients import Loss, problem_gradients
 from treetune.lab.analyzers.step_credit import Shown, StepCredit
 from treetune.lab.arena.worth import describe_worth, measured_ratio
@@ -436,7 +436,7 @@ def test_other_methods_are_shown_and_stored_continuations_are_not_sampled_again(
     ).values()
     assert sampled_requests(run[0]) == before
     for answer in numbers["answers"]:
-        assert answer["credit"]["the same"] == answer["credit"][OWN]
+        assert answer["credit"]["the same"] == answer["credit"][OWN_CREDIT]
         group = answer["credit"]["GRPO"]
         assert group["values"] == [None] * len(answer["steps"])
         assert len({number["value"] for number in group["advantages"]}) == 1
@@ -450,7 +450,7 @@ def test_other_methods_and_the_truth_are_sampled_from_the_weights_of_their_itera
     assert list(by_iteration) == ["0", "1"]
     for numbers in by_iteration.values():
         for answer in numbers["answers"]:
-            assert list(answer["credit"]) == [OWN, "K=5", "bisect", TRUTH]
+            assert list(answer["credit"]) == [OWN_CREDIT, "K=5", "bisect", TRUE_CREDIT]
             five_samples, bisected = answer["credit"]["K=5"], answer["credit"]["bisect"]
             # Bisecting halves nothing: it values the prompt alone, by the same continuations, as one step.
             assert bisected["values"] == [five_samples["values"][0]] + [None] * (len(answer["steps"]) - 1)
@@ -459,7 +459,7 @@ def test_other_methods_and_the_truth_are_sampled_from_the_weights_of_their_itera
                 name: credit["values"][0]["high"] - credit["values"][0]["low"]
                 for name, credit in answer["credit"].items()
             }
-            assert width[TRUTH] < width["K=5"] < width[OWN]
+            assert width[TRUE_CREDIT] < width["K=5"] < width[OWN_CREDIT]
         assert numbers["costs"]["K=5"]["sampled_tokens"] > numbers["costs"]["bisect"]["sampled_tokens"] == 0
 
 
@@ -479,18 +479,18 @@ def test_answers_are_chosen_where_methods_differ_right_and_wrong_ones_of_differe
     assert len(right) == len(wrong) == 6
     credit_a = {answer.id: make_step_credit(1.0, 1.0) for answer in answers}
     credit_b = {answer.id: make_step_credit(100.0, 100.0) for answer in answers}
-    assert choose(answers, {"a": credit_a, "b": credit_b}, 2) == [right[0], wrong[0]], (
+    assert choose_answers(answers, {"a": credit_a, "b": credit_b}, 2) == [right[0], wrong[0]], (
         "a factor is no difference"
     )
     for number, answer in ((3, right[2]), (4, right[3]), (5, wrong[1])):
         credit_b[answer.id] = make_step_credit(100.0, -100.0 * number)
-    chosen = choose(answers, {"a": credit_a, "b": credit_b}, 3)
+    chosen = choose_answers(answers, {"a": credit_a, "b": credit_b}, 3)
     assert chosen == [
         right[3],
         wrong[1],
         next(answer for answer in wrong if answer.problem != wrong[1].problem),
     ]
-    all_chosen = choose(answers, {"a": credit_a, "b": credit_b}, 12)
+    all_chosen = choose_answers(answers, {"a": credit_a, "b": credit_b}, 12)
     assert len(all_chosen) == 12
     assert right[2] in all_chosen
 

@@ -27,7 +27,7 @@ from tests.support import tabular_mdp as mdp
 from treetune.credit.rloo import Rloo
 from treetune.engine.journal import journal_row
 from treetune.engine.requests import Completion
-from treetune.lab.analyzers.first_difference import first_difference
+from treetune.lab.analyzers.first_difference import find_first_difference
 from treetune.main import main
 from treetune.rollouts.storage import (
     read_episodes,
@@ -61,15 +61,17 @@ def runs(tmp_path: Path) -> Runs:
                 journal.add(*rows)
         write_record(iteration / "metrics.json", {"train/loss": 0.25, "seconds/training": 1.0})
         checkpoint = run / "checkpoints" / f"{number + 1:04d}"
-        for part in ("policy", "trainer"):
+        parts = ("policy", "adapter", "critic", "reward_model", "trainer")
+        for part in parts:
             (checkpoint / part).mkdir(parents=True)
         tensors: dict[str, np.ndarray] = {
             "a": np.arange(6, dtype=np.float32).reshape(2, 3),
             "b": np.zeros(4, np.float32),
         }
-        save_file(tensors, checkpoint / "policy" / "model.safetensors")
+        for part in parts[:-1]:
+            save_file(tensors, checkpoint / part / "model.safetensors")
         (checkpoint / "trainer" / "state.pt").write_bytes(bytes(range(256)))
-        for part in ("policy", "trainer"):
+        for part in parts:
             seal_folder(checkpoint / part)
         evaluation = run / "evaluations" / f"{number + 1:04d}" / "test"
         evaluation.mkdir(parents=True)
@@ -99,7 +101,7 @@ def test_runs_that_differ_only_in_times_and_journals_of_order_are_the_same(
     journal.write_text(sealed_line(row_of(last).decode().replace(",0.1]", ",7.5]")))
     journal.with_name("rollout-1.jsonl").write_bytes(b"".join(lines))
     shutil.rmtree(copy / "iterations/0001/journal")
-    assert first_difference(run, copy) is None
+    assert find_first_difference(run, copy) is None
     assert main(["bisect_runs", str(run), str(copy)]) == 0
     assert "the same" in capsys.readouterr().out
 
@@ -117,7 +119,7 @@ def test_one_flipped_bit_of_a_weight_is_found_with_its_position(
     run, copy = runs
     path = copy / "checkpoints" / checkpoint / "policy/model.safetensors"
     path.write_bytes(change(path.read_bytes()))
-    difference, weights = first_difference(run, copy), load_file(path)[tensor]
+    difference, weights = find_first_difference(run, copy), load_file(path)[tensor]
     assert (difference.iteration, difference.phase, difference.first) == (int(checkpoint), "weights", first)
     assert f"tensor {tensor} at {at} (1 of {weights.size} numbers differ)" in difference.position
     assert weights[tuple(at)] == float(difference.second) and difference.second != first
@@ -175,7 +177,7 @@ def test_the_first_phase_that_differs_is_named_whatever_differs_after_it(
     for change, *_ in CHANGES[first:]:
         change(copy)
     _, phase, position = CHANGES[first]
-    difference = first_difference(run, copy)
+    difference = find_first_difference(run, copy)
     assert (difference.iteration, difference.phase) == (2, phase)
     assert position in difference.position
     assert main(["bisect_runs", str(run), str(copy)]) == 1
@@ -189,6 +191,9 @@ FILES = {
     "iterations/0000/journal/credit-0.jsonl": "credit",
     "iterations/0000/metrics.json": "training (metrics)",
     "checkpoints/0001/policy/model.safetensors": "weights",
+    "checkpoints/0001/adapter/model.safetensors": "weights of the adapters",
+    "checkpoints/0001/critic/model.safetensors": "weights of the critic",
+    "checkpoints/0001/reward_model/model.safetensors": "weights of the reward model",
     "checkpoints/0001/trainer/state.pt": "trainer's state",
     "evaluations/0001/test/summary.json": "evaluation",
 }
@@ -211,7 +216,7 @@ def test_any_single_bit_that_is_flipped_in_a_copy_is_found(runs: Runs, name: str
 
 def describe_difference(run: Path, copy: Path) -> str:
     try:
-        return str(first_difference(run, copy))
+        return str(find_first_difference(run, copy))
     except ValueError as error:
         return str(error)
 
@@ -222,7 +227,7 @@ def test_a_flipped_bit_anywhere_in_a_journal_is_found(runs: Runs, position: int)
     run, copy = runs
     path = copy / "iterations/0000/journal/rollout-0.jsonl"
     path.write_bytes(flip_bit(path.read_bytes(), position, 1))
-    difference = first_difference(run, copy)
+    difference = find_first_difference(run, copy)
     assert (difference.iteration, difference.phase) == (1, "sampling")
     assert "the rollout's request" in difference.position and difference.first != difference.second
 
@@ -232,6 +237,6 @@ def test_damaged_files_and_folders_without_a_run_are_named(runs: Runs, tmp_path:
     path = copy / "iterations/0000/episodes.arrow"
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"episodes\.arrow can't be read as a whole"):
-        first_difference(run, copy)
+        find_first_difference(run, copy)
     with pytest.raises(ValueError, match="give an experiment's folder"):
-        first_difference(run, tmp_path)
+        find_first_difference(run, tmp_path)

@@ -29,10 +29,15 @@ from treetune.lab.analyzers.advantage_distribution import AdvantageDistribution,
 from treetune.lab.analyzers.distance import KlToReference, answer_kl, distances, group_of
 from treetune.lab.analyzers.diversity import distinct_ngrams, overlap
 from treetune.lab.analyzers.figures import Bootstrap, correlation, mean_of, right_side
-from treetune.lab.analyzers.points import choose_points, evenly
+from treetune.lab.analyzers.points import choose_points, spread_evenly
 from treetune.lab.analyzers.step_credit import QUANTILE, Shown, step_credit
 from treetune.lab.analyzers.stored import state_values
-from treetune.lab.analyzers.true_values import ESTIMATE, TRUTH, choose_states, continue_prefixes
+from treetune.lab.analyzers.true_values import (
+    ESTIMATE_PURPOSE,
+    TRUTH_PURPOSE,
+    choose_states,
+    continue_prefixes,
+)
 from treetune.lab.analyzers.value_accuracy import ValueAccuracy
 from treetune.models.logprobs import CriticModule, ModelInputs
 from treetune.tree import trees_of
@@ -180,9 +185,9 @@ def test_the_squared_distances_of_groups_add_up_to_that_of_all_weights() -> None
 
 
 def test_points_are_chosen_evenly_with_both_ends() -> None:
-    assert evenly(range(101), 5) == [0, 25, 50, 75, 100]
-    assert evenly([3, 7], 10) == [3, 7]
-    assert evenly([3, 7, 9], 1) == [9]
+    assert spread_evenly(range(101), 5) == [0, 25, 50, 75, 100]
+    assert spread_evenly([3, 7], 10) == [3, 7]
+    assert spread_evenly([3, 7, 9], 1) == [9]
     assert choose_points((4, 0, 4), [0, 2, 4], 10, "a checkpoint", "") == [0, 4]
     with pytest.raises(ValueError, match="3 is not the number of a checkpoint: there are 0, 2"):
         choose_points((3,), [0, 2], 10, "a checkpoint", "there are 0, 2")
@@ -277,8 +282,8 @@ def test_the_truth_shares_no_sample_with_the_estimates_nor_with_the_credit_of_th
     nodes = [(state.trajectory, state.prefix_ids) for state in states]
     seeds_by_purpose = []
     for sample in (
-        lambda: continue_prefixes(context, nodes, 256, TRUTH),
-        lambda: continue_prefixes(context, nodes, 256, ESTIMATE),
+        lambda: continue_prefixes(context, nodes, 256, TRUTH_PURPOSE),
+        lambda: continue_prefixes(context, nodes, 256, ESTIMATE_PURPOSE),
         lambda: MonteCarlo(samples=256).assign(context, trees_of(mdp.all_trajectories())),
     ):
         engine.requests.clear()

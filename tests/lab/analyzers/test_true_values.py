@@ -23,7 +23,7 @@ from tests.support import contexts
 from tests.support.tiny_trainer import tiny_model
 from treetune.credit.episodes import make_episode
 from treetune.engine.requests import SamplingParams
-from treetune.lab.analyzers.credit_measures import CreditOfMethod, Truth, measure, reliability
+from treetune.lab.analyzers.credit_measures import CreditOfMethod, Truth, measure_method, reliability
 from treetune.lab.analyzers.true_values import (
     EstimatedValue,
     PolicySteps,
@@ -67,7 +67,7 @@ def test_true_advantages_have_the_right_sign_where_it_is_decided_in_any_scale(
 ) -> None:
     context = context_of_language(fork(), 4, seed=1)
     trees, _ = SingleTurn(samples=8, max_tokens=40).run(context, context.task.problems("train"))
-    measures = measure(*true_credit(answers_of(trees), factor), seed=0)
+    measures = measure_method(*true_credit(answers_of(trees), factor), seed=0)
     assert measures["value_bias"]["value"] == pytest.approx(bias, abs=1e-12)
     assert measures["value_error"]["value"] == pytest.approx(bias, abs=1e-12), "the values are the true ones"
     correlation = None if factor == 0 else np.sign(factor)
@@ -81,7 +81,7 @@ def test_the_advantages_of_untrained_tokens_have_no_sign() -> None:
     trees, _ = SingleTurn(samples=8, max_tokens=40).run(context, context.task.problems("train"))
     truths, credit = true_credit(answers_of(trees))
     untrained = [replace(episode, trained=np.zeros_like(episode.trained)) for episode in credit.episodes]
-    assert measure(truths, CreditOfMethod(untrained), seed=0)["decisive_signs"]["value"] == 0.0
+    assert measure_method(truths, CreditOfMethod(untrained), seed=0)["decisive_signs"]["value"] == 0.0
 
 
 EOS = 0

@@ -660,7 +660,7 @@ def test_a_language_scores_texts_by_its_table_or_by_bayes_rule_if_the_result_is_
     language = SMALL[name]
     for ids, chance in all_answers(language):
         for start in range(len(ids)):
-            prefix, text = ids[:start], [*ids[start:], languages.EOS]
+            prefix, text = ids[:start], [*ids[start:], languages.END_TOKEN]
             logprobs = [*language.score([], prefix).logprobs, *language.score(prefix, text).logprobs]
             assert math.exp(sum(logprobs)) == pytest.approx(chance)
         informed_chance = math.exp(sum(language.score([], ids, will_be_correct=True).logprobs))
@@ -668,7 +668,7 @@ def test_a_language_scores_texts_by_its_table_or_by_bayes_rule_if_the_result_is_
         assert informed_chance == pytest.approx(
             chance / language.values_TS[0, 0] if is_correct else 0.0, abs=1e-12
         )
-    assert language.score([], [languages.EOS]).logprobs.tolist() == [-9999.0]
+    assert language.score([], [languages.END_TOKEN]).logprobs.tolist() == [-9999.0]
     assert language.score([], [language.gold_id + 1000]).logprobs.tolist() == [-9999.0]
 
 

@@ -32,9 +32,9 @@ from treetune.lab.arena.turn_scores import (
     enumerate_full_trees,
     enumerate_single_branchings,
     expected_influence_estimate,
-    groups_of,
     influence,
     mean_distribution,
+    possible_groups,
     score_group_credit,
     score_replays,
     score_trees,
@@ -296,7 +296,7 @@ def test_the_estimate_of_influence_is_that_of_its_formula() -> None:
 
 def test_groups_without_order_have_the_probabilities_of_all_their_orders() -> None:
     probabilities = [0.5, 0.3, 0.2]
-    probability_by_group = {group.answers: group.probability for group in groups_of(probabilities, 2)}
+    probability_by_group = {group.indices: group.probability for group in possible_groups(probabilities, 2)}
     assert probability_by_group[0, 1] == pytest.approx(2 * 0.5 * 0.3) and probability_by_group[
         2, 2
     ] == pytest.approx(0.04)

@@ -80,11 +80,11 @@ def seconds_of_published(name: str) -> dict[str, tuple[float, float]]:
     root = experiment(configuration, override)
     machine = replace(described_machine(gpus, 80), gpus=8)
     with (
-        mock.patch.object(report, "HTTP_TOKEN", 0.0),
-        mock.patch.object(report, "HTTP_SAMPLE", 0.0),
-        mock.patch.object(report, "FILE_BYTES", math.inf),
+        mock.patch.object(report, "HTTP_TOKEN_S", 0.0),
+        mock.patch.object(report, "HTTP_SAMPLE_S", 0.0),
+        mock.patch.object(report, "FILE_BYTES_PER_S", math.inf),
     ):
-        estimates = report.estimates(Plan.of(root, machine, tokens, start_shape(root)))
+        estimates = report.estimate_phases(Plan.of(root, machine, tokens, start_shape(root)))
     planned = {}
     for estimate in estimates:
         if estimate.phase not in ("evaluation", "checkpoints"):

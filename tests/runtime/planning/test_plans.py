@@ -22,7 +22,7 @@ import pytest
 from tests.runtime.planning.plans import PUBLISHED_RUNS, experiment, plan, seconds_of_published
 from treetune import main as command_line
 from treetune.cluster.commands import _configuration_that_makes, start_shape
-from treetune.config.catalogue import entries
+from treetune.config.catalogue import find_configurations
 from treetune.config.layers import CONFIGS
 from treetune.contracts import Advantages, Continuations
 from treetune.credit.base import Credit
@@ -33,8 +33,8 @@ from treetune.runtime import fitting, machine
 from treetune.runtime.machine import GIB, Machine, described_machine
 from treetune.runtime.planning import disk, report
 from treetune.runtime.planning.memory import LOGITS_PER_CHUNK, EngineMemory
-from treetune.runtime.planning.plan import SPARE, Plan, remedy
-from treetune.runtime.planning.report import as_data, as_text, predicted
+from treetune.runtime.planning.plan import SPARE_BYTES, Plan, find_remedy
+from treetune.runtime.planning.report import as_data, as_text, predict_metrics
 
 BIG = "polIter_deepseekSft2_vineppo_MATH"
 SMALL = "polIter_rho1bSft2_vineppo_MATH"
@@ -62,7 +62,7 @@ def test_a_server_on_a_cpu_computes_its_longest_sequence_in_one_step():
     shape = shape_of(PUBLISHED["Qwen/Qwen2.5-0.5B"], "")
 
     def bytes_of_step(machine: Machine, context_length: int) -> int:
-        return EngineMemory(settings, shape, machine, context_length).passes
+        return EngineMemory(settings, shape, machine, context_length).largest_step
 
     gpu = described_machine(1, 80)
     cpu = dataclasses.replace(gpu, device="cpu")
@@ -102,14 +102,14 @@ def test_the_chunks_of_the_head_are_those_that_the_policy_has():
 def test_a_run_that_does_not_fit_gets_a_change_with_which_it_fits_if_need_be_more_gpus():
     too_large = plan(BIG, machine=described_machine(1, 80))
     assert [use.phase for use in too_large.misfits] == ["training"]
-    change = remedy(too_large)
+    change = find_remedy(too_large)
     assert change.override in as_text(too_large)
     assert plan(BIG, change.override, machine=described_machine(1, 80)).fits
     small, kept = described_machine(1, 40), "{trainer+: {offload_reference: false}}"
-    change = remedy(plan(BIG, kept, machine=small))
+    change = find_remedy(plan(BIG, kept, machine=small))
     assert "trainer.offload_reference" in {setting.key for setting in change.changes}
     assert plan(BIG, kept, change.override, machine=small).fits
-    change = remedy(plan("guru/32b_ppo", machine=described_machine(1, 80)))
+    change = find_remedy(plan("guru/32b_ppo", machine=described_machine(1, 80)))
     assert change.gpus > 1
     larger = described_machine(change.gpus, 80, change.nodes)
     assert plan("guru/32b_ppo", change.override, machine=larger).fits
@@ -161,7 +161,7 @@ def test_the_default_share_of_the_engine_is_the_largest_that_fits_beside_the_tra
     most = max(use.needed for use in on_gpus)
     # Shares are rounded to hundredths: one hundredth more would not fit.
     hundredth = 0.01 * planned.machine.device_memory
-    assert 0 <= most + SPARE - planned.uses[0].room + hundredth <= 2**30
+    assert 0 <= most + SPARE_BYTES - planned.uses[0].room + hundredth <= 2**30
     smaller = plan(BIG, "{engines+: {policy+: {gpu_memory_utilization: 0.6}}}")
     assert smaller.engine.cache < planned.engine.cache
     apart = plan(SMALL, "{engines+: {policy+: {sleep: false, servers: 'one', devices: [7]}}}")
@@ -185,7 +185,7 @@ def test_a_run_starts_its_server_with_the_planned_share_and_sequences_that_fit_i
 
 def test_a_remedy_uses_all_gpus_for_sampling():
     too_large = plan("guru/32b_grpo")
-    change = remedy(too_large)
+    change = find_remedy(too_large)
     assert {setting.key: setting.value for setting in change.changes}["engines.policy.replicas"] == 4
     settings = plan("guru/32b_grpo", change.override).engine.settings
     assert settings.replicas_on("cuda") * settings.tensor_parallel_size == too_large.machine.ranks
@@ -201,8 +201,8 @@ def test_a_tree_of_answers_is_planned_with_its_prompt_once():
     assert report.trained_tokens(with_shared_beginning, "padded") == 512 * 400
     assert report.trained_tokens(with_shared_beginning, "tree") == 200 + 64 * 100 + 512 * 100
     tree = plan(SMALL, "{trainer+: {layout: 'tree'}}")
-    seconds = {estimate.phase: estimate.seconds for estimate in report.estimates(rows)}
-    seconds_of_tree = {estimate.phase: estimate.seconds for estimate in report.estimates(tree)}
+    seconds = {estimate.phase: estimate.seconds for estimate in report.estimate_phases(rows)}
+    seconds_of_tree = {estimate.phase: estimate.seconds for estimate in report.estimate_phases(tree)}
     assert seconds_of_tree["scoring"] < seconds["scoring"]
     assert seconds_of_tree["training"] < seconds["training"]
 
@@ -230,7 +230,7 @@ def test_trees_compute_a_prompt_once_in_each_step_that_has_an_answer_to_it():
 def test_sampling_in_process_is_estimated_where_the_model_is_large_enough():
     in_process = "{engines: {policy: {type: 'in_process'}}}"
     large = plan(SMALL, in_process, machine=machine.Machine(device="cpu", ranks=1, cores=2))
-    phases = {estimate.phase: estimate.seconds for estimate in report.estimates(large)}
+    phases = {estimate.phase: estimate.seconds for estimate in report.estimate_phases(large)}
     assert phases["answers"] > 0 and phases["continuations"] > 0 and phases["sync"] > 0
     assert "not estimated" not in as_text(large)
 
@@ -239,8 +239,8 @@ def test_a_plan_without_a_server_lists_the_phases_that_it_does_not_estimate():
     in_process = plan(SMALL, "{engines: {policy: {type: 'in_process'}}}")
     assert "not estimated: sampling, continuations, sync and evaluation" in as_text(in_process)
     assert "not estimated" not in as_text(plan(SMALL))
-    assert "seconds/total" not in predicted(in_process), "training alone is no estimate of an iteration"
-    assert "seconds/total" in predicted(plan(SMALL))
+    assert "seconds/total" not in predict_metrics(in_process), "training alone is no estimate of an iteration"
+    assert "seconds/total" in predict_metrics(plan(SMALL))
 
 
 def test_the_mean_context_of_continuations_is_two_thirds_of_an_answer():
@@ -267,6 +267,23 @@ def test_continuations_are_counted_by_the_estimators_own_budget():
     assert plan("polIter_rho1bSft2_grpo_MATH").work.continuations == 0
 
 
+@pytest.mark.parametrize(
+    "credit",
+    [{"type": "remax"}, {"type": "weighted_by", "signal": "surprise", "over": {"type": "remax"}}],
+)
+def test_remax_is_planned_with_a_greedy_answer_to_each_problem(credit):
+    planned = plan("polIter_rho1bSft2_grpo_MATH", {"credit": credit})
+    work = planned.work
+    assert work.answers == 8 * work.problems
+    assert work.further_tokens == work.sampled_tokens / 8
+    assert f"{work.problems} answers for credit" in as_text(planned)
+    seconds = {estimate.phase: estimate.seconds for estimate in report.estimate_phases(planned)}
+    assert 0 < seconds["answers for credit"] < seconds["answers"]
+    assert predict_metrics(planned)["credit/value_tokens"] == work.further_tokens
+    assert predict_metrics(planned)["seconds/credit"] >= seconds["answers for credit"]
+    assert "answers for credit" not in seconds_by_phase()
+
+
 def test_the_command_needs_no_gpu_and_says_whether_it_fits(capsys):
     arguments = ["--configs", f"configs/{BIG}.jsonnet", "plan", "--gpus", "1", "--memory", "80"]
     assert command_line.main(arguments) == 1
@@ -291,7 +308,7 @@ def test_a_critics_weights_and_states_are_counted_in_training():
 
 def seconds_by_phase(*overrides):
     planned = plan("polIter_rho1bSft2_grpo_MATH", *overrides)
-    return {estimate.phase: estimate.seconds for estimate in report.estimates(planned)}
+    return {estimate.phase: estimate.seconds for estimate in report.estimate_phases(planned)}
 
 
 def weighted_by(**settings):
@@ -312,7 +329,7 @@ def test_the_scoring_passes_of_credit_are_planned():
     ):
         seconds = seconds_by_phase(weighted_by(**settings))["scoring for credit"]
         assert seconds == pytest.approx(passes * by_entropy)
-    metrics = predicted(plan("polIter_rho1bSft2_grpo_MATH", weighted_by(signal="entropy")))
+    metrics = predict_metrics(plan("polIter_rho1bSft2_grpo_MATH", weighted_by(signal="entropy")))
     assert metrics["seconds/credit"] == pytest.approx(by_entropy)
 
 
@@ -391,6 +408,13 @@ def test_comparisons_of_whole_distributions_need_memory():
     assert plain + 0.4 * logprobs < deviation < plain + 3 * logprobs
     _, divergence = training_of(weighted_by(signal="group_divergence"))
     assert divergence > plain
+    # A credit that weighs the advantages of another one needs the memory of either comparison.
+    inner = {"type": "weighted_by", "signal": "group_divergence"}
+    _, both = training_of(weighted_by(signal="deviation", over=inner))
+    assert both == max(deviation, divergence)
+    inner = {"type": "weighted_by", "signal": "deviation"}
+    _, both = training_of(weighted_by(signal="group_divergence", over=inner))
+    assert both == max(deviation, divergence)
     _, entropy = training_of(weighted_by(signal="entropy"))
     assert entropy == plain
 
@@ -434,7 +458,7 @@ class TestSharedMemory:
     def test_the_remedy_is_weights_in_files_which_need_no_shared_memory(self):
         too_large = plan(SMALL, machine=self.MACHINE)
         assert [use.where for use in too_large.misfits] == ["/dev/shm"]
-        change = remedy(too_large)
+        change = find_remedy(too_large)
         assert change.override == '{engines+: {policy+: {weight_transfer: "file"}}}'
         line = next(line for line in as_text(too_large).splitlines() if "--override" in line)
         assert shlex.split(line) == ["--override", change.override], "a shell passes it on unchanged"
@@ -445,7 +469,7 @@ class TestSharedMemory:
 
     def test_more_gpus_are_not_taken_for_more_shared_memory(self):
         one_gpu = dataclasses.replace(described_machine(1, 80, host_gib=2000), shared_memory=64 * 2**20)
-        change = remedy(plan("guru/32b_ppo", machine=one_gpu))
+        change = find_remedy(plan("guru/32b_ppo", machine=one_gpu))
         assert change.gpus > 1
         larger = dataclasses.replace(one_gpu, ranks=change.gpus, nodes=change.nodes, host_memory=None)
         assert plan("guru/32b_ppo", change.override, machine=larger).fits
@@ -476,7 +500,8 @@ def test_with_zero_3_the_host_has_the_whole_model_once_and_not_once_for_each_ran
 
 
 @pytest.mark.parametrize(
-    "name", [entry.name for entry in entries() if entry.kind == "experiments" and "/" in entry.name]
+    "name",
+    [entry.name for entry in find_configurations() if entry.kind == "experiments" and "/" in entry.name],
 )
 def test_a_checkpoint_of_a_shipped_experiment_has_its_configuration(name):
     """Also of experiments with a dot in their names, such as countdown/qwen2.5-3b_grpo."""
@@ -537,14 +562,14 @@ class TestStart:
 
     def test_a_process_without_a_launcher_is_one_rank(self, monkeypatch):
         monkeypatch.setattr(machine, "query_gpus", lambda what, environment: [str(80 * 1024)] * 4)
-        assert machine.this_machine({}, started=True).ranks == 1
-        assert machine.this_machine({}, started=True).gpus == machine.this_machine({}).ranks == 4
-        assert "1 of 4 GPUs" in machine.this_machine({}, started=True).description
+        assert machine.this_machine({}, is_rank=True).ranks == 1
+        assert machine.this_machine({}, is_rank=True).gpus == machine.this_machine({}).ranks == 4
+        assert "1 of 4 GPUs" in machine.this_machine({}, is_rank=True).description
 
     @pytest.mark.parametrize("launcher", ["LOCAL_SIZE", "LOCAL_WORLD_SIZE"])
     def test_launchers_say_how_many_ranks_a_machine_has(self, launcher):
         this = machine.this_machine(
-            {"CUDA_VISIBLE_DEVICES": "", "WORLD_SIZE": "8", launcher: "4"}, started=True
+            {"CUDA_VISIBLE_DEVICES": "", "WORLD_SIZE": "8", launcher: "4"}, is_rank=True
         )
         assert (this.ranks, this.nodes) == (4, 2)
 

@@ -43,7 +43,7 @@ from treetune.runtime.analysis import ADVANTAGES, write_result
 from treetune.runtime.directory import _LOCKS
 from treetune.store.journal import Journal
 from treetune.tasks.arithmetic import AdditionChain
-from treetune.view.app import SEEN
+from treetune.view.app import SEEN_MARK_HEADER
 from treetune.view.charts import number
 from treetune.view.pages import PAGES
 from treetune.view.report.write import write_report
@@ -51,7 +51,7 @@ from treetune.view.store import Run
 from treetune.view.store.queries import ColumnFilter, parse_conditions
 from treetune.view.store.tokens import CreditedStep, tokens_of, trained_steps
 from treetune.view.terminal import newest_answers
-from treetune.vocabulary import Message, Segment, Stretch, Trajectory
+from treetune.vocabulary import Message, Segment, SegmentSpan, Trajectory
 
 COLUMNS = {"tokens": "INTEGER", "outcome": "VARCHAR", "unfinished": "BOOLEAN", "number.lines/count": "DOUBLE"}
 
@@ -129,7 +129,7 @@ def test_the_credit_of_analyses_is_shown_when_it_appears_with_a_column_for_each_
         row = {"answer": "train/0#0", "step_ends": [*range(count)], "values": {}}
         row |= {"advantages": {"x": [0.5] * count}}
         write_result(run.analysis(name), {"iteration": 0}, [row], ADVANTAGES)
-    after = viewer.get("/answer", {SEEN: mark}, run="run", **FIRST)
+    after = viewer.get("/answer", {SEEN_MARK_HEADER: mark}, run="run", **FIRST)
     assert after.status_code == 200, "the page has changed"
     table = after.text.split('<table class="credits">')[1].split("</table>")[0]
     assert table.count('href="#step-') == 4 and table.count("<td>") == 8
@@ -532,7 +532,7 @@ def test_continuations_of_a_state_are_found_in_the_journal(viewer: Viewer) -> No
 def test_threads_are_drawn_side_by_side_without_styles(viewer: Viewer) -> None:
     parts = [("before ", ()), ("one way", ((0, 0),)), ("<b>other</b> way", ((0, 1),)), (" behind", ())]
     ends = itertools.accumulate(len(text) for text, _ in parts)
-    stretches = tuple(Stretch(end, branch) for end, (_, branch) in zip(ends, parts, strict=True))
+    stretches = tuple(SegmentSpan(end, branch) for end, (_, branch) in zip(ends, parts, strict=True))
     segments = tuple(
         Segment(list(map(ord, text)), logprobs=[-0.5] * len(text), policy_version=0, branch=branch)
         for text, branch in parts

@@ -16,7 +16,7 @@ from tests.view.conftest import Shown, Viewer, mark_of
 from tests.view.prepared import ROWS, SAMPLES, write_data_sets, write_estimate
 from tests.view.recorded import begin_run, record_iteration, trajectory
 from tests.view.test_hostile_answers import Elements
-from treetune.view.app import SEEN as MARK
+from treetune.view.app import SEEN_MARK_HEADER as MARK
 from treetune.vocabulary import Trajectory
 
 

@@ -113,7 +113,7 @@ def test_changed_files_are_read_again_and_a_line_that_is_cut_off_is_not_counted(
     record_evaluation(run, 2)
     marks.append(store.mark(store.runs()))
     assert len(set(marks)) == 3 and status(viewer).accuracies[0].iteration == 2
-    with run.metrics.open("a") as file:
+    with run.metrics_file.open("a") as file:
         file.write('{"iteration": 2, "episodes/reward": 0.9')
     assert status(viewer).done == 2
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.browser import MISSING, browser
-from tests.support.looking import wrong_with
+from tests.support.page_faults import find_page_faults
 from tests.tables.plans import ACCOUNT, finish, plan_of
 from tests.view.report.synthetic import write_experiment
 from treetune.tables.columns import MeasuredColumn, Panel
 from treetune.tables.curves import curves, panel_curves
-from treetune.tables.measure import measure
+from treetune.tables.measure import measure_cells
 from treetune.tables.settings import CellSource, MethodRow
 from treetune.tables.write import as_html
 from treetune.view.report.write import write_report
@@ -42,7 +42,7 @@ def wide_table(folder: Path) -> str:
     )
     plan = plan_of(folder, columns=columns, panels=panels, rows=rows, baseline=rows[0].name)
     plan = finish(plan, {"sft": 0.4, "ppo": 0.5, "vine": 0.6})
-    return as_html(measure(plan), curves(plan), ACCOUNT, panel_curves(plan))
+    return as_html(measure_cells(plan), curves(plan), ACCOUNT, panel_curves(plan))
 
 
 def test_reports_fit_wide_and_narrow_windows_and_tables_1200_pixels(tmp_path: Path) -> None:
@@ -54,6 +54,6 @@ def test_reports_fit_wide_and_narrow_windows_and_tables_1200_pixels(tmp_path: Pa
         for width, dark in ((1400, False), (420, True)):
             window.open(report.as_uri(), width=width, dark=dark)
             assert window.script("return document.querySelectorAll('.cards td').length") > 5
-            assert wrong_with(window) == [] == window.script(FIND_OVERFLOW)
+            assert find_page_faults(window) == [] == window.script(FIND_OVERFLOW)
         window.open(page.as_uri(), width=1200)
         assert window.script(FIND_CUT_OFF_TABLES) == [True, []]

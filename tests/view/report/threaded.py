@@ -9,7 +9,7 @@ from pathlib import Path
 
 from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens, write_trajectories
 from treetune.threads.format import TAGS
-from treetune.vocabulary import Branch, Episode, Grade, Problem, Segment, Stretch, TextCodec, Trajectory
+from treetune.vocabulary import Branch, Episode, Grade, Problem, Segment, SegmentSpan, TextCodec, Trajectory
 
 _TOKENS = re.compile("|".join([*map(re.escape, TAGS), r"\n", r" ?[^\s<]+", r"<", r"\s"]))
 _VOCABULARY: list[str] = list(TAGS)
@@ -90,7 +90,7 @@ def episode(
     for position, segment in enumerate(answer.segments):
         size, sampled = len(segment.token_ids), segment.origin == "sampled"
         ends.append((ends[-1] if ends else 0) + size)
-        stretches.append(Stretch(ends[-1], segment.branch))
+        stretches.append(SegmentSpan(ends[-1], segment.branch))
         trained += [sampled] * size
         advantage = advantages[position] if len(advantages) > 1 else advantages[0]
         by_token += [advantage if sampled else 0.0] * size

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from treetune.contracts import (
-    ROOT,
+    CONFIG_ROOT,
     Advantages,
     Answers,
     Continuations,
@@ -223,6 +223,6 @@ def check_answers(
         if finding.level == "warning":
             continue
         # The remedy of an unmet need may name another rollout, and a user of the library can't choose one.
-        is_unmet_need = isinstance(finding.key, tuple) and finding.key[:1] == (ROOT,)
+        is_unmet_need = isinstance(finding.key, tuple) and finding.key[:1] == (CONFIG_ROOT,)
         remedy = "choose another credit, or other settings of it" if is_unmet_need else finding.remedy
         raise ValueError(f"{finding.what}: {remedy}" if remedy else finding.what)

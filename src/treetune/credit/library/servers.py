@@ -23,7 +23,7 @@ from treetune.engine.addressed import ANSWER_S
 from treetune.engine.base import Engine, EngineLaunch
 from treetune.engine.client import Address
 from treetune.engine.engine import start_plain_vllm
-from treetune.engine.plain_client import SERVE, PlainClient
+from treetune.engine.plain_client import SERVE_COMMAND, PlainClient
 from treetune.engine.settings import EngineSettings, PlainVllmSettings
 from treetune.exceptions import EngineError, ServerFailure, TemporaryFailure
 from treetune.vocabulary import TextCodec, TokenIds
@@ -164,7 +164,7 @@ def _check_servers(settings: CallersServers, codec: TextCodec, example_ids: Toke
                 if _is_unreachable(failure):  # other failures are left to the engine, as below
                     raise EngineError(
                         f"nothing listens at {url} ({failure.__cause__}): start a server there, such as"
-                        f" `{SERVE}`, or correct the address in engine"
+                        f" `{SERVE_COMMAND}`, or correct the address in engine"
                     ) from failure
             except ServerFailure:
                 pass  # The server is busy, or its reply is wrong. The engine asks again, and reports it.

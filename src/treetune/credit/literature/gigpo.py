@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 from annotated_types import Ge, Gt, Le
 from typing_extensions import override
 
-from treetune.contracts import Answers, Experiment, Finding, Need, OneLine
+from treetune.contracts import Answers, Experiment, Finding, Need, OneLine, innermost_rollout
 from treetune.credit.base import THREADS_REMEDY, Credit, TokenCredit
 from treetune.credit.grpo import group_advantages
 from treetune.rollouts.base import Rollout
@@ -61,11 +61,12 @@ class GroupInGroup(TokenCredit):
         # Only rollouts of a run are checked, and not another trainer's answers
         # (`treetune.credit.advantages`): by chance, no answer of a batch may have a reply.
         if isinstance(rollout, Rollout) and OneLine() in rollout.gives:
+            _, key = innermost_rollout(rollout)
             yield Finding(
                 "it compares turns that follow the same reply of an environment, and answers of this rollout"
                 " have no replies: no state but the prompt would recur, and both of its terms would be the"
                 " same",
-                "$.rollout.type",
+                f"{key}.type",
                 "choose the rollout 'multi_turn', or the credit 'group'",
             )
 

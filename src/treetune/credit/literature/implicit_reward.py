@@ -23,7 +23,16 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Le
 from typing_extensions import override
 
-from treetune.contracts import Answers, Experiment, Finding, Need, OneLine, SampledAnswers, UseOfAdvantages
+from treetune.contracts import (
+    Answers,
+    Experiment,
+    Finding,
+    Need,
+    OneLine,
+    SampledAnswers,
+    UseOfAdvantages,
+    innermost_rollout,
+)
 from treetune.credit.base import THREADS_REMEDY, UNUSED_REMEDY, Credit, TrainerScores
 from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.literature.scored_texts import (
@@ -126,11 +135,12 @@ class ImplicitReward(Credit):
         )
         sampling = experiment.rollout.sampling
         if sampling is not None and sampling.temperature != 1:
+            _, key = innermost_rollout(experiment.rollout)
             yield Finding(
                 f"the reward model scores at the rollout's temperature of {sampling.temperature:g}, and"
                 " implicit reward models are trained at temperature 1: the rewards aren't those of the"
                 " trained model",
-                "$.rollout.temperature",
+                f"{key}.temperature",
                 "set it to 1",
                 level="warning",
             )

@@ -11,7 +11,7 @@ from statistics import fmean
 
 from typing_extensions import override
 
-from treetune.contracts import Advantages, Answers, Experiment, Finding, Need
+from treetune.contracts import Advantages, Answers, Experiment, Finding, Need, innermost_rollout
 from treetune.credit.base import Credit, GroupCredit
 
 
@@ -42,10 +42,11 @@ class MaxRl(GroupCredit):
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         unfinished_reward = getattr(experiment.rollout, "unfinished_reward", None)
         if unfinished_reward is not None and unfinished_reward < 0:
+            _, key = innermost_rollout(experiment.rollout)
             yield Finding(
                 f"the credit 'max_rl' divides by the mean reward, and unfinished answers earn"
                 f" {unfinished_reward}",
-                "$.rollout.unfinished_reward",
+                f"{key}.unfinished_reward",
                 "set it to 0, or choose the credit 'group'",
             )
 

@@ -20,6 +20,7 @@ from treetune.contracts import (
     OneLine,
     SampledAnswers,
     UseOfAdvantages,
+    innermost_rollout,
 )
 from treetune.credit.base import UNUSED_REMEDY, ContinuingCredit, Credit
 from treetune.credit.episodes import whole_answer_episodes
@@ -54,10 +55,11 @@ class ReMax(ContinuingCredit):
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         sampling = experiment.rollout.sampling
         if sampling is not None and sampling.temperature == 0:
+            _, key = innermost_rollout(experiment.rollout)
             yield Finding(
                 "the credit 'remax' compares sampled answers with a greedy one, and at temperature 0 they are"
                 " the same",
-                "$.rollout.temperature",
+                f"{key}.temperature",
                 "set it to 1",
             )
 
@@ -65,11 +67,14 @@ class ReMax(ContinuingCredit):
     def is_unbiased(self, context: RolloutContext) -> bool:
         return True
 
+    @property
+    @override
+    def further_answers(self) -> int:
+        return 1  # the greedy one
+
     @override
     def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
-        # One greedy answer is sampled to each problem. The number of problems is not known here: it is at
-        # most the number of answers.
-        return 0, answers
+        return 0, 0
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:

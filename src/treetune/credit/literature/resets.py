@@ -27,6 +27,7 @@ from treetune.contracts import (
     Finding,
     Need,
     OneLine,
+    innermost_rollout,
 )
 from treetune.credit.base import THREADS_REMEDY, Credit
 from treetune.credit.episodes import advantage_metrics, make_episode
@@ -58,13 +59,14 @@ class Resets(Credit):
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
+        rollout, key = innermost_rollout(experiment.rollout)
         # Of the rollouts, only `tree` has a branching, and of the branchings only `resets` needs grades.
-        branching = getattr(experiment.rollout, "branching", None)
+        branching = getattr(rollout, "branching", None)
         if not getattr(branching, "needs_grades", False):
             yield Finding(
                 "it trains the continuations of wrong answers, which only the rollout 'tree' with the"
                 " branching 'resets' samples",
-                "$.rollout",
+                key,
                 "append configs/credit/resets.jsonnet to --configs, or choose the credit 'group'",
             )
 

@@ -13,7 +13,7 @@ from typing import Annotated
 from annotated_types import Ge
 from typing_extensions import override
 
-from treetune.credit.values.base import StepValues, Valuation, ValueEstimator, mean_of
+from treetune.credit.values.base import StepValues, Valuation, ValueEstimator, value_of_rewards
 from treetune.credit.values.siblings import Siblings
 from treetune.rollouts.metrics import mean
 
@@ -51,7 +51,7 @@ class RolloutTree(Siblings):
             group_mean = mean([leaf.reward for leaf in answer.tree.leaves])
             step_values: StepValues = []
             for answer_state in answer.states:
-                value = mean_of([answer.reward, *others[answer_state]])
+                value = value_of_rewards([answer.reward, *others[answer_state]])
                 assert value is not None, "an answer went through its own states"
                 # The baseline is the mean if `prior` more answers had come here and earned the group's mean.
                 total = value.value * value.samples + self.prior * group_mean

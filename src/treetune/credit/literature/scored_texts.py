@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from treetune.contracts import Experiment, Finding, Need, OneLine, TextScores
+from treetune.contracts import Experiment, Finding, Need, OneLine, TextScores, innermost_rollout
 from treetune.credit.base import EXAMPLE_PROBLEMS
 from treetune.rollouts.context import RolloutContext, required
 from treetune.rollouts.model_scores import ScoredText
@@ -186,9 +186,10 @@ def check_uncut_sampling(experiment: Experiment, reason: str) -> Iterator[Findin
     """
     sampling = experiment.rollout.sampling
     if sampling is not None and (sampling.top_p < 1 or sampling.top_k > 0):
+        _, key = innermost_rollout(experiment.rollout)
         yield Finding(
             f"{reason}, and answers are sampled with top_p {sampling.top_p:g} and top_k {sampling.top_k}",
-            "$.rollout.top_p",
+            f"{key}.top_p",
             "set rollout's top_p to 1 and top_k to -1",
         )
 

@@ -30,6 +30,7 @@ from treetune.contracts import (
     SampledAnswers,
     TextScores,
     UseOfAdvantages,
+    innermost_rollout,
 )
 from treetune.credit.base import THREADS_REMEDY, UNUSED_REMEDY, Credit, TrainerScores
 from treetune.credit.critic_prompts import privileged_prompt
@@ -154,11 +155,12 @@ class SelfDistillation(Credit):
             yield from check_reference_model(experiment)
         sampling = experiment.rollout.sampling
         if sampling is not None and not _samples_whole_distributions(sampling):
+            _, key = innermost_rollout(experiment.rollout)
             yield Finding(
                 "the teacher's log-probs are those of whole distributions at temperature 1, and answers are"
                 f" sampled at temperature {sampling.temperature:g} with top_p {sampling.top_p:g} and top_k"
                 f" {sampling.top_k}",
-                "$.rollout.temperature",
+                f"{key}.temperature",
                 "set rollout's temperature and top_p to 1 and top_k to -1",
             )
 

@@ -75,6 +75,11 @@ class OverAnotherCredit(ContinuingCredit):
     def critic_settings(self) -> CriticSettings | None:
         return self.over.critic_settings
 
+    @property
+    @override
+    def further_answers(self) -> int:
+        return self.over.further_answers if isinstance(self.over, ContinuingCredit) else 0
+
     @override
     def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
         if not isinstance(self.over, ContinuingCredit):

@@ -151,14 +151,12 @@ class WeightedBy(OverAnotherCredit):
     @property
     @override
     def trainer_scores(self) -> TrainerScores:
-        scores = super().trainer_scores
-        # The credit whose advantages are weighted could compare distributions, too. `compared_with` names
-        # only one comparison, so plans of memory then count only the comparison that is returned here.
+        scores = super().trainer_scores  # those of the credit whose advantages are weighted
         compared_with = scores.compared_with
         if self.signal == "deviation":
-            compared_with = "reference"
+            compared_with |= {"reference"}
         elif self.signal == "group_divergence":
-            compared_with = "group"
+            compared_with |= {"group"}
         return replace(
             scores,
             reference=scores.reference or self.signal == "deviation",
@@ -184,6 +182,13 @@ class WeightedBy(OverAnotherCredit):
             yield from check_reference_model(
                 experiment, "signal is 'deviation'", "signal", "set signal to 'entropy'"
             )
+            if self.over.trainer_scores.reference_model is not None:
+                yield Finding(
+                    "signal 'deviation' compares the policy with the start model, and the credit"
+                    f" {self.over.registered_name()!r} takes another model as the trainer's reference",
+                    "signal",
+                    "set it to 'entropy'",
+                )
         if self.signal in ("deviation", "group_divergence"):
             yield from _check_whole_distributions(experiment, self.signal)
         if self.signal == "relative_surprise":

@@ -31,7 +31,7 @@ from treetune.credit.states.base import (
     StateRule,
 )
 from treetune.engine.programs import result_of
-from treetune.engine.requests import CONTINUATIONS, Completion, Request, SamplingParams
+from treetune.engine.requests import CONTINUATION_PRIORITY, Completion, Request, SamplingParams
 from treetune.rollouts.answers import CountedSamples, before_stop
 from treetune.rollouts.context import AnswerSettings, RolloutContext
 from treetune.seeds import derive_seed
@@ -146,7 +146,7 @@ def continuation_request(
         seed=derive_seed(seed, *key),
         n=count,
         sampling=replace(sampling, max_tokens=budget - len(prefix_ids)),
-        priority=CONTINUATIONS,
+        priority=CONTINUATION_PRIORITY,
         reads_logprobs=False,
     )
 

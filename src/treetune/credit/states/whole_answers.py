@@ -17,7 +17,7 @@ from functools import partial
 from typing_extensions import override
 
 from treetune.credit.states.base import AnswerPrefix, Budget, ContinuationPlan, Estimate, StateRule
-from treetune.engine.requests import CONTINUATIONS, SamplingParams
+from treetune.engine.requests import CONTINUATION_PRIORITY, SamplingParams
 from treetune.rollouts.answers import GrowingRollout, Start, require_growing_rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.seeds import derive_seed
@@ -126,7 +126,7 @@ def _rollout_of_continuations(context: RolloutContext, sampling: SamplingParams)
 def _context_of_continuations(context: RolloutContext) -> RolloutContext:
     """Returns the context for continuations. They have a lower priority in the engine's queue than answers,
     and their log-probs are not read."""
-    settings = replace(context.settings, reads_logprobs=False, priority=CONTINUATIONS)
+    settings = replace(context.settings, reads_logprobs=False, priority=CONTINUATION_PRIORITY)
     return replace(context, settings=settings)
 
 

@@ -57,7 +57,7 @@ StepValues = list[Value | None]
 one before it are then credited as one. If the first entry is None, the answer can't be credited at all."""
 
 
-def mean_of(rewards: Sequence[float], low: float = 0.0, high: float = 1.0) -> Value | None:
+def value_of_rewards(rewards: Sequence[float], low: float = 0.0, high: float = 1.0) -> Value | None:
     """Returns the mean of rewards with its variance; None without rewards.
 
     The variance is computed as if each reward were either `low` or `high`. The probability of `high` is
@@ -214,14 +214,14 @@ class Valuation:
         nothing_is_early = self.context.early_continuations is None
         self.sample(first_states, estimator.budget(self.samples), balanced=nothing_is_early)
 
-    def on_any_rank(self, condition: bool) -> bool:
+    def is_true_on_any_rank(self, condition: bool) -> bool:
         """Returns whether the condition holds on any rank. Collective."""
         return any(self.context.ranks.exchange("value-waves", condition))
 
     def value(self, state: State) -> Value | None:
         """Returns the mean reward of the state's continuations; None where there are none."""
         estimate = self.estimates.get(state)
-        return None if estimate is None else mean_of(estimate.rewards)
+        return None if estimate is None else value_of_rewards(estimate.rewards)
 
     def values(self) -> list[StepValues]:
         """Returns `value` of every state, answer by answer."""
@@ -252,7 +252,7 @@ class Valuation:
             for answer_state in answer.states:
                 estimate = self.estimates.get(answer_state.state)
                 rewards_of_continuations = () if estimate is None else estimate.rewards
-                step_values.append(mean_of([*rewards_of_continuations, *others[answer_state]]))
+                step_values.append(value_of_rewards([*rewards_of_continuations, *others[answer_state]]))
             values.append(step_values)
         return values
 
@@ -279,8 +279,8 @@ def rewards_below(tree: Tree, shared: Sequence[Sequence[int]], leaf: int, length
     # An answer's branch is the node of the tree that holds the answer's next token after the state.
     leaves_by_branch: dict[int, list[int]] = {}
     for other in same_beginning:
-        leaves_by_branch.setdefault(sharing.branch_at(other, length), []).append(other)
-    leaves_by_branch.pop(sharing.branch_at(leaf, length), None)  # None: no other answer is on this branch
+        leaves_by_branch.setdefault(sharing.stretch_at(other, length), []).append(other)
+    leaves_by_branch.pop(sharing.stretch_at(leaf, length), None)  # None: no other answer is on this branch
     for leaves in leaves_by_branch.values():
         reach_of_leaves = [sharing.reach[sharing.paths[other][-1]] for other in leaves]
         yield mean([tree.leaves[other].reward for other in leaves], reach_of_leaves)

@@ -58,7 +58,7 @@ class Bisect(ValueEstimator):
             for search in searches:
                 wave += search.next_wave()
             # Sampling is collective: a rank whose searches have ended takes part until all have.
-            if not valuation.on_any_rank(bool(wave)):
+            if not valuation.is_true_on_any_rank(bool(wave)):
                 return [search.values() for search in searches]
             valuation.sample(wave)
 

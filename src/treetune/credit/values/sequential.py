@@ -11,7 +11,7 @@ from annotated_types import Gt
 from typing_extensions import override
 
 from treetune.credit.states.base import Budget
-from treetune.credit.values.base import StepValues, Valuation, ValueEstimator, mean_of
+from treetune.credit.values.base import StepValues, Valuation, ValueEstimator, value_of_rewards
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class UntilSure(Budget):
         if round_number == 0:
             return self.first
         rewards_so_far = rewards()
-        value = mean_of(rewards_so_far)  # None if no continuation could be graded
+        value = value_of_rewards(rewards_so_far)  # None if no continuation could be graded
         if self.pilot:
             # The first round was the pilot. It only shows how much rewards vary, and its rewards don't count.
             if round_number > 1:

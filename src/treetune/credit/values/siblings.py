@@ -15,7 +15,7 @@ from typing_extensions import override
 from treetune.contracts import Answers, Need, OneLine
 from treetune.credit.base import THREADS_REMEDY
 from treetune.credit.states.base import FixedBudget
-from treetune.credit.values.base import StepValues, Valuation, ValueEstimator, mean_of
+from treetune.credit.values.base import StepValues, Valuation, ValueEstimator, value_of_rewards
 from treetune.tree import State
 
 
@@ -51,7 +51,7 @@ class Siblings(ValueEstimator):
         values: list[StepValues] = []
         for answer in valuation.answers:
             # None where no other answer went through the state.
-            values.append([mean_of(rewards[answer_state]) for answer_state in answer.states])
+            values.append([value_of_rewards(rewards[answer_state]) for answer_state in answer.states])
         return values
 
 

@@ -278,7 +278,7 @@ def _no_alphabet() -> str:
 def _memory_folder(place: AskingShard) -> Path:
     """Makes the empty folder for the engine's weights: in memory where the user may write there."""
     held_folders.sweep()  # removes the folders of jobs that were killed
-    if os.access(held_folders.MEMORY, os.W_OK):
+    if os.access(held_folders.SHARED_MEMORY, os.W_OK):
         return held_folders.new_in_memory()
     folder = place.folder / "weights-in-the-engine"
     remove_folder(folder)

@@ -12,8 +12,8 @@ from typing import Any
 from typing_extensions import override
 
 from treetune.data.difficulty.shard import (
-    ANSWERS,
-    GRADES,
+    ANSWERS_FILE,
+    GRADES_FILE,
     WITHOUT_ANSWER,
     RowOfInput,
     input_rows,
@@ -23,7 +23,7 @@ from treetune.data.pipelines import EstimateDifficulty
 from treetune.domains.domain_rows import DATA_SOURCE, DomainRow, domain_of, write_parquet
 from treetune.runtime.console import Console
 from treetune.store.files import whole_file, write_json
-from treetune.store.journal import read_rows
+from treetune.store.journal import read_journal
 
 RATES_FILE = "rates.parquet"
 
@@ -128,12 +128,14 @@ def merge(pipeline: EstimateDifficulty, source: Path, output: Path, console: Con
     answers = asked_twice = 0
     for shard in range(pipeline.shards):
         folder = shard_folder(output, shard)
-        asked = Counter((line["row"], line["sample"]) for line in read_rows(folder / ANSWERS))
+        asked = Counter((line["row"], line["sample"]) for line in read_journal(folder / ANSWERS_FILE))
         answers += len(asked)
         asked_twice += sum(count - 1 for count in asked.values())
-        for line in read_rows(folder / GRADES):
-            graded[line["row"]].setdefault(line["sample"], line)  # of several grades the first counts
-            outcomes[line["outcome"]] += 1
+        for line in read_journal(folder / GRADES_FILE):
+            # An answer has two grades if two jobs worked on the shard at the same time. The first one counts.
+            if line["sample"] not in graded[line["row"]]:
+                graded[line["row"]][line["sample"]] = line
+                outcomes[line["outcome"]] += 1
     rates = [_rate(row, graded[row.index], pipeline.answers.samples) for row in input_rows(source)]
 
     def with_rates() -> Iterator[DomainRow]:

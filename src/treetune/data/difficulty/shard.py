@@ -27,13 +27,13 @@ from treetune.runtime.claims import Claim, Claims
 from treetune.runtime.console import Console
 from treetune.seeds import derive_seed
 from treetune.store.files import write_json
-from treetune.store.journal import Journal, read_rows
+from treetune.store.journal import Journal, read_journal
 from treetune.tasks.graders.pool import GraderPool
 from treetune.tasks.rows import RowsTask
 from treetune.vocabulary import Grade, Problem
 
 PROGRESS_S = 2.0
-ANOTHER_IS_AT_IT = 75
+EXIT_SHARD_TAKEN = 75
 """The exit code of a job whose shard belongs to another job: `EX_TEMPFAIL` of sysexits.h."""
 
 MOST_UNGRADED = 4096
@@ -73,13 +73,13 @@ def work_on_shard(pipeline: EstimateDifficulty, source: Path, output: Path, shar
     # A claim is a file that lets only one process work on the shard. None: another process holds it.
     claim = Claims().take(folder / CLAIMS)
     if claim is None:
-        return ANOTHER_IS_AT_IT
+        return EXIT_SHARD_TAKEN
     console = Console(folder / "logs" / "shard.log", visible=True)
     try:
         _Shard(pipeline, source, shard, folder, claim, console).work()
     except _ShardTakenOver:
         console.say(f"shard {shard}: another job has taken over while this one was suspended")
-        return ANOTHER_IS_AT_IT
+        return EXIT_SHARD_TAKEN
     finally:
         console.close()
         claim.release()
@@ -123,10 +123,10 @@ class _Shard:
     def work(self) -> None:
         """Grades earlier answers without a grade, asks the questions without an answer, and returns when all
         grades are in the journal."""
-        graded = {(row["row"], row["sample"]) for row in read_rows(self._folder / GRADES)}
+        graded = {(row["row"], row["sample"]) for row in read_journal(self._folder / GRADES_FILE)}
         answered: set[tuple[int, int]] = set()
         ungraded: list[dict[str, Any]] = []
-        for answer in read_rows(self._folder / ANSWERS):
+        for answer in read_journal(self._folder / ANSWERS_FILE):
             sample_key = answer["row"], answer["sample"]
             # Of two answers to a question, the first one counts.
             if sample_key not in answered and sample_key not in graded:
@@ -149,8 +149,8 @@ class _Shard:
             pipeline.task.grader, workers=pipeline.grader_workers, deadline=pipeline.grader_deadline
         )
         with (
-            closing(Journal(self._folder / ANSWERS, plain=True)) as self._answers,
-            closing(Journal(self._folder / GRADES, plain=True)) as self._grades,
+            closing(Journal(self._folder / ANSWERS_FILE, plain=True)) as self._answers,
+            closing(Journal(self._folder / GRADES_FILE, plain=True)) as self._grades,
             pool as self._pool,
             self._console.phase(f"shard {self._shard}", "answers") as self._show,
         ):
@@ -260,7 +260,7 @@ class _Shard:
             write_json(self._folder / PROGRESS, progress, durable=False)
 
 
-ANSWERS, GRADES, DONE, PROGRESS = "answers.jsonl", "grades.jsonl", "done.json", "progress.json"
+ANSWERS_FILE, GRADES_FILE, DONE, PROGRESS = "answers.jsonl", "grades.jsonl", "done.json", "progress.json"
 FAILURE, CLAIMS = "failure.json", "claims"
 NOT_ASKED = "not asked"
 """The outcome of a question that can't be asked: its prompt is empty, or leaves no room for an answer."""

@@ -48,7 +48,7 @@ CHANGES_NO_ANSWER = ("policy", "jobs", "column", "grader_workers", "grader_deadl
 """Settings on which no answer depends. Of a policy's settings, `Policy.identity` has those that matter."""
 
 
-def estimate(
+def run_jobs(
     pipeline: EstimateDifficulty, source: Path, output: Path, config: dict[str, Any], command: Sequence[str]
 ) -> int:
     """Starts the jobs of all shards, waits for them, and merges their results.
@@ -74,7 +74,7 @@ def estimate(
             raise ValueError(f"there are no rows in {source}")
         record = output / "estimate.json"  # says with which rows and settings the folder was begun
         if record.is_file():
-            refuse_another(pipeline, source, output)
+            refuse_other_estimate(pipeline, source, output)
         else:
             write_json(
                 record, {"identity": _identity(pipeline, source), "rows": rows, "shards": pipeline.shards}
@@ -96,7 +96,7 @@ def _identity(pipeline: EstimateDifficulty, source: Path) -> str:
     return content_hash([repr(settings), repr(policy), pipeline.shards, file_hashes(files_matching(source))])
 
 
-def refuse_another(pipeline: EstimateDifficulty, source: Path, output: Path) -> None:
+def refuse_other_estimate(pipeline: EstimateDifficulty, source: Path, output: Path) -> None:
     """Raises ValueError if the folder was begun with other rows or settings, or was not begun at all."""
     try:
         record = json.loads((output / "estimate.json").read_text())

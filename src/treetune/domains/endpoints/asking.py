@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.domains.endpoints.client import EndpointClient
-from treetune.domains.endpoints.settings import Place
+from treetune.domains.endpoints.settings import EndpointAddress
 from treetune.store.journal import Journal
 
 
@@ -90,7 +90,7 @@ class Asker:
     def __init__(self, client: EndpointClient, journal: AnswerJournal, identity: str | None = None) -> None:
         self._client, self._journal, self._identity = client, journal, identity
         self._in_flight: dict[str, asyncio.Task[AnsweredRequest]] = {}
-        self._tried: list[Place] | None = None
+        self._tried: list[EndpointAddress] | None = None
         """If it is a list, the address of each request is appended to it."""
 
     async def answer(

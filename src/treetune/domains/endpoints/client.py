@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from treetune.domains.endpoints.replies import read_reply
-from treetune.domains.endpoints.settings import Asking, EndpointSettings, Place
+from treetune.domains.endpoints.settings import EndpointAddress, EndpointSettings, RequestSettings
 from treetune.exceptions import EndpointError, RequestRefused, Unanswered
 
 log = logging.getLogger(f"treetune.{__name__}")  # a run logs what is below "treetune"
@@ -23,7 +23,7 @@ log = logging.getLogger(f"treetune.{__name__}")  # a run logs what is below "tre
 LONGEST_WAIT_S = 120.0
 """The longest time between two attempts, even if the endpoint asks for more."""
 
-SHOWN = 300
+REFUSAL_CHARACTERS = 300
 """The number of characters of an endpoint's refusal that messages show."""
 
 SECRET_CHARACTERS = 8
@@ -62,29 +62,29 @@ class EndpointClient:
 
     def __init__(
         self,
-        settings: Asking,
-        place: Place | Callable[[], Place],
+        settings: RequestSettings,
+        address: EndpointAddress | Callable[[], EndpointAddress],
         is_stopping: Callable[[], bool],
         report: Callable[[str], None] = log.info,
     ) -> None:
         """Args:
         settings: The settings of requests.
-        place: The address, or a function that is called before each attempt and returns it, since a restarted
-            server has another address. The function is called in a thread, and may wait. If it raises
-            RuntimeError, the attempt has failed.
+        address: The address, or a function that is called before each attempt and returns it, since a
+            restarted server has another address. The function is called in a thread, and may wait. If it
+            raises RuntimeError, the attempt has failed.
         is_stopping: Returns whether the work has to end. Then no request is sent again.
         report: Called with a line about each failed attempt after which the request is sent again.
         """
         self.settings = settings
         self.failed_attempts = 0
         self._report = report
-        self._place = place
+        self._address = address
         self._is_stopping = is_stopping
 
     @staticmethod
     def of(settings: EndpointSettings, is_stopping: Callable[[], bool]) -> EndpointClient:
         """Returns a client of an endpoint. Raises ValueError if the key is missing."""
-        return EndpointClient(settings, settings.place(), is_stopping)
+        return EndpointClient(settings, settings.address(), is_stopping)
 
     async def __aenter__(self) -> EndpointClient:
         import aiohttp
@@ -97,7 +97,7 @@ class EndpointClient:
     async def __aexit__(self, *error: object) -> None:
         await self._session.close()
 
-    async def ask(self, body: Mapping[str, Any], tried: list[Place] | None = None) -> EndpointReply:
+    async def ask(self, body: Mapping[str, Any], tried: list[EndpointAddress] | None = None) -> EndpointReply:
         """Sends a request and returns the answer. The address of each attempt is appended to `tried`.
 
         Raises:
@@ -108,10 +108,14 @@ class EndpointClient:
         attempts = self.settings.retries + 1
         for attempt in range(attempts):
             try:
-                place = self._place if isinstance(self._place, Place) else await self._find_place(self._place)
+                address = (
+                    self._address
+                    if isinstance(self._address, EndpointAddress)
+                    else await self._find_address(self._address)
+                )
                 if tried is not None:
-                    tried.append(place)
-                return await self._attempt(body, place)
+                    tried.append(address)
+                return await self._attempt(body, address)
             except _AttemptFailed as failure:
                 self.failed_attempts += 1
                 reason, wait = str(failure), failure.wait
@@ -130,20 +134,20 @@ class EndpointClient:
             # It looks twice a second whether the work has to end.
             await asyncio.sleep(min(end - loop.time(), 0.5))
 
-    async def _find_place(self, place: Callable[[], Place]) -> Place:
+    async def _find_address(self, address: Callable[[], EndpointAddress]) -> EndpointAddress:
         """Calls the function for the address in a thread, since it may wait for a server to restart."""
         try:
-            return await asyncio.to_thread(place)
+            return await asyncio.to_thread(address)
         except RuntimeError as error:
             raise _AttemptFailed(str(error)) from error
 
-    async def _attempt(self, body: Mapping[str, Any], place: Place) -> EndpointReply:
+    async def _attempt(self, body: Mapping[str, Any], address: EndpointAddress) -> EndpointReply:
         """Sends a request once. Raises _AttemptFailed if another attempt may succeed, and RequestRefused or
         EndpointError like `ask`."""
         import aiohttp
 
-        url = self.settings.url_below(place.url)
-        headers = {"Authorization": f"Bearer {place.key}"} if place.key else {}
+        url = self.settings.url_below(address.url)
+        headers = {"Authorization": f"Bearer {address.key}"} if address.key else {}
         limit = aiohttp.ClientTimeout(total=self.settings.timeout)
         try:
             async with self._session.post(
@@ -152,14 +156,14 @@ class EndpointClient:
                 headers=headers,
                 timeout=limit,
                 allow_redirects=False,  # `read_reply` reports a redirect as a refusal
-                proxy=_proxy_for(place.url),
+                proxy=_proxy_for(address.url),
             ) as response:
                 raw = await response.read()
         except TimeoutError as error:
             raise _AttemptFailed(f"{url}: no answer in {self.settings.timeout:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise _AttemptFailed(f"{url}: {_safe(f'{type(error).__name__}: {error}', place)}") from error
-        status, text = response.status, _safe(raw.decode(errors="replace"), place)
+            raise _AttemptFailed(f"{url}: {_safe(f'{type(error).__name__}: {error}', address)}") from error
+        status, text = response.status, _safe(raw.decode(errors="replace"), address)
         classified = read_reply(status, text, is_chat=self.settings.api == "chat")
         if classified.kind in ("answered", "cut_off", "empty"):
             return EndpointReply(
@@ -169,15 +173,17 @@ class EndpointClient:
                 output_tokens=classified.output_tokens,
                 why_empty=classified.why if classified.kind == "empty" else None,
             )
-        status_and_text = f"HTTP {status}: {text[:SHOWN]}"
+        status_and_text = f"HTTP {status}: {text[:REFUSAL_CHARACTERS]}"
         if status == 200:
-            status_and_text = f"HTTP 200, and {classified.why}: {text[:SHOWN]}"
+            status_and_text = f"HTTP 200, and {classified.why}: {text[:REFUSAL_CHARACTERS]}"
         if classified.kind == "refused_all":
-            key = place.key_of  # the environment variable that has the key
+            key = address.key_variable  # the environment variable that has the key
             key_note = (
                 f" (the key is that of {key})" if key else " (no key was sent: api_key_variable is null)"
             )
-            raise EndpointError(f"{url} answered HTTP {status}: {classified.why}{key_note}: {text[:SHOWN]}")
+            raise EndpointError(
+                f"{url} answered HTTP {status}: {classified.why}{key_note}: {text[:REFUSAL_CHARACTERS]}"
+            )
         if classified.kind == "refused":
             raise RequestRefused(f"{url} refused a request with {status_and_text}")
         raise _AttemptFailed(f"{url}: {status_and_text}", wait_asked_for(response.headers, datetime.now(UTC)))
@@ -192,9 +198,9 @@ class _AttemptFailed(Exception):
         self.wait = wait
 
 
-def _safe(text: str, place: Place) -> str:
+def _safe(text: str, address: EndpointAddress) -> str:
     """Removes the key from a text of the endpoint, which may quote it."""
-    return text.replace(place.key, "***") if place.key and len(place.key) >= SECRET_CHARACTERS else text
+    return text.replace(address.key, "***") if address.key and len(address.key) >= SECRET_CHARACTERS else text
 
 
 def wait_asked_for(headers: Mapping[str, str], now: datetime) -> float:

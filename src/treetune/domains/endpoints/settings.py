@@ -46,20 +46,20 @@ class Prices:
 
 
 @dataclass(frozen=True)
-class Place:
+class EndpointAddress:
     """The address of an endpoint, with its key.
 
-    Example: ``Place("https://api.openai.com/v1", key="sk-…", key_of="OPENAI_API_KEY")``.
+    Example: ``EndpointAddress("https://api.openai.com/v1", key="sk-…", key_variable="OPENAI_API_KEY")``.
     """
 
     url: str
     key: str | None = field(default=None, repr=False)
-    key_of: str | None = None
+    key_variable: str | None = None
     """The name of the environment variable that holds the key, for messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asking:
+class RequestSettings:
     """Settings of requests to a language model with an OpenAI-compatible API, without the model's address.
 
     A request is sent again after HTTP 429 or 5xx, a broken connection, a timeout, or a reply that isn't an
@@ -116,7 +116,7 @@ class Asking:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndpointSettings(Asking):
+class EndpointSettings(RequestSettings):
     """An OpenAI-compatible endpoint. Its key is read from the environment, and is never written to a file."""
 
     base_url: Annotated[str, MinLen(1)]
@@ -205,9 +205,9 @@ class EndpointSettings(Asking):
         thread.join(seconds)
         return results[0] if results else f"no connection within {seconds:g} s"
 
-    def place(self) -> Place:
+    def address(self) -> EndpointAddress:
         """Returns the address with the key. Raises the same ValueError as `key`."""
-        return Place(self.base_url, self.key(), self.api_key_variable)
+        return EndpointAddress(self.base_url, self.key(), self.api_key_variable)
 
 
 def check_extra(key: str, extra: Mapping[str, Any]) -> None:

@@ -51,8 +51,8 @@ class Turn:
     """Results of native calls, each as its tool's name, the call's id and the text of the result. The policy
     reads them in place of the observation, in the form of its chat template."""
     numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """Further metrics of the answer, such as ``rewards/speed``. They are read from the last turn, if no
-    grader grades the answer."""
+    """Further metrics of the answer, such as ``rewards/speed``. They are read from the last turn. If a grader
+    grades the answer, too, and gives a number of the same name, the grader's counts."""
 
 
 class Environment(Registrable):

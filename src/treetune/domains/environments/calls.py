@@ -21,7 +21,7 @@ from treetune.tasks.thoughts import read_thoughts
 NATIVE_FORMATS = ("hermes", "llama", "mistral")
 """The formats that are read here. `hermes` is also Qwen's, with JSON or with the tags of Qwen3-Coder."""
 
-FORM = 'A call is JSON with a name and an object of arguments: {"name": "…", "arguments": {…}}.'
+CALL_FORMAT = 'A call is JSON with a name and an object of arguments: {"name": "…", "arguments": {…}}.'
 
 _HERMES, _HERMES_END = "<tool_call>", "</tool_call>"
 _LLAMA = "<|python_tag|>"
@@ -96,7 +96,9 @@ def native_calls(format: str, text: str) -> tuple[list[ToolCall], str]:
         if _is_mention(text_before, body, is_closed=bool(closing_tag)):
             prose.append(opening + part)
         else:
-            calls += list(calls_in(body)) or [ToolCall("", None, fault=FORM)]  # a tag with nothing in it
+            calls += list(calls_in(body)) or [
+                ToolCall("", None, fault=CALL_FORMAT)
+            ]  # a tag with nothing in it
             prose.append(rest)
         text_before = part
     return calls, "".join(prose).strip()
@@ -167,7 +169,9 @@ def calls_in(body: str) -> Iterator[ToolCall]:
         try:
             value, rest = read_json(rest)
         except NoJson as error:
-            yield ToolCall(named[1] if named else "", None, fault=f"The call is no JSON: {error}. {FORM}")
+            yield ToolCall(
+                named[1] if named else "", None, fault=f"The call is no JSON: {error}. {CALL_FORMAT}"
+            )
             return
         if named:
             calls = [_call_of_value({"name": named[1], "arguments": value, "id": named[2]})]
@@ -194,10 +198,10 @@ def _call_of_value(value: Any) -> ToolCall:
     if isinstance(value, Mapping) and isinstance(value.get("function"), Mapping):
         value = {**value, **value["function"]}  # {"function": {"name": …, "arguments": …}}, as OpenAI's API
     if not isinstance(value, Mapping):
-        return ToolCall("", None, fault=FORM)
+        return ToolCall("", None, fault=CALL_FORMAT)
     name = value.get("name", value.get("function"))  # some models write {"function": "weather", …}
     if not isinstance(name, str) or not name:
-        return ToolCall("", None, fault=f"The call has no name. {FORM}")
+        return ToolCall("", None, fault=f"The call has no name. {CALL_FORMAT}")
     key = next((key for key in _ARGUMENTS if key in value), None)
     if key is None:  # the arguments are next to the name
         arguments: Any = {key: inner for key, inner in value.items() if key not in _OTHER_KEYS}
@@ -207,10 +211,10 @@ def _call_of_value(value: Any) -> ToolCall:
         try:
             arguments, _ = read_json(arguments)
         except NoJson as error:
-            return ToolCall(name, None, fault=f"The arguments are no JSON: {error}. {FORM}")
+            return ToolCall(name, None, fault=f"The arguments are no JSON: {error}. {CALL_FORMAT}")
     arguments = {} if arguments is None or arguments == "" else arguments
     if not isinstance(arguments, Mapping):
-        return ToolCall(name, None, fault=f"The arguments are no object. {FORM}")
+        return ToolCall(name, None, fault=f"The arguments are no object. {CALL_FORMAT}")
     return ToolCall(name, dict(arguments), str(value.get("id") or value.get("call_id") or ""))
 
 

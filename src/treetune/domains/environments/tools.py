@@ -30,7 +30,7 @@ from treetune.tasks.sources import json_lines
 from treetune.tasks.thoughts import read_thoughts
 from treetune.vocabulary import Problem
 
-RESULT = "{result}"
+RESULT_PLACEHOLDER = "{result}"
 """The place of the result in the setting `answer`."""
 
 # Pickled snapshots of version 0.1 hold a class `Calls` of this module. Neither exists any more. So a module
@@ -249,7 +249,7 @@ class Tools(Environment):
     call: str | None = None
     """A regular expression for calls in the format ``tags``, with a group `argument` and, if there are
     several tools, a group `tool`. null: the tool's name as a tag around the argument."""
-    answer: str = f"<result>\n{RESULT}\n</result>"
+    answer: str = f"<result>\n{RESULT_PLACEHOLDER}\n</result>"
     """The text that the policy reads after a call in the format ``tags``, with ``{result}`` in it."""
     most_calls: Annotated[int, Gt(0)] | None = None
     """The most calls of an answer. In place of the result of any further call, the policy reads that no calls
@@ -286,8 +286,10 @@ class Tools(Environment):
             object.__setattr__(self, "isolation", "service")
         if repeated := _repeated([tool.name for tool in self.tools]):
             raise ValueError(f"two tools are called {', '.join(repeated)}: give each a name of its own")
-        if RESULT not in self.answer:
-            raise ValueError(f"answer is {self.answer!r}, which leaves the result out: put {RESULT} into it")
+        if RESULT_PLACEHOLDER not in self.answer:
+            raise ValueError(
+                f"answer is {self.answer!r}, which leaves the result out: put {RESULT_PLACEHOLDER} into it"
+            )
         if self.call is not None:
             self._check_pattern(self.call)
 
@@ -399,7 +401,7 @@ class Tools(Environment):
         if self.is_native:
             return Turn("\n".join(text for _, _, text in results), results=tuple(results))
         [(_, _, result)] = results  # with tags a turn has one call
-        return Turn(self.answer.replace(RESULT, result))
+        return Turn(self.answer.replace(RESULT_PLACEHOLDER, result))
 
     def _result(self, state: SimpleNamespace, call: ToolCall) -> str:
         """Returns the text that the policy reads: the result of a call, or the reason why it has none."""

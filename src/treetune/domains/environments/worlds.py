@@ -43,7 +43,14 @@ from typing_extensions import override
 from treetune.domains.environments.base import LONGEST_OBSERVATION, Environment, Turn
 from treetune.exceptions import Unavailable, WorkerStartError
 from treetune.processes.pool import START_SECONDS, call_clock, describe_exit, pickle_servant, start_worker
-from treetune.processes.worker import Servant, become_worker, die_with_parent, frame, load, read
+from treetune.processes.worker import (
+    Servant,
+    become_worker,
+    die_with_parent,
+    frame,
+    load_servant,
+    read_message,
+)
 from treetune.vocabulary import GradeOutcome, Problem
 
 Snapshot = tuple[int, bytes]
@@ -325,7 +332,7 @@ def main() -> None:
     """
     requests, _ = become_worker()
     orders = Connection(os.dup(requests.fileno()))
-    environment = load(read(requests), lambda *message: orders.send(message)).environment
+    environment = load_servant(read_message(requests), lambda *message: orders.send(message)).environment
     orders.send(("loaded", None))
     while True:
         try:

@@ -399,7 +399,7 @@ def _same_word(printed: str, expected: str) -> bool:
                 return number == expected_number
             # A finite number that is too large for a float is compared exactly.
             return bool(Decimal(printed) == exact_expected)
-        return close(number, expected_number, PRINTED_TOLERANCE)
+        return are_close(number, expected_number, PRINTED_TOLERANCE)
     except (ValueError, ArithmeticError):
         return False
 
@@ -417,7 +417,7 @@ def same_value(returned: Any, expected: Any, depth: int = 0) -> bool:
         return bool(returned == expected)  # a Decimal is a long integer (`_read_integer`)
     if isinstance(returned, int | float) and isinstance(expected, int | float):
         try:
-            return close(float(returned), float(expected), RETURNED_TOLERANCE)
+            return are_close(float(returned), float(expected), RETURNED_TOLERANCE)
         except OverflowError:  # one is an integer that is larger than all floats
             return False
     if isinstance(returned, list) and isinstance(expected, list):
@@ -431,7 +431,7 @@ def same_value(returned: Any, expected: Any, depth: int = 0) -> bool:
     return type(returned) is type(expected) and bool(returned == expected)
 
 
-def close(number: float, expected: float, tolerance: float) -> bool:
+def are_close(number: float, expected: float, tolerance: float) -> bool:
     """Returns whether two numbers differ by at most the tolerance, absolutely or relatively.
 
     Nothing is close to nan, and an infinity is only close to itself.

@@ -118,7 +118,7 @@ class CodeIO(Grader):
         except UnreadableValue as error:
             return Grade(reward=0.0, outcome="ok", message=f"no value: {error}")
         readings = candidates(prediction, key)
-        right = any(self.equal(candidate, gold) for candidate in readings)
+        right = any(self.are_equal(candidate, gold) for candidate in readings)
         if not right and self.program is not None and key == "input":
             # Another input may have the same output. The sandbox is needed only for such answers.
             right = self._same_output(readings[0], gold, problem)
@@ -133,7 +133,7 @@ class CodeIO(Grader):
             value, other_value = read_prediction(answer), read_prediction(other)
         except UnreadableValue:
             return False
-        return self.equal(candidates(value, key)[0], candidates(other_value, key)[0])
+        return self.are_equal(candidates(value, key)[0], candidates(other_value, key)[0])
 
     def _same_output(self, prediction: Any, gold: Any, problem: Problem) -> bool:
         """Returns whether the program's function returns the same value for both inputs.
@@ -158,9 +158,9 @@ class CodeIO(Grader):
         result = results[1] if len(results) > 1 else {}
         if "value" not in gold_result:
             raise ValueError(f"the program of problem {problem.id} returns no value for the gold's input")
-        return "value" in result and self.equal(result["value"], gold_result["value"])
+        return "value" in result and self.are_equal(result["value"], gold_result["value"])
 
-    def equal(self, value: Any, gold: Any) -> bool:
+    def are_equal(self, value: Any, gold: Any) -> bool:
         """Compares two values in depth, which is at most `extraction.DEEPEST_VALUE`."""
         value, gold = _normal(value), _normal(gold)
         if isinstance(value, bool) or isinstance(gold, bool):
@@ -181,9 +181,9 @@ class CodeIO(Grader):
             gold_items = {str(key): item for key, item in gold.items()}
             if items.keys() != gold_items.keys():
                 return False
-            return all(self.equal(items[key], gold_items[key]) for key in items)
+            return all(self.are_equal(items[key], gold_items[key]) for key in items)
         if isinstance(value, list | tuple) and isinstance(gold, list | tuple):
-            return len(value) == len(gold) and all(map(self.equal, value, gold))
+            return len(value) == len(gold) and all(map(self.are_equal, value, gold))
         return type(value) is type(gold) and bool(value == gold)
 
 

@@ -33,7 +33,13 @@ from typing_extensions import override
 from treetune.contracts import Experiment, Finding
 from treetune.domains.endpoints.asking import AnsweredRequest, AnswerJournal, Asker
 from treetune.domains.endpoints.client import EndpointClient
-from treetune.domains.endpoints.settings import Asking, EndpointMessage, EndpointSettings, Place, Prices
+from treetune.domains.endpoints.settings import (
+    EndpointAddress,
+    EndpointMessage,
+    EndpointSettings,
+    Prices,
+    RequestSettings,
+)
 from treetune.engine.settings import EngineSettings, ServedModel
 from treetune.exceptions import EndpointError, RequestRefused, Unanswered, Unavailable
 from treetune.models.presence import check_presence
@@ -209,9 +215,9 @@ def asks_the_run(grader: Grader) -> bool:
 
 # The service
 
-AGAIN = "That holds no verdict in the form that was asked for. Give the verdict alone, in that form."
+ASK_AGAIN = "That holds no verdict in the form that was asked for. Give the verdict alone, in that form."
 
-AGAIN_BRIEFLY = "Your last reply came to no verdict. Think no longer than you must, and give the verdict."
+ASK_AGAIN_BRIEFLY = "Your last reply came to no verdict. Think no longer than you must, and give the verdict."
 
 PROBE_S = 30.0
 """While the judge counts as down, one question is sent in each period of so many seconds, to see whether it
@@ -234,17 +240,17 @@ DEADLINE_SHARE = 0.9
 class RunningJudge:
     """The language model that the run serves to judge answers."""
 
-    asking: Asking
+    request_settings: RequestSettings
     """The settings of requests."""
-    place: Callable[[], Place]
+    choose_server: Callable[[], EndpointAddress]
     """Returns the address of the model's server, and may wait until there is one."""
     name: str
     """The model's name in requests."""
     identity: str
     """Distinguishes the model from others that have had the same name, in the journal of its replies."""
-    failed: Callable[[Place, str], None] = lambda place, reason: None
+    report_failure: Callable[[EndpointAddress, str], None] = lambda address, reason: None
     """Called with the server's address and the reason after the server has given no reply."""
-    succeeded: Callable[[], None] = lambda: None
+    report_success: Callable[[], None] = lambda: None
     """Called after each reply of the model."""
     refuse_unusable: Callable[[Task, Sequence[Problem]], None] = lambda task, problems: None
     """Raises ValueError if the model can't be asked about answers to the task's problems."""
@@ -260,29 +266,29 @@ class Judge:
         self._grade_by = grade_by
         # The server's address and key. For a model that the run serves, a function returns them, since the
         # server may be restarted with another address.
-        place: Place | Callable[[], Place]
+        address: EndpointAddress | Callable[[], EndpointAddress]
         self.run_model: RunningJudge | None = None
         """The model that the run serves, if that is the judge."""
         run_model = context.judge
         assert isinstance(run_model, RunningJudge | None), "`judge_server` makes no other judge"
         if grader.endpoint is not None:
-            self._asking: Asking = grader.endpoint
+            self._request_settings: RequestSettings = grader.endpoint
             self._model = self.identity = grader.endpoint.model
-            place = grader.endpoint.place()
+            address = grader.endpoint.address()
         elif run_model is not None:
             self.run_model = run_model
-            self._asking, place = run_model.asking, run_model.place
+            self._request_settings, address = run_model.request_settings, run_model.choose_server
             self._model, self.identity = run_model.name, run_model.identity
         else:
             raise ValueError(
                 "the judge has no endpoint, and no model is served here: give it endpoint: {base_url: …,"
                 " model: …}"
             )
-        self.concurrency = self._asking.concurrency
-        self.availability = _Availability(self._asking.give_up_after)
+        self.concurrency = self._request_settings.concurrency
+        self.availability = _Availability(self._request_settings.give_up_after)
         self._thread = _JudgeThread(
             lambda is_closed: EndpointClient(
-                self._asking, place, is_closed, self.availability.note_failed_attempt
+                self._request_settings, address, is_closed, self.availability.note_failed_attempt
             )
         )
         self._lock = threading.Lock()
@@ -291,7 +297,7 @@ class Judge:
         """Failed attempts that `counted` has returned so far."""
 
     def grade(self, response: str, problem: Problem) -> Grade:
-        answer = self.grader.behind_thought(response, problem)
+        answer = self.grader.after_thought(response, problem)
         shown = None if answer is None else self.grader.extract(answer, problem)
         if shown is None:
             return self.grader.without_answer(problem)
@@ -359,7 +365,7 @@ class Judge:
             messages.insert(0, ("system", self.grader.system))
         for tries_left in range(self.grader.again, -1, -1):
             asker.has_sent = False
-            body = self._asking.question(self._model, messages, {})
+            body = self._request_settings.question(self._model, messages, {})
             reply = await asker.answer("judge", body, lambda answer: self._reward_of(answer) is not None)
             if not asker.has_sent:
                 self.count(known=1)  # the answer was in the journal, or in flight
@@ -371,12 +377,12 @@ class Judge:
                 break
             answer = read_thoughts(reply.text).answer.strip()
             if answer:
-                messages += [("assistant", reply.text), ("user", AGAIN)]
+                messages += [("assistant", reply.text), ("user", ASK_AGAIN)]
             else:
                 # The reply is only a thought. It can't be put into the conversation: endpoints refuse an
                 # empty message, and the model would continue a thought without an end. So the question is
                 # repeated.
-                messages[-1] = ("user", f"{question}\n\n{AGAIN_BRIEFLY}")
+                messages[-1] = ("user", f"{question}\n\n{ASK_AGAIN_BRIEFLY}")
         if not reply.complete:
             raise Unavailable(
                 "the judge's replies were cut off before a verdict: raise max_tokens of the judge"
@@ -416,7 +422,7 @@ class _Question(Asker):
         self.has_sent = True
         judge.availability.check()
         start = time.monotonic()
-        tried: list[Place] = []
+        tried: list[EndpointAddress] = []
         self._tried = tried  # `EndpointClient.ask` appends the addresses to which it sends
         try:
             # The time is at least 0.1 s, since earlier replies without a verdict may have taken all of it.
@@ -430,13 +436,13 @@ class _Question(Asker):
         except (Unanswered, TimeoutError) as error:
             why = str(error) if isinstance(error, Unanswered) else "no reply within the deadline"
             # Only the last address: the server may have been restarted with another one between attempts.
-            for place in judge.availability.note_failure(why, tried[-1:]):
+            for address in judge.availability.note_failure(why, tried[-1:]):
                 if judge.run_model is not None:
-                    judge.run_model.failed(place, why)
+                    judge.run_model.report_failure(address, why)
             raise Unavailable(f"the judge gave no answer: {why}") from error
         judge.availability.note_answer()
         if judge.run_model is not None:
-            judge.run_model.succeeded()
+            judge.run_model.report_success()
         judge.count(asked=1, seconds=(time.monotonic() - start, 1))
         if not answer.estimated:  # the endpoint has reported the numbers of tokens
             judge.count(input_tokens=answer.input_tokens, output_tokens=answer.output_tokens)
@@ -463,7 +469,7 @@ class _Availability:
         self._questions_given_up = 0
         """The number of the latest questions, without a reply between them, that were given up after all
         their attempts."""
-        self._unanswered_places: set[Place] = set()
+        self._unanswered_addresses: set[EndpointAddress] = set()
         """The addresses to which the last attempts of these questions were sent."""
         self._last_probe_at = 0.0
         """The time of the last question that tested whether the judge is back."""
@@ -507,8 +513,8 @@ class _Availability:
                 self._failing_since = now
         log.info("the judge gives no answer: %s", message)
 
-    def note_failure(self, why: str, places: Sequence[Place]) -> frozenset[Place]:
-        """Notes that a question was given up, and the addresses `places` that were tried.
+    def note_failure(self, why: str, tried: Sequence[EndpointAddress]) -> frozenset[EndpointAddress]:
+        """Notes that a question was given up, and the addresses that were `tried`.
 
         Returns:
             All addresses that gave no reply, if this failure is the one after which the judge counts as down.
@@ -516,13 +522,13 @@ class _Availability:
         """
         with self._lock:
             self._questions_given_up += 1
-            self._unanswered_places.update(places)
+            self._unanswered_addresses.update(tried)
             self._last_failure = why
             if self._questions_given_up != self._give_up_after:
                 return frozenset()
             # The judge counts as down from now on. After `PROBE_S`, a question may test it again.
             self._last_probe_at = time.monotonic()
-            return frozenset(self._unanswered_places)
+            return frozenset(self._unanswered_addresses)
 
     def note_refusal(self, why: str) -> None:
         """Notes that the judge will never answer, e.g. because the key is wrong or the model doesn't
@@ -534,7 +540,7 @@ class _Availability:
         """Notes a reply of the judge, which ends the failures."""
         with self._lock:
             self._questions_given_up = 0
-            self._unanswered_places.clear()
+            self._unanswered_addresses.clear()
             failing_since, attempts_failed = self._failing_since, self._attempts_failed
             self._failing_since, self._attempts_failed = None, 0
         if failing_since is not None:
@@ -625,7 +631,7 @@ class _JudgeThread:
 
 @ServedModel.register("judge")
 @dataclass(frozen=True, kw_only=True)
-class JudgeModel(Asking, ServedModel):
+class JudgeModel(RequestSettings, ServedModel):
     """A model that the run serves in addition to the policy, to judge answers (grader ``judge``). It isn't
     trained."""
 

@@ -81,7 +81,7 @@ class Minerva(Grader):
         if len(response) > LONGEST:
             message = f"not read: {len(response)} characters, more than {LONGEST}"
             return Grade(reward=0.0, outcome="error", message=message)
-        answer = self.behind_thought(response, problem)
+        answer = self.after_thought(response, problem)
         answers = extract(answer or "", problem.prompt)
         gold_answers = _gold_answers(problem)
         if not answers:
@@ -246,13 +246,13 @@ def lists_agree(answers: list[str], golds: list[str]) -> bool:
     answers = list(dict.fromkeys(answers))[-len(golds) :] if golds else []
     if not answers or len(golds) > MOST_ANSWERS:
         return False
-    agreement = [[agree(answer, gold_answer) for gold_answer in golds] for answer in answers]
+    agreement = [[are_equal_answers(answer, gold_answer) for gold_answer in golds] for answer in answers]
     every_answer_has_a_gold = all(map(any, agreement))
     every_gold_has_an_answer = all(map(any, zip(*agreement, strict=True)))
     return every_answer_has_a_gold and every_gold_has_an_answer
 
 
-def agree(answer: str, gold: str) -> bool:
+def are_equal_answers(answer: str, gold: str) -> bool:
     r"""Returns whether two normalised answers are equal. Unions of intervals are compared as lists."""
     if "\\cup" in answer and "\\cup" in gold:
         return lists_agree(answer.split("\\cup"), gold.split("\\cup"))

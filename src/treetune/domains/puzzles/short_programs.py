@@ -124,11 +124,11 @@ def _draw_other_step(step: Step, generator: random.Random) -> Step:
 
 def gold_of(program: Sequence[Step]) -> str:
     """Returns the program's output for each input, in the form that the grader `code` reads."""
-    outputs = [str(result(program, value)) for value in INPUTS]
+    outputs = [str(run_steps(program, value)) for value in INPUTS]
     return json.dumps({"inputs": [str(value) for value in INPUTS], "outputs": outputs})
 
 
-def result(program: Sequence[Step], value: int) -> int:
+def run_steps(program: Sequence[Step], value: int) -> int:
     """Returns what becomes of a number by the steps of a program."""
     for step in program:
         value = step.value(value)

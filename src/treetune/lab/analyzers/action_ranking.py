@@ -25,7 +25,13 @@ from treetune.lab.analyzers.figures import (
     style_of,
 )
 from treetune.lab.analyzers.points import OfCheckpoints
-from treetune.lab.analyzers.true_values import ESTIMATE, TRUTH, ChosenState, choose_states, continue_prefixes
+from treetune.lab.analyzers.true_values import (
+    ESTIMATE_PURPOSE,
+    TRUTH_PURPOSE,
+    ChosenState,
+    choose_states,
+    continue_prefixes,
+)
 from treetune.lab.analyzers.value_accuracy import CRITIC, CriticFunction, label_of, order_of
 from treetune.rollouts.answers import split_steps
 from treetune.rollouts.context import RolloutContext
@@ -124,8 +130,8 @@ class ActionRanking(OfCheckpoints):
         nodes: list[tuple[Trajectory, PrefixIds]] = []
         for state, steps in ranked:
             nodes += [(state.trajectory, step) for step in steps]
-        truths = iter(continue_prefixes(context, nodes, self.rollouts, TRUTH))
-        estimates = iter(continue_prefixes(context, nodes, sum(self.samples), ESTIMATE))
+        truths = iter(continue_prefixes(context, nodes, self.rollouts, TRUTH_PURPOSE))
+        estimates = iter(continue_prefixes(context, nodes, sum(self.samples), ESTIMATE_PURPOSE))
         state_ids = [joined([answer.prompt_ids, token_array(step)]) for answer, step in nodes]
         critic_values = iter(critic(state_ids) if critic else ())
         rows: list[RankedState] = []

@@ -16,7 +16,7 @@ from typing_extensions import override
 from treetune.contracts import Advantages, Need
 from treetune.credit.vineppo import step_advantages
 from treetune.lab.analyzers.figures import COLOURS, legend_below, panels
-from treetune.lab.analyzers.points import OfIterations, evenly
+from treetune.lab.analyzers.points import OfIterations, spread_evenly
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import EPISODES, ExperimentDirectory
@@ -89,7 +89,7 @@ class AdvantageDistribution(OfIterations):
         for point in self.stored_iterations(directory):
             if point in directory.checkpoints() and (directory.checkpoint(point) / "critic").is_dir():
                 with_critic.append(point)
-        return evenly(with_critic or [0], self.at_most)
+        return spread_evenly(with_critic or [0], self.at_most)
 
     @staticmethod
     def _values(session: Session, point: int, episodes: Sequence[Episode]) -> list[tuple[float, ...] | None]:

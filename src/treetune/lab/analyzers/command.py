@@ -17,7 +17,7 @@ from treetune.processes import lifetime
 from treetune.runtime.analysis import STATES, Analyzer, read_result, write_result
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.runtime.directory import RESULT, ExperimentDirectory
-from treetune.runtime.manifest import refuse_another
+from treetune.runtime.manifest import refuse_changed_settings
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
@@ -82,7 +82,7 @@ def _refuse_unusable(config: PolicyIteration, directory: ExperimentDirectory, pl
         raise ValueError("run_analyzers needs a single process: start it with --ranks 1")
     if not directory.config_file.is_file():
         raise ValueError(f"{directory.path} has no experiment: train it with `treetune run` first")
-    refuse_another(directory.path, plain, config)
+    refuse_changed_settings(directory.path, plain, config)
 
 
 @contextmanager

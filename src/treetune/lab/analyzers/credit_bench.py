@@ -110,10 +110,10 @@ class CreditBench(OfCheckpoints):
     def _at(self, resources: RunResources, point: int, work: Path) -> dict[str, Any]:
         """Returns the numbers of a checkpoint, above all the gain, cost and bias of each method.
 
-        For each of `methods` there are also the seconds that it takes. If there are true values, `measure`
-        compares the method's values with them.
+        For each of `methods` there are also the seconds that it takes. If there are true values,
+        `measure_method` compares the method's values with them.
         """
-        from treetune.lab.analyzers.credit_measures import CreditOfMethod, measure, reliability
+        from treetune.lab.analyzers.credit_measures import CreditOfMethod, measure_method, reliability
         from treetune.lab.analyzers.gradients import problem_gradients
         from treetune.lab.analyzers.stored import answers_at, context_at
         from treetune.lab.arena.gain import TRUE_ADVANTAGES, gain
@@ -158,7 +158,7 @@ class CreditBench(OfCheckpoints):
             cost = 1 + method.tokens / sampled_tokens  # in units of sampling the answers
             numbers[name] = gain(reference_gradients, true_gradients, gradients, cost, is_unbiased, self.seed)
             if truths:
-                numbers[name] |= measure(truths, method, self.seed)
+                numbers[name] |= measure_method(truths, method, self.seed)
             numbers[name]["seconds"] = speed.seconds(method.tokens)
         drawn_problems = list({answer.problem.id: answer.problem for answer in answers}.values())
         for name, with_rollout in self.with_rollouts.items():

@@ -12,7 +12,7 @@ import numpy as np
 from treetune.lab.analyzers.figures import Bootstrap, correlation, mean_of
 from treetune.vocabulary import Episode
 
-MATTERS = 0.01
+LEAST_COMPARED_ADVANTAGE = 0.01
 """The least size of a true advantage whose sign is compared; the sign of a smaller one is mostly noise."""
 
 
@@ -65,7 +65,7 @@ class CreditOfMethod:
     tokens: int = 0
 
 
-def measure(truths: Sequence[Truth], credited: CreditOfMethod, seed: int) -> dict[str, Any]:
+def measure_method(truths: Sequence[Truth], credited: CreditOfMethod, seed: int) -> dict[str, Any]:
     """Returns a method's errors, with 95 % intervals over problems.
 
     * ``value_bias`` is the mean of value − true value; None for a method without values.
@@ -74,7 +74,7 @@ def measure(truths: Sequence[Truth], credited: CreditOfMethod, seed: int) -> dic
     * ``advantage_correlation`` is Pearson's correlation of the steps' advantages with the true ones.
     * ``decisive_signs`` is the share of decisive steps whose advantage has the right sign; None without such
       steps. An answer's decisive step is the one with the largest true advantage in size, if that size is at
-      least `MATTERS`.
+      least `LEAST_COMPARED_ADVANTAGE`.
 
     The advantage of a step is the mean over its tokens. A token that isn't trained has the advantage 0.
     """
@@ -99,7 +99,7 @@ def measure(truths: Sequence[Truth], credited: CreditOfMethod, seed: int) -> dic
             advantage = float(trained_advantages.mean())
             advantages.append(advantage)
             all_true_advantages.append(true_advantages[step])
-            if step == decisive and abs(true_advantages[step]) >= MATTERS:
+            if step == decisive and abs(true_advantages[step]) >= LEAST_COMPARED_ADVANTAGE:
                 right_signs.append(float(np.sign(advantage) == np.sign(true_advantages[step])))
             else:
                 right_signs.append(math.nan)

@@ -74,7 +74,7 @@ def draw_microscope(answers: Mapping[str, Mapping[str, Any]]) -> Figure:
     return figure
 
 
-OWN, TRUTH = "the run's own", "truth"
+OWN_CREDIT, TRUE_CREDIT = "the run's own", "truth"
 """The names under which two credits are shown: the run's own, and the credit from the values of many
 continuations."""
 
@@ -129,7 +129,7 @@ class CreditMicroscope(OfIterations):
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         yield from super().check(experiment)
         yield from required_critics("methods", self.methods, experiment)
-        for name in (OWN, TRUTH):
+        for name in (OWN_CREDIT, TRUE_CREDIT):
             if name in self.methods:
                 yield Finding(f"a method is called {name!r}", ("methods", name), "give it another name")
         if self.needs_engine:
@@ -163,7 +163,8 @@ class CreditMicroscope(OfIterations):
     def _analyse_iteration(self, resources: RunResources, point: int, work: Path) -> dict[str, Any]:
         """Returns some answers of an iteration with their credit, and the costs of the methods.
 
-        The credit is that of the run's own method (OWN), of `methods` and, with `truth`, of true values."""
+        The credit is that of the run's own method (OWN_CREDIT), of `methods` and, with `truth`, of true
+        values."""
         from treetune.rollouts.storage import read_episodes, read_trajectories
 
         session = resources.session
@@ -172,7 +173,7 @@ class CreditMicroscope(OfIterations):
         graded = [answer for answer in stored if answer.grade.is_known]
         answers = self._choose_groups(graded, point)
         own_episodes = list(read_episodes(folder / EPISODES))
-        credits: dict[str, dict[str, StepCredit]] = {OWN: _credit_by_answer(answers, own_episodes)}
+        credits: dict[str, dict[str, StepCredit]] = {OWN_CREDIT: _credit_by_answer(answers, own_episodes)}
         costs: dict[str, dict[str, float]] = {}
         for name, credit in self.methods.items():
             episodes, costs[name] = self._assign_credit(resources, credit, name, point, answers, work)
@@ -184,9 +185,9 @@ class CreditMicroscope(OfIterations):
                 f"the credit of iteration {point + 1} gave no advantages before training, as a critic's"
                 " doesn't: name methods, e.g. append configs/analyzers/credit_microscope.jsonnet to --configs"
             )
-        chosen = choose(answers, credits, self.answers)
+        chosen = choose_answers(answers, credits, self.answers)
         if self.truth:
-            credits[TRUTH] = self._true_credit(resources, point, chosen, work)
+            credits[TRUE_CREDIT] = self._true_credit(resources, point, chosen, work)
         codec = session.model.codec
         return {
             "costs": costs,
@@ -241,11 +242,10 @@ class CreditMicroscope(OfIterations):
     ) -> dict[str, StepCredit]:
         """Returns the credit of the chosen answers, by their ids, from the mean rewards of `truth`
         continuations of each state."""
-        from treetune.credit.values.base import mean_of
+        from treetune.credit.values.base import value_of_rewards
         from treetune.credit.vineppo import step_advantages
         from treetune.lab.analyzers.stored import context_at
-        from treetune.lab.analyzers.true_values import TRUTH as PURPOSE
-        from treetune.lab.analyzers.true_values import continue_prefixes
+        from treetune.lab.analyzers.true_values import TRUTH_PURPOSE, continue_prefixes
 
         prefixes = []
         for answer in chosen:
@@ -254,10 +254,10 @@ class CreditMicroscope(OfIterations):
         resources.server.load_checkpoint(point)
         with resources.phase(f"true values in iteration {point + 1}", "continuations") as show:
             context = context_at(resources, point, work, self.seed, "truth", show)
-            estimates = iter(continue_prefixes(context, prefixes, self.truth, PURPOSE))
+            estimates = iter(continue_prefixes(context, prefixes, self.truth, TRUTH_PURPOSE))
         credit_by_answer = {}
         for answer in chosen:
-            means = [mean_of(next(estimates).rewards) for _ in answer.step_ends]
+            means = [value_of_rewards(next(estimates).rewards) for _ in answer.step_ends]
             # No mean is None, since each state has `truth` graded continuations.
             values = [mean.value for mean in means if mean is not None]
             errors = [mean.variance**0.5 for mean in means if mean is not None]
@@ -301,7 +301,7 @@ def _credit_by_answer(answers: Sequence[Trajectory], episodes: Sequence[Episode]
     return credit_by_answer
 
 
-def choose(answers: Sequence[Trajectory], credits: Credits, count: int) -> list[Trajectory]:
+def choose_answers(answers: Sequence[Trajectory], credits: Credits, count: int) -> list[Trajectory]:
     """Returns `count` answers: half of them right and half of them wrong, if there are enough of both.
 
     Right and wrong answers are chosen separately. In each half, the answers on which the methods differ most

@@ -18,7 +18,7 @@ from treetune.engine.requests import Completion
 from treetune.exceptions import Damaged
 from treetune.runtime.directory import EPISODES, ITERATION_METRICS, SUMMARY, TRAJECTORIES, ExperimentDirectory
 from treetune.store.checksums import KEY, SUMS, damage_of, read_record, verify_stream
-from treetune.store.journal import read_rows
+from treetune.store.journal import read_journal
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,7 +33,13 @@ SEAL, SEAL_BYTES = b"checksum", 128
 """The word with which the checksum at the end of a file begins, and the largest number of bytes from this
 word to the end of the file."""
 
-PHASE_BY_FOLDER = {"policy": "weights", "critic": "weights of the critic", "trainer": "trainer's state"}
+PHASE_BY_FOLDER = {
+    "policy": "weights",
+    "adapter": "weights of the adapters",
+    "critic": "weights of the critic",
+    "reward_model": "weights of the reward model",
+    "trainer": "trainer's state",
+}
 """The folders of a checkpoint that are compared. The value names the phase in the report of a difference."""
 
 Difference = tuple[str, str, str] | None
@@ -67,7 +73,7 @@ class FirstDifference:
         )
 
 
-def first_difference(first: Path, second: Path) -> FirstDifference | None:
+def find_first_difference(first: Path, second: Path) -> FirstDifference | None:
     """Returns the first difference between the folders of two experiments, or None if they don't differ.
 
     Files are compared in the order in which a run writes them: in each iteration the answers, their credit,
@@ -345,7 +351,7 @@ def _read_requests(folder: Path, phase: str) -> dict[str, list[dict[str, Any]]]:
     left out, as a resumed run leaves them out."""
     samples_by_request = {}
     for path in sorted(folder.glob(f"{phase}-*.jsonl")):
-        for row in read_rows(path):
+        for row in read_journal(path):
             with contextlib.suppress(ValueError, TypeError):
                 key, stored_samples = row
                 samples = zip(completions_of_row(row), stored_samples, strict=True)

@@ -131,22 +131,22 @@ def check_samples_answers(experiment: PolicyIteration) -> Iterator[Finding]:
         )
 
 
-def check_points(key: str, wanted: PointChoice, last: int) -> Iterator[Finding]:
+def check_points(key: str, choice: PointChoice, last: int) -> Iterator[Finding]:
     """Yields a finding where the setting `key` is an empty list, or has numbers that the experiment never
     reaches because they are larger than `last`."""
-    beyond = [] if isinstance(wanted, str) else [number for number in wanted if number > last]
+    beyond = [] if isinstance(choice, str) else [number for number in choice if number > last]
     if beyond:
         yield Finding(
             f"{_comma_separated(beyond)} is beyond the last, {last}", key, f"take numbers up to {last}"
         )
-    elif not wanted:
+    elif not choice:
         yield Finding("there is nothing to look at in an empty list", key, "name some, or 'last', or 'all'")
 
 
 def choose_points(
-    wanted: PointChoice, available: Sequence[int], at_most: int, what: str, remedy: str
+    choice: PointChoice, available: Sequence[int], at_most: int, what: str, remedy: str
 ) -> list[int]:
-    """Returns those of the available numbers that are wanted, in rising order.
+    """Returns those of the available numbers that the user chose, in rising order.
 
     Args:
         at_most: The largest number of points that "all" chooses. They are evenly spaced.
@@ -154,19 +154,19 @@ def choose_points(
         remedy: For the error, what the user can do.
 
     Raises:
-        ValueError: A wanted number isn't available, or no number is wanted.
+        ValueError: A chosen number isn't available, or no number is chosen.
     """
-    if wanted == "last":
+    if choice == "last":
         return [available[-1]]
-    if wanted == "all":
-        return evenly(available, at_most)
-    missing = sorted(set(wanted) - set(available))
-    if missing or not wanted:
+    if choice == "all":
+        return spread_evenly(available, at_most)
+    missing = sorted(set(choice) - set(available))
+    if missing or not choice:
         raise ValueError(f"{_comma_separated(missing) or 'nothing'} is not the number of {what}: {remedy}")
-    return sorted(set(wanted))
+    return sorted(set(choice))
 
 
-def evenly(items: Sequence[T], count: int) -> list[T]:
+def spread_evenly(items: Sequence[T], count: int) -> list[T]:
     """Returns `count` evenly spaced items, among them the first and the last.
 
     If there are at most `count` items, all are returned. If `count` is 1, only the last item is."""

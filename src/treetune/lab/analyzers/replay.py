@@ -54,9 +54,9 @@ class ReplayedStep:
     same_as_run: bool | None
     """Whether the weights are bit-identical to the run's own after the iteration; None where the run's
     weights or the trainer's state are not stored."""
-    parted: Mapping[str, Any] | None
-    """The first tensor that differs from the run's, as `first_difference` returns it; None where no tensor
-    differs, and where `same_as_run` is None."""
+    different_tensor: Mapping[str, Any] | None
+    """The first tensor that differs from the run's, as `first_different_tensor` returns it; None where no
+    tensor differs, and where `same_as_run` is None."""
     unlike_record: Sequence[str] | None
     """The names of training metrics that differ from those that the run recorded, compared in the digits that
     it recorded; None where it recorded none."""
@@ -82,7 +82,7 @@ def compare_steps(steps: Mapping[str, ReplayedStep]) -> dict[str, Any]:
             "gradient_norm": float(step.gradient.norm()),
             "change_norm": float(step.change.norm()),
             "same_as_run": step.same_as_run,
-            "parted": step.parted,
+            "parted": step.different_tensor,
             "unlike_record": step.unlike_record,
             "sampled_tokens": step.sampled_tokens,
             "metrics": metrics,
@@ -463,19 +463,19 @@ def _train_and_compare(
     next_policy = session.directory.checkpoint(point + 1) / "policy"
     # A new optimiser in place of a deleted state takes another step than the run did.
     has_runs_state = not point or restarts or state is not None
-    same, parted = None, None  # `parted` describes the first tensor that differs from the run's
+    same, different_tensor = None, None
     if next_policy.is_dir() and has_runs_state:
         from treetune.models.policy_files import read_policy
 
         stored_weights, _ = read_policy(next_policy)
-        parted = first_difference(stored_weights, after, float(change.norm()))
-        same = parted is None
+        different_tensor = first_different_tensor(stored_weights, after, float(change.norm()))
+        same = different_tensor is None
     trainer.policy.close()
     unlike = _unlike_record(session.directory.iteration(point) / ITERATION_METRICS, metrics)
-    return ReplayedStep(episodes, gradient, change, metrics, same, parted, unlike, tokens)
+    return ReplayedStep(episodes, gradient, change, metrics, same, different_tensor, unlike, tokens)
 
 
-def first_difference(
+def first_different_tensor(
     stored: Mapping[str, Tensor], after: Mapping[str, Tensor], change: float
 ) -> dict[str, Any] | None:
     """Returns the first tensor that differs from the checkpoint's by even one bit, or None if none differs.

@@ -86,7 +86,7 @@ class ByEngine(TrueValues):
     def find(
         self, context: RolloutContext, session: Session, point: int, states: Sequence[StateIds]
     ) -> list[EstimatedValue]:
-        estimates = continue_states(context, states, self.samples, TRUTH)
+        estimates = continue_states(context, states, self.samples, TRUTH_PURPOSE)
         return [mean_and_noise(estimate.rewards) for estimate in estimates]
 
     @override
@@ -185,7 +185,7 @@ def whole_ids(state: StateIds) -> TokenIds:
     return joined([state.prompt_ids, state.begun_ids])
 
 
-TRUTH, ESTIMATE = "analysis: truth", "analysis: estimate"
+TRUTH_PURPOSE, ESTIMATE_PURPOSE = "analysis: truth", "analysis: estimate"
 """The purposes of an analysis's continuations, from which their seeds derive. Because the purposes differ,
 estimates are independent of the true values with which they are compared, and both are independent of the
 run's own continuations."""

@@ -27,7 +27,13 @@ from treetune.lab.analyzers.figures import (
     right_side,
 )
 from treetune.lab.analyzers.points import OfCheckpoints
-from treetune.lab.analyzers.true_values import ESTIMATE, TRUTH, ChosenState, choose_states, continue_prefixes
+from treetune.lab.analyzers.true_values import (
+    ESTIMATE_PURPOSE,
+    TRUTH_PURPOSE,
+    ChosenState,
+    choose_states,
+    continue_prefixes,
+)
 from treetune.rollouts.context import RolloutContext
 from treetune.runtime.analysis import ONE_LINE_REMEDY, Analyzer, Findings
 from treetune.vocabulary import TokenIds
@@ -185,8 +191,10 @@ class ValueAccuracy(OfCheckpoints):
         """Returns a row for each state, with its true value and all estimates of this value."""
         prefixes = [(state.trajectory, state.prefix_ids) for state in states]
         # Different purposes derive different seeds: an estimate shares no continuation with the true value.
-        truths = continue_prefixes(context, prefixes, self.rollouts, TRUTH)
-        fresh_samples = continue_prefixes(context, prefixes, sum(self.samples) * self.repeats, ESTIMATE)
+        truths = continue_prefixes(context, prefixes, self.rollouts, TRUTH_PURPOSE)
+        fresh_samples = continue_prefixes(
+            context, prefixes, sum(self.samples) * self.repeats, ESTIMATE_PURPOSE
+        )
         critic_values = critic([state.token_ids for state in states]) if critic else [None] * len(states)
         rows: list[ValuedState] = []
         for state, truth, fresh, critic_value in zip(

@@ -29,9 +29,9 @@ import numpy as np
 
 from treetune.lab.arena.languages import Language
 
-MATTERS = 1e-9
+ADVANTAGE_ROUNDING = 1e-9
 """A token is decisive if one of its options has an advantage larger than this. Smaller ones are rounding."""
-ROUNDING = 1e-12
+VARIANCE_ROUNDING = 1e-12
 """A difference is rounding if its share of the terms that are subtracted is below this."""
 
 
@@ -89,7 +89,7 @@ def exact_variance(language: Language, answers: int = 8, environment: Collection
             # E[R · s_t] at an option's logit is reach · probability · advantage. It is 0 at the logits of
             # wordings, which don't change the value.
             squared_gradient += ((reach_SO * advantages_SO) ** 2).sum()
-            decisive_S = np.abs(advantages_SO).max(1) > MATTERS
+            decisive_S = np.abs(advantages_SO).max(1) > ADVANTAGE_ROUNDING
             decisive_tokens += reach_S[decisive_S].sum()
         next_S = np.zeros_like(reach_S)
         np.add.at(next_S, after_SO, reach_SO)
@@ -103,7 +103,7 @@ def exact_variance(language: Language, answers: int = 8, environment: Collection
     variance_of_pair = ((1 - 2 * success) * squared_norm_of_correct + success * squared_norm) / 2
     # If the gradient has no noise, the difference of the two terms is 0 except for rounding.
     true_variance = weighted_by_advantage - squared_gradient
-    if true_variance < ROUNDING * weighted_by_advantage:
+    if true_variance < VARIANCE_ROUNDING * weighted_by_advantage:
         true_variance = 0.0
     pairs = answers * (answers - 1)
     # A step has at most one token that is a choice, so there are as many decisive steps as decisive tokens.

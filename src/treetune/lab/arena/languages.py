@@ -50,7 +50,7 @@ from treetune.vocabulary import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-EOS = 0
+END_TOKEN = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ class Language:
 
         The answer may be unfinished; an end token is ignored."""
         ids = np.asarray(token_ids)[: self.length]
-        ids = ids[ids != EOS]
+        ids = ids[ids != END_TOKEN]
         # The inverse of token id = 1 + status · W + wording: the quotient is the status that a token writes,
         # and the remainder its wording.
         statuses_after_tokens = (ids - 1) // self.most_wordings
@@ -190,8 +190,8 @@ class Language:
         """Returns the probability of a token after the beginning of an answer."""
         position = len(begun)
         # The end token is certain after the last position, and impossible before.
-        if position >= self.length or token_id == EOS:
-            return float(position >= self.length and token_id == EOS)
+        if position >= self.length or token_id == END_TOKEN:
+            return float(position >= self.length and token_id == END_TOKEN)
         before = self.statuses(begun)[-1]
         after, wording = divmod(token_id - 1, self.most_wordings)
         wordings = self.wordings_TS[position, before]
@@ -673,8 +673,8 @@ def context_of(language: Language, problems: int, seed: int) -> RolloutContext:
         grader=GraderPool(task.grader),
         codec=TextCodec(
             encode=lambda text: [int(number) for number in text.split()],
-            decode=lambda ids: " ".join(str(token_id) for token_id in ids if token_id != EOS),
-            eos_id=EOS,
+            decode=lambda ids: " ".join(str(token_id) for token_id in ids if token_id != END_TOKEN),
+            eos_id=END_TOKEN,
         ),
         seed=seed,
         iteration=0,

@@ -409,7 +409,7 @@ each problem of a small artificial task, called a language, whose exact gradient
 gradient variance of RLOO, divided by that of the method; RLOO is 1, higher is better. *Cost*: tokens sampled
 by rollout and credit, divided by RLOO's. *Gain per token*: gain per answer divided by cost. *At ρ*: gain
 divided by the cost of sampling and training together, if training a token costs as much as sampling ρ tokens
-(about 0.25 on a small CPU, about 5 on a GPU with two epochs and a reference). *Bias*: share of the mean
+(about 0.25 on a small CPU, 3 to 4 on a GPU with two epochs and a reference). *Bias*: share of the mean
 gradient's squared length that is orthogonal to the true gradient; 0 is unbiased. Intervals are 95 %
 bootstraps over problems. *True advantages* are computed from exact values, at no cost; an optimal baseline
 can be slightly better. The *critic* was trained on the answers to 32 problems; its cost does not include

@@ -249,15 +249,15 @@ class _Group(NamedTuple):
     """Several draws from a list of answers, or from a list of what may grow from a state, in any order.
 
     Example: of two draws from two answers with the probabilities 0.75 and 0.25, each is drawn once with the
-    probability ``2 · 0.75 · 0.25``: ``_Group(answers=(0, 1), probability=0.375)``.
+    probability ``2 · 0.75 · 0.25``: ``_Group(indices=(0, 1), probability=0.375)``.
     """
 
-    answers: tuple[int, ...]
+    indices: tuple[int, ...]
     """Indices into the list."""
     probability: float
 
 
-def groups_of(probabilities: Sequence[float], size: int) -> Iterator[_Group]:
+def possible_groups(probabilities: Sequence[float], size: int) -> Iterator[_Group]:
     """Yields each multiset of `size` items, with the probability of drawing it in any order."""
     for group in itertools.combinations_with_replacement(range(len(probabilities)), size):
         orders = math.factorial(size)
@@ -290,18 +290,18 @@ def score_group_credit(table: TurnTable, credit: Credit, size: int) -> TurnScore
     truths_by_answer = [table.true_advantages(answer.turns) for answer in answers]
     expectation = _Expectation(table)
     context = context_for_credits()
-    groups = groups_of([answer.probability for answer in answers], size)
+    groups = possible_groups([answer.probability for answer in answers], size)
     for block in _blocks_of(groups):  # the credit gets many groups in one call, each as one problem's answers
         trajectories = []
         for number, group in enumerate(block):
-            for sample, index in enumerate(group.answers):
+            for sample, index in enumerate(group.indices):
                 trajectories.append(table.trajectory(answers[index].turns, f"{number}", sample))
         episodes, _ = credit.assign(context, trees_of(trajectories))
         remaining_episodes = iter(episodes)
         for group in block:
             gradient_P = np.zeros_like(table.true_gradient)
             turns = 0
-            for index in group.answers:
+            for index in group.indices:
                 episode = next(remaining_episodes)
                 assert episode.advantages is not None
                 advantages_K = episode.advantages[episode.trained]  # each turn is one sampled token
@@ -366,8 +366,8 @@ def score_replays(table: TurnTable, size: int, alternatives: int, lam: float) ->
     assert lam in (0.0, 1.0), "the audit has no mixture of both"
     answers = table.answers
     expectation = _Expectation(table)
-    for group in groups_of([answer.probability for answer in answers], size):
-        answers_of_group = [answers[index] for index in group.answers]
+    for group in possible_groups([answer.probability for answer in answers], size):
+        answers_of_group = [answers[index] for index in group.indices]
         gradient_P, vector_by_state = _mean_gradient_of_replays(table, answers_of_group, lam)
         noise, turns_of_continuations = 0.0, 0.0
         for before, vector_P in vector_by_state.items():  # the gradient contains `vector_P` times V̂(s)
@@ -508,8 +508,8 @@ def _enumerate_after_state(table: TurnTable, state: str, turns_left: int, ways: 
             outcomes.append(RootOutcome((BranchedAnswer((turn,)),), chance))
             continue
         outcomes_of_branch = _enumerate_after_state(table, next_state, turns_left - 1, ways)
-        for group in groups_of([outcome.probability for outcome in outcomes_of_branch], ways):
-            branches = [outcomes_of_branch[index].answers for index in group.answers]
+        for group in possible_groups([outcome.probability for outcome in outcomes_of_branch], ways):
+            branches = [outcomes_of_branch[index].answers for index in group.indices]
             answers = _join_branches((turn,), branches)
             outcomes.append(RootOutcome(answers, chance * group.probability))
     return outcomes
@@ -563,10 +563,10 @@ def enumerate_single_branchings(
         before = answer.turns[:number]
         continuations = table.continuations_from(before[-1].reply.state, table.max_turns - number)
         chances = [continuation.probability for continuation in continuations]
-        for group in groups_of(chances, ways - 1):  # the first answer is one of the ways
+        for group in possible_groups(chances, ways - 1):  # the first answer is one of the ways
             branched = [BranchedAnswer(answer.turns)]
             dropped_turns = 0
-            for index in group.answers:
+            for index in group.indices:
                 later_turns = continuations[index].turns
                 turns = (*before, *later_turns)
                 reward = sum(played.reply.reward for played in turns)
@@ -594,11 +594,11 @@ def score_trees(
     assert credit.weight != "each", "turns that several answers train would be counted several times"
     expectation = _Expectation(table)
     context = context_for_credits()
-    groups = groups_of([outcome.probability for outcome in outcomes], roots)
+    groups = possible_groups([outcome.probability for outcome in outcomes], roots)
     for block in _blocks_of(groups):  # the credit gets many groups in one call, each as one problem's tree
         trees, answers_of_trees = [], []
         for number, group in enumerate(block):
-            answers = _join_branches((), [outcomes[index].answers for index in group.answers])
+            answers = _join_branches((), [outcomes[index].answers for index in group.indices])
             (tree,) = trees_of(_trajectories(table, answers, f"{number}"))
             trees.append(tree)
             answers_of_trees.append(answers)
@@ -606,7 +606,7 @@ def score_trees(
         remaining_episodes = iter(episodes)
         for group, tree, answers in zip(block, trees, answers_of_trees, strict=True):
             gradient_P = np.zeros_like(table.true_gradient)
-            turns_sampled = sum(outcomes[index].dropped_turns for index in group.answers)
+            turns_sampled = sum(outcomes[index].dropped_turns for index in group.indices)
             for answer, reach_K in zip(answers, _reach_of_turns(tree), strict=True):
                 advantages_K, is_trained_K = _advantages_of_turns(next(remaining_episodes))
                 gradient_P += advantages_K @ table.scores_KP(answer.turns) / roots
@@ -658,7 +658,7 @@ def _reach_of_turns(tree: Tree) -> list[NDArray[np.float64]]:
     for leaf, answer in enumerate(tree.leaves):
         reach_of_turns = []
         for action in range(0, len(answer.response_ids), TOKENS_OF_TURN):
-            reach_of_turns.append(sharing.reach[sharing.branch_at(leaf, action)])
+            reach_of_turns.append(sharing.reach[sharing.stretch_at(leaf, action)])
         reach_by_answer.append(np.array(reach_of_turns))
     return reach_by_answer
 
@@ -707,8 +707,8 @@ def expected_influence_estimate(table: TurnTable, candidates: int = 8, smoothing
     for (context_weight, _), chance_of_next in zip(contexts, chances_of_next_CB[:, occurs_B], strict=True):
         expected = 0.0
         # A group is the next message of each candidate, in any order.
-        for group in groups_of(list(chance_of_next), candidates):
-            count_S = np.bincount(group.answers, minlength=symbols)
+        for group in possible_groups(list(chance_of_next), candidates):
+            count_S = np.bincount(group.indices, minlength=symbols)
             expected += group.probability * _smoothed_information(count_S, smoothing)
         weighted_sum += context_weight * expected
         total_weight += context_weight

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treetune.models.policy_files import CHECKPOINTS
+from treetune.runtime.checkpoint_schedule import WHOLE_CHECKPOINTS
 from treetune.runtime.machine import in_units
 from treetune.runtime.planning.memory import TrainerMemory, itemsize
 
-WHOLE = 3
-"""Checkpoints with weights and trainer's state that exist at once: the two newest, and one that is being
-written."""
-KEPT_WHOLE = 2
-"""The number of these checkpoints that remain once the new one is written."""
+CHECKPOINTS_AT_ONCE = WHOLE_CHECKPOINTS + 1
+"""Checkpoints with weights and trainer's state that exist at once: those that remain once a new one is
+written, and the new one while it is being written."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class CheckpointSpace:
     state: int
     """Bytes of the trainer's state, without which a run can't resume."""
     number: int
-    """Checkpoints that exist at once: `WHOLE`, or fewer of a short run."""
+    """Checkpoints that exist at once: `CHECKPOINTS_AT_ONCE`, or fewer of a short run."""
     kept_weights: int
     """Checkpoints whose weights are kept to the end of the run."""
     room: int | None
@@ -48,8 +47,9 @@ class CheckpointSpace:
     @property
     def by_the_end(self) -> int:
         """Bytes at the end of the run: the checkpoints that exist at once, and the weights of older ones that
-        are kept. `KEPT_WHOLE` of the checkpoints whose weights are kept are counted among the former."""
-        return self.at_once + max(0, self.kept_weights - KEPT_WHOLE) * self.weights
+        are kept. `WHOLE_CHECKPOINTS` of the checkpoints whose weights are kept are counted among the
+        former."""
+        return self.at_once + max(0, self.kept_weights - WHOLE_CHECKPOINTS) * self.weights
 
     @property
     def problem(self) -> str | None:
@@ -93,8 +93,8 @@ def checkpoint_space(memory: TrainerMemory) -> CheckpointSpace:
         folder=folder,
         weights=weights,
         state=state,
-        # `WHOLE` checkpoints with weights and trainer's state exist at once; a short run has fewer.
-        number=min(WHOLE, experiment.iterations),
+        # A short run has fewer checkpoints.
+        number=min(CHECKPOINTS_AT_ONCE, experiment.iterations),
         kept_weights=experiment.iterations // every if every else 0,
         room=_room(folder, folder / experiment.experiment_name) if machine.is_here else None,
     )

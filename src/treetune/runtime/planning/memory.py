@@ -28,9 +28,9 @@ from treetune.objectives.further_inputs import (
 from treetune.runtime.machine import GIB, Machine
 from treetune.trainer.base import Trainer
 
-SHARE_OF_THE_LIMIT = 0.5
+ANSWER_SHARE_OF_LIMIT = 0.5
 """The assumed mean length of an answer as a share of `max_tokens`, if none is configured."""
-TOKENS_OF_A_PROMPT = 256
+PROMPT_TOKENS = 256
 """The assumed mean length of a prompt, if the limits allow it."""
 
 
@@ -59,6 +59,8 @@ class IterationWork:
     """The expected number of continuations that credit samples."""
     most_continuations: int
     """The most continuations that credit may sample."""
+    further_answers: int
+    """The number of whole answers that credit samples, such as ReMax's greedy ones."""
     rows: int
     """The most sequences (or pairs) that are trained in an epoch."""
     steps: int
@@ -75,6 +77,11 @@ class IterationWork:
     def continued_tokens(self) -> float:
         """The tokens of continuations, which on average begin in the middle of an answer."""
         return self.continuations * self.answer_tokens / 2
+
+    @property
+    def further_tokens(self) -> float:
+        """The tokens of the whole answers that credit samples."""
+        return self.further_answers * self.answer_tokens
 
     @property
     def context(self) -> float:
@@ -109,17 +116,18 @@ def work_of(experiment: Any, answer_tokens: float | None = None) -> IterationWor
     longest_answer = min(sampling.max_tokens, context) if sampling is not None else context
     longest_prompt = rollout.max_prompt_tokens or context
     longest = min(context, longest_prompt + longest_answer)
-    mean_answer = answer_tokens or plan_settings.answer_tokens or SHARE_OF_THE_LIMIT * longest_answer
+    mean_answer = answer_tokens or plan_settings.answer_tokens or ANSWER_SHARE_OF_LIMIT * longest_answer
     mean_answer = min(mean_answer, longest_answer)
-    mean_prompt = min(plan_settings.prompt_tokens or TOKENS_OF_A_PROMPT, longest - mean_answer)
+    mean_prompt = min(plan_settings.prompt_tokens or PROMPT_TOKENS, longest - mean_answer)
     answers = rollout.most_answers(problems)
     rows = experiment.selection.most_kept(answers, problems)  # the most sequences or pairs to train on
     rows_of_step = experiment.trainer.minibatch_size or max(rows, 1)
     steps_of_epoch = max(1, -(-rows // rows_of_step))  # rounded up
-    continuations, most_continuations = 0, 0
+    continuations, most_continuations, further_answers = 0, 0, 0
     credit = experiment.credit
     if isinstance(credit, ContinuingCredit):
         continuations, most_continuations = credit.continuations(answers, mean_answer, longest_answer)
+        further_answers = problems * credit.further_answers
     return IterationWork(
         problems=problems,
         is_known=problems_or_none is not None,
@@ -131,6 +139,7 @@ def work_of(experiment: Any, answer_tokens: float | None = None) -> IterationWor
         longest_answer=longest_answer,
         continuations=continuations,
         most_continuations=most_continuations,
+        further_answers=further_answers,
         rows=rows,
         steps=experiment.trainer.epochs * steps_of_epoch,
         epochs=experiment.trainer.epochs,
@@ -142,18 +151,19 @@ LOGITS_PER_CHUNK = {"cpu": 2**24, "cuda": 2**27}
 """The most logits of a chunk of the head, by device. They are the values in `models.logprobs`, which can't be
 imported here, since it imports PyTorch. A test compares both."""
 
-BYTES_PER_LOGIT, OF_A_NUCLEUS, OF_A_SORT = 16, 33, {"cpu": 0, "cuda": 20}
+BYTES_PER_LOGIT, NUCLEUS_BYTES_PER_LOGIT, SORT_BYTES_PER_LOGIT = 16, 33, {"cpu": 0, "cuda": 20}
 """Bytes of a chunk in the forward pass, for each logit. `BYTES_PER_LOGIT`: float32 logits, log-probs,
-probabilities and their product. `OF_A_NUCLEUS`: the same with a nucleus, whose probabilities are sorted (with
-an int64 order) and summed up. `OF_A_SORT`: further bytes of this sort. On CUDA, a sort has second buffers of
-keys and order, and one more int64 order (PyTorch's ATen/native/cuda/Sort.cu, cub's SortPairs)."""
-OF_A_COMPARISON = {"reference": 24, "group": 32}
+probabilities and their product. `NUCLEUS_BYTES_PER_LOGIT`: the same with a nucleus, whose probabilities are
+sorted (with an int64 order) and summed up. `SORT_BYTES_PER_LOGIT`: further bytes of this sort. On CUDA, a
+sort has second buffers of keys and order, and one more int64 order (PyTorch's ATen/native/cuda/Sort.cu, cub's
+SortPairs)."""
+COMPARISON_BYTES_PER_LOGIT = {"reference": 24, "group": 32}
 """Bytes of a chunk, for each logit, in a forward pass that compares its distributions with the reference's,
 or with the mean of the group's (`trainer.scoring`)."""
-BACKWARD_PER_LOGIT, WITH_ENTROPY, WITH_TERMS = 12, 20, 24
-"""Bytes of a chunk in the backward pass, for each logit. `BACKWARD_PER_LOGIT`: the log-probs, which are
-computed again, and two gradients of their size. `WITH_ENTROPY`: the same if the entropy has a gradient.
-`WITH_TERMS`: the same if the objective has terms of its own."""
+BACKWARD_BYTES_PER_LOGIT, BACKWARD_BYTES_WITH_ENTROPY, BACKWARD_BYTES_WITH_TERMS = 12, 20, 24
+"""Bytes of a chunk in the backward pass, for each logit. `BACKWARD_BYTES_PER_LOGIT`: the log-probs, which are
+computed again, and two gradients of their size. `BACKWARD_BYTES_WITH_ENTROPY`: the same if the entropy has a
+gradient. `BACKWARD_BYTES_WITH_TERMS`: the same if the objective has terms of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,17 +268,17 @@ class Passes:
         logits = positions * self.shape.vocabulary
         bytes_forward = BYTES_PER_LOGIT
         if compared_with is not None:
-            bytes_forward = OF_A_COMPARISON[compared_with]
+            bytes_forward = COMPARISON_BYTES_PER_LOGIT[compared_with]
         elif nucleus:
-            bytes_forward = OF_A_NUCLEUS + OF_A_SORT[self.device]
+            bytes_forward = NUCLEUS_BYTES_PER_LOGIT + SORT_BYTES_PER_LOGIT[self.device]
         forward = logits * (bytes_forward + compare_bytes)
         if not backward:
             return forward
-        bytes_back = BACKWARD_PER_LOGIT
+        bytes_back = BACKWARD_BYTES_PER_LOGIT
         if terms:
-            bytes_back = WITH_TERMS
+            bytes_back = BACKWARD_BYTES_WITH_TERMS
         elif entropy_gradient:
-            bytes_back = WITH_ENTROPY
+            bytes_back = BACKWARD_BYTES_WITH_ENTROPY
         # The gradients of the head's weight, and of the hidden states that go into it.
         of_weight = self.shape.head * self.itemsize if is_trained else 0
         of_hidden = self.trained * self.itemsize * self.shape.hidden
@@ -286,12 +296,12 @@ class Passes:
         return self.tokens * (max(mlp, norm, attention) + 2 * size * shape.head_dim)
 
 
-OUTSIDE = int(1.5 * GIB)
+OUTSIDE_BYTES = int(1.5 * GIB)
 """Assumed bytes of a GPU, within the server's share, for CUDA's context, graphs and other memory outside of
 PyTorch."""
-ASLEEP = int(2.5 * GIB)
+ASLEEP_BYTES = int(2.5 * GIB)
 """Assumed bytes of a GPU that a sleeping server keeps."""
-PROCESS = int(2.0 * GIB)
+PROCESS_BYTES = int(2.0 * GIB)
 """Bytes of the host for libraries and heap of a server's processes (1.6 GiB were measured with tiny models on
 a CPU)."""
 
@@ -314,7 +324,7 @@ class EngineMemory:
         return self.itemsize * self.shape.served // self.settings.tensor_parallel_size
 
     @cached_property
-    def passes(self) -> int:
+    def largest_step(self) -> int:
         """The bytes of the server's largest step: its MLPs, and the logits of all sequences with the tensors
         of sampling."""
         settings, shape = self.settings, self.shape
@@ -342,7 +352,7 @@ class EngineMemory:
         """The bytes for keys and values; negative if not even the weights fit."""
         if self.machine.device == "cpu":
             return self.settings.kv_cache_gib * GIB
-        return self.share - self.weights - self.passes - OUTSIDE
+        return self.share - self.weights - self.largest_step - OUTSIDE_BYTES
 
     @property
     def cached_tokens(self) -> int:
@@ -351,12 +361,14 @@ class EngineMemory:
     @property
     def least_share(self) -> int:
         """The fewest bytes with which vLLM starts: with space for one sequence as long as the context."""
-        return int(self.weights + self.passes + OUTSIDE + self.context_length * self.bytes_per_token)
+        return int(
+            self.weights + self.largest_step + OUTSIDE_BYTES + self.context_length * self.bytes_per_token
+        )
 
     @property
     def on_cpu(self) -> int:
         """The bytes of the host's memory, for a server on a CPU."""
-        return self.weights + self.passes + self.cache + PROCESS
+        return self.weights + self.largest_step + self.cache + PROCESS_BYTES
 
 
 def servers_on_a_machine(settings: Any, machine: Machine) -> int:
@@ -365,17 +377,17 @@ def servers_on_a_machine(settings: Any, machine: Machine) -> int:
     return settings.replicas_on(machine.device) * (machine.ranks if settings.servers == "per_rank" else 1)
 
 
-BUCKET = 500_000_000
+BUCKET_ELEMENTS = 500_000_000
 """The elements of the buffer in which ZeRO collects gradients (DeepSpeed's `reduce_bucket_size`)."""
-GATHERED = 1_050_000_000
+GATHERED_ELEMENTS = 1_050_000_000
 """The most elements of gathered weights that ZeRO-3 keeps (`max_live_parameters`, `prefetch_bucket_size`)."""
-FRAGMENTED = 1.1
+FRAGMENTATION = 1.1
 """The assumed ratio of the memory that PyTorch reserves on a GPU for passes to the memory that they
 allocate."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class States:
+class ModelMemory:
     """The bytes of one trained model on one rank's device."""
 
     weights: int
@@ -401,7 +413,7 @@ class States:
         return self.weights + self.master + self.optimizer + self.buffers
 
 
-def states_of(trainer: Trainer, all_weights: int, trained: int, machine: Machine) -> States:
+def memory_of_model(trainer: Trainer, all_weights: int, trained: int, machine: Machine) -> ModelMemory:
     """Returns the bytes of a model as this trainer shards it.
 
     A weight in float32 takes 4 bytes, its gradient 4, and the optimiser 8: Adam's two running means. The
@@ -424,24 +436,26 @@ def states_of(trainer: Trainer, all_weights: int, trained: int, machine: Machine
     adam = 0 if on_gpu else 2 * 4 * part
     if stage == 0:
         # Gradients are copied into a flat buffer to be averaged. Adam updates one weight after the other.
-        flat = 4 * min(trained, BUCKET)
-        return States(weights=4 * all_weights, optimizer=8 * trained, gradients=4 * trained, stepping=flat)
+        flat = 4 * min(trained, BUCKET_ELEMENTS)
+        return ModelMemory(
+            weights=4 * all_weights, optimizer=8 * trained, gradients=4 * trained, stepping=flat
+        )
     if trainer.offload_optimizer and on_gpu:
         weights = -(-size * all_weights // (ranks if stage == 3 else 1))
         # The bytes of weights that lie on the host, and not on the GPU.
         away = weights if trainer.offload_parameters else 0
         # Stage 3 gathers weights for a pass. Stages 1 and 2 collect gradients in a bucket.
-        passing = size * (min(GATHERED, all_weights) if stage == 3 else BUCKET)
-        return States(
+        passing = size * (min(GATHERED_ELEMENTS, all_weights) if stage == 3 else BUCKET_ELEMENTS)
+        return ModelMemory(
             weights=weights - away,
-            buffers=size * BUCKET if stage == 3 else 0,
+            buffers=size * BUCKET_ELEMENTS if stage == 3 else 0,
             passing=passing,
             on_host=away + (4 + 4 + 8) * part,  # weights, gradients, optimiser
         )
     if stage == 1 and size == 2:
         # DeepSpeed's own optimiser for bfloat16 keeps whole gradients in float32 on each rank. The gradients
         # in the precision of passes are dropped one by one (`immediate_grad_update`).
-        return States(
+        return ModelMemory(
             weights=size * all_weights,
             master=4 * part,
             optimizer=8 * part,
@@ -451,22 +465,22 @@ def states_of(trainer: Trainer, all_weights: int, trained: int, machine: Machine
     if stage <= 2:
         whole = trained if stage == 1 else part
         low_precision_gradients = size * part if size == 2 else 0  # in the precision of passes
-        return States(
+        return ModelMemory(
             weights=size * all_weights,
             master=4 * part,
             optimizer=8 * part,
             gradients=4 * whole,
-            passing=size * BUCKET + low_precision_gradients,
+            passing=size * BUCKET_ELEMENTS + low_precision_gradients,
             stepping=adam,
         )
     # Stage 3 keeps two buffers: this rank's part of the gradients in float32, and a bucket that collects
     # gradients. A step copies this rank's part.
-    return States(
+    return ModelMemory(
         weights=-(-size * all_weights // ranks),
         master=4 * part,
         optimizer=8 * part,
-        buffers=4 * part + size * BUCKET,
-        passing=size * min(GATHERED, all_weights),
+        buffers=4 * part + size * BUCKET_ELEMENTS,
+        passing=size * min(GATHERED_ELEMENTS, all_weights),
         stepping=4 * part + adam,
     )
 
@@ -490,16 +504,16 @@ class TrainerMemory:
         return self.experiment.trainer
 
     @cached_property
-    def policy(self) -> States:
+    def policy(self) -> ModelMemory:
         """The bytes of the policy's weights, gradients and optimiser."""
         all_weights = trained = self.shape.parameters
         if self.trainer.lora is not None:
             trained = adapter_weights(self.shape, self.trainer.lora.rank)
             all_weights += trained  # the adapters are added to the model
-        return states_of(self.trainer, all_weights, trained, self.machine)
+        return memory_of_model(self.trainer, all_weights, trained, self.machine)
 
     @cached_property
-    def critic(self) -> States | None:
+    def critic(self) -> ModelMemory | None:
         """The bytes of the critic's weights, gradients and optimiser; None if there is no critic.
 
         The critic is a whole model with its own optimiser, even if the policy has adapters.
@@ -509,7 +523,7 @@ class TrainerMemory:
         settings = self.experiment.credit.critic_settings
         outputs = 1 if settings is None else settings.loss.outputs
         weights = self.shape.backbone + outputs * (self.shape.hidden + 1)  # with the head's biases
-        return states_of(self.trainer, all_weights=weights, trained=weights, machine=self.machine)
+        return memory_of_model(self.trainer, all_weights=weights, trained=weights, machine=self.machine)
 
     @cached_property
     def reward_model_weights(self) -> int:
@@ -524,7 +538,7 @@ class TrainerMemory:
         return (shape or self.shape).parameters
 
     @cached_property
-    def reward_model(self) -> States | None:
+    def reward_model(self) -> ModelMemory | None:
         """The bytes of the trained reward model's weights, gradients and optimiser; None if there is none.
 
         The reward model is a whole model with its own optimiser.
@@ -532,7 +546,7 @@ class TrainerMemory:
         weights = self.reward_model_weights
         if not weights:
             return None
-        return states_of(self.trainer, all_weights=weights, trained=weights, machine=self.machine)
+        return memory_of_model(self.trainer, all_weights=weights, trained=weights, machine=self.machine)
 
     @cached_property
     def moving_average_weights(self) -> int:
@@ -553,7 +567,7 @@ class TrainerMemory:
         return bytes_of_weight * self.moving_average_weights
 
     @property
-    def learned_models(self) -> list[States]:
+    def learned_models(self) -> list[ModelMemory]:
         """The states of the models that are trained in addition to the policy."""
         return [model for model in (self.critic, self.reward_model) if model is not None]
 
@@ -600,7 +614,7 @@ class TrainerMemory:
         tokens = max(rows_together * longest_row, most_tokens)
         return -(-tokens // ranks_of_group)
 
-    def passes(self, tokens: int) -> Passes:
+    def passes_over(self, tokens: int) -> Passes:
         """Returns the passes over a micro-batch of this many tokens. The share of trained tokens is assumed
         to be that of the longest row."""
         trainer = self.trainer
@@ -622,7 +636,7 @@ class TrainerMemory:
         The passes of critic and reward model are counted with the policy's shape, so that one number stands
         for the passes of all three models.
         """
-        passes, objective = self.passes(self.micro_batch), self.trainer.objective
+        passes, objective = self.passes_over(self.micro_batch), self.trainer.objective
         entropy = objective.entropy_coef != 0 or self.trainer.entropy_target is not None
         head = passes.head(
             backward=True,
@@ -648,18 +662,18 @@ class TrainerMemory:
         tokens = min(2 * self.micro_batch, max(self.micro_batch, work.rows * work.longest))
         if trainer.sequences_per_micro_batch is not None:
             tokens = self.micro_batch  # only the limit of tokens is twice as large, not that of rows
-        passes = self.passes(tokens)
+        passes = self.passes_over(tokens)
         head = passes.head(backward=False, nucleus=self._has_nucleus)
         peaks = [passes.scoring, _hidden_states(passes) + head]
         # Some credit compares the policy's distributions with the reference's, or ("group") with their mean
         # over all answers to the problem.
         compared_with = self.experiment.credit.trainer_scores.compared_with
-        if compared_with == "reference" or isinstance(trainer.objective, ReferenceKlObjective):
+        if "reference" in compared_with or isinstance(trainer.objective, ReferenceKlObjective):
             peaks.append(_comparison_with_reference(passes))
-        if compared_with == "group":
+        if "group" in compared_with:
             # All answers to a problem are in one micro-batch.
             answers_of_problem = -(-work.answers // work.problems)  # rounded up
-            passes_of_group = self.passes(max(tokens, answers_of_problem * work.longest))
+            passes_of_group = self.passes_over(max(tokens, answers_of_problem * work.longest))
             head_of_group = passes_of_group.head(backward=False, compared_with="group")
             peaks += [passes_of_group.scoring, _hidden_states(passes_of_group) + head_of_group]
         gathered = self.policy.passing if trainer.zero_stage == 3 else 0
@@ -676,7 +690,7 @@ class TrainerMemory:
 
     def _reserved(self, size: int) -> int:
         """Returns the bytes that PyTorch reserves for tensors of this size."""
-        return round(size * FRAGMENTED) if self.machine.device == "cuda" else size
+        return round(size * FRAGMENTATION) if self.machine.device == "cuda" else size
 
     @property
     def models(self) -> int:

@@ -8,7 +8,7 @@ fits.
        ├─ trainer   bytes of models, optimiser, passes             planning.memory.TrainerMemory
        ├─ engine    bytes of weights, cache, passes                planning.memory.EngineMemory
        └─ uses      for each phase and memory: what is needed, and how much there is
-    remedy(plan)    the cheapest changes of the configuration with which all uses fit
+    find_remedy(plan)  the cheapest changes of the configuration with which all uses fit
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from treetune.engine.settings import SETTING, VERSIONS, VllmSettings
+from treetune.engine.settings import TRANSFER_KEY, VERSIONS_AT_ONCE, VllmSettings
 from treetune.models.shapes import Shape
 from treetune.runtime.machine import GIB, SCORED_WITH_BYTES, Machine, in_units
 from treetune.runtime.planning.disk import CheckpointSpace, checkpoint_space
 from treetune.runtime.planning.memory import (
-    ASLEEP,
-    PROCESS,
+    ASLEEP_BYTES,
+    PROCESS_BYTES,
     EngineMemory,
     IterationWork,
     TrainerMemory,
@@ -35,25 +35,25 @@ from treetune.runtime.planning.memory import (
     servers_on_a_machine,
     work_of,
 )
-from treetune.store.held_folders import MEMORY
+from treetune.store.held_folders import SHARED_MEMORY
 
-USABLE = 0.99
+USABLE_SHARE = 0.99
 """The share of a GPU's memory that programs can use: an H100 of 80 GiB has 79.2."""
-CONTEXT = int(0.6 * GIB)
+CONTEXT_BYTES = int(0.6 * GIB)
 """Assumed bytes of a GPU for a rank's CUDA context and its communicators."""
-RANK = int(1.2 * GIB)
+RANK_BYTES = int(1.2 * GIB)
 """Bytes of the host for a rank's libraries and heap: 0.9 GiB were measured on a CPU, and twice as much is
 assumed for a GPU."""
 LARGEST_SHARE = 0.9
 """The largest share of a GPU that a server gets by default, about vLLM's default."""
-SPARE = 2 * GIB
+SPARE_BYTES = 2 * GIB
 """Assumed bytes of a GPU that a server with a default share leaves free: for CUDA graphs, chunks of new
 weights, and the canary's passes."""
 
 
 @dataclass(frozen=True)
-class Item:
-    """A part of a memory use, such as ``Item("policy: weights", 4_400_000_000)``."""
+class MemoryItem:
+    """A part of a memory use, such as ``MemoryItem("policy: weights", 4_400_000_000)``."""
 
     what: str
     size: int
@@ -63,12 +63,12 @@ class Item:
 class MemoryUse:
     """The use of a memory in a phase of the run.
 
-    Example: ``MemoryUse("training", "a GPU", (Item("policy: weights", …), …), room=85_000_000_000)``.
+    Example: ``MemoryUse("training", "a GPU", (MemoryItem("policy: weights", …), …), room=85_000_000_000)``.
     """
 
     phase: str
     where: str
-    items: tuple[Item, ...]
+    items: tuple[MemoryItem, ...]
     room: int | None
     """The bytes of the memory; None: unknown."""
 
@@ -142,7 +142,7 @@ class Plan:
             return None
         context = settings.context_length or self.experiment.context_length
         if settings.gpu_memory_utilization is None and self.machine.device == "cuda":
-            room = USABLE * self.machine.device_memory - SPARE
+            room = USABLE_SHARE * self.machine.device_memory - SPARE_BYTES
             largest = (room - self._trainer_bytes_while_sampling(settings)) / self.machine.device_memory
             # The share is rounded down to a hundredth. Without room it is 0.01, and `problems` says that the
             # engine doesn't fit.
@@ -155,12 +155,12 @@ class Plan:
         if settings.devices is not None:
             return 0  # the server has GPUs of its own
         if not settings.sleep:
-            return CONTEXT + self.trainer.peak  # it is awake during training, too
+            return CONTEXT_BYTES + self.trainer.peak  # it is awake during training, too
         # While a server that sleeps is awake, the trainer keeps only the weights that score answers
         # (`scorable`). The canary is a few answers that the engine samples with new weights, to verify them.
         # The trainer scores them while the server is awake, and ZeRO-3 gathers weights for that.
         gathered = self.trainer.policy.passing if self.experiment.trainer.zero_stage == 3 else 0
-        return CONTEXT + self.trainer.scorable + gathered
+        return CONTEXT_BYTES + self.trainer.scorable + gathered
 
     @property
     def sequences_at_once(self) -> int:
@@ -190,8 +190,8 @@ class Plan:
     @cached_property
     def uses(self) -> list[MemoryUse]:
         """The uses of all memories in all phases."""
-        uses_of_gpus = [*self._on_gpus()] if self.machine.device == "cuda" else []
-        return [*uses_of_gpus, *self._on_the_host()]
+        uses_of_gpus = [*self._uses_of_gpus()] if self.machine.device == "cuda" else []
+        return [*uses_of_gpus, *self._uses_of_host()]
 
     @property
     def misfits(self) -> list[MemoryUse]:
@@ -200,14 +200,14 @@ class Plan:
     @property
     def problems(self) -> list[str]:
         """The messages on everything that doesn't fit."""
-        return [*self._grouping(), *(use.message for use in self.misfits)]
+        return [*self._find_wrong_counts(), *(use.message for use in self.misfits)]
 
     @property
     def fits(self) -> bool:
         """Whether the memory is enough; `checkpoints` tells about the disk."""
         return not self.problems
 
-    def _grouping(self) -> Iterator[str]:
+    def _find_wrong_counts(self) -> Iterator[str]:
         """Yields messages on numbers of ranks, GPUs and servers, and on shares of a GPU, that don't fit
         together."""
         trainer, ranks = self.experiment.trainer, self.machine.world_size
@@ -237,22 +237,25 @@ class Plan:
 
     # GPUs
 
-    def _on_gpus(self) -> Iterator[MemoryUse]:
+    def _uses_of_gpus(self) -> Iterator[MemoryUse]:
         """Yields the uses of a GPU: by the trainer alone, by an engine on GPUs of its own, by both at once,
         or by both in turn, if the engine sleeps during training."""
-        room = int(USABLE * self.machine.device_memory)
-        context = Item("CUDA context of the rank", CONTEXT)
+        room = int(USABLE_SHARE * self.machine.device_memory)
+        context = MemoryItem("CUDA context of the rank", CONTEXT_BYTES)
         trainer, engine = self.trainer, self.engine
-        training = [context, *self._training()]
+        training = [context, *self._training_items()]
         if engine is None:
             yield MemoryUse("training", "a GPU", tuple(training), room)
             return
         awake = [
-            Item("engine: weights", engine.weights),
+            MemoryItem("engine: weights", engine.weights),
             # The least share consists of the weights, this item, and the cache of one sequence of the
             # context's length.
-            Item("engine: passes and context", engine.least_share - engine.weights - self._one_sequence),
-            Item("engine: KV cache", max(engine.cache, self._one_sequence)),
+            MemoryItem(
+                "engine: passes and context",
+                engine.least_share - engine.weights - self._bytes_of_one_sequence,
+            ),
+            MemoryItem("engine: KV cache", max(engine.cache, self._bytes_of_one_sequence)),
         ]
         if not self.shares_device:
             yield MemoryUse("start", "an engine's GPU", tuple(awake), room)
@@ -264,67 +267,73 @@ class Plan:
             return
         # From here on, engine and trainer use the GPU in turn. While the engine is awake, the trainer keeps
         # only the weights that score answers.
-        scorable = Item("weights of the trainer, kept to be scored", trainer.scorable)
+        scorable = MemoryItem("weights of the trainer, kept to be scored", trainer.scorable)
         yield MemoryUse("start", "a GPU", (context, *awake), room)
         yield MemoryUse("generation", "a GPU", (context, scorable, *awake), room)
         # The canary is a few answers that the engine samples with new weights. The trainer scores them, and
         # ZeRO-3 gathers weights for that.
         gathered = trainer.policy.passing if self.experiment.trainer.zero_stage == 3 else 0
-        canary = Item("scoring the canary", gathered)
+        canary = MemoryItem("scoring the canary", gathered)
         yield MemoryUse("sync", "a GPU", (context, scorable, *awake, canary), room)
-        yield MemoryUse("training", "a GPU", (*training, Item("engine, asleep", ASLEEP)), room)
+        yield MemoryUse("training", "a GPU", (*training, MemoryItem("engine, asleep", ASLEEP_BYTES)), room)
 
     @property
-    def _one_sequence(self) -> int:
+    def _bytes_of_one_sequence(self) -> int:
         assert self.engine is not None
         return int(self.engine.context_length * self.engine.bytes_per_token)
 
-    def _training(self) -> list[Item]:
+    def _training_items(self) -> list[MemoryItem]:
         """Returns what the trainer needs on a device while it trains, in parts that add up to its peak."""
         trainer = self.trainer
         policy = trainer.policy
         items = [
-            Item("policy: weights", policy.weights),
-            Item("policy: master weights", policy.master),
-            Item("policy: optimizer", policy.optimizer),
-            Item("policy: gradients and buffers", policy.buffers + policy.gradients),
+            MemoryItem("policy: weights", policy.weights),
+            MemoryItem("policy: master weights", policy.master),
+            MemoryItem("policy: optimizer", policy.optimizer),
+            MemoryItem("policy: gradients and buffers", policy.buffers + policy.gradients),
         ]
         for name, model in (("critic", trainer.critic), ("reward model", trainer.reward_model)):
             if model is not None:
                 items += [
-                    Item(f"{name}: weights", model.weights),
-                    Item(f"{name}: optimizer and the rest", model.kept - model.weights + model.gradients),
+                    MemoryItem(f"{name}: weights", model.weights),
+                    MemoryItem(
+                        f"{name}: optimizer and the rest", model.kept - model.weights + model.gradients
+                    ),
                 ]
         if trainer.reference and trainer.reference_stays:
-            items.append(Item("reference", trainer.reference))
+            items.append(MemoryItem("reference", trainer.reference))
         if trainer.moving_average:
-            items.append(Item("moving average of the weights (teacher)", trainer.moving_average))
+            items.append(MemoryItem("moving average of the weights (teacher)", trainer.moving_average))
         other_bytes = trainer.peak - sum(item.size for item in items)
-        items.append(Item("activations, chunks of the head, steps", max(0, other_bytes)))
+        items.append(MemoryItem("activations, chunks of the head, steps", max(0, other_bytes)))
         return [item for item in items if item.size]
 
     # The host
 
-    def _on_the_host(self) -> Iterator[MemoryUse]:
+    def _uses_of_host(self) -> Iterator[MemoryUse]:
         """Yields the uses of a machine's own memory and of /dev/shm. On a CPU the models are there, too."""
         machine, trainer, engine = self.machine, self.trainer, self.engine
-        shared = self._shared
+        shared = self._shared_memory_item
         if self.sends_through_memory:
-            yield MemoryUse("sync", str(MEMORY), (shared,), machine.shared_memory)
+            yield MemoryUse("sync", str(SHARED_MEMORY), (shared,), machine.shared_memory)
         servers = servers_on_a_machine(engine.settings, machine) if engine is not None else 0
         ranks = machine.ranks
         if machine.device == "cpu":
             items = [
-                Item("libraries of the ranks", ranks * RANK),
-                *[Item(item.what, ranks * item.size) for item in self._training()],
+                MemoryItem("libraries of the ranks", ranks * RANK_BYTES),
+                *[MemoryItem(item.what, ranks * item.size) for item in self._training_items()],
             ]
             if engine is not None:
-                items += [Item("engine", servers * engine.on_cpu), shared]
+                items += [MemoryItem("engine", servers * engine.on_cpu), shared]
             yield MemoryUse("training", "the machine", tuple(items), machine.host_memory)
             return
-        # `RANK` and `PROCESS` were measured on a CPU. On a GPU, twice as much is assumed.
-        libraries = Item("libraries of ranks and servers", ranks * 2 * RANK + servers * 2 * PROCESS)
-        yield MemoryUse("start", "the machine", (libraries, *self._read(), shared), machine.host_memory)
+        # `RANK_BYTES` and `PROCESS_BYTES` were measured on a CPU. On a GPU, twice as much is assumed.
+        libraries = MemoryItem(
+            "libraries of ranks and servers", ranks * 2 * RANK_BYTES + servers * 2 * PROCESS_BYTES
+        )
+        yield MemoryUse(
+            "start", "the machine", (libraries, *self._reading_items(), shared), machine.host_memory
+        )
         copied_reference = 0 if trainer.reference_stays else trainer.reference
         # The bytes of the host for one sleeping server: the weights of all of its devices.
         asleep = engine.weights * engine.settings.tensor_parallel_size if engine is not None else 0
@@ -334,35 +343,35 @@ class Plan:
             "the machine",
             (
                 libraries,
-                Item("offloaded by ZeRO", ranks * self._offloaded),
-                Item("the reference", ranks * copied_reference),
-                Item("put aside by the trainer", ranks * trainer.put_aside if sleeps else 0),
-                Item("put aside by sleeping engines", servers * asleep if sleeps else 0),
+                MemoryItem("offloaded by ZeRO", ranks * self._offloaded_bytes),
+                MemoryItem("the reference", ranks * copied_reference),
+                MemoryItem("put aside by the trainer", ranks * trainer.put_aside if sleeps else 0),
+                MemoryItem("put aside by sleeping engines", servers * asleep if sleeps else 0),
                 shared,
             ),
             machine.host_memory,
         )
         if engine is not None:
             # 4 bytes a weight, and at most `SCORED_WITH_BYTES` in memory at once.
-            scored = Item(
+            scored = MemoryItem(
                 "a checkpoint's weights, scored once for all ranks",
                 min(4 * self.shape.parameters, SCORED_WITH_BYTES),
             )
             yield MemoryUse("evaluation", "the machine", (libraries, scored, shared), machine.host_memory)
 
     @property
-    def _shared(self) -> Item:
+    def _shared_memory_item(self) -> MemoryItem:
         """The content of /dev/shm: the versions of the weights that exist at once while new ones are loaded.
         If adapters are sent, only the start model is there."""
         lora = self.experiment.trainer.lora
         adapters = lora is not None and lora.send == "adapters"
-        what = "the start model's weights" if adapters else f"{VERSIONS} versions of the weights"
+        what = "the start model's weights" if adapters else f"{VERSIONS_AT_ONCE} versions of the weights"
         # The bytes of one version. `shape.served` counts the weights in the engine, with an untied head.
         served = itemsize(self.experiment.trainer) * self.shape.served
-        versions = 1 if adapters else VERSIONS
-        return Item(f"{MEMORY}: {what}", versions * served if self.sends_through_memory else 0)
+        versions = 1 if adapters else VERSIONS_AT_ONCE
+        return MemoryItem(f"{SHARED_MEMORY}: {what}", versions * served if self.sends_through_memory else 0)
 
-    def _read(self) -> Iterator[Item]:
+    def _reading_items(self) -> Iterator[MemoryItem]:
         """Yields the memory for reading the start model.
 
         If the ranks read the model in parts, only the first rank holds the whole model, to write the engine's
@@ -371,20 +380,20 @@ class Plan:
         trainer, ranks = self.experiment.trainer, self.machine.ranks
         whole = itemsize(trainer) * self.shape.parameters
         if not trainer.reads_in_parts:
-            yield Item("the whole model, read by each rank", ranks * whole)
+            yield MemoryItem("the whole model, read by each rank", ranks * whole)
             return
-        yield Item("the whole model, read by the first rank", whole)
+        yield MemoryItem("the whole model, read by the first rank", whole)
         # Each part is rounded up.
-        yield Item("each rank's part of the model", ranks * -(-whole // self.machine.world_size))
+        yield MemoryItem("each rank's part of the model", ranks * -(-whole // self.machine.world_size))
 
     @property
-    def _offloaded(self) -> int:
+    def _offloaded_bytes(self) -> int:
         return sum(model.on_host for model in (self.trainer.policy, *self.trainer.learned_models))
 
 
-SHARE = "engines.policy.gpu_memory_utilization"
-SHARES = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
-"""The values of `SHARE` that are tried as a remedy."""
+SHARE_KEY = "engines.policy.gpu_memory_utilization"
+TRIED_SHARES = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+"""The values of `SHARE_KEY` that are tried as a remedy."""
 MORE_GPUS = ((2, 1), (4, 1), (8, 1), (8, 2), (8, 4))
 """The larger machines that are tried as a remedy: GPUs of each machine, and machines."""
 
@@ -412,7 +421,7 @@ class Change:
     def applied(self, plan: Plan) -> Plan | None:
         """Returns the plan with this change; None if the configuration refuses it."""
         try:
-            changed = _with(plan.experiment, self.key.split("."), self.value)
+            changed = _replace_at(plan.experiment, self.key.split("."), self.value)
         except ValueError:
             return None
         return replace(plan, experiment=changed)
@@ -460,7 +469,7 @@ def _as_jsonnet(settings: list[tuple[list[str], str]]) -> str:
     return "{" + ", ".join(texts) + "}"
 
 
-def remedy(plan: Plan) -> Remedy | None:
+def find_remedy(plan: Plan) -> Remedy | None:
     """Returns the smallest and cheapest set of changes with which the plan fits this machine, or else the
     fewest GPUs of the same kind, with changes if needed. Returns None if nothing helps."""
     if plan.fits:
@@ -487,25 +496,25 @@ def _find_changes(plan: Plan) -> tuple[Change, ...] | None:
     """Returns the cheapest change with which the plan fits, or else the cheapest two, or else a larger set
     from which none can be left out. Returns None if nothing helps.
 
-    All sets of one and two changes are tried. There are too many larger sets, so `_smallest_set` begins with
-    the strongest change of every key, and then removes or weakens one after the other.
+    All sets of one and two changes are tried. There are too many larger sets, so `_find_smallest_set` begins
+    with the strongest change of every key, and then removes or weakens one after the other.
 
     If more servers fit on the GPUs, a change to as many as possible is added. Otherwise the other GPUs would
     be idle while one server samples.
     """
-    candidates = sorted(_candidates(plan), key=lambda change: change.cost)
+    candidates = sorted(_candidate_changes(plan), key=lambda change: change.cost)
     for count in (1, 2):
         sets = [
-            changes for changes in itertools.combinations(candidates, count) if _of_different_keys(changes)
+            changes for changes in itertools.combinations(candidates, count) if _have_different_keys(changes)
         ]
         for changes in sorted(sets, key=_cost):
             if _plan_if_it_fits(plan, changes):
                 return _with_more_servers(plan, changes)
-    shares = [change for change in candidates if change.key == SHARE]
-    others = [change for change in candidates if change.key != SHARE]
+    shares = [change for change in candidates if change.key == SHARE_KEY]
+    others = [change for change in candidates if change.key != SHARE_KEY]
     # A larger share of the GPU for the engine leaves less for the trainer, so neither the largest nor the
     # smallest share is always the best one, and all are tried.
-    smallest_sets = [_smallest_set(plan, share, others) for share in [None, *shares]]
+    smallest_sets = [_find_smallest_set(plan, share, others) for share in [None, *shares]]
     helpful = [changes for changes in smallest_sets if changes is not None]
     best = min(helpful, key=lambda changes: (len(changes), _cost(changes)), default=None)
     return None if best is None else _with_more_servers(plan, best)
@@ -531,7 +540,9 @@ def _with_more_servers(plan: Plan, changes: tuple[Change, ...]) -> tuple[Change,
     return changes
 
 
-def _smallest_set(plan: Plan, share: Change | None, candidates: list[Change]) -> tuple[Change, ...] | None:
+def _find_smallest_set(
+    plan: Plan, share: Change | None, candidates: list[Change]
+) -> tuple[Change, ...] | None:
     """Returns a small set of changes with which the plan fits; None if there is none.
 
     Begins with the strongest change of every key. If the plan doesn't fit even then, returns None. Otherwise
@@ -566,7 +577,7 @@ def _smallest_set(plan: Plan, share: Change | None, candidates: list[Change]) ->
     return tuple(chosen)
 
 
-def _of_different_keys(changes: Iterable[Change]) -> bool:
+def _have_different_keys(changes: Iterable[Change]) -> bool:
     keys = [change.key for change in changes]
     return len(set(keys)) == len(keys)
 
@@ -585,7 +596,7 @@ def _plan_if_it_fits(plan: Plan, changes: tuple[Change, ...]) -> Plan | None:
     return changed if changed is not None and changed.fits else None
 
 
-def _candidates(plan: Plan) -> Iterator[Change]:
+def _candidate_changes(plan: Plan) -> Iterator[Change]:
     """Yields the changes that could help, each with its cost.
 
     The cost is a rank: a change of a lower cost slows the run down less.
@@ -600,9 +611,9 @@ def _candidates(plan: Plan) -> Iterator[Change]:
         yield Change("trainer.gradient_checkpointing", True, 6)
     if plan.sends_through_memory:
         # New weights then go into the experiment's folder, and not into /dev/shm.
-        yield Change(SETTING, "file", 8)
+        yield Change(TRANSFER_KEY, "file", 8)
     if on_gpu and plan.engine is not None:
-        yield from _for_the_engine(plan)
+        yield from _candidate_changes_of_engine(plan)
     if not on_gpu and plan.engine is not None and plan.engine.settings.replicas_on("cpu") > 1:
         yield Change("engines.policy.replicas", 1, 3)
     if on_gpu and trainer.keeps_reference and trainer.lora is None and not trainer.offload_reference:
@@ -619,7 +630,7 @@ def _candidates(plan: Plan) -> Iterator[Change]:
         yield Change("trainer.offload_parameters", True, 25)
 
 
-def _for_the_engine(plan: Plan) -> Iterator[Change]:
+def _candidate_changes_of_engine(plan: Plan) -> Iterator[Change]:
     """Yields the changes of the engine that could help.
 
     The last number of a change is its cost, a rank: a change of a lower cost slows the run down less.
@@ -630,11 +641,11 @@ def _for_the_engine(plan: Plan) -> Iterator[Change]:
         yield Change("engines.policy.sleep", True, 2)
     configured_share = plan.experiment.engines.policy.gpu_memory_utilization
     if configured_share is not None:
-        yield from (Change(SHARE, share, 3) for share in SHARES if share > configured_share)
+        yield from (Change(SHARE_KEY, share, 3) for share in TRIED_SHARES if share > configured_share)
         # A smaller cache makes sampling slower, so smaller shares cost more.
-        for number, share in enumerate(SHARES):
+        for number, share in enumerate(TRIED_SHARES):
             if share < configured_share:
-                yield Change(SHARE, share, 3 + number)
+                yield Change(SHARE_KEY, share, 3 + number)
     if settings.max_num_seqs > 128:
         yield Change("engines.policy.max_num_seqs", 128, 4)
     # Ranks on several machines can't share a server.
@@ -645,10 +656,10 @@ def _for_the_engine(plan: Plan) -> Iterator[Change]:
             yield Change("engines.policy.tensor_parallel_size", size, 10 + size)
 
 
-def _with(part: Any, path: list[str], value: Any) -> Any:
+def _replace_at(part: Any, path: list[str], value: Any) -> Any:
     """Returns a copy of a part of the configuration, with another value of the setting at `path` below it.
     The constructors check the value."""
     name, *further_path = path
     if further_path:
-        value = _with(getattr(part, name), further_path, value)
+        value = _replace_at(getattr(part, name), further_path, value)
     return replace(part, **{name: value})

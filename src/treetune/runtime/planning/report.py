@@ -19,14 +19,14 @@ from treetune.objectives.further_inputs import ReferenceKlObjective, TeacherObje
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
 from treetune.runtime.machine import in_units
 from treetune.runtime.planning.memory import IterationWork, itemsize, servers_on_a_machine
-from treetune.runtime.planning.plan import MemoryUse, Plan, Remedy, remedy
-from treetune.store.held_folders import MEMORY
+from treetune.runtime.planning.plan import MemoryUse, Plan, Remedy, find_remedy
+from treetune.store.held_folders import SHARED_MEMORY
 from treetune.trainer.base import Layout
 
 GPU_FLOPS, GPU_BANDWIDTH = 989e12, 3.35e12
 """Dense bfloat16 operations a second of an H100 SXM, and bytes a second from its memory (NVIDIA's data
 sheet)."""
-GPU_SHARE, LAYER_PASS = 0.3, 0.6e-3
+GPU_SHARE, LAYER_PASS_S = 0.3, 0.6e-3
 """The share of these operations that training and scoring reach; and the seconds in which eager PyTorch
 launches the kernels of one layer, for each micro-batch of a forward pass. A backward pass takes twice as
 many. Fitted to CASPO's Rho-1B with 512 answers and two epochs: 17 s with 8 rows in a micro-batch, 69 to 74 s
@@ -41,32 +41,32 @@ SERVER_FLOPS, IN_PROCESS_FLOPS = 38e9, 20e9
 They are fewer than `CORE_FLOPS`, since each step reads all weights for one token of each sequence. Fitted to
 135 million weights: a server with one thread took 28 s for 3,750 tokens, and a rank with two threads 13 s for
 1,540 (docs/results/real_model.md)."""
-ENGINE_TOKEN = {"cpu": 26e-6, "cuda": 30e-6}
+ENGINE_TOKEN_S = {"cpu": 26e-6, "cuda": 30e-6}
 """Seconds of the engine's Python code for each sampled token. On a CPU: one server took 1.1 s for a rollout
 and 3.4 s for a credit, from which the seconds of the model's operations are subtracted (benchmark.md). With a
 GPU: a number between the one that fits CASPO's answers (4 s) and the one that fits its continuations
 (152 s)."""
-AROUND_SAMPLE = 0.6e-3
+SAMPLE_OVERHEAD_S = 0.6e-3
 """Seconds of a core for each sample outside of its server: for the client, the journal and the grade, and
 lost because processes share cores (fitted to 0.75 and 2.5 s with two servers)."""
-HTTP_TOKEN, HTTP_SAMPLE = 2.5e-6, 0.1e-3
+HTTP_TOKEN_S, HTTP_SAMPLE_S = 2.5e-6, 0.1e-3
 """Seconds of a server's one HTTP process for each token with a log-prob and each sample
 (benchmarks/http_side.py: 2.8 s for a million tokens with log-probs in 3,900 samples, 0.7 s for one without
 in 5,200)."""
-FILE_BYTES = 0.9e9
+FILE_BYTES_PER_S = 0.9e9
 """Bytes that one thread writes into /dev/shm in a second (0.7 to 1.1 GB/s were measured), also assumed for a
 disk. The four threads that write weights for the engine are assumed to be twice as fast."""
-DEVICE_BYTES = 40e9
+DEVICE_BYTES_PER_S = 40e9
 """Bytes a second from GPU to GPU: 14 GB by NCCL took CASPO 0.3 s, 2.2 GB by CUDA IPC less than 0.5."""
-RELOAD = 4.0
+RELOAD_S = 4.0
 """Seconds in which a server reads 7 billion weights again (published: 3.3). Other numbers of weights take
 proportionally long."""
-CANARY, CANARY_PROMPTS, CANARY_TOKENS = 0.09, 4, 16
-"""A canary is a few answers that the engine samples to verify the new weights. `CANARY` is the seconds of a
+CANARY_S, CANARY_PROMPTS, CANARY_TOKENS = 0.09, 4, 16
+"""A canary is a few answers that the engine samples to verify the new weights. `CANARY_S` is the seconds of a
 sync for requests and for the canary of a tiny model (docs/results/plan.md). The others are the number of the
 canary's prompts and of the tokens of each answer (`runtime.policy_server`, `engine.base.Canary`). With a
 large model on a CPU, the canary takes most of a sync."""
-START = {"cpu": 25.0, "cuda": 90.0}
+START_S = {"cpu": 25.0, "cuda": 90.0}
 """Seconds until a server samples: 19 to 30 were measured on a CPU; assumed for a GPU, with compilation and
 CUDA graphs."""
 
@@ -74,9 +74,10 @@ TINY_MODEL = 10_000_000
 """Weights below which an iteration may take several times the planned seconds: there, fixed costs of
 optimiser steps and of small batches, which the plan leaves out, are most of it."""
 
-SECONDS = {
+PHASE_OF_ESTIMATE = {
     "answers": "generation",
     "continuations": "credit",
+    "answers for credit": "credit",
     "scoring for credit": "credit",
     "scoring": "training",
     "training": "training",
@@ -86,7 +87,7 @@ SECONDS = {
 }
 """The phase of the run's clock to which each estimate belongs."""
 
-OF_THE_MACHINE = ("device", "ranks", "nodes", "device_memory", "host_memory", "shared_memory")
+MACHINE_FIELDS = ("device", "ranks", "nodes", "device_memory", "host_memory", "shared_memory")
 """The attributes of the machine that `as_data` writes."""
 
 
@@ -100,7 +101,7 @@ class PhaseSeconds:
     """The basis of the estimate."""
 
 
-def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
+def estimate_phases(plan: Plan) -> Iterator[PhaseSeconds]:
     """Yields the seconds of each phase of an iteration. Evaluations and checkpoints, which not every
     iteration has, count by their mean."""
     work, experiment, machine = plan.work, plan.experiment, plan.machine
@@ -110,6 +111,10 @@ def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
         if work.continuations:
             tokens = work.answer_tokens / 2  # on average they begin in the middle of an answer
             yield _sampling(plan, "continuations", work.continuations, tokens, work.continued_context)
+        if work.further_answers:
+            yield _sampling(
+                plan, "answers for credit", work.further_answers, work.answer_tokens, work.context
+            )
     yield from _passes_of_trainer(plan)
     if _can_estimate_sampling(plan):
         # Demonstrations need new weights in the engine only for evaluations.
@@ -120,7 +125,7 @@ def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
     state_bytes = machine.world_size * (plan.trainer.policy.kept + plan.trainer.policy.on_host)
     yield PhaseSeconds(
         "checkpoints",
-        state_bytes / FILE_BYTES / experiment.checkpoints.every,
+        state_bytes / FILE_BYTES_PER_S / experiment.checkpoints.every,
         "weights and optimiser, 0.9 GB/s to a disk",
     )
 
@@ -167,7 +172,7 @@ class _ForwardPasses:
         machine, trainer = plan.machine, plan.experiment.trainer
         if machine.device == "cuda":
             operations_per_second = GPU_FLOPS * GPU_SHARE * machine.world_size
-            launch_seconds = plan.shape.layers * LAYER_PASS
+            launch_seconds = plan.shape.layers * LAYER_PASS_S
             source = f"{GPU_SHARE:.0%} of an H100 on each rank"
         else:
             operations_per_second = CORE_FLOPS * machine.cores
@@ -270,7 +275,7 @@ def _prompt_tokens(work: IterationWork, problems: int) -> float:
 def _sync(plan: Plan) -> PhaseSeconds:
     """Returns the seconds in which the engine gets the new weights."""
     trainer, engine, machine = plan.experiment.trainer, plan.engine, plan.machine
-    canary_seconds = CANARY
+    canary_seconds = CANARY_S
     if machine.device == "cpu":
         # Engine and trainer both compute the canary's prompts. The engine samples a few tokens after each
         # prompt, and the trainer scores these tokens.
@@ -280,7 +285,7 @@ def _sync(plan: Plan) -> PhaseSeconds:
         canary_seconds += operations * (2 * plan.work.prompt_tokens + CANARY_TOKENS) / rate
         canary_seconds += operations * CANARY_TOKENS / sampling_rate
     if engine is None:
-        write_seconds = itemsize(trainer) * plan.shape.served / FILE_BYTES
+        write_seconds = itemsize(trainer) * plan.shape.served / FILE_BYTES_PER_S
         return PhaseSeconds("sync", canary_seconds + 2 * write_seconds, "written at 0.9 GB/s, then read")
     # The name of each rank's machine: the method depends on whether all ranks have the same machine.
     machine_names = [str(rank // machine.ranks) for rank in range(machine.world_size)]
@@ -289,15 +294,15 @@ def _sync(plan: Plan) -> PhaseSeconds:
         device=machine.device, machines=machine_names, adapters=adapters
     )
     size = 0 if adapters else itemsize(trainer) * plan.shape.served
-    write_seconds = size / (2 * FILE_BYTES)  # four threads write, assumed twice as fast as one
-    folder = str(MEMORY) if plan.sends_through_memory else "files, as if they were in memory"
+    write_seconds = size / (2 * FILE_BYTES_PER_S)  # four threads write, assumed twice as fast as one
+    folder = str(SHARED_MEMORY) if plan.sends_through_memory else "files, as if they were in memory"
     if method in ON_THE_DEVICE:
         # Chunks are written while later ones are transferred, and the update waits for both.
-        seconds = max(size / DEVICE_BYTES, write_seconds)
+        seconds = max(size / DEVICE_BYTES_PER_S, write_seconds)
         source = f"by {method}, while a copy goes into {folder} at 1.8 GB/s"
     else:
-        # RELOAD is the time in which a server reads 7 billion weights.
-        seconds = write_seconds + RELOAD * plan.shape.served / 7e9
+        # RELOAD_S is the time in which a server reads 7 billion weights.
+        seconds = write_seconds + RELOAD_S * plan.shape.served / 7e9
         source = f"1.8 GB/s into {folder}, then read by the server"
     return PhaseSeconds("sync", canary_seconds + seconds, source)
 
@@ -356,7 +361,7 @@ def _sampling(
         tokens: The mean tokens of a sample.
         context: The mean number of tokens before a sampled token.
         prompt_tokens: The tokens before the samples that an engine with a prefix cache computes. They count
-            only on a CPU, and are 0 for continuations, since the cache has the beginnings of their answers.
+            only on a CPU, and are 0 for samples of credit, since the cache has what is before them.
     """
     machine, device = plan.machine, plan.machine.device
     operations_of_token = 2 * plan.shape.parameters
@@ -370,8 +375,8 @@ def _sampling(
         machine.nodes if settings.servers == "per_rank" else 1
     )
     samples_per_server = samples / servers
-    http_seconds = samples_per_server * (HTTP_SAMPLE + tokens * HTTP_TOKEN)
-    engine_seconds = samples_per_server * tokens * ENGINE_TOKEN[device]
+    http_seconds = samples_per_server * (HTTP_SAMPLE_S + tokens * HTTP_TOKEN_S)
+    engine_seconds = samples_per_server * tokens * ENGINE_TOKEN_S[device]
     operations = operations_of_token * samples_per_server * tokens
     if device == "cpu":
         # Without a prefix cache, the tokens before the first sampled one are computed again for each sample.
@@ -382,7 +387,7 @@ def _sampling(
         threads = settings.threads(machine.ranks)
         engine_seconds += operations / (SERVER_FLOPS * threads)
         engine_seconds += operations_of_token * tokens_before_sampling / (CORE_FLOPS * threads)
-        core_seconds = engine_seconds * threads + http_seconds + samples_per_server * AROUND_SAMPLE
+        core_seconds = engine_seconds * threads + http_seconds + samples_per_server * SAMPLE_OVERHEAD_S
         shared_seconds = servers * core_seconds / machine.cores
         slowest = max(engine_seconds, http_seconds, shared_seconds)
         return PhaseSeconds(phase, slowest, "the engine's and HTTP's share of the cores")
@@ -400,24 +405,27 @@ def _sampling(
     # Device, engine process and HTTP process work at the same time, so the slowest of them decides.
     candidates = [
         (decode_seconds, decode_source),
-        (engine_seconds, f"the engine's own process: {1e6 * ENGINE_TOKEN[device]:.0f} µs a token"),
+        (engine_seconds, f"the engine's own process: {1e6 * ENGINE_TOKEN_S[device]:.0f} µs a token"),
         (http_seconds, "one HTTP process a server: 2.5 µs a token, 0.1 ms a sample"),
     ]
     return PhaseSeconds(phase, *max(candidates))
 
 
-def predicted(plan: Plan) -> dict[str, float]:
+def predict_metrics(plan: Plan) -> dict[str, float]:
     """Returns the plan's estimates of an iteration, by the names of the metrics that a run records."""
     metrics: dict[str, float] = defaultdict(float)
-    for estimate in estimates(plan):
-        metrics[f"seconds/{SECONDS[estimate.phase]}"] += estimate.seconds
+    for estimate in estimate_phases(plan):
+        metrics[f"seconds/{PHASE_OF_ESTIMATE[estimate.phase]}"] += estimate.seconds
     # If the run samples and the seconds of sampling are not estimated, the sum would be too small.
     if not plan.work.is_sampled or _can_estimate_sampling(plan):
         metrics["seconds/total"] = sum(metrics.values())
     if plan.work.is_sampled:
-        metrics |= {SAMPLED_TOKENS: plan.work.sampled_tokens, VALUE_TOKENS: plan.work.continued_tokens}
+        metrics |= {
+            SAMPLED_TOKENS: plan.work.sampled_tokens,
+            VALUE_TOKENS: plan.work.continued_tokens + plan.work.further_tokens,
+        }
     for use in plan.uses:
-        if use.phase in ("generation", "training") and use.where != str(MEMORY):
+        if use.phase in ("generation", "training") and use.where != str(SHARED_MEMORY):
             # A GPU's uses come before the host's. The first one stays, so the metric is the GPU's if there
             # is one.
             metrics.setdefault(f"memory/{use.phase}", use.needed)
@@ -456,7 +464,7 @@ def as_text(plan: Plan) -> str:
         f"    {in_units(space.state):>11}  state of the trainer, of those that a run can resume from",
     ]
     lines += ["", f"micro-batches: up to {trainer.micro_batch:,} tokens on a rank", *_work(plan), ""]
-    by_phase = list(estimates(plan))
+    by_phase = list(estimate_phases(plan))
     scope = "an iteration" if work.is_known else "one problem"
     lines.append(f"seconds of {scope}, by estimate (may be wrong by a factor of two):")
     lines += [f"    {estimate.seconds:8.1f}  {estimate.phase}: {estimate.source}" for estimate in by_phase]
@@ -469,7 +477,7 @@ def as_text(plan: Plan) -> str:
             " the estimate leaves out, may make it several times as long"
         )
     if plan.engine is not None:
-        lines.append(f"    {START[plan.machine.device]:8.1f}  once, until a server samples")
+        lines.append(f"    {START_S[plan.machine.device]:8.1f}  once, until a server samples")
     return "\n".join([*lines, "", verdict_of(plan)])
 
 
@@ -494,6 +502,10 @@ def _work(plan: Plan) -> list[str]:
             f"    and {work.continued_tokens:,.0f} tokens of {work.continuations:,} continuations"
             f" (at most {work.most_continuations:,} continuations)"
         )
+    if work.further_answers:
+        lines.append(
+            f"    and {work.further_tokens:,.0f} tokens of {work.further_answers:,} answers for credit"
+        )
     return lines
 
 
@@ -508,7 +520,7 @@ def verdict_of(plan: Plan, known_remedy: Remedy | None = None) -> str:
         if space.problem:
             return f"it doesn't fit:\n  {space.problem}"
         return f"it fits, but {space.warning}" if space.warning else "it fits"
-    smallest_change = known_remedy or remedy(plan)
+    smallest_change = known_remedy or find_remedy(plan)
     lines = ["it doesn't fit:", *(f"  {problem}" for problem in plan.problems)]
     if space.problem:
         lines.append(f"  {space.problem}")
@@ -524,10 +536,10 @@ def verdict_of(plan: Plan, known_remedy: Remedy | None = None) -> str:
 def as_data(plan: Plan) -> dict[str, Any]:
     """Returns the plan as data for programs; sizes are in bytes."""
     shape, work, machine = plan.shape, plan.work, plan.machine
-    smallest_change = None if plan.fits else remedy(plan)
+    smallest_change = None if plan.fits else find_remedy(plan)
     return {
         "experiment": plan.experiment.experiment_name,
-        "machine": {name: getattr(machine, name) for name in OF_THE_MACHINE},
+        "machine": {name: getattr(machine, name) for name in MACHINE_FIELDS},
         "parameters": shape.parameters,
         "shape": asdict(shape),
         "places": [_use_as_data(use) for use in plan.uses],
@@ -536,7 +548,8 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "work": asdict(work),
         "sampled_tokens": work.sampled_tokens,
         "continued_tokens": work.continued_tokens,
-        "seconds": [asdict(estimate) for estimate in estimates(plan)],
+        "further_tokens": work.further_tokens,
+        "seconds": [asdict(estimate) for estimate in estimate_phases(plan)],
         "checkpoints": {
             "weights": plan.checkpoints.weights,
             "state": plan.checkpoints.state,

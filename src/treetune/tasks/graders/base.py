@@ -161,7 +161,7 @@ class Grader(Registrable):
         """Called once in each worker process before its first answer. Do slow imports here: in `grade` they
         would take time from the first answer's deadline."""
 
-    def behind_thought(self, response: str, problem: Problem) -> str | None:
+    def after_thought(self, response: str, problem: Problem) -> str | None:
         """Returns the part of a response after its thought. Returns None if the response ends within a
         thought.
 
@@ -205,7 +205,7 @@ class Grader(Registrable):
         Raises Unavailable if something that the grader needs is missing, such as a judge. The grader pool
         turns any other exception into the outcome ``error``.
         """
-        answer = self.behind_thought(response, problem)
+        answer = self.after_thought(response, problem)
         extracted = None if answer is None else self.extract(answer, problem)
         if extracted is None:
             return self.without_answer(problem)

@@ -181,7 +181,7 @@ def _inconsistencies(grader: Grader, pool: GraderPool, case: Case) -> Iterator[s
     for response in (*case.right, *case.wrong, *case.silent):
         grade = _grade(pool, response, case.problem)
         # The part of the response after its thought; None if the response ends within the thought.
-        answer = problem_grader.behind_thought(response, case.problem)
+        answer = problem_grader.after_thought(response, case.problem)
         extracted = None if answer is None else problem_grader.extract(answer, case.problem)
         if (extracted is None) != (grade.outcome == "no_answer"):
             yield f"{_excerpt(response)} has the answer {extracted!r}, and its outcome is {grade.outcome!r}"

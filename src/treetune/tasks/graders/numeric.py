@@ -68,8 +68,8 @@ class Numeric(Grader):
         return super().grade(response, problem)
 
     @override
-    def behind_thought(self, response: str, problem: Problem) -> str | None:
-        return None if self._lacks_thought(response, problem) else super().behind_thought(response, problem)
+    def after_thought(self, response: str, problem: Problem) -> str | None:
+        return None if self._lacks_thought(response, problem) else super().after_thought(response, problem)
 
     @override
     def extract(self, response: str, problem: Problem) -> str | None:

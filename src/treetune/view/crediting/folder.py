@@ -171,7 +171,7 @@ class CreditedFolder:
             # present time instead, the lines would differ each time that they are written.
             row = metrics_row(number - 1, result.stat[0] / 1e9, result.metrics)
             lines.append(json.dumps(sealed(row)) + "\n")
-        write_text(self.directory.metrics, "".join(lines))
+        write_text(self.directory.metrics_file, "".join(lines))
 
 
 def mark_of(file: LoggedFile) -> list[int]:

@@ -40,7 +40,7 @@ STOP_REASONS = {"stop": "stop", "length": "max_tokens"}
 MAPPED_FIELDS = ("problem", "sample", "prompt", "text", "gold", "reward", "extracted")
 """The fields of an answer that have a counterpart in the log; the others become metadata."""
 
-LISTED = ("id", "epoch", "target", "metadata", "scores", "model_usage", "uuid")
+SUMMARY_FIELDS = ("id", "epoch", "target", "metadata", "scores", "model_usage", "uuid")
 """The fields of a sample that its entry in the list of samples (``summaries.json``) has as well."""
 
 SUMMARY_NAMES = ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
@@ -89,7 +89,7 @@ def _write_archive(evaluation: MeasuredSet, file: IO[bytes]) -> int:
         put("_journal/start.json", {key: header[key] for key in ("version", "eval", "plan")})
         for sample in _samples(evaluation):
             put(f"samples/{sample['id']}_epoch_{sample['epoch']}.json", sample)
-            summary = {name: sample[name] for name in LISTED}
+            summary = {name: sample[name] for name in SUMMARY_FIELDS}
             summary["input"] = sample["input"][:SHORT]
             summary["completed"] = True
             summary["message_count"] = len(sample["messages"])

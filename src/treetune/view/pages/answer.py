@@ -40,7 +40,8 @@ from treetune.view.store.tokens import (
     tokens_of,
     trained_steps,
 )
-from treetune.view.text import MARKS, SHOWN, cut, ends_in_a_heap, visible
+from treetune.view.templates import FULL_COLOUR_QUANTILE
+from treetune.view.text import CHARACTERS_SHOWN, MARKS, cut_text, ends_in_a_heap, visible
 from treetune.vocabulary import Episode
 
 TOKENS_SHOWN = 4000
@@ -52,10 +53,6 @@ reference answer; a prompt or data."""
 
 OF_A_STEP = 140
 """The number of characters of a step in the table of its credit."""
-
-COLOURED_FULLY = 0.95
-"""The quantile, over an answer's tokens, of the absolute value of a number from which the colour is full.
-Larger values are not darker. For advantages, only the largest value has the full colour."""
 
 UNRECORDED = (
     "the trainer recorded no numbers of this answer's tokens: the answer was not trained on, or the iteration"
@@ -136,7 +133,7 @@ def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) 
     depth = view.integer("depth", 0)
     everything = bool(view.choice("all", ("", "1")))
     most_tokens = None if everything else TOKENS_SHOWN
-    text, left_out = cut(answer.text, len(answer.text) if everything else SHOWN)
+    text, left_out = cut_text(answer.text, len(answer.text) if everything else CHARACTERS_SHOWN)
     drawing: Markup | str = ""
     if form == "threads" and tokens is not None:
         scales = {colouring["name"]: colouring["scale"] for colouring in colours}
@@ -323,7 +320,7 @@ def colourings(tokens: Tokens | None, made: str) -> list[dict[str, Any]]:
         if len(sizes):
             # All tokens of a step have the step's advantage. If the step with the largest advantage is short,
             # a quantile below 1 could be smaller than that advantage, whose colour would not stand out.
-            quantile = 1.0 if name in ("advantage", OF_CREDIT) else COLOURED_FULLY
+            quantile = 1.0 if name in ("advantage", OF_CREDIT) else FULL_COLOUR_QUANTILE
             scale, missing = float(np.quantile(sizes, quantile)) or float(sizes.max()) or 1.0, ""
         colours.append(
             {"name": name, "meaning": meaning, "scale": scale, "signed": signed, "missing": missing}
@@ -389,7 +386,7 @@ def shortened(text: str, most: int) -> str:
 
     If the text is longer, it ends with the number of characters that were left out.
     """
-    beginning, left_out = cut(text, most)
+    beginning, left_out = cut_text(text, most)
     return visible(beginning) + (f"⟨{left_out:,} more characters⟩" if left_out else "")
 
 

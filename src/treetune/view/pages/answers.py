@@ -36,18 +36,18 @@ ALWAYS = (
     "source", "row", "answer", "problem", "sample", "score", "reward", "outcome", "unfinished", "tokens",
     "asked", "beginning",
 )  # fmt: skip
-LARGEST = "advantage_size"
+SIZE_COLUMN = "advantage_size"
 """The default column to sort by: answers with the largest credit come first."""
-USUAL = ("advantage_mean", LARGEST, "first_value")
+USUAL = ("advantage_mean", SIZE_COLUMN, "first_value")
 """The default columns of the list."""
-COUNTED = ("reward", "tokens", LARGEST)
+COUNTED = ("reward", "tokens", SIZE_COLUMN)
 """The columns of the histograms above the list."""
 PLACE = "place"
 """The value of `?sort=` for the order in which answers are stored."""
 
 NOT_FOR_SORTING = ("answer", "asked", "row", "episode_place", "episode_last", "credited")
 
-LISTED = (
+LIST_FIELDS = (
     "of", "group", "search", "problem", "domain", "outcome", "verdict", "unfinished", "label", "where",
     "column", "sort", "order", "size", "page",
 )  # fmt: skip
@@ -193,9 +193,10 @@ def question_of_address(view: PageRequest, answers: AnswerStore) -> tuple[RowQue
         raise ValueError(f"there are no answers {of!r}; choose one of {', '.join(sources)}")
     filters = [*_filters(view), *parse_conditions(view.text("where"), columns)]
     question = make_question(view, filters, names)
-    # If the answers have credit, they are by default sorted by `LARGEST`, the column with the size of credit.
-    if not question.sort and LARGEST in answers.columns(names):
-        question = replace(question, sort=LARGEST, descending=view.text("order", "down") == "down")
+    # If the answers have credit, they are by default sorted by `SIZE_COLUMN`, the column with the size of
+    # credit.
+    if not question.sort and SIZE_COLUMN in answers.columns(names):
+        question = replace(question, sort=SIZE_COLUMN, descending=view.text("order", "down") == "down")
     elif question.sort == PLACE:
         question = replace(question, sort="")  # without a column, rows are in the order of the file
     if label := view.text("label"):
@@ -208,8 +209,8 @@ def question_of_address(view: PageRequest, answers: AnswerStore) -> tuple[RowQue
 
 
 def list_fields(view: PageRequest) -> dict[str, list[str]]:
-    """Returns the values of those fields of the address that describe the list of answers (`LISTED`)."""
-    fields = {name: view.request.query_params.getlist(name) for name in LISTED}
+    """Returns the values of those fields of the address that describe the list of answers (`LIST_FIELDS`)."""
+    fields = {name: view.request.query_params.getlist(name) for name in LIST_FIELDS}
     return {name: values for name, values in fields.items() if any(values)}
 
 
@@ -272,7 +273,7 @@ def show_problems(view: PageRequest) -> Response:
     signal = view.choice("signal", ("", "some", "none"))
     chosen = [row for row in rows if not signal or row["signal"] == (signal == "some")]
 
-    sort = view.choice("problems", OF_PROBLEMS, "credit" if LARGEST in selection.columns else "spread")
+    sort = view.choice("problems", OF_PROBLEMS, "credit" if SIZE_COLUMN in selection.columns else "spread")
     # The default order has the largest numbers first, or names in alphabetical order.
     descending = view.choice("order", ("down", "up") if sort != "problem" else ("up", "down")) == "down"
 
@@ -341,7 +342,7 @@ def _rows_of_problems(answers: AnswerStore, selection: _Selection, of: str) -> l
     """
     if not answers.columns():
         return []  # no answers are stored yet
-    credit = f"max({LARGEST})" if LARGEST in selection.columns else "NULL"
+    credit = f"max({SIZE_COLUMN})" if SIZE_COLUMN in selection.columns else "NULL"
     rows = answers.sql(
         f"""
         SELECT problem, any_value(asked) AS asked, count(*) AS answers, count(score) AS graded,

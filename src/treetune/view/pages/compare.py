@@ -18,13 +18,13 @@ from treetune.view.pages.answers import mark_of_answers, with_all_columns
 from treetune.view.store import Run
 from treetune.view.store.index import AnswerFile
 from treetune.view.store.queries import ColumnFilter, RowQuery
-from treetune.view.text import cut, visible
+from treetune.view.text import cut_text, visible
 from treetune.vocabulary import CORRECT_SCORE
 
-SHOWN = 100
+PROBLEMS_PER_PAGE = 100
 """The most problems on a page."""
 
-LONGEST = 6000
+COMPARED_CHARACTERS = 6000
 """The most characters of each text that are compared."""
 
 WHICH = ("flipped", "flipped to right", "flipped to wrong", "better", "worse", "all")
@@ -75,7 +75,7 @@ def show(view: PageRequest) -> Response:
         sides=sides,
         files_of_sides=[view.store.answers(run).sources() for run, _ in sides],
         both=both,
-        listed=paged(view, [row for row in both if which in row["kinds"]], SHOWN),
+        listed=paged(view, [row for row in both if which in row["kinds"]], PROBLEMS_PER_PAGE),
         which=which,
         counts={kind: sum(kind in row["kinds"] for row in both) for kind in WHICH},
         seeds=len(seeds),
@@ -186,10 +186,10 @@ def _pair(view: PageRequest, sides: Sequence[Side], problem: str) -> dict[str, A
         rows.append(answer_rows)
         chosen.append(row)
         [text] = answers.texts([(source.name, row["place"])])
-        beginning, characters_left_out = cut(text, LONGEST)
+        beginning, characters_left_out = cut_text(text, COMPARED_CHARACTERS)
         texts.append(beginning)
         left_out.append(characters_left_out)
-    return {"rows": rows, "chosen": chosen, "marked": differences(*texts), "left_out": left_out}
+    return {"rows": rows, "chosen": chosen, "marked": compare_texts(*texts), "left_out": left_out}
 
 
 class Piece(NamedTuple):
@@ -200,10 +200,10 @@ class Piece(NamedTuple):
     """Whether the other text doesn't have this piece at its place."""
 
 
-def differences(first: str, second: str) -> list[list[Piece]]:
+def compare_texts(first: str, second: str) -> list[list[Piece]]:
     """Splits two texts into pieces that both have and pieces that differ, and returns the pieces of each.
 
-    `differences("a b", "a c")` is `[[("a ", False), ("b", True)], [("a ", False), ("c", True)]]`.
+    `compare_texts("a b", "a c")` is `[[("a ", False), ("b", True)], [("a ", False), ("c", True)]]`.
     """
     words = [_WORD.findall(first), _WORD.findall(second)]
     # `autojunk` ignores very frequent words when it looks for matches. Without it, long texts with few

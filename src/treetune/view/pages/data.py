@@ -13,9 +13,9 @@ from treetune.view.store.folders import digest
 from treetune.view.store.queries import parse_conditions
 from treetune.view.store.readers import answers_to
 from treetune.view.store.tables import BEGINNING, CHARACTERS, ROW, DataSetTable
-from treetune.view.text import SHOWN, cut, visible
+from treetune.view.text import CHARACTERS_SHOWN, cut_text, visible
 
-LISTED = 100
+SETS_PER_PAGE = 100
 """The most data sets on a page."""
 
 # What the page calls each kind of data set (`DataSet.kind`).
@@ -55,7 +55,7 @@ def show(view: PageRequest) -> Response:
     """Shows the list of data sets. The address has `?search=` (in names and kinds) and `?page=`."""
     search = view.text("search").casefold()
     sets = [data for data in view.store.data.all() if search in f"{data.name} {KINDS[data.kind]}".casefold()]
-    return view.render("data.html", sets=paged(view, sets, LISTED), kinds=KINDS)
+    return view.render("data.html", sets=paged(view, sets, SETS_PER_PAGE), kinds=KINDS)
 
 
 # Rows
@@ -159,7 +159,7 @@ def show_row(view: PageRequest) -> Response:
     def shortened(text: object) -> str:
         """Returns the beginning of a text and, if it is longer, how many characters were left out."""
         shown = visible(text)
-        beginning, left_out = cut(shown, len(shown) if everything else SHOWN)
+        beginning, left_out = cut_text(shown, len(shown) if everything else CHARACTERS_SHOWN)
         return beginning + (f"\n… {left_out:,} more characters" if left_out else "")
 
     def messages(value: Any) -> list[tuple[str, str]]:
@@ -194,7 +194,7 @@ def show_row(view: PageRequest) -> Response:
         groups=groups,
         form=view.choice("as", ("text", "rendered")),
         answers=answers,
-        has_more=not everything and _longest([row, answers]) > SHOWN,
+        has_more=not everything and _longest([row, answers]) > CHARACTERS_SHOWN,
         shortened=shortened,
     )
 

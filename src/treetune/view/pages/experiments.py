@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from markupsafe import Markup
 from starlette.responses import Response
 
-from treetune.runtime.console import duration
+from treetune.runtime.console import format_duration
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
 from treetune.view.charts import N_COLOURS, BetterDirection, Chart, Series, number
 from treetune.view.curves import (
@@ -35,7 +35,7 @@ from treetune.view.report.recorded import TimesSection
 from treetune.view.store import Run
 from treetune.vocabulary import CORRECT_SCORE
 
-SHOWN = 400
+ROWS_PER_PAGE = 400
 """The most rows on a page."""
 
 SORTED = ("name", "state", "newest", "accuracy")
@@ -145,7 +145,7 @@ def show(view: PageRequest) -> Response:
     search, state = view.text("search").casefold(), view.text("state")
     sort = view.choice("sort", (*SORTED, *columns))
     matching = [row for row in rows if _matches(row, search, state)]
-    listed = paged(view, sorted(matching, key=lambda row: _rank(row, sort)), SHOWN)
+    listed = paged(view, sorted(matching, key=lambda row: _rank(row, sort)), ROWS_PER_PAGE)
     groups: dict[str, list[Listed]] = {}
     for row in listed.rows:
         groups.setdefault(row.group, []).append(row)
@@ -260,7 +260,7 @@ def cells_of(view: PageRequest, run: Run, columns: Sequence[str]) -> dict[str, C
             total = math.fsum(values)
             if kind == "seconds":
                 remark = f"{number(total / len(experiment.metrics))} s an iteration"
-                cells[column] = Cell(duration(total), remark, total)
+                cells[column] = Cell(format_duration(total), remark, total)
             elif kind == "total":
                 cells[column] = Cell(f"{total:,.0f}", "", total)
             else:

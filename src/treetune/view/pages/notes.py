@@ -28,7 +28,7 @@ from treetune.view.store import Run
 from treetune.view.store.folders import digest
 from treetune.view.text import one_line
 
-SHOWN = 100
+NOTES_PER_PAGE = 100
 """The most notes on a page."""
 
 BEGINNING = 160
@@ -51,7 +51,7 @@ def show(view: PageRequest) -> Response:
         all_notes += notes.all()
         problems += notes.problems()
     newest_first = sorted(_matching_notes(view), key=lambda run_and_note: -run_and_note[1].written)
-    listed = paged(view, newest_first, SHOWN)
+    listed = paged(view, newest_first, NOTES_PER_PAGE)
     # The notes that link to their answers, because these are still stored unchanged.
     linked: dict[Run, set[Note]] = {}
     for run in {run for run, _ in listed.rows}:
@@ -73,7 +73,7 @@ def show(view: PageRequest) -> Response:
     )
 
 
-def data(view: PageRequest) -> Response:
+def download_notes(view: PageRequest) -> Response:
     """Returns all notes that match the filters of the address as a file, the oldest first.
 
     The address has `?format=` (one of `FORMATS`) and the filters of the list (`show`).
@@ -197,5 +197,5 @@ def save_form(view: PageRequest, about: NotedAnswer, form: Form) -> Draft | None
 
 PAGES = (
     Page("/notes", "Notes", show, place="both", key="n", mark=mark),
-    Page("/notes/data", "Notes", data, mark=mark),
+    Page("/notes/data", "Notes", download_notes, mark=mark),
 )

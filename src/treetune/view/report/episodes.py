@@ -33,15 +33,11 @@ from treetune.view.store.tokens import (
     texts_of,
     tokens_of,
 )
-from treetune.view.templates import coloured, injected, plain, render, shade
+from treetune.view.templates import FULL_COLOUR_QUANTILE, coloured, injected, plain, render, shade
 from treetune.vocabulary import CORRECT_SCORE
 
-SHOWN = 8
+MOST_EPISODES = 8
 """The most episodes in a report."""
-
-COLOURED_FULLY = 0.95
-"""The quantile of |advantage|, over the shown tokens, from which the colour is full. Larger advantages are
-not darker."""
 
 ANALYZER = "credit_microscope"
 """The analyzer whose results the section "Credit microscope" shows."""
@@ -204,14 +200,14 @@ class EpisodesSection(ReportSection):
         right = [row for row in rows if row["is_right"]]
         wrong = [row for row in rows if not row["is_right"]]
         # Half of the shown answers are right, or more of them if there are too few wrong ones.
-        n_right = min(len(right), max(SHOWN // 2, SHOWN - len(wrong)))
-        chosen = [answers.whole(row) for row in (*right[:n_right], *wrong[: SHOWN - n_right])]
+        n_right = min(len(right), max(MOST_EPISODES // 2, MOST_EPISODES - len(wrong)))
+        chosen = [answers.whole(row) for row in (*right[:n_right], *wrong[: MOST_EPISODES - n_right])]
         chosen = [answer for answer in chosen if answer.episodes]
         episodes = [answer.episodes[0] for answer in chosen]
         sizes = [np.abs(episode.advantages) for episode in episodes if episode.advantages is not None]
         scale = None
         if sizes and sum(map(len, sizes)):
-            scale = float(np.quantile(np.concatenate(sizes), COLOURED_FULLY)) or 1.0
+            scale = float(np.quantile(np.concatenate(sizes), FULL_COLOUR_QUANTILE)) or 1.0
         cards = [_card(experiment, answer, scale or 1.0) for answer in chosen]
         return render(
             "episodes.html",

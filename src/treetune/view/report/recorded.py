@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import override
 
-from treetune.rollouts.metrics import PREFIX, split_domain
-from treetune.rollouts.numbers import LARGEST, OF_CORRECT, declared, registered
+from treetune.rollouts.metrics import DOMAIN_PREFIX, split_domain
+from treetune.rollouts.numbers import LARGEST_SUFFIX, OF_CORRECT, declared, registered
 from treetune.runtime.diagnostics import (
     METRICS,
     REMEDIES,
@@ -21,9 +21,9 @@ from treetune.runtime.diagnostics import (
     Diagnostics,
     Sign,
     WatchedRun,
+    describe_good_weights,
     diagnose,
-    good_weights,
-    last_good,
+    find_last_good,
 )
 from treetune.view.charts import Chart, Series, better_of, line_chart, thinned
 from treetune.view.curves import PHASES, Bunch, compare_with_plan, phase_seconds, phase_totals, usual_charts
@@ -116,14 +116,14 @@ class DomainsSection(ReportSection):
                 rows.append({"set": label, "domain": name, "colour": colours[name], "summary": summary})
             series = [domain_series(name, summaries, name, colour) for name, colour in colours.items()]
             charts += accuracy_charts(f"pass@1 on {label}", series)
-        weights = [experiment.curve(f"{PREFIX}{name}/weight") for name in names]
+        weights = [experiment.curve(f"{DOMAIN_PREFIX}{name}/weight") for name in names]
         # The charts of `weight` and `problems` are shown only if the weight of a domain changes in the run.
         weights_move = any(len({y for _, y in points}) > 1 for points in weights)
         for metric, title in DOMAIN_CURVES.items():
             if metric in ("weight", "problems") and not weights_move:
                 continue
             series = [
-                Series(name, experiment.curve(f"{PREFIX}{name}/{metric}"), colour)
+                Series(name, experiment.curve(f"{DOMAIN_PREFIX}{name}/{metric}"), colour)
                 for name, colour in colours.items()
             ]
             if _has_values(series):
@@ -187,7 +187,7 @@ class NumbersSection(ReportSection):
                 continue
             # A number's mean is recorded under its name. With the suffix LARGEST it is the largest value, and
             # with OF_CORRECT the mean over correct answers.
-            means = {name.removesuffix(LARGEST).removesuffix(OF_CORRECT) for name in recorded}
+            means = {name.removesuffix(LARGEST_SUFFIX).removesuffix(OF_CORRECT) for name in recorded}
             charts, always_0 = [], []
             # The numbers that the group declares come first, in their order. Others may be recorded as well.
             for name in (*group.numbers, *sorted(means - set(group.numbers))):
@@ -247,11 +247,11 @@ class DiagnosticsSection(ReportSection):
             # Looks for the last weights before the sign that ended the run. Iterations count from 0, so the
             # last one is `done - 1`.
             done = int(experiment.metrics[-1]["iteration"]) + 1
-            good = last_good(settings, _diagnosed(experiment, settings, done), done - 1)
+            good = find_last_good(settings, _diagnosed(experiment, settings, done), done - 1)
             if good is not None:
                 directory = experiment.directory
                 checkpoints = {number: directory.checkpoint(number) for number in directory.checkpoints()}
-                weights = good_weights(good, checkpoints)
+                weights = describe_good_weights(good, checkpoints)
         return render(
             "diagnostics.html",
             rows=[_sign_row(experiment, settings, sign) for sign in checked_signs],

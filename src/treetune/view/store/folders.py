@@ -129,7 +129,7 @@ def marks_of(run: Run) -> list[object]:
         marks.append(directory.is_running())
     except OSError as error:  # its lock can't be read, which must not keep others from being listed
         marks.append(str(error))
-    records = (directory.config_file, directory.manifest_file, run.path / TOKENS, directory.metrics)
+    records = (directory.config_file, directory.manifest_file, run.path / TOKENS, directory.metrics_file)
     marks += [stat_of(path) for path in (*records, directory.run_log, run.path / ITERATIONS)]
     marks += [stat_of(directory.analysis(label) / RESULT) for label in directory.analyses()]
     iterations = directory.iterations()

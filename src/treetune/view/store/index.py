@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from treetune.rollouts.storage import REMEDY, SIGNALS
+from treetune.rollouts.storage import REMAKE_REMEDY, SIGNALS
 from treetune.runtime.directory import ANSWERS, EPISODES, TRAJECTORIES, verify_answers
 from treetune.store.checksums import verify_once
 from treetune.store.files import whole_folder
@@ -235,7 +235,7 @@ def read_batch(
     """
     import pyarrow as pa
 
-    verify_once(path, REMEDY)
+    verify_once(path, REMAKE_REMEDY)
     begin = layout.ends[number - 1] if number else layout.head
     with path.open("rb") as file:
         head = file.read(layout.head)
@@ -262,7 +262,7 @@ def walk(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
     """
     import pyarrow as pa
 
-    verify_once(path, REMEDY)
+    verify_once(path, REMAKE_REMEDY)
     with path.open("rb") as file:
         try:
             # The schema is read first, because columns are chosen by their numbers in it.

@@ -231,7 +231,7 @@ def rates(folder: Path, number: str) -> tuple[str, str]:
     if no answer has been graded yet.
     """
     from treetune.data.difficulty.merging import RATES_FILE
-    from treetune.data.difficulty.shard import GRADES, WITHOUT_ANSWER
+    from treetune.data.difficulty.shard import GRADES_FILE, WITHOUT_ANSWER
 
     merged, rows = folder / RATES_FILE, folder / "rows.parquet"
     if merged.is_file():
@@ -252,7 +252,7 @@ def rates(folder: Path, number: str) -> tuple[str, str]:
             f"SELECT asked, gold, rate.* FROM ({rate}) AS rate LEFT JOIN ({asked}) AS asked ON {joined}",
             "",
         )
-    files = [path for path in sorted(folder.glob(f"shards/*/{GRADES}")) if path.stat().st_size]
+    files = [path for path in sorted(folder.glob(f"shards/*/{GRADES_FILE}")) if path.stat().st_size]
     if not files:
         raise ValueError(f"no answer is graded yet in {folder}: load the page again later")
     # `ignore_errors` skips the last line, which may be incomplete while it is written.
@@ -286,10 +286,10 @@ def answers_to(folder: Path, row: int) -> list[dict[str, Any]]:
 
     Each has its `text` and, if it has been graded, `reward`, `outcome`, `extracted` and `message`.
     """
-    from treetune.data.difficulty.shard import ANSWERS, GRADES
+    from treetune.data.difficulty.shard import ANSWERS_FILE, GRADES_FILE
 
     answers: dict[int, dict[str, Any]] = {}
-    for name in (ANSWERS, GRADES):
+    for name in (ANSWERS_FILE, GRADES_FILE):
         for path in sorted(folder.glob(f"shards/*/{name}")):
             lines: dict[int, dict[str, Any]] = {}
             for line in _lines_of(path, row):

@@ -1,4 +1,4 @@
-// What `looking.py` asks of a page: `look` gives faults in words, `focused` what has the focus and whether that is seen.
+// What `page_faults.py` asks of a page: `look` gives faults in words, `focused` what has the focus and whether that is seen.
 'use strict';
 const LARGE_PX = 24, LARGE_BOLD_PX = 18.66, LARGE_NEEDS = 3;  // also of signs that words stand beside (WCAG 1.4.11)
 

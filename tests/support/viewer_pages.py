@@ -1,7 +1,7 @@
-"""Every page of the viewer on what a folder of experiments holds: where a tour of it stops.
+"""Lists views of every page of the viewer, for what a folder of experiments and data holds.
 
-What there is to see is found by looking, as a person does: the rows of the pages lead to answers, their
-problems and their continuations. A page of the viewer that no tour knows makes it fail.
+The contents are found as a person finds them: the rows of the pages lead to answers, their problems and their
+continuations. A page of the viewer that this list lacks is an error.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ THERE = "document.querySelector('main')?.innerText.trim().length > 0"
 
 
 @dataclass(frozen=True)
-class Place:
-    """What a tour looks at: an experiment and another one, one of its answers, the ways it can be shown in,
-    the address of the continuations of its first step that has some; names of data sets."""
+class ShownData:
+    """The contents that the views show: an experiment and another one, one of its answers, the ways it can be
+    shown in, the address of the continuations of its first step that has some; names of data sets."""
 
     run: str
     other: str
@@ -43,7 +43,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Stop:
+class PageView:
     """One view: the page that shows it, its name, the query of its address, what is true in the browser once
     it is there; keys that are pressed then, and what is true after them."""
 
@@ -65,10 +65,10 @@ class Stop:
 
 
 class UnknownPage(Exception):
-    """The viewer has a page that no tour goes to."""
+    """The viewer has a page of which `page_views` has no view."""
 
 
-def place_of(browser: Browser, origin: str, states: Sequence[str] = STATES) -> Place:
+def find_shown_data(browser: Browser, origin: str, states: Sequence[str] = STATES) -> ShownData:
     """Of experiments in one of these states, the one with the most iterations. Raises ValueError where none
     of them has an answer."""
     browser.open(f"{origin}/")
@@ -82,7 +82,7 @@ def place_of(browser: Browser, origin: str, states: Sequence[str] = STATES) -> P
     for name, _, _ in ranked:
         if found := _first_answer(browser, origin, name):
             other = next((row[0] for row in ranked if row[0] != name), name)
-            return _place(browser, origin, found, name, other)
+            return _read_shown_data(browser, origin, found, name, other)
     raise ValueError(f"no experiment that is {' or '.join(states)} has an answer: there are {names}")
 
 
@@ -98,7 +98,7 @@ def _first_answer(browser: Browser, origin: str, run: str) -> str:
     return ""
 
 
-def _place(browser: Browser, origin: str, address: str, run: str, other: str) -> Place:
+def _read_shown_data(browser: Browser, origin: str, address: str, run: str, other: str) -> ShownData:
     browser.open(origin + address)
     browser.wait("document.querySelector('[name=as]') !== null")
     asked = {name: values[0] for name, values in parse_qs(urlsplit(address).query).items()}
@@ -109,7 +109,7 @@ def _place(browser: Browser, origin: str, address: str, run: str, other: str) ->
           document.querySelector('.tokens [data-later]')?.dataset.later || ''];"""
     )
     data = _data_sets(browser, origin)
-    return Place(run, other, asked["source"], asked["answer"], problem, ways, continuations, data)
+    return ShownData(run, other, asked["source"], asked["answer"], problem, ways, continuations, data)
 
 
 def _data_sets(browser: Browser, origin: str) -> Sequence[str]:
@@ -123,13 +123,13 @@ def _data_sets(browser: Browser, origin: str) -> Sequence[str]:
     return list(dict(reversed(found)).values())
 
 
-def stops(place: Place) -> Iterator[Stop]:
-    """Of all pages. Raises UnknownPage for one that isn't in `seen`."""
-    run, another, of_run = {"run": place.run}, place.other != place.run, _query(run=place.run)
-    both = {"run": [place.run, place.other]}
+def page_views(shown: ShownData) -> Iterator[PageView]:
+    """Yields views of all pages. Raises UnknownPage for a page without any."""
+    run, another, of_run = {"run": shown.run}, shown.other != shown.run, _query(run=shown.run)
+    both = {"run": [shown.run, shown.other]}
     everything = {**run, "of": "everything"}
-    answer = {**run, "source": place.source, "answer": place.answer}
-    seen: dict[str, list[tuple[str, *tuple[str, ...]]]] = {
+    answer = {**run, "source": shown.source, "answer": shown.answer}
+    views_by_page: dict[str, list[tuple[str, *tuple[str, ...]]]] = {
         "/": [("experiments",), ("experiments that none is like", _query(search="no name is like this"))],
         "/run": [
             ("run", of_run),
@@ -147,18 +147,18 @@ def stops(place: Place) -> Iterator[Stop]:
         ],
         "/answers/histograms": [("histograms of answers", _query(**everything))],
         "/answer": [
-            *((f"answer as {way}", _query(**answer, **{"as": way})) for way in place.ways),
+            *((f"answer as {way}", _query(**answer, **{"as": way})) for way in shown.ways),
             *(
                 (f"answer, tokens by {number}", _query(**answer, **{"as": "tokens", "colour": number}))
                 for number in ("log-prob", "gap")
-                if "tokens" in place.ways
+                if "tokens" in shown.ways
             ),
         ],
         "/problems": [
             ("problems", _query(**everything)),
             ("problems without a signal", _query(**run, signal="none")),
         ],
-        "/problem": [("problem", _query(**run, problem=place.problem))],
+        "/problem": [("problem", _query(**run, problem=shown.problem))],
         "/compare": [
             ("compared", _query(**run, which="all")),
             ("two answers compared", _query(**run, which="all"), ROWS_THERE, "j\ue007", WHOLE_TEXTS),
@@ -168,22 +168,22 @@ def stops(place: Place) -> Iterator[Stop]:
             *another * [("configurations that differ", _query(**both, only="differences"))],
         ],
         "/continuations": [
-            ("continuations", urlsplit(one).query, SOME_TEXT) for one in [place.continuations] if one
+            ("continuations", urlsplit(one).query, SOME_TEXT) for one in [shown.continuations] if one
         ],
         "/data": [("data sets",)],
         "/rows": [
-            stop
-            for name in place.data
-            for stop in (
+            view
+            for name in shown.data
+            for view in (
                 (f"rows of {name}", _query(data=name), COUNTED),
                 (f"rows of {name} that none is like", _query(data=name, search="no row has this")),
             )
         ],
-        "/histograms": [(f"histograms of {name}", _query(data=name)) for name in place.data],
+        "/histograms": [(f"histograms of {name}", _query(data=name)) for name in shown.data],
         "/row": [
-            stop
-            for name in place.data
-            for stop in (
+            view
+            for name in shown.data
+            for view in (
                 (f"a row of {name}", _query(data=name, row=0)),
                 (f"a row of {name} rendered", _query(data=name, row=0, **{"as": "rendered"})),
             )
@@ -193,9 +193,9 @@ def stops(place: Place) -> Iterator[Stop]:
     }
     for page in PAGES:
         if page.path not in DOWNLOADED:
-            if page.path not in seen:
+            if page.path not in views_by_page:
                 raise UnknownPage(f"{Path(__file__).name} doesn't know {page.path} ({page.title})")
-            yield from (Stop(page.path, *stop) for stop in seen[page.path])
+            yield from (PageView(page.path, *view) for view in views_by_page[page.path])
 
 
 def _query(**values: object) -> str:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import psutil
 
-from treetune.processes.lifetime import CHECKPOINT, ENDING, PR_SET_PDEATHSIG, STARTED_BY
+from treetune.processes.lifetime import CHECKPOINT_SIGNAL, ENDING, PR_SET_PDEATHSIG, STARTED_BY
 from treetune.runtime.machine import gpus
 from treetune.store import held_folders
 from treetune.store.files import remove_folder
@@ -114,7 +114,7 @@ def start_ranks(
             port = listener.getsockname()[1]
     devices: Sequence[str] = gpus()[:ranks]
     # The folder in which the ranks find each other. The environment tells them its random name.
-    meeting = tempfile.mkdtemp(prefix=f"{held_folders.PREFIX}meeting-")
+    meeting = tempfile.mkdtemp(prefix=f"{held_folders.FOLDER_PREFIX}meeting-")
     environment = {**os.environ, STARTED_BY: str(os.getpid()), held_folders.MEETING: meeting}
     environment["OMP_NUM_THREADS"] = threads_each(ranks)
     if not devices:
@@ -144,7 +144,7 @@ def start_ranks(
         preexec_fn=end_with_this_process,
     )
     signals = SignalsOfRun(launcher.pid)
-    for number in (*ENDING, CHECKPOINT):
+    for number in (*ENDING, CHECKPOINT_SIGNAL):
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
             continue  # `nohup`: the run outlives its terminal
         signal.signal(number, signals.pass_on)
@@ -171,7 +171,7 @@ class SignalsOfRun:
             self._received.append(number)
         if signal_of_group is None:
             n_signalled = signal_ranks(self._launcher, number)
-            if number == CHECKPOINT:
+            if number == CHECKPOINT_SIGNAL:
                 # Before there are ranks, a request for a checkpoint is dropped.
                 if n_signalled:
                     self._received.append(number)
@@ -231,7 +231,7 @@ def signal_for_group(number: int, earlier: Sequence[int]) -> int | None:
         ends launcher and ranks (SIGTERM), and each later one kills them.
     """
     n_endings = sum(earlier_number in ENDING for earlier_number in earlier)
-    if n_endings == 0 or number == CHECKPOINT:
+    if n_endings == 0 or number == CHECKPOINT_SIGNAL:
         return None
     return signal.SIGTERM if n_endings == 1 else signal.SIGKILL
 

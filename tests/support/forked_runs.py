@@ -1,6 +1,6 @@
 """Small runs in processes that are forked off this one, so that a start takes as long as its work.
 
-    python tests/support/forked.py FOLDER JSONNET
+    python tests/support/forked_runs.py FOLDER JSONNET
 
 carries one out in a process of its own, which is a rank where the environment says so.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.support.faults import CONFIG, Experiment
+from tests.support.experiment_runs import CONFIG, Experiment
 from treetune.runtime.base import PolicyIteration, Runtime
 
 DEADLINE_S = 1800.0
@@ -24,7 +24,7 @@ POLL_S = 0.005
 
 
 @dataclass(frozen=True)
-class Forked:
+class ForkedRun:
     """The small experiment with Jsonnet objects on its right. The run's own process samples, in place of a
     server."""
 
@@ -55,7 +55,7 @@ class Forked:
 
     def end(self, process: int) -> None:
         """Waits for the process's end. Raises SystemExit with what the run said where it failed."""
-        if code := until(lambda: False, process):
+        if code := wait_until(lambda: False, process):
             raise SystemExit(f"{self.experiment.base} ended with {code}:\n{self.output.read_text()[-4000:]}")
 
     def run(self) -> None:
@@ -74,7 +74,7 @@ class Forked:
         run_iteration_loop(replace(config, engines=Engines(policy=InProcessSettings())), loaded.data)
 
 
-def until(condition: Callable[[], bool], process: int) -> int | None:
+def wait_until(condition: Callable[[], bool], process: int) -> int | None:
     """Waits for the condition, within the deadline; the exit code of a process that ends before."""
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
@@ -89,4 +89,4 @@ def until(condition: Callable[[], bool], process: int) -> int | None:
 
 
 if __name__ == "__main__":
-    Forked(Experiment(Path(sys.argv[1])), sys.argv[2:]).run()
+    ForkedRun(Experiment(Path(sys.argv[1])), sys.argv[2:]).run()

@@ -25,7 +25,7 @@ from treetune.engine.guard import descendants
 from treetune.processes.lifetime import ProcessIdentity, process_fields
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.weights_folder import read_name_file
-from treetune.store.journal import read_rows
+from treetune.store.journal import read_journal
 
 TOOLS = Path(sys.executable).parent
 """The folder of the `deepspeed` command."""
@@ -43,7 +43,7 @@ END_POLL_S = 0.02
 LOOK_S = 0.25
 
 
-class Missed(Exception):
+class PointMissed(Exception):
     """The point passed before the ranks could be stopped there."""
 
 
@@ -144,7 +144,7 @@ class Experiment:
     def forget_training(self) -> None:
         """Leaves what was sampled, and nothing of what was trained."""
         shutil.rmtree(self.directory.path / "checkpoints", ignore_errors=True)
-        self.directory.metrics.unlink(missing_ok=True)
+        self.directory.metrics_file.unlink(missing_ok=True)
         for path in self.directory.path.glob("iterations/*/metrics.json"):
             path.unlink()
 
@@ -152,7 +152,7 @@ class Experiment:
         """The requests that were answered, by journal, in the order of their answers."""
         found = {}
         for path in sorted(self.directory.path.glob("iterations/*/journal/*.jsonl")):
-            found[f"{path.parts[-3]}/{path.name}"] = [row[0] for row in read_rows(path)]
+            found[f"{path.parts[-3]}/{path.name}"] = [row[0] for row in read_journal(path)]
         return found
 
     def assert_consistent(self, undisturbed: Experiment) -> None:
@@ -207,18 +207,18 @@ class Running:
             time.sleep(poll_s)
 
     def reach(self, phase: Phase, iteration: int) -> None:
-        """Stops the ranks inside of the phase. Raises Missed if it was over by then."""
+        """Stops the ranks inside of the phase. Raises PointMissed if it was over by then."""
         mark, over = _mark(self.experiment, phase, iteration), _end(self.experiment, phase, iteration)
         self.freeze(mark, over, f"{phase} of iteration {iteration}")
 
     def freeze(self, mark: Callable[[], bool], over: Callable[[], bool], what: str) -> None:
-        """Stops the ranks as soon as `mark` says so. Raises Missed if it is `over` then."""
+        """Stops the ranks as soon as `mark` says so. Raises PointMissed if it is `over` then."""
         self.until(lambda: mark() or self.launcher.poll() is not None, RUN_DEADLINE_S, what)
         assert self.launcher.poll() is None, f"the run ended before {what}:\n{self.tail()}"
         self.signal_ranks(signal.SIGSTOP)
         if over():
             self.signal_ranks(signal.SIGCONT)
-            raise Missed(what)
+            raise PointMissed(what)
         self._looked = 0.0
         self.look()
 
@@ -246,7 +246,7 @@ class Running:
         return started or programs
 
     def _titled(self, part: str) -> list[ProcessIdentity]:
-        return [process for process, title in self.seen.items() if part in title and process.alive()]
+        return [process for process, title in self.seen.items() if part in title and process.is_alive()]
 
     def signal_ranks(self, number: int) -> None:
         for process in self.ranks():
@@ -257,10 +257,10 @@ class Running:
         """Fails if a process that was ever seen is still there after a while."""
         self.look()
         deadline = time.monotonic() + GONE_WITHIN_S
-        while left := [self.seen[process] for process in self.seen if process.alive()]:
+        while left := [self.seen[process] for process in self.seen if process.is_alive()]:
             self.launcher.poll()
             if time.monotonic() > deadline:
-                now = [process_fields(process.pid)[:3] for process in self.seen if process.alive()]
+                now = [process_fields(process.pid)[:3] for process in self.seen if process.is_alive()]
                 self.kill_everything()
                 raise AssertionError(
                     f"{len(left)} processes were left behind: {left}; state, parent and group of each: {now}"
@@ -271,7 +271,7 @@ class Running:
         self._looked = 0.0
         self.look()
         for process in self.seen:
-            if process.alive():
+            if process.is_alive():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
         self.launcher.wait(10)

@@ -1,4 +1,4 @@
-"""Uses what a page of the viewer has to click, open and choose, and says what doesn't answer."""
+"""Finds the links and lists of a page of the viewer that don't work."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ return true;
 PROBLEMS = ("This can't be shown", "The viewer failed", "Deleted")
 
 
-def unanswered(page: Browser) -> list[str]:
-    """Links of the page that lead to no page or elsewhere, and lists whose options it can't show. Everything
-    that opens is opened. The page is another one afterwards."""
+def find_unanswered_controls(page: Browser) -> list[str]:
+    """Returns the links of the page that lead to no page or elsewhere, and lists whose options it can't show.
+    Everything that opens is opened. The page is another one afterwards."""
     origin = page.script("return location.origin")
     addresses = page.script(ADDRESSES)
     found = [f"{address} leads elsewhere" for address in addresses if not address.startswith(f"{origin}/")]

@@ -33,8 +33,8 @@ from treetune.engine import key
 from treetune.engine.base import EngineLaunch, Rendezvous
 from treetune.engine.client import Address, Client
 from treetune.engine.engine import VllmEngine, start_engine
-from treetune.engine.given import GivenServer, read_key, shared_settings
 from treetune.engine.launch import ServerProcess, free_port, listens
+from treetune.engine.serve_engine_servers import ServeEngineServer, read_key, shared_settings
 from treetune.engine.settings import VllmSettings
 from treetune.exceptions import EngineError, ServerFailure
 
@@ -57,7 +57,7 @@ class Elsewhere:
     def serve(self, port: int | None = None, **started: Any) -> str:
         """Starts a server that has other weights than the run at first; `started` changes its description."""
         description = shared_settings(self.launch(), self.stub.weights(2)) | started
-        launch, variables = self.launch(), {key.DESCRIPTION: json.dumps(description)}
+        launch, variables = self.launch(), {key.DESCRIPTION_VARIABLE: json.dumps(description)}
         log = self.stub.folder / "elsewhere.log"
         weights = self.stub.weights(2)
         process = ServerProcess(launch, weights, log, port=port, server_key=KEY, variables=variables)
@@ -69,7 +69,7 @@ class Elsewhere:
         self, *urls: str, rank: int = 0, run: str = "run", key: str = KEY, **settings: Any
     ) -> VllmEngine:
         launch = self.launch(**settings)
-        servers = [GivenServer(url, key, launch, run, loads_weights=rank == 0) for url in urls]
+        servers = [ServeEngineServer(url, key, launch, run, loads_weights=rank == 0) for url in urls]
         engine = VllmEngine(launch.settings, launch.run, servers)
         self.engines.append(engine)
         return engine
@@ -259,12 +259,12 @@ def test_serve_engine_prints_the_override_for_a_run_and_ends_its_server(elsewher
 def test_answers_from_weights_that_changed_while_they_were_sampled_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(key.VARIABLE, KEY)
+    monkeypatch.setenv(key.KEY_VARIABLE, KEY)
     sent: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: key.Send) -> None:
         if scope.get("changes"):
-            await wrapped(scope_of(key.ROUTE, b"are=new"), None, drop)
+            await wrapped(scope_of(key.WEIGHTS_ROUTE, b"are=new"), None, drop)
         await send({"type": "http.response.start", "status": 200})
         await send({"type": "http.response.body", "body": b"sampled"})
 
@@ -276,7 +276,7 @@ def test_answers_from_weights_that_changed_while_they_were_sampled_are_refused(
     wrapped = key.KeyRequired(app)
 
     def scope_of(path: str, query: bytes = b"", weights: str = "", **more: Any) -> dict[str, Any]:
-        pairs = key.header(KEY, weights).items()
+        pairs = key.key_header(KEY, weights).items()
         headers = [(name.lower().encode(), value.encode()) for name, value in pairs]
         return {"type": "http", "path": path, "query_string": query, "headers": headers, **more}
 
@@ -285,7 +285,7 @@ def test_answers_from_weights_that_changed_while_they_were_sampled_are_refused(
         asyncio.run(wrapped(scope, None, keep))
         return list(sent)
 
-    ask(scope_of(key.ROUTE, b"are=run+0001"))
+    ask(scope_of(key.WEIGHTS_ROUTE, b"are=run+0001"))
     assert ask(scope_of("/v1/completions", weights="run 0001")) == [200, b"sampled"]
     assert ask(scope_of("/v1/completions")) == [200, b"sampled"], "a request that names no weights takes any"
     assert ask(scope_of("/v1/completions", weights="run 0002"))[0] == 409
@@ -302,14 +302,14 @@ def test_a_server_that_hangs_is_given_up_and_its_requests_go_to_the_others(
     stub.order("hangs")
     reported: list[str] = []
 
-    def gone(self: GivenServer, address: Address) -> str | None:
+    def reason_gone(self: ServeEngineServer, address: Address) -> str | None:
         """Reports each server once as hanging, after the fault was taken."""
         if (stub.faults / "hangs").exists() or address.url in reported:
             return None
         reported.append(address.url)
         return "it no longer answers"
 
-    monkeypatch.setattr(GivenServer, "gone", gone)
+    monkeypatch.setattr(ServeEngineServer, "reason_gone", reason_gone)
     assert engine.generate([request(1), request(2)]) == [answers(1), answers(2)]
     assert reported
 

@@ -18,7 +18,7 @@ from typing_extensions import override
 from treetune.engine.addressed import ANSWER_S, AddressedServer, ServerState
 from treetune.engine.base import EngineLaunch
 from treetune.engine.client import Address, Client
-from treetune.engine.key import ROUTE
+from treetune.engine.key import WEIGHTS_ROUTE
 from treetune.engine.launch import ServerLaunch
 from treetune.engine.server import Server
 from treetune.engine.settings import VllmSettings
@@ -89,12 +89,12 @@ def servers_at_addresses(settings: VllmSettings, launch: EngineLaunch) -> list[S
     run = launch.ranks.gather(secrets.token_hex(8))[0]  # the run's name, made by the first rank
     is_first = launch.ranks.rank == 0
     return [
-        GivenServer(url, key, ServerLaunch(settings, launch), run, loads_weights=is_first)
+        ServeEngineServer(url, key, ServerLaunch(settings, launch), run, loads_weights=is_first)
         for url in settings.addresses
     ]
 
 
-class GivenServer(AddressedServer):
+class ServeEngineServer(AddressedServer):
     """A server that `serve_engine` started. It knows the name of its weights, and refuses requests for
     weights of another name."""
 
@@ -132,7 +132,7 @@ class GivenServer(AddressedServer):
         server of this project."""
         address = Address(self._url, self._epoch, self._key)
         try:
-            description = self._client.post(address, ROUTE + query, timeout=ANSWER_S)
+            description = self._client.post(address, WEIGHTS_ROUTE + query, timeout=ANSWER_S)
         except EngineError as refusal:
             if "HTTP 401" in str(refusal):
                 raise EngineError(
