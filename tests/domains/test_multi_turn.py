@@ -45,7 +45,7 @@ from treetune.domains.environments.pool import EnvironmentPool, TurnJournal
 from treetune.domains.mixture import Domain, Mixture
 from treetune.engine.base import Engine
 from treetune.engine.journal import JournaledEngine
-from treetune.exceptions import ConfigError, EngineError, Unavailable
+from treetune.exceptions import ConfigError, EngineError, Unavailable, WorkerStartError
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.storage import read_trajectories, write_trajectories
 from treetune.tasks.base import Task
@@ -406,6 +406,22 @@ def test_no_more_answers_are_in_flight_than_the_rollout_says(sample_answers: Sam
         texts.append([answer.text for answer in answers])
         most_in_flight.append(max(max(answer.step_rewards, default=0) for answer in answers))
     assert most_in_flight[0] <= 3 < most_in_flight[1] and texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("kills", [1, 2])
+def test_a_process_that_is_killed_when_it_loads_the_environment_is_started_once_more(
+    kills: int, tmp_path: Path, environments: EnvironmentPool
+) -> None:
+    environment = turns.KilledAtStart(notes=str(tmp_path / "notes"), kills=kills)
+    play = environments.begin(environment, Problem("", "?", "fine"), 0)
+    if kills == 1:
+        (turn,) = play.act("a").result(timeout=60).turns
+        assert (turn.outcome, turn.observation) == ("ok", "+")
+    else:
+        with pytest.raises(WorkerStartError, match="no environment could be started: its process died of"):
+            play.act("a").result(timeout=60)
+    play.end()
+    assert len((tmp_path / "notes").read_text().split()) == 2
 
 
 def test_processes_of_answers_end_with_the_pool() -> None:

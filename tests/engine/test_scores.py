@@ -22,6 +22,7 @@ from tests.engine.test_in_process import engine as in_process_engine
 from tests.engine.test_in_process import folder  # noqa: F401  (a fixture)
 from tests.support.fake_engine import FakeEngine
 from tests.support.stubs import Stub
+from treetune.engine import in_process
 from treetune.engine.base import Engine
 from treetune.engine.journal import JournaledEngine
 from treetune.engine.requests import Completion, Request, SamplingParams, ScoreRequest
@@ -87,6 +88,22 @@ def test_a_score_has_the_same_bits_whatever_shares_its_batch_and_while_others_sa
     assert samples == in_process_engine(folder).generate([sampled])[0]
     assert scores.tolist() == together[0].tolist()
     assert engine.tokens == sum(len(sample.token_ids) for sample in samples)
+
+
+def test_scoring_never_has_more_logits_than_its_bound(
+    folder: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = various_texts(12)
+    expected = scores_of(in_process_engine(folder), texts)
+    monkeypatch.setattr(in_process, "MOST_LOGITS", 12 * 20)  # of 20 positions: the vocabulary has 12 tokens
+    engine = in_process_engine(folder)
+    sizes: list[int] = []
+    head = engine._model.get_output_embeddings()
+    head.register_forward_hook(lambda module, inputs, logits: sizes.append(logits.numel()))
+    for chunked, whole in zip(scores_of(engine, texts), expected, strict=True):
+        np.testing.assert_allclose(chunked, whole, rtol=0, atol=1e-6)
+    assert max(sizes) == 12 * 20
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,19 @@ def test_the_loss_leaves_out_answers_without_a_teacher_and_weighs_tokens_by_impo
     assert float(with_both) == pytest.approx((0.4 + 0.8 + 1.2) / 4 + 0.5 * float(policy_loss))
 
 
+def test_the_mean_of_sdpos_code_is_ours_over_the_share_of_tokens_with_a_teacher() -> None:
+    divergences, has_teacher = [0.4, 0.8, 5.0, 1.2, 2.0], [True, True, False, True, False]
+    batch = TokenBatch(
+        weights_N=torch.full([5], 1 / 5),
+        has_teacher_N=torch.tensor(has_teacher),
+        terms=(torch.tensor(divergences), torch.zeros(5)),
+    )
+    loss, metrics = DistributionDistillation().loss(batch, torch.zeros(5))
+    with_teacher = [divergence for divergence, has in zip(divergences, has_teacher, strict=True) if has]
+    of_sdpo = sum(with_teacher) / len(with_teacher)
+    assert float(loss) / float(metrics["train/with_teacher"]) == pytest.approx(of_sdpo)
+
+
 # A step of the trainer
 
 

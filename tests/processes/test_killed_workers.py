@@ -1,18 +1,21 @@
-"""A process that somebody else kills while it works on an answer costs no reward: the work is done again."""
+"""A process that somebody else kills while it works on an answer costs no reward: the work is done again.
+Deaths count against the answer or the start at which they happen, and not against the run."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import psutil
 import pytest
 
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
+from treetune.exceptions import WorkerStartError
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Grade, Problem
@@ -27,6 +30,26 @@ class Marking(Grader):
         with Path(response).open("a") as file:
             print(os.getpid(), file=file)
         time.sleep(30.0 if len(Path(response).read_text().split()) == 1 else 0.0)
+        return Grade(reward=1.0, extracted="7", outcome="correct")
+
+
+class DyingAt(Grader):
+    """Notes each process that loads it in a file. The processes with some numbers die while they load it, and
+    those with some other numbers die while they grade."""
+
+    def __init__(self, notes: Path, load: Collection[int], grade: Collection[int] = ()) -> None:
+        self.notes, self.load, self.grade_at = notes, load, grade
+
+    def prepare(self) -> None:
+        with self.notes.open("a") as file:
+            print("loads", file=file)
+        self.number = len(self.notes.read_text().split())
+        if self.number in self.load:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def grade(self, response: str, problem: Problem) -> Grade:
+        if self.number in self.grade_at:
+            os.kill(os.getpid(), signal.SIGKILL)
         return Grade(reward=1.0, extracted="7", outcome="correct")
 
 
@@ -50,6 +73,39 @@ def test_an_answer_whose_worker_was_killed_is_graded_by_the_next_one(tmp_path: P
         (grade,) = pool.grade_many([(str(marks), PROBLEM)])
     assert (grade.outcome, grade.reward) == ("correct", 1.0)
     assert len(set(marks.read_text().split())) == 2
+
+
+def test_starts_that_fail_with_a_success_in_between_do_not_end_the_run(tmp_path: Path) -> None:
+    grader = DyingAt(tmp_path / "notes", load=[1, 3], grade=[2])
+    with GraderPool(grader, workers=1, deadline=60.0) as pool:
+        grades = pool.grade_many([("7", PROBLEM), ("8", PROBLEM)])
+    assert [grade.outcome for grade in grades] == ["correct", "correct"]
+    assert len(grader.notes.read_text().split()) == 4
+
+
+def test_a_grader_whose_loading_kills_each_process_is_given_up_after_two(tmp_path: Path) -> None:
+    grader = DyingAt(tmp_path / "notes", load=range(1, 100))
+    with (
+        GraderPool(grader, workers=1, deadline=60.0) as pool,
+        pytest.raises(WorkerStartError, match="SIGKILL"),
+    ):
+        pool.grade_many([("7", PROBLEM)])
+    assert len(grader.notes.read_text().split()) == 2
+
+
+def test_a_process_that_the_kernel_can_not_end_keeps_no_grade_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for a hung disk, where SIGKILL has no effect."""
+
+    class Unending(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+
+    monkeypatch.setattr(subprocess, "Popen", Unending)
+    with GraderPool(Marking(), workers=1, deadline=0.5) as pool:
+        grade = pool.submit(str(tmp_path / "marks"), PROBLEM).result(timeout=60)
+    assert grade.outcome == "timeout"
 
 
 @pytest.mark.skipif(bool(Bubblewrap().missing()), reason="bubblewrap can't be used here")

@@ -237,6 +237,24 @@ def test_a_chunk_is_whole_on_its_gpu_and_goes_to_the_engine_before_it_is_written
         folder.remove()
 
 
+def test_a_disk_that_hangs_ends_the_run_at_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk_answers = threading.Event()
+    monkeypatch.setattr(shards, "write_shard", lambda *_: disk_answers.wait(20))
+    with Session.open(small(tmp_path), {}) as session:
+        session.ranks = replace(session.ranks, deadline_s=0.1)
+        folder = WeightsFolder(session, None, "file")
+        try:
+            with pytest.raises(TimeoutError, match=r"was not written into .*0001 within .*rank_deadline"):
+                list(folder.send(make_trainer(session), 1))
+            writers = [thread for thread in threading.enumerate() if thread.name == "weights-writer"]
+            assert writers and all(writer.daemon for writer in writers), "Python's exit would wait for them"
+        finally:
+            disk_answers.set()
+            folder.remove()
+
+
 def test_a_tied_head_is_sent_behind_the_embeddings(tmp_path: Path) -> None:
     expected, found, _ = sent(small(tmp_path, model=TIED))
     assert HEAD_WEIGHT not in expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import time
 from collections.abc import Sequence
@@ -135,6 +136,20 @@ class Obedient(Environment):
             case "gone":
                 raise Unavailable("the shop is closed")
         return Turn("+", reward=0.125, done=len(state.actions) == 3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KilledAtStart(Obedient):
+    """Kills the first processes that load it, of which `notes` has a line each."""
+
+    notes: str
+    kills: int
+
+    def prepare(self) -> None:
+        with Path(self.notes).open("a") as file:
+            print("loads", file=file)
+        if len(Path(self.notes).read_text().split()) <= self.kills:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,11 @@ that a rank, an address, a port or an interface that is missing is named.
 
 from __future__ import annotations
 
+import os
+import re
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -18,7 +22,8 @@ import pytest
 import torch
 
 from tests.support.tiny_trainer import free_port
-from treetune.trainer.ranks import Meeting
+from treetune.exceptions import SameOnAllRanks
+from treetune.trainer.ranks import Meeting, find_missing_interface
 
 
 def act_on_ranks(
@@ -126,6 +131,50 @@ def test_a_missing_interface_is_named_with_those_that_there_are(monkeypatch: pyt
         meeting.interface()
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     assert meeting.interface() == ("lo", "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "missing"),
+    [
+        ("GLOO_SOCKET_IFNAME", "lo", None),
+        ("GLOO_SOCKET_IFNAME", "lo,ib9", "ib9"),
+        ("NCCL_SOCKET_IFNAME", "ib9,l", None),  # all names that begin with one of these
+        ("NCCL_SOCKET_IFNAME", "^ib9", None),
+        ("NCCL_SOCKET_IFNAME", "=l", "=l"),
+        ("NCCL_SOCKET_IFNAME", "ib9,ib8", "ib9,ib8"),
+    ],
+)
+def test_variables_of_gloo_and_nccl_must_name_interfaces_of_this_machine(
+    variable: str, value: str, missing: str | None
+) -> None:
+    message = find_missing_interface({variable: value}, uses_gloo=True, uses_nccl=True)
+    if missing is None:
+        assert message is None
+    else:
+        assert message is not None
+        assert f"has no network interface {missing} with an address, which {variable} names" in message
+        assert re.search(r"it has .*\blo\b.*: set ", message)
+
+
+def test_a_problem_of_one_rank_is_raised_on_all() -> None:
+    def act(meeting: Meeting) -> Any:
+        meeting.refuse_problems("interfaces", "node2 has no ib0" if meeting.rank == 1 else None)
+
+    errors = act_on_ranks(2, act, MASTER_ADDR="127.0.0.1", CROSS_SIZE="2")
+    assert [(type(error), str(error)) for error in errors] == [(SameOnAllRanks, "node2 has no ib0")] * 2
+
+
+def test_a_run_on_one_machine_with_a_missing_interface_ends_in_one_message() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", "from treetune.trainer.ranks import Ranks; Ranks.join(30)"],
+        env=os.environ | {"GLOO_SOCKET_IFNAME": "ib9", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.stderr.strip().splitlines()[-1].startswith("treetune.exceptions.SameOnAllRanks: ")
+    assert "GLOO_SOCKET_IFNAME" in run.stderr
 
 
 def test_the_first_machine_finds_its_interface_if_only_the_others_configure_theirs(

@@ -20,6 +20,7 @@ from tests.support.tiny_trainer import (
     episodes,
     paired_episodes,
     plain_step,
+    policy_trainer,
     row_logprobs,
     tiny_model,
     trained,
@@ -170,6 +171,16 @@ def test_rows_that_an_objective_cannot_learn_from_are_refused_with_the_remedy():
             trained(DirectPreference(), rows=wrong)
     with pytest.raises(ValueError, match="choose a credit"):
         trained(rows=[dataclasses.replace(row, advantages=None) for row in episodes(4)])
+
+
+@pytest.mark.parametrize("objective", [MaximumLikelihood(), ClippedPolicyGradient(), DirectPreference()])
+@pytest.mark.parametrize("minibatch_size", [None, 4])
+def test_an_iteration_without_episodes_trains_nothing_and_counts_no_steps(objective, minibatch_size):
+    trainer = policy_trainer(objective, minibatch_size=minibatch_size)
+    before = weights_of(trainer)
+    metrics = trainer.train(0, [])
+    assert metrics == {"train/steps": 0.0, "train/tokens": 0.0, "train/computed_tokens": 0.0}
+    assert are_same(trainer, before)
 
 
 def test_after_a_restart_training_repeats_the_very_beginning():

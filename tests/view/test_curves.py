@@ -146,6 +146,23 @@ def test_a_resume_names_the_software_the_inputs_or_the_code_that_changed(store: 
     ]
 
 
+def test_a_resume_that_changed_something_is_one_event(store: Store, folder: Path) -> None:
+    run = recorded_run(folder / "run")
+    console = Console(run.logs / "run.log", visible=False)
+    for iterations in (2, 2, 3):
+        console.say(f"continuing after iteration {iterations} of 9")
+    console.close()
+    manifest = {"continued": [{"after": 2, "changed": {"iterations": "iterations was 4 and is 9"}}]}
+    (run.path / "manifest.json").write_text(json.dumps(manifest))
+
+    events = events_of(store.experiment(store.run("run")))
+    assert [(event.x, event.text) for event in events if event.kind == "resume"] == [
+        (2, "continued with changes: iterations was 4 and is 9"),
+        (2, "resumed"),
+        (3, "resumed"),
+    ]
+
+
 def test_long_curves_keep_their_peaks(store: Store, folder: Path) -> None:
     run = begin_run(folder / "run", planned=5000)
     rows = [{"iteration": i, "train/loss": 100.0 if i == 3333 else 0.1} for i in range(5000)]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from typing_extensions import override
@@ -30,6 +30,9 @@ from treetune.engine.requests import Completion, Later, OnResult, Request, Sampl
 from treetune.engine.settings import InProcessSettings
 from treetune.exceptions import EngineError
 from treetune.vocabulary import Column, TokenIds, token_array
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FEWEST_ROWS = 8
 """The rows of the smallest batch. A matrix product of one to three rows is computed by other code, with other
@@ -43,9 +46,10 @@ PREFILL_ROWS = 64
 STORED_BYTES = 1 << 29
 """The most bytes of keys and values that are stored for later prompts, 512 MiB: 11,000 tokens of a model with
 135 million weights."""
+MOST_SCORED_TOKENS = 1 << 14
+"""The most tokens of one forward pass over texts that are scored, unless `FEWEST_ROWS` rows have more."""
 MOST_LOGITS = 1 << 26
-"""The most logits of one forward pass over texts that are scored: 256 MB in float32. A pass has at least
-`FEWEST_ROWS` rows, even if they have more logits than this."""
+"""The most logits that exist at a time while texts are scored: 256 MB in float32."""
 
 
 @dataclass(eq=False)
@@ -237,7 +241,7 @@ class InProcessEngine(Engine):
         for index, request in requests:
             by_length.setdefault(_padded(len(request.all_ids)), []).append((index, request))
         for length, requests_of_length in sorted(by_length.items()):
-            fitting_rows = MOST_LOGITS // (length * self._model.get_input_embeddings().num_embeddings)
+            fitting_rows = MOST_SCORED_TOKENS // length
             # Batches of fewer rows than `FEWEST_ROWS` are filled up to that many.
             rows_at_once = min(max(fitting_rows, FEWEST_ROWS), PREFILL_ROWS)
             for first in range(0, len(requests_of_length), rows_at_once):
@@ -256,6 +260,8 @@ class InProcessEngine(Engine):
         """
         import torch
 
+        from treetune.logits import backbone_of
+
         # As many rows as the smallest batch, so that the last bits don't depend on the number of texts.
         ids_BT = torch.zeros((max(len(requests), FEWEST_ROWS), length), dtype=torch.long)
         for row, request in enumerate(requests):
@@ -263,22 +269,39 @@ class InProcessEngine(Engine):
             ids_BT[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
         mask_TT = torch.ones((length, length), dtype=torch.bool, device=self._device).tril()
         with torch.no_grad():
-            logits_BTV = self._model(
+            # Without the head, since the logits of all rows may need far more memory than the model.
+            hidden_BTD = backbone_of(self._model)(
                 input_ids=ids_BT.to(self._device),
                 position_ids=_positions(self._model, 0, length).expand(len(ids_BT), -1),
                 attention_mask=mask_TT.expand(len(ids_BT), 1, -1, -1),
                 use_cache=False,
-            ).logits
+            ).last_hidden_state
         logprobs_of_texts = []
         for row, request in enumerate(requests):
             start = len(request.prompt_ids)
             end = start + len(request.text_ids)
-            # The logits at a position are those of the next token.
-            logprobs_TV = logits_BTV[row, start - 1 : end - 1].float().log_softmax(-1)
+            # The hidden state at a position predicts the next token.
+            hidden_TD = hidden_BTD[row, start - 1 : end - 1]
             text_T = ids_BT[row, start:end].to(self._device)
-            logprobs_T = logprobs_TV.gather(-1, text_T[:, None])[:, 0]
-            logprobs_of_texts.append(logprobs_T.cpu().numpy())
+            logprobs_of_texts.append(self._next_token_logprobs(hidden_TD, text_T))
         return logprobs_of_texts
+
+    def _next_token_logprobs(self, hidden_TD: Tensor, ids_T: Tensor) -> Column:
+        """Returns the log-prob of each token under the distribution that its hidden state predicts, float32.
+        Computes at most `MOST_LOGITS` logits at a time."""
+        import torch
+
+        from treetune.logits import logits_of
+
+        vocabulary = self._model.get_input_embeddings().num_embeddings
+        positions_at_once = max(1, MOST_LOGITS // vocabulary)
+        logprobs_of_chunks = []
+        with torch.no_grad():
+            chunks = zip(hidden_TD.split(positions_at_once), ids_T.split(positions_at_once), strict=True)
+            for hidden_CD, ids_C in chunks:
+                logprobs_CV = logits_of(self._model, hidden_CD).float().log_softmax(-1)
+                logprobs_of_chunks.append(logprobs_CV.gather(-1, ids_C[:, None])[:, 0])
+        return torch.cat(logprobs_of_chunks).cpu().numpy()
 
     def _has_stop(self, sample: _Sample) -> bool:
         """Returns whether the text of the sample contains a stop string."""

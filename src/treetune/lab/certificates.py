@@ -146,19 +146,23 @@ def verify(
     iteration = iteration or random.SystemRandom().choice(trainable)
     # The folder may have another name or place than the configuration says.
     here = replace(config, directory=str(run.parent), experiment_name=run.name)
-    own = replay(run, iteration, here, plain, None, exact)["own"]
+    trained_again = replay(run, iteration, here, plain, None, exact)["own"]
 
-    # Judge the difference of the weights: another environment explains a small one.
-    ranks = int(stated["bits_rest_on"].get("ranks", 1))
-    differences = describe_different_bits(stated["bits_rest_on"], bits_rest_on(ranks, config.engines.policy))
+    # Judge the difference of the weights.
+    # Everything besides configuration, data and code on which the last bits of results depend: the processor,
+    # the GPUs, the number of ranks and of threads, and the versions of packages. Such a difference explains
+    # small differences of the weights.
+    stated_environment = stated["bits_rest_on"]
+    environment = bits_rest_on(int(stated_environment.get("ranks", 1)), config.engines.policy)
+    differences = describe_different_bits(stated_environment, environment)
     if inputs["source"] != stated["source"]:
         differences.append("the code was another")
     for difference in differences:
         yield f"another environment: {difference}"
-    if own["same_as_run"]:
+    if trained_again["same_as_run"]:
         yield f"iteration {iteration}, trained again: bit-identical"
         return
-    deviation = own["parted"]  # where the resulting weights differ from the stored ones
+    deviation = trained_again["parted"]  # where the resulting weights differ from the stored ones
     result = (
         f"iteration {iteration}, trained again: the first tensor that differs is {deviation['tensor']}"
         f" ({deviation['numbers']} of {deviation['of']} numbers, by {deviation['largest']:.2g} at most); the"
@@ -180,10 +184,12 @@ def _check_links(
 
     Args:
         stated: The content of the certificate.
-        inputs: Hashes of the run's inputs as they are now. Only their names are used.
+        inputs: Hashes of the run's inputs as they are now. Only their names are used here: the chain is that
+            of the stated hashes, and it is for the caller to compare them with these.
 
     Raises ValueError for a broken chain.
     """
+    # The chain before the first iteration is the hash of the stated inputs, as `certify` computed it.
     chain = config_hash({name: stated[name] for name in inputs})
     links: dict[int, dict[str, Any]] = {}
     for stated_link in stated["iterations"]:

@@ -144,11 +144,10 @@ def verify(options: Options) -> int:
 def fork(options: Options) -> int:
     changed = options.override or ()
     # The branch's configuration: that of --configs, or else the run's own with --override.
-    config = (
-        evaluate_configuration(options)
-        if options.configs
-        else _stored_config(options.experiment, (), changed)
-    )
+    if options.configs:
+        config = evaluate_configuration(options)
+    else:
+        config = _stored_config(options.experiment, overrides=changed)
     root = _build(config, "fork", options.experiment)
     from treetune.lab.fork import fork
 

@@ -65,8 +65,10 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
             f"a branch continues with the run's problems and state, but {'; '.join(refused)}: only"
             f" {', '.join(MAY_DIFFER)} may differ"
         )
-    if stored.get("iterations") != plain.get("iterations") and config.length_matters is not None:
-        raise ValueError(f"the branch can't have another number of iterations: {config.length_matters}")
+    # The reason, if there is one, why the results of an iteration depend on the number of iterations.
+    why_length_matters = config.length_matters
+    if stored.get("iterations") != plain.get("iterations") and why_length_matters is not None:
+        raise ValueError(f"the branch can't have another number of iterations: {why_length_matters}")
     checkpoint = run.checkpoint(finished)
     if config.credit.needs_critic and not (checkpoint / "critic").is_dir():
         raise ValueError(f"the run in {path} trained no critic, which the branch's credit needs")

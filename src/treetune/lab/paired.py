@@ -63,7 +63,10 @@ def paired(differences: Sequence[Mapping[str, float]]) -> PairedDifference:
     seed_effects_S = matrix_SP.mean(axis=1) - mean
     problem_effects_P = matrix_SP.mean(axis=0) - mean
     residuals_SP = matrix_SP - mean - seed_effects_S[:, None] - problem_effects_P[None, :]
-    freedom = _MeanSquares(n_seeds - 1, n_problems - 1, (n_seeds - 1) * (n_problems - 1))
+    # The degrees of freedom of each of the three mean squares.
+    freedom = _MeanSquares(
+        seeds=n_seeds - 1, problems=n_problems - 1, residual=(n_seeds - 1) * (n_problems - 1)
+    )
     squares = _MeanSquares(
         seeds=float(n_problems * (seed_effects_S**2).sum()) / max(1, freedom.seeds),
         problems=float(n_seeds * (problem_effects_P**2).sum()) / max(1, freedom.problems),

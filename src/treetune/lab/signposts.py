@@ -181,8 +181,9 @@ class Signposts(GeneratedTask):
 
     @override
     def problem(self, id: str, generated: int) -> Problem:
-        # `generated` is the number of the problem. Its lowest digits are the signs. The digits above them are
-        # the letters of the name, of which there are `self.names`.
+        # `generated` is the number of the problem. Its lowest digits, in base `self.signs`, are the signs of
+        # a period. What is left above them is written in base `self.letters`: its digits are the letters of
+        # the name, of which there are `self.names`.
         signs = tuple(generated // self.signs**digit % self.signs for digit in range(self.period))
         name_number = generated // self.signs**self.period
         letters = [name_number // self.letters**digit % self.letters for digit in range(self.names)]
@@ -200,7 +201,7 @@ class Signposts(GeneratedTask):
             sign = signs[line % self.period]
             gold += right_directions[sign] if line in decisive_lines else BLANK
         length = self.steps * (3 + self.chatter)  # a line has a sign, a direction, chatter and a line break
-        if self.wandering:
+        if self.wandering:  # one more line: a sign and a direction for each free choice, and a line break
             length += self.wandering * 2 + 1
         return Problem(
             id=id,
@@ -220,7 +221,9 @@ class Signposts(GeneratedTask):
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Returns the groups of lines. Each group needs a right direction on at least one of its lines."""
         if self.rule == "once":
+            # The lines of a sign are a group: signs repeat after `period` lines.
             return tuple(tuple(range(first, self.steps, self.period)) for first in range(self.period))
+        # Under all other rules, each line that decides is a group by itself.
         lines = {"all": range(self.steps), "first": [0], "last": [self.steps - 1]}[self.rule]
         return tuple((line,) for line in lines)
 
@@ -274,10 +277,11 @@ class Signposts(GeneratedTask):
                 wrong.append(1.0 - int(is_right))
             else:
                 wrong.append(1.0 - self.rate(sign))
+        # An answer is correct if each group of lines has at least one right line. The lines are independent.
         value = 1.0
         for group in groups(problem):
-            failure = math.prod(wrong[line] for line in group)  # a group fails if all its lines are wrong
-            value *= 1.0 - failure
+            all_wrong = math.prod(wrong[line] for line in group)
+            value *= 1.0 - all_wrong
         return value
 
     def decision(self, problem: Problem, response: str) -> str | None:
@@ -296,15 +300,16 @@ class Signposts(GeneratedTask):
         lines_with_direction = max(0, response.count("\n") - self._first() + has_direction)
         lines = lines_of(problem, response)[:lines_with_direction]
         is_right = [line[1:2] == gold for line, gold in zip(lines, problem.gold)]
-        all_won = True
+        # An answer is correct if each group of lines has at least one line with the right direction.
+        all_have_right_line = True
         for group in groups(problem):
             has_right_line = any(is_right[line] for line in group if line < lines_with_direction)
             if has_right_line:
                 continue
-            all_won = False
+            all_have_right_line = False
             if group[-1] < lines_with_direction:
                 return 0.0  # none of the group's lines is right, and all of them are written
-        if not all_won:
+        if not all_have_right_line:
             return None
         # A grader of whole answers also needs the right length, which only a finished answer has.
         needs_length = isinstance(self.grader, SignpostsGrader) and self.grader.whole

@@ -12,12 +12,11 @@ A full float32 block ``[tokens, vocabulary]`` never exists.
 Many architectures do more than multiply a hidden state by the head's weight: Granite divides the logits,
 Cohere multiplies them, Gemma caps them, BERT's decoders have a layer before the head. To get all of it right,
 each chunk of hidden states goes through the model's own `forward`, in which the backbone is replaced by one
-that returns the chunk (`logits_of`).
+that returns the chunk (`treetune.logits`).
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from treetune.architectures import LengthRule, length_rule, probe_rows
+from treetune.logits import backbone_of, logits_of
 from treetune.models.attention import PACKED, attention_arguments
 from treetune.models.dropout import turn_dropout_off
 from treetune.models.sequence_parallel import SequenceParallel
@@ -428,53 +428,6 @@ def takes_positions(backbone: nn.Module) -> bool:
     )
 
 
-class _BackboneResult:
-    """A backbone's output that has only the last hidden state; all other fields are None."""
-
-    def __init__(self, last_hidden_state: Tensor) -> None:
-        self.last_hidden_state = last_hidden_state
-
-    def __getitem__(self, index: int | slice) -> Any:
-        return (self.last_hidden_state,)[index]
-
-    def __getattr__(self, name: str) -> None:
-        if name.startswith("__"):  # Python would take None for a special method
-            raise AttributeError(name)
-        return None  # caches, attentions, router logits: not requested
-
-
-class _FinishedBackbone:
-    """Replaces a backbone, and returns the same result for any inputs.
-
-    Its submodules return this result, too, because some models call their backbone's decoder. All other
-    attributes are those of the backbone.
-    """
-
-    def __init__(self, backbone: nn.Module, result: _BackboneResult) -> None:
-        self._backbone, self._result = backbone, result
-
-    def __call__(self, *inputs: Any, **options: Any) -> _BackboneResult:
-        return self._result
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._backbone, name)
-        return _FinishedBackbone(value, self._result) if isinstance(value, nn.Module) else value
-
-
-def logits_of(model: nn.Module, hidden_CD: Tensor) -> Tensor:
-    """Returns the model's logits at its last hidden states, [C, V].
-
-    Runs the model's own forward pass after the backbone, with all scaling, capping and layers there.
-    """
-    finished: Any = _FinishedBackbone(backbone_of(model), _BackboneResult(hidden_CD[None]))
-    # A shallow copy with the same weights, so that the backbone is replaced only there.
-    view = copy.copy(model)
-    prefix: Any = model.base_model_prefix
-    view._modules = {**model._modules, prefix: finished}
-    # `forward` is called directly: hooks on the whole model must not run once for each chunk.
-    return type(model).forward(view, inputs_embeds=hidden_CD[None], use_cache=False).logits[0]
-
-
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Puts the model into evaluation mode for the block."""
@@ -517,14 +470,6 @@ def _hidden_at_positions_of_rank(
     index_M, positions_M = parallel.own_positions(inputs.positions_N, inputs.input_ids_BT.shape[1])
     hidden_BtD = parallel.hidden(backbone, inputs.input_ids_BT, inputs.position_ids_BT)
     return hidden_BtD.flatten(0, 1)[positions_M], index_M
-
-
-def backbone_of(model: nn.Module) -> nn.Module:
-    """Returns the transformer under the language-model head. Raises ValueError if the model has none."""
-    backbone = model.base_model
-    if backbone is model:
-        raise ValueError(f"{type(model).__name__} has no backbone under a language-model head")
-    return backbone
 
 
 def probe_limit(dtype: torch.dtype, device: torch.device) -> float:

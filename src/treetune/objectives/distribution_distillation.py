@@ -63,7 +63,10 @@ class DistributionDistillation(TeacherObjective, ClippedPolicyGradient):
     """The loss `divergence_weight` · ``Σ w·D(π, π_T)`` + `advantage_weight` · PPO's loss, where D is a
     divergence of the policy π from the teacher π_T at a token, with the weights w of `aggregation`.
 
-    A token of an answer without a privileged text has D = 0. It counts in the mean nevertheless.
+    A token of an answer without a privileged text has D = 0. It counts in the mean nevertheless, so that the
+    loss estimates the mean of D over all sampled tokens, however many answers have a text. SDPO's code takes
+    the mean over the answers with a text, in each micro-batch. With a single micro-batch, its loss is this
+    one divided by ``train/with_teacher``, the share of their tokens.
 
     **Biased**: without PPO's loss, rewards enter only through the privileged text, and the policy becomes at
     most as good as its teacher. With the present policy as the teacher, nothing prevents a collapse: a model

@@ -64,7 +64,7 @@ took."""
 START_SECONDS = 120.0
 """The longest that a worker may take to import its servant. Symbolic algebra on a busy disk takes a while."""
 
-_ENDING_SECONDS = 10.0
+ENDING_SECONDS = 10.0
 """The longest that the kernel may take to end a process that was killed or has closed its pipes."""
 
 _CLOSE_SECONDS = 60.0
@@ -149,9 +149,14 @@ class Pool:
         self._failure: BaseException | None = None
         """The error that all calls get from now on."""
         self._queue: deque[ServantCall] = deque()
-        self._died_at = set[int | None]()
-        """The numbers of the calls at which a worker has died; None for its start. A single death may have
-        another cause than the call, so the call is tried once more."""
+        self._died_at = set[int]()
+        """The numbers of the calls at which a worker has died. A single death may have another cause than the
+        call, so the call is tried once more."""
+        self._failed_starts = set[int | None]()
+        """What a worker has failed to start or to load, and no worker has done since: None for the process
+        itself, or the number of a servant. A single failure may have another cause, so another worker is
+        tried. Failures before the last success don't count: in a long run, there may be any number of
+        them."""
         self._closed = False
         self._thread: threading.Thread | None = None
         self._wake_read, self._wake_write = -1, -1
@@ -317,9 +322,15 @@ class Pool:
 
         Returns:
             True if the worker can go on, and False if it must be replaced.
+
+        Raises:
+            WorkerStartError: Two workers, with no success in between, have died or taken too long when they
+                were to start, or to load a servant.
         """
         now = time.monotonic()
         results, is_alive = worker.receive()
+        self._failed_starts -= worker.started
+        worker.started.clear()
         for call, result in results:
             self._finish(call, result)
         outcome: Literal["timeout", "error"]
@@ -332,11 +343,13 @@ class Pool:
             return True
         worker.kill()
         if not worker.is_ready:
-            # It was starting, or loading a servant. After the first death, another worker is tried.
-            if outcome == "timeout" or None in self._died_at:
+            # It was starting, or loading a servant, so none of its calls is to blame.
+            failed_start = worker.unstarted[0]
+            if failed_start in self._failed_starts:
                 raise WorkerStartError(f"a worker process did not start: {message}")
-            self._died_at.add(None)
-        if worker.batch:
+            log.warning("a worker process did not start: %s; another one is tried", message)
+            self._failed_starts.add(failed_start)
+        elif worker.batch:
             call = worker.batch[0]
             if outcome == "timeout":
                 message = call.overdue_message
@@ -348,8 +361,8 @@ class Pool:
                     call, self._make_lost_result(outcome, message, max(0.0, now - worker.busy_since))
                 )
             self._died_at.add(call.number)
-            with self._lock:
-                self._queue.extendleft(reversed(worker.batch))
+        with self._lock:
+            self._queue.extendleft(reversed(worker.batch))
         return False
 
     def _finish(self, call: ServantCall, result: Any) -> None:
@@ -419,7 +432,7 @@ class WorkerProcess:
     a fork: a fork of a process with threads, torch or CUDA is unsafe, and multiprocessing's spawn would
     import the run's main module again. It leads a session of its own, so that Ctrl-C does not reach it, and
     so that all that a servant starts is killed along with it. Only `describe_end` and `kill` wait for the
-    process, for at most `_ENDING_SECONDS`; the other methods never wait.
+    process, for at most `ENDING_SECONDS`; the other methods never wait.
     """
 
     def __init__(self, servants: Mapping[int, bytes], memory_bytes: int | None) -> None:
@@ -432,8 +445,11 @@ class WorkerProcess:
         """
         self._servants = servants
         self._sent_servants: set[int] = set()
-        self._loading_count = 0
-        """The number of servants that were sent to the process and that it has not loaded yet."""
+        self.unstarted: deque[int | None] = deque([None])
+        """What the process still has to start or load, in order: None for the process itself, and the numbers
+        of servants that were sent to it."""
+        self.started = set[int | None]()
+        """What it has started or loaded since the pool has cleared this set."""
         self._process, setup = start_worker(
             "treetune.processes.worker", memory_bytes, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -443,7 +459,6 @@ class WorkerProcess:
         self.results = self._process.stdout.fileno()
         os.set_blocking(self.requests, False)
         os.set_blocking(self.results, False)
-        self._has_started = False
         self.batch: deque[ServantCall] = deque()
         """The calls that the process has not answered yet, in order; it works on the first of them."""
         self.busy_since = time.monotonic()
@@ -459,7 +474,7 @@ class WorkerProcess:
     @property
     def is_ready(self) -> bool:
         """True unless it is starting or loading a servant."""
-        return self._has_started and not self._loading_count
+        return not self.unstarted
 
     @property
     def is_idle(self) -> bool:
@@ -477,7 +492,7 @@ class WorkerProcess:
         for call in batch:
             if call.servant not in self._sent_servants:
                 self._sent_servants.add(call.servant)
-                self._loading_count += 1
+                self.unstarted.append(call.servant)
                 self._outbox += frame((call.servant, self._servants[call.servant]))
         self._outbox += frame([(call.number, call.servant, call.arguments) for call in batch])
         self.send()
@@ -525,10 +540,8 @@ class WorkerProcess:
             # Each message says when the worker ended what it was doing: its start, the loading of a servant,
             # or a call. The worker went on with its next work at once, so it is busy with that since then.
             self.busy_since = content[0]
-            if kind == "ready":
-                self._has_started = True
-            elif kind == "loaded":
-                self._loading_count -= 1
+            if kind in ("ready", "loaded"):
+                self.started.add(self.unstarted.popleft())
             else:
                 _, number, result = content
                 call = self.batch.popleft()
@@ -547,15 +560,21 @@ class WorkerProcess:
     def describe_end(self) -> str:
         """Says how a worker whose pipe has closed came to its end."""
         try:
-            return describe_exit(self._process.wait(timeout=_ENDING_SECONDS))
+            return describe_exit(self._process.wait(timeout=ENDING_SECONDS))
         except subprocess.TimeoutExpired:
             return "closed its pipe"
 
     def kill(self) -> None:
-        """Kills the process and all that it started, and reaps it. Safe to call twice."""
+        """Kills the process and all that it started, and reaps it. Safe to call twice.
+
+        If the kernel can't end the process, which waits for a hung disk, it is left behind.
+        """
         with contextlib.suppress(ProcessLookupError):  # the whole group may be gone already
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(timeout=_ENDING_SECONDS)
+        try:
+            self._process.wait(timeout=ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            log.warning("a worker process (%d) did not end after it was killed", self._process.pid)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()

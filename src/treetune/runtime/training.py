@@ -380,7 +380,7 @@ def train(
                 " problems_per_iteration, or set on_empty_selection to 'skip'"
             )
         session.console.say(message + "; skipped")
-        return {}
+        return trainer.train(iteration, episodes)  # takes no step, and counts 0 steps
     # Every rank knows the signals of all tokens, and the first one writes them.
     path = session.directory.iteration(iteration) / SIGNALS
     on_signals = partial(write_token_signals, path) if session.ranks.is_first else None

@@ -7,22 +7,23 @@
       0004/                        the policy after 4 iterations; older versions are deleted
       start-model/                 the start model, if the engine is sent adapters
 
-`WeightsFolder.send` makes chunks on all ranks; those that write have threads for the files::
+`WeightsFolder.send` makes chunks on all ranks; those that write have a thread for each file::
 
-    thread of the rank, from which the engine takes chunks     threads "weights-writer" (WRITERS)
+    thread of the rank, from which the engine takes chunks     threads "weights-writer"
     ──────────────────────────────────────────────────────     ──────────────────────────────────
     gets a chunk's weights from the trainer, with all ranks
-    submits the chunk ───────────────────────────────────────► write the chunk's file
+    starts a thread for the chunk ───────────────────────────► writes the chunk's file
     nccl, cuda_ipc: yields the chunk
-    waits until at most WRITERS files are unwritten ◄────────  a file is written
+    waits until at most MOST_UNWRITTEN files are unwritten ◄─  a file is written
       (none, with shared_memory or at the last chunk)
     shared_memory, file at the last chunk: waits for all ranks
     shared_memory, file: yields the chunk
 
-Waits for other ranks end after `rank_deadline`. Waits for files have no deadline. If a write fails, its error
-is raised in the rank's thread when this thread waits for the file, and after the other writers have returned.
-Ranks that wait for this one then raise, at their deadline at the latest. `write_start`, `write_adapters` and
-`write_stored` have no threads: the ranks that don't write wait for the others in a collective call.
+Waits for other ranks and for a file end after `rank_deadline`. If a write fails, its error is raised in the
+rank's thread when this thread waits for the file, and after the other threads have written theirs. If a write
+hangs, a TimeoutError is raised there, and its thread is left behind. Ranks that wait for this one then raise,
+at their deadline at the latest. `write_start`, `write_adapters` and `write_stored` have no threads: the ranks
+that don't write wait for the others in a collective call.
 """
 
 from __future__ import annotations
@@ -31,10 +32,15 @@ import hashlib
 import os
 import shutil
 import stat
+import threading
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
 
 from treetune.engine.base import Chunk, TransferMethod
 from treetune.engine.settings import ON_THE_DEVICE, TRANSFER_KEY, VERSIONS_AT_ONCE
@@ -59,8 +65,8 @@ GIB = 2**30
 CHUNK_BYTES = 2**28
 """The size of a chunk of weights that is sent to an engine. A larger weight is a chunk by itself."""
 
-WRITERS = 4
-"""The threads that write chunks, and the most further chunks that wait for them."""
+MOST_UNWRITTEN = 4
+"""The most chunks whose files are still being written while the next chunk is made."""
 
 MORE_SHARED_MEMORY = "give it more (docker run --ipc=host; otherwise mount -o remount,size=… /dev/shm)"
 
@@ -191,8 +197,7 @@ class WeightsFolder:
 
         # The engine loads each chunk at once, and checks its digest.
         needs_digest = self.transfer == "shared_memory"
-        writing: deque[Future[None]] = deque()
-        with ThreadPoolExecutor(WRITERS, "weights-writer") as writers:
+        with _FileWriters(folder, ranks.deadline_s) as writers:
             for number, (chunk, is_last) in enumerate(in_chunks(weights, CHUNK_BYTES, copy_weight)):
                 path = shard_path(folder, number)
                 if ranks.device.type == "cuda":
@@ -205,15 +210,13 @@ class WeightsFolder:
                         folder.mkdir(parents=True)
                         dtype = next(iter(chunk.values())).dtype
                         describe_for_engine(config, session.model.tokenizer, folder, dtype)
-                    writing.append(writers.submit(write, chunk, path))
+                    writers.start(write, chunk, path)
                     file_of_weight |= dict.fromkeys(chunk, path.name)
                 if self.transfer in ON_THE_DEVICE:
                     yield Chunk(path, number, is_last, digest="", tensors=chunk)
-                # Waits for files, so that at most WRITERS chunks are in memory. A digest needs the whole
-                # file, and the last chunk says that all files are written.
-                most_unwritten = 0 if needs_digest or is_last else WRITERS
-                while len(writing) > most_unwritten:
-                    writing.popleft().result()
+                # Waits for files, so that few chunks are in memory. A digest needs the whole file, and the
+                # last chunk says that all files are written.
+                writers.wait(0 if needs_digest or is_last else MOST_UNWRITTEN)
                 if is_last and self._writes:
                     write_index(file_of_weight, folder)
                 if self.transfer not in ON_THE_DEVICE:
@@ -276,6 +279,59 @@ class WeightsFolder:
     @property
     def _start_model(self) -> Path:
         return self.path / START_MODEL
+
+
+class _FileWriters(AbstractContextManager["_FileWriters"]):
+    """Writes each file in a thread of its own. Each wait for a file has a deadline.
+
+    The end of a `with` statement waits for the files that are still being written, unless one was overdue.
+    """
+
+    def __init__(self, folder: Path, deadline_s: float) -> None:
+        self._folder, self._deadline_s = folder, deadline_s
+        self._unwritten: deque[Future[None]] = deque()
+        self._has_hung = False
+        """Whether a file was not written in time."""
+
+    def start(self, write: Callable[..., None], *arguments: Any) -> None:
+        """Starts a thread that calls a function, which writes a file."""
+        written: Future[None] = Future()
+
+        def write_file() -> None:
+            try:
+                write(*arguments)
+            except BaseException as error:  # `wait` raises it
+                written.set_exception(error)
+            else:
+                written.set_result(None)
+
+        self._unwritten.append(written)
+        # A daemon, since Python's exit waits for all other threads, also for one whose disk hangs.
+        threading.Thread(target=write_file, name="weights-writer", daemon=True).start()
+
+    def wait(self, most_unwritten: int) -> None:
+        """Waits until at most so many files are unwritten.
+
+        Raises:
+            TimeoutError: A file was not written within the deadline.
+            Exception: What the write of a file has raised.
+        """
+        while len(self._unwritten) > most_unwritten:
+            written = self._unwritten.popleft()
+            # Not `result(timeout)`: its TimeoutError could also be that of the write, from a network's disk.
+            if wait([written], self._deadline_s).not_done:
+                self._has_hung = True
+                raise TimeoutError(
+                    f"a file with weights for the engine was not written into {self._folder} within"
+                    f" {self._deadline_s:.0f} s (rank_deadline): see whether its disk hangs"
+                )
+            written.result()
+
+    @override
+    def __exit__(self, *error: object) -> None:
+        # After an error, nothing may still write into the folder, which is deleted or written anew.
+        if not self._has_hung:
+            wait(self._unwritten, self._deadline_s)
 
 
 def room_needed(model: PreTrainedModel, *, adapters_alone: bool) -> int:

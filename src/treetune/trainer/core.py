@@ -166,6 +166,7 @@ class PolicyTrainer:
         """Trains on these episodes, in all epochs, and returns the metrics. Collective.
 
         Every rank is given the same episodes, and keeps the tokens of only those rows that it computes.
+        Without episodes, no step is taken, and the metrics count no steps and no tokens.
         """
         training = self.begin(iteration, episodes)
         for step in training.steps():
@@ -181,7 +182,7 @@ class PolicyTrainer:
     # The stages of an iteration, which `IterationTraining` runs one after the other
 
     def plan_steps(self, iteration: int, units: Sequence[Unit]) -> list[list[Unit]]:
-        """Returns the units of each step of the iteration.
+        """Returns the units of each step of the iteration. There must be at least one unit.
 
         A unit is a sequence, or the pair of sequences that a preference objective compares. Every epoch
         shuffles all units and cuts them into minibatches. The last minibatch of an epoch may be smaller.
@@ -672,6 +673,8 @@ class IterationTraining:
         trainer = self._trainer
         settings, objective = trainer.settings, trainer.settings.objective
         units = units_of(self._episodes, in_pairs=objective.needs_pairs)
+        if not units:
+            return  # nothing is scored either: `finish` has counts of 0
         units_by_step = trainer.plan_steps(self._iteration, units)
         steps = len(units_by_step)
         steps_per_epoch = steps // settings.epochs  # every epoch has the same number
@@ -758,8 +761,11 @@ class IterationTraining:
     def finish(self, on_signals: OnSignals | None = None) -> Metrics:
         """Returns the metrics of the steps that were taken, and passes the token signals to `on_signals`.
 
-        Metrics are means over the steps, except counts (steps, tokens), which are sums.
+        Metrics are means over the steps, except counts (steps, tokens), which are sums. Without episodes,
+        there are only the counts, which are 0.
         """
+        if not self._episodes:
+            return {"train/steps": 0.0, "train/tokens": 0.0, COMPUTED: 0.0}
         settings, tensors, sequences = self._trainer.settings, self._tensors, self._sequences
         # The tensors with the old log-probs that token signals need: `tensors`, or a copy of them.
         tensors_of_signals = self._tensors_of_signals

@@ -32,10 +32,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from treetune.exceptions import SameOnAllRanks
 from treetune.models.pretrained import has_gpu
 from treetune.store import held_folders
 
 LOOPBACK_INTERFACE = "lo"
+GLOO_INTERFACE, NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+"""The environment variables that name the network interfaces which gloo and NCCL use."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,22 @@ class Meeting:
             values.append(value_of_rank)
         return values
 
+    def refuse_problems(self, name: str, problem: str | None) -> None:
+        """Raises SameOnAllRanks on every rank if a rank has a problem, with the problems of all ranks.
+        Collective.
+
+        Args:
+            name: The name of the exchange; see `exchange`.
+            problem: This rank's problem; None if it has none.
+        """
+        problem_by_rank = self.exchange(name, problem)
+        problems = [message for message in problem_by_rank if message is not None]
+        if problems:
+            # The store ends with the first rank, and others may still read from it.
+            with contextlib.suppress(RuntimeError):
+                self.exchange(f"all know: {name}", True)
+            raise SameOnAllRanks("\n".join(dict.fromkeys(problems)))  # ranks of a machine report the same
+
     def _describe_missing(self, name: str) -> str:
         """Returns a message that names the ranks without a value, and the machines without any rank."""
         present = [rank for rank in range(self.world_size) if self.store.check([f"{name}/{rank}"])]
@@ -154,19 +173,14 @@ class Meeting:
         key = "address elsewhere"
         is_first_machine = self.machine == 0
         interfaces = psutil.net_if_addrs()
-        if configured_name := os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]:
-            for family in (socket.AF_INET, socket.AF_INET6):
-                for address_of_interface in interfaces.get(configured_name, ()):
-                    if address_of_interface.family == family:
-                        address = str(address_of_interface.address)
-                        if not is_first_machine:
-                            # The first machine waits for it below if the variable isn't set there.
-                            self.store.set(key, address)
-                        return configured_name, address
-            raise ValueError(
-                f"{platform.node()} has no network interface {configured_name} with an address, which"
-                f" GLOO_SOCKET_IFNAME names; it has {', '.join(sorted(interfaces))}"
-            )
+        if configured_name := os.environ.get(GLOO_INTERFACE, "").split(",")[0]:
+            configured_address = _address_of(configured_name)
+            if configured_address is None:
+                raise ValueError(_describe_missing_interface(GLOO_INTERFACE, configured_name))
+            if not is_first_machine:
+                # The first machine waits for it below if the variable isn't set there.
+                self.store.set(key, configured_address)
+            return configured_name, configured_address
         if not is_first_machine:
             other_address = os.environ["MASTER_ADDR"]
         else:
@@ -195,6 +209,46 @@ class Meeting:
             if any(entry.address.partition("%")[0] == address for entry in addresses):
                 return name, address
         raise ValueError(f"no network interface of {platform.node()} has the address {address}")
+
+
+def _address_of(interface: str) -> str | None:
+    """Returns the IPv4 address of a network interface of this machine, or else its IPv6 address. Returns None
+    if it has none, or if there is no such interface."""
+    addresses = psutil.net_if_addrs().get(interface, ())
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for entry in addresses:
+            if entry.family == family:
+                return str(entry.address)
+    return None
+
+
+def _describe_missing_interface(variable: str, name: str) -> str:
+    return (
+        f"{platform.node()} has no network interface {name} with an address, which {variable} names; it has"
+        f" {', '.join(sorted(psutil.net_if_addrs()))}: set {variable} to one of these, or unset it"
+    )
+
+
+def find_missing_interface(environment: Mapping[str, str], *, uses_gloo: bool, uses_nccl: bool) -> str | None:
+    """Returns a message if GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names an interface that this machine
+    doesn't have; None if all is well. The libraries' own messages don't name the variable.
+    """
+    if uses_gloo:  # it needs all interfaces of the list
+        for name in environment.get(GLOO_INTERFACE, "").split(","):
+            if name and _address_of(name) is None:
+                return _describe_missing_interface(GLOO_INTERFACE, name)
+    names = environment.get(NCCL_INTERFACE, "")
+    if uses_nccl and names and not names.startswith("^"):  # "^eth0,lo": all interfaces but these
+        # NCCL needs one interface of the list. "eth" stands for all names that begin so, "=eth" for this one.
+        present = [name for name in psutil.net_if_addrs() if _address_of(name) is not None]
+        if names.startswith("="):
+            is_there = any(name in present for name in names[1:].split(","))
+        else:
+            prefixes = tuple(name for name in names.split(",") if name)
+            is_there = any(name.startswith(prefixes) for name in present)
+        if not is_there:
+            return _describe_missing_interface(NCCL_INTERFACE, names)
+    return None
 
 
 def _private_folder(port: str, rank: int) -> Path:
@@ -275,7 +329,8 @@ class Ranks:
                 groups, and needs only the key-value store of the meeting.
 
         Raises:
-            ValueError: PyTorch can't use the machine's GPU.
+            ValueError: PyTorch can't use the machine's GPU, or the machine doesn't have the network interface
+                that a variable of gloo or NCCL names.
         """
         refuse_unusable_gpu(os.environ, torch.version.cuda, torch.cuda.is_available())
         if not torch.cuda.is_available():
@@ -306,8 +361,12 @@ class Ranks:
             meeting = Meeting.join(os.environ, deadline_s)
             if meeting.machines == 1:
                 # On the loopback interface, no other machine can connect to the ranks.
-                for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                for variable in (GLOO_INTERFACE, NCCL_INTERFACE):
                     os.environ.setdefault(variable, LOOPBACK_INTERFACE)
+            missing_interface = find_missing_interface(
+                os.environ, uses_gloo=backend == "gloo" or world_size > 1, uses_nccl=backend == "nccl"
+            )
+            meeting.refuse_problems("network interfaces", missing_interface)
             if agree is not None:
                 agree(meeting)
             dist.init_process_group(

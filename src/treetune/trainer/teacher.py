@@ -22,7 +22,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from treetune.models.logprobs import PolicyModule, TeacherStates, logits_of
+from treetune.logits import logits_of
+from treetune.models.logprobs import PolicyModule, TeacherStates
 from treetune.trainer.batches import MicroBatch
 from treetune.trainer.deepspeed_model import DeepSpeedModel, Reference
 

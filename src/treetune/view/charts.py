@@ -470,13 +470,14 @@ def draw_series(
         style: dict[str, Any] = {
             "color": colour,
             "linewidth": LINE_WIDTH * scale,
-            "linestyle": (turn * DASH, (DASH, gap)) if gap else "-",  # in widths of the line
+            # The offset of the first dash, and the lengths of dashes and gaps, in widths of the line.
+            "linestyle": (turn * DASH, (DASH, gap)) if gap else "-",
             "clip_on": False,
             "label": line.name,
         }
         xs, values = [x for x, _ in line.points], [y for _, y in line.points]
         if line.is_level:
-            axes.axhline(values[0], zorder=2.5, **style)
+            axes.axhline(values[0], zorder=2.5, **style)  # curves have 2
             continue
         axes.plot(xs, values, **style)
         if len(line.points) <= MOST_MARKS:
@@ -488,7 +489,8 @@ def _turns(series: Sequence[Series], near: float) -> list[tuple[int, int]]:
     """Returns (turn, turns) for each curve: its number among the curves that coincide with it, from 0, and
     how many such curves there are, itself included.
 
-    The second of three curves that coincide has (1, 3); a curve that coincides with no other has (0, 1).
+    The second of three curves that coincide has (1, 3); a curve that coincides with no other has (0, 1). Two
+    curves coincide if at each x their ys differ by at most `near`.
     """
     turns = []
     for line in series:

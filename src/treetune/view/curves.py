@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -190,7 +191,8 @@ def metric_names(experiments: Iterable[StoredExperiment]) -> list[str]:
 def evaluation_charts(all_bunches: Sequence[Bunch], events: Sequence[Event] = ()) -> list[Chart]:
     """Returns a chart of pass@1 for each evaluation set on which a bunch has more than one point.
 
-    A bunch with a single point is drawn as a level to compare with.
+    A bunch is the experiments of one curve: one experiment, or several that differ only in their seed. A
+    bunch with a single point is drawn as a level to compare with.
     """
     labels: set[str] = set()
     for bunch in all_bunches:
@@ -211,7 +213,8 @@ def evaluation_charts(all_bunches: Sequence[Bunch], events: Sequence[Event] = ()
                 lines.append(replace(line, is_level=len(line.points) == 1))
         if any(not line.is_level for line in lines):
             band = _band_title(all_bunches) or "95 % interval over problems"
-            charts.append(Chart(f"pass@1 on {label}", lines, "up", band, events, x_name=all_bunches[0].over))
+            x_name = all_bunches[0].over  # the name of the x axis, which all bunches share
+            charts.append(Chart(f"pass@1 on {label}", lines, "up", band, events, x_name=x_name))
     return charts
 
 
@@ -238,10 +241,9 @@ def chosen_charts(
     for name in names:
         lines = _lines(all_bunches, name)
         if lines:
-            chart = Chart(
-                name, lines, better_of(name), _band_title(all_bunches), events, x_name=all_bunches[0].over
-            )
-            charts.append(chart)
+            x_name = all_bunches[0].over  # the name of the x axis, which all bunches share
+            better, band = better_of(name), _band_title(all_bunches)
+            charts.append(Chart(name, lines, better, band, events, x_name=x_name))
     return charts
 
 
@@ -267,7 +269,8 @@ def usual_charts(all_bunches: Sequence[Bunch], events: Sequence[Event] = ()) -> 
         if lines:
             better, band = better_of(keys[0]), _band_title(all_bunches)
             from_zero = title in FROM_ZERO
-            charts.append(Chart(title, lines, better, band, events, from_zero, x_name=all_bunches[0].over))
+            x_name = all_bunches[0].over  # the name of the x axis, which all bunches share
+            charts.append(Chart(title, lines, better, band, events, from_zero, x_name))
     return charts
 
 
@@ -309,9 +312,10 @@ def _points_of_single(bunch: Bunch, metric: str) -> list[tuple[float, float]]:
     They are kept in the member's cache: the page asks for them every few seconds, and there may be thousands.
     """
     [member] = bunch.members
-    key = f"{metric} {bunch.over}"
+    key = f"{metric} {bunch.over}"  # `over` is the name of the axis
     if key not in member.cache:
-        points = member.curve(metric)
+        points = member.curve(metric)  # with x in finished iterations
+        # `places` has the position on another axis for each number of finished iterations.
         if bunch.places:
             points = [(bunch.places[x], y) for x, y in points if x in bunch.places]
         member.cache[key] = _thin_points(points)
@@ -356,7 +360,7 @@ def _means_over_seeds(
     value."""
     from scipy.stats import t
 
-    # The quantile for n values, which have n - 1 degrees of freedom, is at place n - 2.
+    # The quantile for n values, which have n - 1 degrees of freedom, is at index n - 2.
     quantiles = t.ppf(0.975, range(1, len(curves)))
     means, interval = [], dict[float, tuple[float, float]]()
     for x in xs:
@@ -403,10 +407,14 @@ def events_of(experiment: StoredExperiment) -> list[Event]:
         log = ""
     events = _evaluation_events(experiment)
     events += _metric_events(experiment, log)
+    # The log has all resumes, and the manifest those that have changed something. Each is one event.
+    logged_resumes = Counter(int(iterations) for iterations in _RESUMED.findall(log))
     for iterations, changes in recorded_resumes(experiment.manifest):
         text = f"continued with changes: {'; '.join(changes)}" if changes else "continued"
         events.append(Event(float(iterations), "resume", text))
-    events += [Event(float(iterations), "resume", "resumed") for iterations in _RESUMED.findall(log)]
+        logged_resumes[iterations] -= 1
+    for iterations in logged_resumes.elements():  # those without changes
+        events.append(Event(float(iterations), "resume", "resumed"))
     return sorted(events, key=_order_of_event)
 
 

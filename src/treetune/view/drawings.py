@@ -144,8 +144,8 @@ class ThreadedAnswer:
     def counts(self, start: int, end: int, above: int = 0) -> ThreadCounts:
         """Counts the tokens ``[start, end)``: all, those of the critical path, and those in blocks.
 
-        Blocks count down to the depth at which this answer was split into threads, and in any case outside of
-        all threads. The tags of deeper blocks are text.
+        Blocks are counted up to the depth to which this answer was split into threads. Blocks outside of all
+        threads are counted even if the answer was not split. The tags of deeper blocks count as text.
 
         Args:
             start: The first token.
@@ -155,7 +155,7 @@ class ThreadedAnswer:
         # The numbers of tags, and 0 for all other tokens.
         numbers = [NUMBERS.get(text, 0) for text in self.texts[start:end]]
         deepest = max((len(placed.segment.branch) for placed in self.line), default=0)
-        # Blocks of the whole answer count even if the model wrote them without being split.
+        # The largest depth, counted from these tokens, of the blocks that are counted.
         depth = max(0 if above else 1, deepest - above)
         return count(numbers, TAG_IDS, depth)
 
@@ -273,7 +273,7 @@ def threads_html(answer: ThreadedAnswer) -> str:
         f"{_count_text(counts.parallel_count, 'block')} of"
         f" {_count_text(sum(counts.threads_of_blocks), 'thread')}",
     ]
-    seconds = _seconds_of(answer.line, 0)
+    seconds = _seconds_of(answer.line, depth=0)
     if seconds is not None:
         sampled = [placed.segment for placed in answer.line if placed.segment.origin == "sampled"]
         all_seconds = sum(segment.seconds or 0.0 for segment in sampled)
@@ -284,7 +284,7 @@ def threads_html(answer: ThreadedAnswer) -> str:
     numbers = answer.trajectory.numbers if answer.trajectory is not None else {}
     events = {event: numbers.get(f"threads/{event}") for event in EVENTS}
     facts += [escape(f"{event.replace('_', ' ')}: {times:.0f}") for event, times in events.items() if times]
-    line = _line_html(answer, answer.line, 0, is_critical=True)
+    line = _line_html(answer, answer.line, depth=0, is_critical=True)
     return f'<p class="counts">{" · ".join(facts)}</p>{line}'
 
 
@@ -328,6 +328,7 @@ def _text_html(answer: ThreadedAnswer, line: PlacedSegments, span: TokenSpan, *,
         for begin, stop in pairwise(sorted({start, end, *states_inside})):
             if begin in answer.states:
                 parts.append(f'<span class="state">{answer.states[begin]}</span>')
+            # Without credit, nothing is coloured: 0 has no colour.
             shown = advantages[begin:stop] if advantages else [0.0] * (stop - begin)
             parts.append(coloured(tokens[begin:stop], shown, answer.scale))
     return f'<div class="run{" critical" if is_critical else ""}">{"".join(parts)}</div>'
@@ -515,7 +516,8 @@ def _tree_rectangles(
         """Returns where a click on a node leads; `above` is the node before it, and None at the top."""
         if address is None:
             return None
-        number = this if id(step) in on_path else step.answers[0]  # the answer that the link leads to
+        # The answer that the link leads to: the answer of this page (`this`) if it takes the step.
+        number = this if id(step) in on_path else step.answers[0]
         # Merged branches lead to the tree from the node before them, where each branch is drawn higher.
         if step.branches > 1:
             return address(number, above.depth if above else 0)
@@ -599,7 +601,7 @@ def _path_rows(
 
 def _tooltip(step: SharedStep, group: Sequence[Episode], texts: Sequence[str]) -> str:
     """Returns the text that the browser shows when the pointer is on a branch."""
-    if step.branches > 1:
+    if step.branches > 1:  # small branches of similar value are merged into one node
         title = f"{step.branches} branches of about the same value"
     elif step.depth:
         title = visible("".join(text_of_each(texts, step.ids)))[:OF_A_STEP].replace("\n", " ↵ ")
@@ -629,6 +631,7 @@ def _shared_steps(group: Sequence[Episode]) -> SharedStep:
 
     Answers share a step if all their tokens up to the end of the step are equal and in the same threads.
     """
+    # The prompt, its value and its continuations are the same for all answers.
     values = group[0].step_values
     root = SharedStep(0, value=Shown(values[0]) if values else None)
     root.continuations = group[0].continuations.get(0, ())
@@ -649,6 +652,7 @@ def _shared_steps(group: Sequence[Episode]) -> SharedStep:
         step = unvisited.pop()
         unvisited += step.following
         rewards = [group[position].reward for position in step.answers]
+        # The expected reward of a node that credit gave no value is the mean reward of its answers.
         step.expected = step.value.value if step.value else sum(rewards) / len(rewards)
     return root
 

@@ -204,7 +204,7 @@ def read_experiment(path: Path) -> StoredExperiment:
     predicted: dict[str, Any] = {}
     if (path / PREDICTION).is_file():
         predicted = read(PREDICTION, lambda: read_record(path / PREDICTION, "the next start writes it again"))
-    is_run = config.get("type") != CREDITED_LOG
+    is_run = config.get("type") != CREDITED_LOG  # and not answers of another program that were credited
     if not evaluations and is_run:
         missing.append("no checkpoint has been evaluated yet: run `treetune evaluate`")
     if not is_run and (uncredited := _count_uncredited(metrics)):

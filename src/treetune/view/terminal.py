@@ -331,7 +331,7 @@ def _charts_of(experiment: StoredExperiment, metrics: Sequence[str]) -> list[Cha
     If `metrics` is empty, there are at most `CURVES` charts. With many charts of accuracy the limit is
     higher, so that two other charts follow them. Raises ValueError for a metric that was not recorded.
     """
-    bunches = [Bunch(experiment.name, 0, [experiment])]
+    bunches = [Bunch(experiment.name, colour=0, members=[experiment])]
     if not metrics:
         of_accuracy = evaluation_charts(bunches)
         most = max(CURVES, len(of_accuracy) + 2)
@@ -593,7 +593,7 @@ class TerminalView:
         reason: list[list[Segment]] = []
         if room > 6:
             reason = self._lines(_reason(rows[self.selected][1]))[:2]
-        n_shown = max(1, room - 1 - len(reason))
+        n_shown = max(1, room - 1 - len(reason))  # 1 for the heading
         # The selected row is in the middle, except near the ends of the list.
         first_if_centred = self.selected - n_shown // 2
         first_of_last_rows = len(row_lines) - n_shown

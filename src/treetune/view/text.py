@@ -168,8 +168,10 @@ def _markdown() -> MarkdownIt:
         display = " data-display" if tokens[index].meta["display"] else ""
         return f'<span class="formula"{display}>{escape(tokens[index].content)}</span>'
 
+    # "zero" has no rules except those for plain text. Only the rules that are listed here are added to it.
     markdown = MarkdownIt("zero").enable(["fence", "code", "table", "backticks", "emphasis"])
     markdown.inline.ruler.at("emphasis", _bold)
+    # Formulas are read before code and stars. `escape` isn't enabled, and only marks this position.
     markdown.inline.ruler.before("escape", "mathematics", _mathematics)
     markdown.add_render_rule("mathematics", formula)
     for name in ("th_open", "td_open"):

@@ -449,6 +449,42 @@ def test_bodies_of_waiting_requests_take_no_more_memory_than_those_in_progress(
     assert [post(app, large).status for _ in range(3)] == [200, 200, 200], "their memory is free again"
 
 
+@pytest.mark.parametrize(
+    ("work", "further_settings"),
+    [
+        ("app._describe_mistakes", {"answers": "none"}),
+        ("app.make_openapi", None),  # asks for the schema
+        ("service.read_credit", {}),
+        ("service.read_steps", {"steps": "lines"}),
+    ],
+)
+def test_work_that_computes_does_not_keep_other_requests_waiting(
+    serve: Callable[..., ASGIApp], monkeypatch: pytest.MonkeyPatch, work: str, further_settings: Any
+) -> None:
+    health_was_answered = threading.Event()
+    waited: list[bool] = []
+
+    def compute(*arguments: Any) -> Any:
+        waited.append(health_was_answered.wait(20))
+        raise ValueError("computed")
+
+    monkeypatch.setattr(f"treetune.cluster.credit_service.{work}", compute)
+
+    async def ask_both() -> None:
+        app = serve()
+        if further_settings is None:
+            asking = asyncio.create_task(call(app, path="/openapi.json", method="GET"))
+        else:
+            asking = asyncio.create_task(call(app, json.dumps(request_for() | further_settings).encode()))
+        await asyncio.sleep(0.05)  # the other request begins
+        assert (await call(app, path="/health", method="GET")).status == 200
+        health_was_answered.set()
+        await asyncio.gather(asking, return_exceptions=True)
+
+    asyncio.run(ask_both())
+    assert waited == [True]
+
+
 def test_a_slot_is_free_only_after_its_thread_has_ended(
     serve: Callable[..., ASGIApp], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,26 @@ def test_an_endpoint_that_refuses_everything_ends_the_work(tmp_path: Path) -> No
         ):
             ask(questions, lambda question, reply: None)
     assert len(server.asked) == 3
+
+
+def test_an_answer_that_waits_for_graders_keeps_no_other_request_waiting(tmp_path: Path) -> None:
+    kept: list[int] = []
+    kept_at_once: list[int] = []
+
+    def keep(question: SampleQuestion, reply: Any) -> None:
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
+        kept_at_once.append(len(kept))
+        time.sleep(0.01)
+        kept.append(question.row)
+
+    questions = [SampleQuestion(row, 0, 7, Problem(str(row), "?", "")) for row in range(6)]
+    with replying(lambda request: (200, chat("fine"), {})) as server:
+        address = EndpointSettings(base_url=server.base_url, model="m", concurrency=3)
+        with AtAddresses(addresses=(address,)).opened(SamplingParams(64), AskingShard(0, tmp_path, 0)) as ask:
+            ask(questions, keep)
+    assert sorted(kept) == list(range(6))
+    assert kept_at_once == list(range(6)), "one answer is kept after the other"
 
 
 def test_a_full_disk_ends_the_work_with_its_own_error(tmp_path: Path) -> None:

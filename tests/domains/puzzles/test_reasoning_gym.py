@@ -82,6 +82,12 @@ def test_problems_are_the_same_whatever_the_process_drew_or_hashed_before(
     assert [(p.data, p.gold) for p in again] == [(p.data, p.gold) for p in before]
 
 
+def test_a_data_set_that_never_ends_is_refused_at_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "MAKE_SECONDS", 0.001)
+    with pytest.raises(ValueError, match="made no problems within 0 s: ask for fewer"):
+        small("chain_sum", prompt="{question} never ends").problems("train")
+
+
 def test_levels_and_settings_say_how_hard_it_is() -> None:
     def digits(task: ReasoningGym) -> set[int]:
         words = " ".join(questions(task, "train")).replace("+", " ").replace("-", " ").split()

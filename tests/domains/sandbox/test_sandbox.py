@@ -12,6 +12,9 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +22,7 @@ import psutil
 import pytest
 
 from tests.support.cases import cases
-from treetune.domains.sandbox import bubblewrap
+from treetune.domains.sandbox import bubblewrap, program
 from treetune.domains.sandbox.base import ProgramLimits, ProgramOutcome
 from treetune.domains.sandbox.bubblewrap import Bubblewrap, choose_sandbox
 from treetune.domains.sandbox.inside import cases as inside
@@ -227,3 +230,39 @@ def test_without_bubblewrap_there_are_calls_and_no_sessions() -> None:
     assert tool.run("1 + 1") == "2\n"
     with pytest.raises(ValueError, match="keeps no names"):
         tool.session()
+
+
+def test_a_sandbox_that_leaves_a_process_behind_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that it leaves behind holds the pipe of errors open."""
+    monkeypatch.setattr(program, "END_SECONDS", 0.5)
+    pid_file = tmp_path / "pid"
+    starter = (
+        "import pathlib, subprocess, sys;"
+        f"left = subprocess.Popen(['sleep', '600'], start_new_session=True);"
+        f"pathlib.Path({str(pid_file)!r}).write_text(str(left.pid));"
+        "print('no namespaces here', file=sys.stderr)"
+    )
+    messages: list[str] = []
+
+    def start() -> None:
+        with pytest.raises(SandboxUnavailable) as refused:
+            program.start_program(
+                [sys.executable, "-c", starter],
+                "",
+                {},
+                {},
+                work=str(tmp_path),
+                path=[],
+                uid=None,
+                stdin=subprocess.DEVNULL,
+            )
+        messages.append(str(refused.value))
+
+    thread = threading.Thread(target=start, daemon=True)
+    thread.start()
+    thread.join(timeout=60)
+    psutil.Process(int(pid_file.read_text())).kill()
+    assert len(messages) == 1, "it waited for the process that was left behind"
+    assert "did not start a program: no namespaces here" in messages[0]

@@ -162,7 +162,7 @@ def application(service: CreditService, key: str, most_bytes: int) -> ASGIApp:
         return JSONResponse(Health(status="ok", version=treetune.__version__).model_dump())
 
     async def show_schema(request: Request) -> Response:
-        return JSONResponse(make_openapi())
+        return JSONResponse(await run_in_threadpool(make_openapi))
 
     async def show_metrics(request: Request) -> Response:
         return PlainTextResponse(counts.text(), media_type="text/plain; version=0.0.4")
@@ -264,8 +264,6 @@ async def _credit_request(
         # In a thread, so that a large body doesn't keep other requests waiting.
         settings, answers = await run_in_threadpool(_read_request, media_type, body)
         return await _credit_while_connected(request, service, settings, answers)
-    except ValidationError as error:
-        raise _Refusal(400, _describe_mistakes(error)) from error
     except ValueError as error:
         # The library raises ValueError for a wrong request. NumPy raises ValueError for other reasons, too:
         # therefore the owner gets the message in the log.
@@ -316,6 +314,16 @@ async def _read_body(request: Request, body: bytearray, bodies: _Bodies) -> None
 
 
 def _read_request(media_type: str, body: bytes) -> tuple[CreditSettings, list[GradedAnswer]]:
+    """Returns the settings and the answers of a request. Raises _Refusal for a body that doesn't fit the
+    schema, and ValueError for other mistakes."""
+    try:
+        return _parse(media_type, body)
+    except ValidationError as error:
+        # Here, in the thread: a body may have so many mistakes that it takes seconds to list them.
+        raise _Refusal(400, _describe_mistakes(error)) from error
+
+
+def _parse(media_type: str, body: bytes) -> tuple[CreditSettings, list[GradedAnswer]]:
     """Returns the settings and the answers of a request. Raises ValidationError or ValueError."""
     if media_type == arrow.MEDIA_TYPE:
         settings_text, answers_of_table = arrow.read_request(body)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from starlette.concurrency import run_in_threadpool
 from typing_extensions import override
 
 from treetune.cluster.credit_service.choices import CREDITS, read_credit, read_steps
@@ -139,8 +140,9 @@ class CreditService(AbstractContextManager["CreditService"]):
         deadline = _limit("deadline", settings.deadline, self._settings.deadline)
         budget = _limit("budget", settings.budget, self._settings.budget)
         assert deadline is not None, "the service has one"
-        credit = read_credit(settings.credit, self._settings.credits)
-        steps = None if settings.steps is None else read_steps(settings.steps)
+        # In a thread, so that a client's settings with millions of entries keep no other request waiting.
+        credit = await run_in_threadpool(read_credit, settings.credit, self._settings.credits)
+        steps = None if settings.steps is None else await run_in_threadpool(read_steps, settings.steps)
         sampling = None
         if settings.sampling is not None:
             chosen = settings.sampling

@@ -1,8 +1,7 @@
 """Policies that answer rows: a model on servers that a job starts, or a model at OpenAI-compatible
 addresses.
 
-An `Ask` function returns when all questions are answered. It calls `keep` with each answer, in the job's main
-thread::
+An `Ask` function returns when all questions are answered. It calls `keep` with one answer after the other::
 
     Served                                         a vLLM server of this job
       engine.generate(WAVE requests) ────────────► samples, `request_timeout` for each request
@@ -12,13 +11,14 @@ thread::
     AtAddresses: an event loop, with `concurrency` tasks
       worker: takes the next question
         await client.ask ────────────────────────► the address, `timeout` for each of `retries` + 1 attempts
-        keep(question, reply) ◄──────────────────  returns an answer
+        await keep(question, reply) ◄────────────  returns an answer
+          in a thread, after the `keep` of others
       `failure` is set, or no question is left: each worker ends after its present request
 
-While `keep` runs, the thread does nothing else: `keep` of a shard waits for the graders if too many answers
-have no grade yet (`shard.MOST_UNGRADED`). The asking ends with an error if the server fails more than
-`max_restarts` times in a row, if the address is given up, or if `keep` raises. If the job is killed, its
-server ends too, and the next job asks for the answers that were not kept.
+`keep` of a shard waits for the graders if too many answers have no grade yet (`shard.MOST_UNGRADED`). In the
+event loop, this wait would use up the time of the requests that are in flight. The asking ends with an error
+if the server fails more than `max_restarts` times in a row, if the address is given up, or if `keep` raises.
+If the job is killed, its server ends too, and the next job asks for the answers that were not kept.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class NoReply:
 
 Keep = Callable[[SampleQuestion, PolicyReply | NoReply | None], None]
 """A function that is called with every question and its answer, as soon as the answer comes. None: the
-question can't be asked, since its prompt is empty or too long."""
+question can't be asked, since its prompt is empty or too long. Calls follow one after the other, perhaps in
+different threads."""
 
 Ask = Callable[[Sequence[SampleQuestion], Keep], None]
 """A function that asks questions, and returns when all are answered. It raises RuntimeError if no more
@@ -397,6 +398,8 @@ class _AskedAddress:
         """
         self.is_answering = False
         """Whether the address has answered a question."""
+        self._keep_lock = asyncio.Lock()
+        """Held while `keep` is called, since only one call may run at a time."""
 
     async def work(self, client: EndpointClient) -> None:
         """Asks one question after the other, until none is left or the address is given up."""
@@ -407,20 +410,26 @@ class _AskedAddress:
             try:
                 reply = await client.ask(body)
             except RequestRefused as error:
-                self._take_refusal(question, error)
+                await self._take_refusal(question, error)
             except Unanswered as error:
                 self._take_failed_request(question, error)
             except EndpointError as error:
                 self.failure = error
             else:
-                self._take_reply(question, reply)
+                await self._take_reply(question, reply)
 
-    def _take_refusal(self, question: SampleQuestion, error: RequestRefused) -> None:
+    async def _keep(self, question: SampleQuestion, reply: PolicyReply | NoReply) -> None:
+        """Calls `keep` in a thread. It may wait for graders, and the event loop goes on with the requests of
+        the other workers."""
+        async with self._keep_lock:
+            await asyncio.to_thread(self.keep, question, reply)
+
+    async def _take_refusal(self, question: SampleQuestion, error: RequestRefused) -> None:
         """Keeps a refused request as the question's reply, once the address has answered a question. Before
         that, the address may refuse every request, and is given up after some refusals."""
         refusal = NoReply(REFUSED, str(error))
         if self.is_answering:  # so the refusal is about this question
-            self.keep(question, refusal)
+            await self._keep(question, refusal)
             return
         self.early_refusals.append((question, refusal))
         if len(self.early_refusals) >= self.settings.give_up_after:
@@ -438,14 +447,14 @@ class _AskedAddress:
                 f"{self.unanswered_in_a_row} requests in a row failed; the last: {error}"
             )
 
-    def _take_reply(self, question: SampleQuestion, reply: EndpointReply) -> None:
+    async def _take_reply(self, question: SampleQuestion, reply: EndpointReply) -> None:
         """Keeps the reply to a question, which may have no text."""
         self.unanswered_in_a_row = 0
         self.is_answering = True
         if reply.why_empty is not None:
-            self.keep(question, NoReply(EMPTY, reply.why_empty))
+            await self._keep(question, NoReply(EMPTY, reply.why_empty))
         else:
-            self.keep(question, PolicyReply(reply.text, reply.complete, reply.output_tokens))
+            await self._keep(question, PolicyReply(reply.text, reply.complete, reply.output_tokens))
 
 
 def _body(

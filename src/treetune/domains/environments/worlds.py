@@ -42,7 +42,14 @@ from typing_extensions import override
 
 from treetune.domains.environments.base import LONGEST_OBSERVATION, Environment, Turn
 from treetune.exceptions import Unavailable, WorkerStartError
-from treetune.processes.pool import START_SECONDS, call_clock, describe_exit, pickle_servant, start_worker
+from treetune.processes.pool import (
+    ENDING_SECONDS,
+    START_SECONDS,
+    call_clock,
+    describe_exit,
+    pickle_servant,
+    start_worker,
+)
 from treetune.processes.worker import (
     Servant,
     become_worker,
@@ -198,22 +205,33 @@ class ForkedProcesses:
         self._closed = False
 
     def fork(self) -> ForkedWorld:
-        """Forks a process for an answer. Raises WorkerStartError if the environment can't be loaded."""
+        """Forks a process for an answer. Raises WorkerStartError if the environment can't be loaded.
+
+        If the loading process dies or hangs, this starts another one, once: the operating system may have
+        ended the first one.
+        """
         with self._lock:
             for is_last in (False, True):
-                orders = self._orders or self._start()
-                ours, theirs = Pipe()
-                with theirs:
-                    try:
-                        orders.send(("fork", 0))
-                        reduction.send_handle(orders, theirs.fileno(), None)  # None: only Windows needs a pid
-                        return ForkedWorld(self, ours, orders.recv())
-                    except (EOFError, OSError) as error:  # it was killed: start another one, once
-                        ours.close()
-                        self._stop()
-                        if is_last:
-                            raise WorkerStartError("an environment's process ends when it forks") from error
+                try:
+                    return self._fork_once()
+                except (EOFError, OSError) as error:
+                    self._stop()
+                    if is_last:
+                        raise WorkerStartError(f"no environment could be started: {error}") from error
         raise AssertionError("the second attempt returns or raises")
+
+    def _fork_once(self) -> ForkedWorld:
+        """Forks a process for an answer. Raises EOFError or OSError if the loading process dies or hangs."""
+        orders = self._orders or self._start()
+        ours, theirs = Pipe()
+        with theirs:
+            try:
+                orders.send(("fork", 0))
+                reduction.send_handle(orders, theirs.fileno(), None)  # None: only Windows needs a pid
+                return ForkedWorld(self, ours, orders.recv())
+            except (EOFError, OSError) as error:
+                ours.close()
+                raise EOFError("its process ends, or hangs, when it forks") from error
 
     def end(self, pid: int, order: Order) -> str:
         """Ends an answer's process and all that it started. Returns how it ended."""
@@ -234,7 +252,12 @@ class ForkedProcesses:
             self._stop()
 
     def _start(self) -> Connection:
-        """Starts the process that loads the environment, and returns the connection for orders to it."""
+        """Starts the process that loads the environment, and returns the connection for orders to it.
+
+        Raises:
+            WorkerStartError: The environment can't be loaded.
+            EOFError: The process has died, or takes longer than `START_SECONDS`.
+        """
         if self._closed:
             raise WorkerStartError("the environment was closed while it was played")
         self._stop()  # an earlier one may have failed to start
@@ -254,11 +277,9 @@ class ForkedProcesses:
             if kind == "failed":
                 raise WorkerStartError(f"a worker process cannot load what it works with: {message}")
         except BlockingIOError as error:
-            raise WorkerStartError(f"no environment was there within {START_SECONDS:g} s") from error
+            raise EOFError(f"it was not loaded within {START_SECONDS:g} s") from error
         except (EOFError, OSError) as error:
-            raise WorkerStartError(
-                f"a worker process did not start: it {describe_exit(self._process.wait())}"
-            ) from error
+            raise EOFError(f"its process {self._describe_end()}") from error
         self._orders = ours
         return ours
 
@@ -268,8 +289,17 @@ class ForkedProcesses:
             self._orders = None
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel can't end it, as on a hung disk
+                self._process.wait(ENDING_SECONDS)
             self._process = None
+
+    def _describe_end(self) -> str:
+        """Says how the loading process, which has closed its connection, came to its end."""
+        assert self._process is not None
+        try:
+            return describe_exit(self._process.wait(ENDING_SECONDS))
+        except subprocess.TimeoutExpired:
+            return "closed its connection"
 
 
 class ForkedWorld:

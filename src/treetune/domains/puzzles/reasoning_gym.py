@@ -29,6 +29,8 @@ from treetune.seeds import derived_random
 from treetune.tasks.base import GeneratedTask, Split, Task
 from treetune.vocabulary import Problem
 
+MAKE_SECONDS = 3600.0
+"""The longest that the process may take to make the problems. Some data sets need a second for a problem."""
 QUESTION = "{question}"
 GRADER = ReasoningGymGrader()
 
@@ -238,14 +240,22 @@ def _ask_maker(request: str) -> dict[str, Any]:
     # The problems of some data sets depend on the order of sets. A fixed PYTHONHASHSEED keeps this order.
     source = str(Path(treetune.__file__).parent.parent)
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
-    process = subprocess.run(
-        [sys.executable, "-P", "-m", "treetune.domains.puzzles.reasoning_gym_maker", str(os.getpid())],
-        input=request,
-        capture_output=True,
-        text=True,
-        env={**without_secrets(), "PYTHONPATH": path, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+    try:
+        process = subprocess.run(
+            [sys.executable, "-P", "-m", "treetune.domains.puzzles.reasoning_gym_maker", str(os.getpid())],
+            input=request,
+            capture_output=True,
+            text=True,
+            env={**without_secrets(), "PYTHONPATH": path, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
+            timeout=MAKE_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Refused(
+            "dataset",
+            f"reasoning_gym made no problems within {MAKE_SECONDS:.0f} s",
+            "ask for fewer problems or easier ones, or choose another one",
+        ) from error
     if process.returncode:
         error_lines = process.stderr.strip().splitlines()
         reason = error_lines[-1] if error_lines else f"it ended with {process.returncode}"

@@ -55,6 +55,9 @@ ENVIRONMENT = {
 START_SECONDS = 20.0
 """The longest time from the call until the program begins, on a busy machine."""
 
+END_SECONDS = 10.0
+"""The longest time in which the last output of a killed program arrives."""
+
 LOOK_SECONDS = 0.02
 """Time between two measurements of a program's resources. A core fills some 40 MiB in this time."""
 
@@ -127,7 +130,11 @@ def start_program(
     finally:
         os.close(started_read)
     process.kill()
-    message = process.communicate()[1].decode(errors="replace").strip()
+    try:
+        error_output = process.communicate(timeout=END_SECONDS)[1]
+    except subprocess.TimeoutExpired as expired:  # a process that it has started still holds the pipe
+        error_output = expired.stderr or b""
+    message = error_output.decode(errors="replace").strip()
     raise SandboxUnavailable(
         f"{command[0]} did not start a program: {message or f'nothing happened in {START_SECONDS:g} s'}"
     )

@@ -120,6 +120,7 @@ class ActionRanking(OfCheckpoints):
     ) -> list[RankedState]:
         """Returns a row for each state with enough next steps, for at most `self.states` states."""
         assert context.engine is not None
+        # For each state, its next steps: a next step is given as the answer's tokens up to its end.
         alternatives = context.engine.run(self._next_steps_of_all(context, states))
         ranked = []
         for state, steps in zip(states, alternatives, strict=True):
@@ -161,6 +162,7 @@ class ActionRanking(OfCheckpoints):
     async def _next_steps_of_all(
         self, context: RolloutContext, states: Sequence[ChosenState]
     ) -> list[list[PrefixIds]]:
+        """Returns for each state the different prefixes that result from it with one more step."""
         return await asyncio.gather(*(self._next_steps(context, state) for state in states))
 
     async def _next_steps(self, context: RolloutContext, state: ChosenState) -> list[PrefixIds]:

@@ -101,6 +101,8 @@ class AdvantageDistribution(OfIterations):
         """
         # Checkpoint 0 isn't written. The critic at the start is made anew from the start model and the seed.
         has_critic = point == 0 or (session.directory.checkpoint(point) / "critic").is_dir()
+        # The episodes already have the values that credit computed, unless it left them to the trainer's
+        # critic.
         if not _leaves_values_to_trainer(session.config) or not has_critic:
             return [episode.step_values for episode in episodes]
         from treetune.lab.analyzers.stored import critic_at, state_values

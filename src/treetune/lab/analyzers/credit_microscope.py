@@ -267,7 +267,12 @@ class CreditMicroscope(OfIterations):
                 advantages += [advantage] * (end - start)
                 start = end
             credit_by_answer[answer.id] = step_credit(
-                answer.step_ends, answer.reward, advantages, answer.step_ends, values, errors
+                answer.step_ends,
+                answer.reward,
+                advantages,
+                credit_ends=answer.step_ends,
+                values=values,
+                errors=errors,
             )
         return credit_by_answer
 
@@ -294,9 +299,9 @@ def _credit_by_answer(answers: Sequence[Trajectory], episodes: Sequence[Episode]
             answer.step_ends,
             answer.reward,
             episode.advantages.tolist(),
-            episode.step_ends,
-            episode.step_values,
-            episode.step_errors,
+            credit_ends=episode.step_ends,
+            values=episode.step_values,
+            errors=episode.step_errors,
         )
     return credit_by_answer
 
@@ -305,7 +310,8 @@ def choose_answers(answers: Sequence[Trajectory], credits: Credits, count: int) 
     """Returns `count` answers: half of them right and half of them wrong, if there are enough of both.
 
     Right and wrong answers are chosen separately. In each half, the answers on which the methods differ most
-    come first. A second answer to a problem comes only after the first answers to all problems.
+    come first. A second answer to a problem comes only after the first answers to all problems. Answers for
+    which a method has no credit are left out.
     """
     disagreements = _disagreements(answers, credits)
     candidates = [answer for answer in answers if answer.id in disagreements]
@@ -323,7 +329,8 @@ def _different_problems(answers: Sequence[Trajectory]) -> list[Trajectory]:
     others: list[Trajectory] = []
     problems_so_far: set[str] = set()
     for answer in answers:
-        (others if answer.problem.id in problems_so_far else first).append(answer)
+        answers_of_kind = others if answer.problem.id in problems_so_far else first
+        answers_of_kind.append(answer)
         problems_so_far.add(answer.problem.id)
     return first + others
 
@@ -331,10 +338,10 @@ def _different_problems(answers: Sequence[Trajectory]) -> list[Trajectory]:
 def _disagreements(answers: Sequence[Trajectory], credits: Credits) -> dict[str, float]:
     """Returns how much the methods disagree on each answer, by the answer's id.
 
-    It is the variance of a step's advantages among the methods, averaged over the answer's steps. Before,
-    each method's advantages are divided by their root mean square. With only one method, it is the variance
-    of the method's advantages among the answer's steps. Answers for which a method has no credit are left
-    out.
+    Each method's advantages are first divided by their root mean square. The disagreement is the variance of
+    a step's advantages among the methods, averaged over the answer's steps. With only one method, it is the
+    variance of the method's advantages among the answer's steps. Answers for which a method has no credit are
+    left out.
     """
     from statistics import fmean, pvariance
 

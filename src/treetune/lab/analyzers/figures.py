@@ -35,7 +35,7 @@ def panels(titles: Sequence[str], *, rows: int = 1) -> tuple[Figure, list[Axes]]
     # pyplot would keep figures in global state, and may open a window.
     from matplotlib.figure import Figure
 
-    columns = -(-len(titles) // rows)
+    columns = math.ceil(len(titles) / rows)
     width, height = PANEL_INCHES
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     axes = [figure.add_subplot(rows, columns, i + 1) for i in range(len(titles))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -191,9 +192,9 @@ def _compare_tables(first: Path, second: Path) -> Difference:
         for row, (a, b) in enumerate(zip(column, second_column, strict=True)):
             if a.equals(b):
                 continue
-            # It is None if the cells differ only in what depends on time, or if both are NaN: `equals` holds
-            # NaN to be different from NaN.
             difference_in_cell = _difference_of_values(a.as_py(), b.as_py())
+            # There is none if the cells differ only in what depends on time, or if both are NaN, which
+            # `equals` takes as different from itself.
             if difference_in_cell is not None:
                 differences.append((row, name, difference_in_cell))
                 break
@@ -302,12 +303,14 @@ def _compare_checksums(first: Path, second: Path, verify: Callable[[Path], objec
 def _compare_missing_checksums(first: Path, second: Path) -> Difference:
     """Returns a difference if only one of two files of the same size and content has a checksum.
 
-    Files of earlier versions have no checksum. Such a file is shorter, so None is returned for it."""
+    A file without a checksum is either one of an earlier version, which wrote none, or one whose checksum was
+    damaged. A file of an earlier version is shorter than the same file with a checksum, so it is no
+    difference. If both have the same size, the checksum was damaged, which is a difference."""
     sizes, has_checksum = [], []
     for path in (first, second):
         with path.open("rb") as file:
-            sizes.append(file.seek(0, 2))
-            file.seek(max(0, sizes[-1] - SEAL_BYTES))
+            sizes.append(file.seek(0, os.SEEK_END))  # the position of the end
+            file.seek(max(0, sizes[-1] - SEAL_BYTES))  # a checksum is at the end of its file
             has_checksum.append(SEAL in file.read())
     if sizes[0] != sizes[1] or has_checksum[0] == has_checksum[1]:
         return None

@@ -143,7 +143,8 @@ def problem_gradients(
             continues.
 
     Returns:
-        An array of shape [credits, problems, `SKETCH`], with problems in the order of their first answers.
+        An array of shape [credits, problems, `SKETCH`], with problems in the order of their first answers. A
+        row of `SKETCH` numbers is the projection of a gradient, its sketch.
     """
     import numpy as np
     import torch
@@ -252,6 +253,7 @@ def _project_gradients(
         for row, index in enumerate(indices):
             advantages_N = losses[index].tensors.advantages_N
             assert advantages_N is not None
+            # The sign is that of a loss: the gradients of all credits point the opposite way.
             weights_N = -(minibatch.weights_N * advantages_N)[batch.flat_index_N]
             weights_N = weights_N.to(logprobs_N)
             if weights_N.any():
@@ -285,7 +287,7 @@ def _digest(loss: Loss, units: Sequence[Unit], point: int, seed: int) -> str:
     assert loss.tensors.advantages_N is not None
     digest = hashlib.blake2b(repr((point, seed)).encode(), digest_size=12)
     starts = loss.sequences.starts
-    for (index,) in units:
+    for (index,) in units:  # a unit is the index of a single episode
         for row in loss.sequences.rows_of((index,)):
             digest.update(loss.sequences.rows[row].content_hash)
         digest.update(loss.tensors.advantages_N[starts[index] : starts[index + 1]].numpy().tobytes())

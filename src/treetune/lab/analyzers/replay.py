@@ -229,12 +229,15 @@ def replay(
     directory = ExperimentDirectory(path)
     point = iteration - 1
     _require_files(directory, point)
+    # With the run's credit, selection and shaping, the stored episodes are trained. With others, credit is
+    # assigned again.
+    assigns_credit = other is not None and not _make_same_episodes(own, other)
     if other is not None and other.credit.asks_critic and not own.credit.needs_critic:
         raise ValueError(
             f"the run in {path} trained no critic, which the other credit needs: replay it with a credit"
             " that needs none"
         )
-    if other is not None and other.credit.trainer_scores.reference and not _make_same_episodes(own, other):
+    if other is not None and other.credit.trainer_scores.reference and assigns_credit:
         raise ValueError(
             "the other credit needs the trainer's reference model, which a replay of credit doesn't have: set"
             " its scorer to 'policy'"
@@ -248,7 +251,7 @@ def replay(
         label += f"-{config_hash({key: repr(getattr(other, key)) for key in REPLACEABLE})[:8]}"
     folder = directory.analysis(label)
     work = folder.with_name(f".{folder.name}.unfinished")
-    needs_engine = other is not None and other.credit.needs_engine and not _make_same_episodes(own, other)
+    needs_engine = other is not None and other.credit.needs_engine and assigns_credit
     steps: dict[str, ReplayedStep] = {}
     with (
         Session.open(config, plain, "analysis") as session,
@@ -309,7 +312,8 @@ def _state_before(session: Session, point: int, rebuilt: Path | None) -> Path | 
             " step is that of a new optimiser; --exact computes the state from the earlier episodes"
         )
         return None
-    if config.choose_checkpoint is not None:  # the run chose, and `trainer.train` below doesn't
+    # Such a run keeps the weights of one of an iteration's epochs. `trainer.train` below keeps the last ones.
+    if config.choose_checkpoint is not None:
         raise ValueError(
             "the trainer's state can't be computed from the episodes of an experiment that chooses among"
             " epochs: replay it without --exact"
@@ -346,7 +350,7 @@ def _replay(
     folder = session.directory.iteration(point)
     metrics: Metrics = {}
     tokens = 0
-    if _make_same_episodes(own, config):
+    if _make_same_episodes(own, config):  # credit, selection and shaping are the run's
         episodes = read_episodes(folder / EPISODES)
     else:
         all_trees = trees_of(read_trajectories(folder / TRAJECTORIES))
@@ -409,6 +413,7 @@ def assign_credit_again(
         scores = ModelScores(critic=credit_critic_at(resources, point))
         if config.credit.trainer_scores.distributions:
             scores = replace(scores, distributions=distributions_at(session, point))
+        # Reward shaping may depend on what it remembers of earlier iterations.
         context = replace(context, shaping_memory=read_shaping_memory(session, point), model_scores=scores)
         selected, metrics = assign_credit(session.ranks, config, context, trees)
         episodes = episodes_of_first(session.ranks, "selected episodes", selected)

@@ -142,6 +142,7 @@ def distributions_at(session: Session, point: int) -> Distributions:
         """Returns for each row Σ π² and the entropy of each response token's distribution."""
         device, columns = session.ranks.device, []
         model = policy_at(session, point)
+        # `terms` computes further numbers of each position from its logits: here only Σ π².
         policy = PolicyModule(model, terms=lambda logits_CV, _: (logits_CV.softmax(-1).square().sum(-1),))
         for row in rows:
             ids_T = torch.from_numpy(joined([row.prompt_ids, row.response_ids]).astype("int64")).to(device)
@@ -244,7 +245,7 @@ class StoredModels:
         # Terms are numbers that some losses need of whole next-token distributions.
         terms = self.objective.terms if isinstance(self.objective, DistributionObjective) else None
         model = policy_at(self.session, self.point)
-        if self.scorer.settings.layout == "tree":
+        if self.scorer.settings.layout == "tree":  # answers with a common prefix are one sequence of tokens
             attach_tree_attention(model)
         return PolicyModule(model, terms=terms)
 

@@ -374,6 +374,8 @@ class PolicySteps:
         return self._run(np.array(tokens)[:, None])
 
     def _run(self, ids_BT: np.ndarray) -> np.ndarray:
+        """Returns the probabilities of the next token of each sequence. `ids_BT` has only those tokens of the
+        sequences whose keys and values are not in the cache yet."""
         import torch
 
         with torch.no_grad():
@@ -462,6 +464,8 @@ class _StateBatch:
         return self.context.codec.decode([*begun, *ids])
 
     def _task_with_decisions(self, state: int) -> KnowsDecisions | None:
+        """Returns the task of a state's problem, or None if the task doesn't know which tokens decide the
+        reward."""
         task = task_of(self.context.task, self.states[state].problem)
         return task if isinstance(task, KnowsDecisions) else None
 
@@ -532,13 +536,17 @@ class _StateBatch:
     def _is_over(self, path: _Path) -> bool:
         """Returns whether the path ends here. If it does, its reward is added to that of its sample.
 
-        A path ends where the task already knows its reward, at an end token, where the budget of tokens is
-        used up, and where its weight is too small to change a value noticeably. The weight is the probability
-        of the decisions on the path.
+        A path is a continuation of a state. At a decision, a token that decides the reward, it becomes two
+        paths, so its weight is the probability of the decisions on it. It ends where the task already knows
+        its reward, at an end token, where the budget of tokens is used up, and where its weight is too small
+        to change a value noticeably.
         """
-        problem, task = self.states[path.state].problem, self._task_with_decisions(path.state)
         if path.weight < LEAST_WEIGHT:
             return True  # dropped without a reward
+        problem = self.states[path.state].problem
+        # The reward, if no later token can change it. Without a task that knows its decisions, this is
+        # unknown until the path has ended.
+        task = self._task_with_decisions(path.state)
         reward = None if task is None else task.decided(problem, path.text)
         ended = bool(path.ids) and path.ids[-1] in self.context.codec.end_ids
         if reward is None and not ended and len(path.ids) < self.budgets[path.state]:

@@ -191,6 +191,7 @@ class ValueAccuracy(OfCheckpoints):
         """Returns a row for each state, with its true value and all estimates of this value."""
         prefixes = [(state.trajectory, state.prefix_ids) for state in states]
         # Different purposes derive different seeds: an estimate shares no continuation with the true value.
+        # `samples` has the numbers of rewards in a mean, and there are `repeats` means of each.
         truths = continue_prefixes(context, prefixes, self.rollouts, TRUTH_PURPOSE)
         fresh_samples = continue_prefixes(
             context, prefixes, sum(self.samples) * self.repeats, ESTIMATE_PURPOSE

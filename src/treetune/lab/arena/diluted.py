@@ -40,9 +40,10 @@ def diluted(language: Language, steps: int, wordings: int = 2, tokens: int = 1) 
     if steps < language.length:
         raise ValueError(f"steps is {steps}, and the language has {language.length} choices: add steps")
     # The choices are spread evenly over the steps, each at the first token of its step.
-    choice_by_position = {
-        number * steps // language.length * tokens: number for number in range(language.length)
-    }
+    choice_by_position: dict[int, int] = {}
+    for choice in range(language.length):
+        step = choice * steps // language.length
+        choice_by_position[step * tokens] = choice
 
     def chances(position: int, status: int) -> Mapping[int, float]:
         if position not in choice_by_position:
@@ -91,8 +92,10 @@ def by_luck(steps: int, choices: int, effect: float, right: float = 0.25, succes
     positions_of_choices = {number * steps // choices for number in range(choices)}
 
     def chances(position: int, status: int) -> Mapping[int, float]:
-        # `table` asks for every status at every position, also where no answer has it.
-        if status > choices:  # correct or wrong
+        # A status up to `choices` is the number of right choices so far, and the two higher ones say that the
+        # answer is correct or wrong. `table` asks for every status at every position, also where no answer
+        # has it.
+        if status > choices:
             return {status: 1.0}
         if position == steps:  # the environment's token
             return {is_correct: chance_by_status[status], is_wrong: 1 - chance_by_status[status]}
@@ -101,6 +104,7 @@ def by_luck(steps: int, choices: int, effect: float, right: float = 0.25, succes
         return {status: 1.0}
 
     def wordings(position: int, status: int) -> int:
+        # A step without a choice is written by one of two tokens, which mean the same.
         return 1 if position in positions_of_choices or position == steps else 2
 
     return table(steps + 1, choices + 3, chances, wordings, [is_correct])

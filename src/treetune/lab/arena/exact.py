@@ -105,6 +105,8 @@ def exact_variance(language: Language, answers: int = 8, environment: Collection
     true_variance = weighted_by_advantage - squared_gradient
     if true_variance < VARIANCE_ROUNDING * weighted_by_advantage:
         true_variance = 0.0
+    # RLOO's gradient is the mean over all pairs of different answers. Two pairs may have an answer in common,
+    # so their gradients are not independent. Hoeffding's formula for such means (U-statistics) is used below.
     pairs = answers * (answers - 1)
     # A step has at most one token that is a choice, so there are as many decisive steps as decisive tokens.
     steps = (language.length - len(environment)) / language.step

@@ -18,6 +18,7 @@ itself. The part of s·g across t is its bias, and counts as noise of a batch of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -74,7 +75,10 @@ def gain(
     # `credit_ND` may have fewer problems than the other two arrays. Then only these problems are compared.
     problems = len(credit_ND)
     reference_ND, true_ND = reference_ND[:problems], true_ND[:problems]
-    # The gradient that the credit's is compared with.
+    # The target is an unbiased estimate of the true gradient, with which the mean gradient of a biased credit
+    # is compared. The more noise the two share, the more exactly the bias is measured. So for a biased credit
+    # the target is a mixture of RLOO's and the true gradients, which are both unbiased: the mixture whose
+    # noise correlates most with the credit's.
     target_ND = true_ND if unbiased else _mix_like(reference_ND, true_ND, credit_ND)
     reference, target, credit = map(_split_mean, (reference_ND, target_ND, credit_ND))
     columns = []  # two for each pair: its (co)variance and its product of means, in `_gain_and_bias`'s order
@@ -82,8 +86,9 @@ def gain(
         noise_N = np.einsum("nd,nd->n", first.deviations_ND, second.deviations_ND, dtype=np.float64)
         # The product of two means over N problems has 1/N of their common noise in it, which is taken out.
         product = first.mean_D @ second.mean_D - noise_N.mean() / len(noise_N)
-        # The bootstrap below needs a number for each problem. So each problem gets a share of the product.
-        # The mean of the shares is the product. Terms with two deviations are left out.
+        # The bootstrap below needs a number for each problem, whose mean over problems is the product. It is
+        # the product plus the change of first order by the problem's deviations from the two means, which add
+        # up to 0 over all problems.
         product_N = product + first.deviations_ND @ second.mean_D + second.deviations_ND @ first.mean_D
         columns += [noise_N, product_N]
     columns_NM = np.stack(columns, 1)
@@ -121,7 +126,10 @@ class _Split(NamedTuple):
 
 
 def _split_mean(rows_ND: Gradients) -> _Split:
-    """Returns the mean of the rows and the rows' deviations from it, which are scaled as in `_Split`."""
+    """Returns the mean of the rows and the rows' deviations from it.
+
+    The deviations of N rows are scaled by √(N / (N − 1)), so that their mean square is the unbiased variance.
+    """
     # The mean is summed up in float64: in float32 the sum of many problems would lose digits.
     mean_D = rows_ND.mean(0, dtype=np.float64).astype(np.float32)
     scale = np.float32((len(rows_ND) / (len(rows_ND) - 1)) ** 0.5)
@@ -201,7 +209,9 @@ def gain_table(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
         value, cost, bias = score["gain"]["value"], score["cost"], score["bias"]
         # The gain at each ρ. ρ is the cost of training a token, in units of sampling one.
         at_ratios = ["–" if value is None else f"{at_ratio(value, cost, rho):.2f}" for rho in RATIOS]
-        bias_text = "–" if bias is None else f"{bias:.3f}" if bias else "0"
+        bias_text = "–"
+        if bias is not None:
+            bias_text = f"{bias:.3f}" if bias else "0"  # an unbiased credit has a bias of exactly 0
         rows.append(
             [
                 name,
@@ -236,7 +246,7 @@ def draw_gain(by_panel: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure
     ρ is the cost of training a token, in units of sampling one. A line for each ρ joins the points that are
     worth as much as RLOO; a method above the line is worth more. Gains below 0.05 are outside of the figure.
     """
-    figure, axes = panels(list(by_panel), rows=-(-len(by_panel) // 4))
+    figure, axes = panels(list(by_panel), rows=math.ceil(len(by_panel) / 4))  # at most four panels in a row
     ordered_methods: dict[str, None] = {}  # a dictionary as an ordered set
     for scores in by_panel.values():
         ordered_methods |= dict.fromkeys(scores)

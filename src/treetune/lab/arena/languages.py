@@ -148,11 +148,12 @@ class Language:
             wordings = self.wordings_TS[position][before]
             wording = (wordings * _uniform(seed_N[active], 2 * position + 1)).astype(int)
             status_N[active] = after
-            ids_NT[active, position] = 1 + after * self.most_wordings + wording
+            ids_NT[active, position] = 1 + after * self.most_wordings + wording  # the id of the token
             logprobs_NT[active, position] = np.log(self.chances_TSO[position][before, option] / wordings)
         completions = []
         for ids_T, logprobs_T, start in zip(ids_NT, logprobs_NT, start_N, strict=True):
-            completions.append(Completion(ids_T[start:], logprobs_T[start:], "stop", 0))
+            completion = Completion(ids_T[start:], logprobs_T[start:], finish_reason="stop", policy_version=0)
+            completions.append(completion)
         return completions
 
     @cached_property
@@ -184,7 +185,9 @@ class Language:
                 # the probability stays as it is.
                 chance *= self.values_TS[position + 1, after] / value if value > 0 else 1.0
             logprobs.append(math.log(chance) if chance > 0 else -9999.0)
-        return Completion(token_array(text), logprob_array(logprobs), "length", 0)
+        return Completion(
+            token_array(text), logprob_array(logprobs), finish_reason="length", policy_version=0
+        )
 
     def _chance(self, begun: Sequence[int], token_id: int) -> float:
         """Returns the probability of a token after the beginning of an answer."""
@@ -193,6 +196,7 @@ class Language:
         if position >= self.length or token_id == END_TOKEN:
             return float(position >= self.length and token_id == END_TOKEN)
         before = self.statuses(begun)[-1]
+        # A token id is 1 + status after the token · most wordings + wording.
         after, wording = divmod(token_id - 1, self.most_wordings)
         wordings = self.wordings_TS[position, before]
         is_option_O = self.after_TSO[position, before] == after
@@ -203,8 +207,8 @@ class Language:
         """Returns for each row Σ π² and the entropy in nats of each token's distribution, end token
         included."""
         chances_TSO, wordings_TS = self.chances_TSO, self.wordings_TS
-        # A token stands for an option (the next status) and a wording. All wordings are equally likely,
-        # whatever the option.
+        # A token stands for an option (the next status) and a wording. The W wordings of an option with the
+        # probability p have p / W each, so their share in Σ π² is p² / W.
         squares_TS = (chances_TSO**2).sum(2) / wordings_TS
         logs_TSO = np.log(np.where(chances_TSO > 0, chances_TSO, 1))  # 0 log 0 is 0
         entropy_TS = np.log(wordings_TS) - np.where(chances_TSO > 0, chances_TSO * logs_TSO, 0).sum(2)
@@ -269,6 +273,7 @@ class Language:
         group_N: NDArray[np.intp] = np.repeat(np.arange(n_groups), groups)
         status_NT = np.stack([self.statuses(answer.response_ids) for answer in answers])
         ids_NT = np.stack([answer.response_ids[: self.length] for answer in answers])
+        # A token id is 1 + status after the token · most wordings + wording.
         wording_NT = (ids_NT - 1) % self.most_wordings
         weights_NT = np.stack([(episode.advantages * episode.trained)[: self.length] for episode in episodes])
         weights_NT = weights_NT / np.array(groups)[group_N][:, None]
@@ -493,7 +498,7 @@ def fork(steps: int = 12, good: float = 0.5, fails: float = 0.025, worse: float 
             return {1: good, 2: 1 - good} if step == steps // 3 else {0: 1.0}
         if status == 3:  # failed
             return {3: 1.0}
-        failure = fails if status == 1 else worse
+        failure = fails if status == 1 else worse  # on the good route (1) or on the bad one (2)
         return {status: 1 - failure, 3: failure}
 
     return wordy(steps, 4, chances, [1, 2])

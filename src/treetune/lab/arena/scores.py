@@ -137,6 +137,7 @@ def scores(
     """
     critic = fitted_critic(language, derive_seed(seed, "critic"))
     context = with_critic(context_of(language, most, seed), critic)
+    # The answers to which all methods without a rollout give credit.
     shared, _ = SingleTurn(samples=ANSWERS, max_tokens=language.length + 1).run(
         context, context.task.problems("train")
     )

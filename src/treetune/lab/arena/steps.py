@@ -174,7 +174,7 @@ def _sum_by_step(language: Language, values_NT: NDArray[np.float64]) -> Steps:
 def _scale_and_round(values_NS: Steps) -> Steps:
     """Returns the values divided by the answer's largest one in size, rounded to `DIGITS`."""
     largest_N1 = np.abs(values_NS).max(1, keepdims=True)
-    # Division by infinity gives a row of zeros for an answer whose values are all rounding.
+    # Division by infinity gives a row of zeros for an answer whose values are all rounding errors.
     divisor_N1 = np.where(largest_N1 > SMALLEST, largest_N1, np.inf)
     return np.round(values_NS / divisor_N1, DIGITS)
 

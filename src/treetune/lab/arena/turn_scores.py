@@ -598,6 +598,7 @@ def score_trees(
     for block in _blocks_of(groups):  # the credit gets many groups in one call, each as one problem's tree
         trees, answers_of_trees = [], []
         for number, group in enumerate(block):
+            # No turns come before a root, so the roots share nothing.
             answers = _join_branches((), [outcomes[index].answers for index in group.indices])
             (tree,) = trees_of(_trajectories(table, answers, f"{number}"))
             trees.append(tree)

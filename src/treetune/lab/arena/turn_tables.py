@@ -245,10 +245,10 @@ def decisive_turn(decisive: int, turns: int = 3, right: float = 0.25) -> TurnTab
     """
     policy: dict[str, tuple[float, ...]] = {}
     replies: dict[tuple[str, int], tuple[Reply, ...]] = {}
-    undecided, right_so_far, wrong_so_far = 0, 1, 2  # the observations
+    undecided, right_so_far, wrong_so_far = 0, 1, 2  # the observations, the second field of `Reply`
     names = ("undecided", "right", "wrong")
     for number in range(turns):
-        # What the environment has shown before this turn.
+        # The observations that the environment may have shown before this turn.
         shown_before = (undecided,) if number <= decisive else (right_so_far, wrong_so_far)
         for observation in shown_before:
             state = "start" if number == 0 else f"{names[observation]}, turn {number}"
@@ -272,6 +272,7 @@ def corridor(turns: int = 3) -> TurnTable:
     or to the left (1). The last place earns 1 and ends the answer. The environment shows the place.
     """
     policy = {"start": (0.5, 0.5), "middle": (0.5, 0.5)}
+    # A reply of the environment is `Reply(probability, observation, …)`.
     to_start, to_middle = Reply(1.0, 0, state="start"), Reply(1.0, 1, state="middle")
     replies = {
         ("start", 0): (to_middle,),
@@ -290,6 +291,7 @@ def unreliable_tool() -> TurnTable:
     0) or not. Trust is right with probability 0.9 after the good tool and 0.6 after the bad tool.
     """
     policy = {"start": (0.5, 0.5), "good": (0.5, 0.5), "bad": (0.5, 0.5)}
+    # The replies of the environment to each action: `Reply(probability, observation, …)`.
     replies: dict[tuple[str, int], tuple[Reply, ...]] = {
         ("start", 0): (Reply(1.0, 0, state="good"),),
         ("start", 1): (Reply(1.0, 0, state="bad"),),
@@ -307,6 +309,7 @@ def agreement(same: float = 0.75) -> TurnTable:
     probability `same`; with 0.5, the second action ignores the first. The environment always shows 0.
     """
     policy = {"start": (0.5, 0.5), "after 0": (same, 1 - same), "after 1": (1 - same, same)}
+    # The replies of the environment to each action: `Reply(probability, observation, …)`.
     replies: dict[tuple[str, int], tuple[Reply, ...]] = {}
     for first in (0, 1):
         replies["start", first] = (Reply(1.0, 0, state=f"after {first}"),)
@@ -324,6 +327,7 @@ def further_turns(turns: int = 3, goes_on: float = 0.8, earns: float = 0.5) -> T
     `treetune.lab.arena.turns` is the same language.
     """
     policy: dict[str, tuple[float, ...]] = {}
+    # The replies of the environment to each action: `Reply(probability, observation, …)`.
     replies: dict[tuple[str, int], tuple[Reply, ...]] = {}
     for number in range(turns):
         state = "start" if number == 0 else f"turn {number}"

@@ -94,6 +94,9 @@ class TurnLanguage:
         """Returns the derivative of the expected sum of rewards by the logit of each choice to go on.
 
         There are K − 1 such choices, so this gradient has K − 1 numbers, as all gradients of this file have.
+        For a choice to go on that has the probability c, it is (1 − c) times the expected sum of the rewards
+        of all later turns. A turn's expected reward is the probability that the turn is reached, times the
+        probability that it earns 1.
         """
         return self._later(self.reached * self.earns)
 

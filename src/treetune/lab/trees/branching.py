@@ -363,6 +363,7 @@ class LeastSure(Branching):
     def branches(self, answers: Sequence[Trajectory], number: int) -> list[Branches]:
         if number == self.rounds:
             return []
+        # An answer's root is the answer from the prompt that it grew from. Each root has its own candidates.
         candidates_by_root: dict[int, list[_Candidate]] = {}
         for answer, root, forks in zip(answers, roots_of(answers), forks_along(answers), strict=True):
             candidates = candidates_by_root.setdefault(root, [])

@@ -275,6 +275,7 @@ class _GrowingTree:
             requests = self._requests(branches, round_number)
             round_number += 1
         graded_answers = await self._graded(grades)
+        # The nodes of a tree are whole segments. So the segments are cut where other answers fork off.
         cut_answers = []
         for answer, segments in zip(graded_answers, cut_at_forks(graded_answers), strict=True):
             cut_answers.append(replace(answer, segments=segments))

@@ -134,8 +134,9 @@
     for (const event of list) {
       const x = plot.valToPos(event.x, 'x', true);
       if (x < bbox.left - 1 || x > bbox.left + bbox.width + 1) continue;
-      const level = seen.get(event.x) || 0;
-      if (event.kind !== 'evaluation') seen.set(event.x, level + 1);
+      // Signs at the same x stand below each other, so that none hides another. Evaluations come first and share a place.
+      const level = event.kind === 'evaluation' ? 0 : seen.get(event.x) || 0;
+      seen.set(event.x, level + 1);
       ctx.fillStyle = colour(`event-${event.kind}`);
       ctx.globalAlpha = event.kind === 'evaluation' ? 0.55 : 1;
       ctx.fillText(SIGNS[event.kind] || '•', x, bbox.top + (10 + 12 * level) * devicePixelRatio);

@@ -15,7 +15,9 @@ def credit(options: Options) -> int:
     from treetune.config.imports import import_parts
     from treetune.view.crediting.credit_log import CreditOfLog, credit_log
 
-    import_parts({})  # finds a reward function in the working directory
+    # Afterwards the reward function may also be in an installed package, or in a module in the working
+    # directory.
+    import_parts({})
     log = options.log.resolve()
     output = options.output or log.with_name(f"{log.stem if log.is_file() else log.name}_credited")
     engine = options.engine  # a folder, an address, or Jsonnet, which has braces

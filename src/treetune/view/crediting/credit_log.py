@@ -138,7 +138,7 @@ def credit_log(
             with crediting.open_assigner(credit, source) as assigner:
                 for file in files:
                     if file.number not in results:
-                        crediting.credit_file(file, assigner)
+                        crediting.credit_file(file, assigner)  # adds its result to `results`
     for warning in [] if tokenizer is None else tokenizer.warnings():
         say(f"note: {warning}")
     total = total_of(list(results.values()))
@@ -155,7 +155,7 @@ def _check(settings: CreditOfLog, credit: Credit, *, has_engine: bool) -> None:
     missing = []
     if credit.needs_engine and settings.engine is None and not has_engine:
         missing.append("--engine (a folder with the weights that sampled the answers, or a server's address)")
-    samples = Continuations() in credit.gives
+    samples = Continuations() in credit.gives  # the credit's declaration that it samples continuations
     if samples and settings.grader is None:
         missing.append("--grader (such as math, or reward.py:score for a function of yours)")
     if samples and settings.sampling is None:
@@ -253,11 +253,12 @@ class _Crediting:
     """Prints a line."""
 
     def open_assigner(self, credit: Credit, engine: Any) -> CreditAssigner:
-        """Returns the library's assigner, which the caller closes.
+        """Returns the object that assigns credit to the answers of a file, which the caller closes.
 
         Args:
             credit: The credit.
-            engine: An engine in one of the forms of the library; None for credit that needs none.
+            engine: An engine, a folder with a model, the address of a server, or a configuration; None for
+                credit that needs no engine.
         """
         return CreditAssigner(
             credit,
@@ -299,7 +300,7 @@ class _Crediting:
         """
         budget = seconds_left = None
         if self.settings.budget is not None:
-            # Samples that a killed command made for this file are read from the journal. The library counts
+            # Samples that a killed command made for this file are read from the journal. The assigner counts
             # them towards the budget like new samples.
             budget = self.settings.budget - sum(result.cost.tokens for result in self.results.values())
             if budget < 1:
@@ -309,7 +310,7 @@ class _Crediting:
             if seconds_left <= 0:
                 raise self._limit_reached(f"before {file.source.title}", "deadline")
 
-        # `file.number` counts from 1, and the library counts iterations from 0.
+        # `file.number` counts from 1, and the assigner counts iterations from 0.
         def with_journal(engine: Engine) -> Engine:
             """Returns the engine with the journal of this file's iteration."""
             return FileJournal(engine, self.folder.iteration(file), file.number - 1)
@@ -375,7 +376,7 @@ def _rows_of(logged: LoggedAnswers, assigned: CreditedTrees | None) -> tuple[lis
         credited_by_id = {trajectory.id: trajectory for trajectory in answers_of(assigned.trees)}
         episode_by_id = {episode.trajectory: episode for episode in assigned.episodes}
     problems: dict[str, Problem] = {}
-    # The library got only the answers to credit, and numbered the answers of each group from 0, in the log's
+    # The assigner got only the answers to credit, and numbered the answers of each group from 0, in the log's
     # order. `credited_counts` has the number of each group's next answer, to find it by its id.
     credited_counts: Counter[str] = Counter()
     further_counts = Counter(str(item.answer.group) for item in logged.to_credit)
@@ -461,7 +462,7 @@ def total_of(results: Sequence[CreditedFile]) -> CreditedFile:
         sum(cost.seconds for cost in costs),
     )
     rows, credited = sum(result.rows for result in results), sum(result.credited for result in results)
-    return CreditedFile("", [], rows, credited, dict(reasons), cost)
+    return CreditedFile(name="", stat=[], rows=rows, credited=credited, reasons=dict(reasons), cost=cost)
 
 
 def describe(name: str, result: CreditedFile) -> str:

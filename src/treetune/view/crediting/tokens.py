@@ -66,6 +66,7 @@ class ChatForm:
         # first line, which names the role, is looked for, because templates may begin the answer to the last
         # message with more text, such as "<think>".
         beginning = re.match(r"\s*\S[^\n]*\n", self.texts[-1])
+        # A line without a letter names no role.
         has_role = beginning is not None and any(map(str.isalpha, beginning[0]))
         return beginning is not None and has_role and beginning[0] in messages[-1].content
 
@@ -260,7 +261,7 @@ def _forms_of(chat: TextCodec, codec: TextCodec) -> list[ChatForm]:
     Args:
         chat: Encodes conversations.
         codec: Decodes conversations. It leaves out special tokens, but not markers of turns that are plain
-        text.
+            text.
     """
     forms = []
     for messages in (

@@ -307,7 +307,7 @@ def hub_data(task: Mapping[str, Any] | None) -> list[tuple[str, str | None]]:
 def has_foreign_data(experiment: StoredExperiment) -> bool:
     """Returns whether the weights were trained on files or on data sets of the hub, or may have been.
 
-    They may have been if an experiment of the chain can't be read.
+    They may have been if training began from the weights of an earlier experiment that can't be read.
     """
     names_data = any(hub_data(task) or _files(task) for task in tasks(experiment))
     return names_data or _began_from_unknown(experiment)

@@ -74,13 +74,13 @@ def _write_archive(evaluation: MeasuredSet, file: IO[bytes]) -> int:
     again gives the same bytes.
     """
     written_at = datetime.fromtimestamp(evaluation.measured_at, UTC).timetuple()[:6]
-    earliest = (1980, 1, 1, 0, 0, 0)  # the first date that a zip archive can hold
+    earliest = (1980, 1, 1, 0, 0, 0)
     summaries = []
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
 
         def put(name: str, value: object) -> None:
             """Adds a member with a value as JSON to the archive."""
-            entry = zipfile.ZipInfo(name, max(written_at, earliest))
+            entry = zipfile.ZipInfo(name, max(written_at, earliest))  # zip has no dates before 1980
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.external_attr = 0o644 << 16  # the file's permissions
             archive.writestr(entry, json.dumps(value, ensure_ascii=False, allow_nan=False))

@@ -150,7 +150,7 @@ def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) 
     grade = answer.trajectory.grade if answer.trajectory is not None else None
     return view.render(
         "answer.html",
-        409 if draft else 200,
+        409 if draft else 200,  # 409 (conflict): the note of the form could not be saved
         answer=answer,
         noted=notes_on(view, _noted(answer), draft),
         row=with_all_columns([answer.row])[0],
@@ -190,6 +190,7 @@ def _tree(
     group = answers.group(answer.source.name, answer.row["problem"])
     names = [member.trajectory for member in group]
     this = names.index(episode.trajectory) if episode.trajectory in names else 0
+    # The address of this page without the fields that its links set.
     base = view.here(answer=None, depth=None, all=None, **{"as": None})
 
     def address(number: int, depth: int | None, start: int | None = None) -> str:
@@ -230,7 +231,8 @@ def _reading(view: PageRequest, answers: AnswerStore, answer: StoredAnswer) -> d
     if not view.text("page") and not question.search:
         question = replace(question, page=answers.page_of(question, answer.row))
     result = answers.ask(question)
-    pages, number = max(1, -(-result.total // question.size)), question.page
+    pages = max(1, math.ceil(result.total / question.size))
+    number = question.page
 
     def address(row: Mapping[str, Any] | None, **query: Any) -> str:
         """Returns the address of an answer in the list. If `row` is None, it is the first answer on a page of

@@ -76,7 +76,8 @@ def show(view: PageRequest) -> Response:
     notes = view.store.notes(view.run)
     question, of = question_of_address(view, answers)
     result = answers.ask(question)
-    chosen = [source for name, source in sources.items() if name in (question.sources or [name])]
+    # A question without sources is about all of them.
+    chosen = [source for name, source in sources.items() if not question.sources or name in question.sources]
     domains = []
     if "domain" in columns:
         distinct = "SELECT DISTINCT domain FROM answers WHERE domain <> '' ORDER BY domain"

@@ -49,9 +49,10 @@ def show(view: PageRequest) -> Response:
     """
     seeds = _seeds(view)
     sides = _sides(view, list(seeds[0]))
+    (_, first_source), (_, second_source) = sides
     # For each seed the results of both sides, by problem.
-    first_results = [_results_by_problem(view, run, sides[0][1].name) for run, _ in seeds]
-    second_results = [_results_by_problem(view, run, sides[1][1].name) for _, run in seeds]
+    first_results = [_results_by_problem(view, run, first_source.name) for run, _ in seeds]
+    second_results = [_results_by_problem(view, run, second_source.name) for _, run in seeds]
     common_problems = sorted(set(first_results[0]).intersection(*first_results, *second_results))
 
     differences: list[dict[str, float]] = []  # for each seed, by problem
@@ -124,7 +125,9 @@ def _seeds(view: PageRequest) -> list[tuple[Run, Run]]:
     of two settings, and there is a pair for each seed that both settings have. Raises ValueError if they are
     not.
     """
-    if len(view.runs) < 3:  # two files of a single experiment are compared, which is then both sides
+    if len(view.runs) < 3:
+        # The first and the last are the two experiments. A single experiment is both sides: two of its files
+        # are compared.
         return [(view.run, view.runs[-1])]
     settings: dict[str, dict[Any, Run]] = {}
     for run in view.runs:

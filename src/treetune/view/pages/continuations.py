@@ -146,7 +146,7 @@ def _keys_in_journal(config: Mapping[str, Any], answer: StoredAnswer, start: int
         iteration,
         AnswerPrefix.of(trajectory.problem, trajectory.prompt_ids, trajectory.segments, start),
         replace(rollout.sampling, **changes),
-        "value",
+        purpose="value",
         round_number=0,
         count=credit.samples,
     )

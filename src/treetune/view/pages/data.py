@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -70,11 +71,15 @@ def show_rows(view: PageRequest) -> Response:
     data = view.store.data.named(view.text("data"))
     table = view.store.data.table(data)
     question = make_question(view, parse_conditions(view.text("where"), table.kinds, "rows"))
-    drawn = _drawn(view, table)
+    columns_with_histogram = _drawn(view, table)
     query = view.here().partition("?")[2]
+    # `names` has the columns of the file. `table.kinds` also has columns that are derived from them, such as
+    # nested fields and lengths of texts, by which rows can be filtered and sorted, too.
+    names = table.names()
     # The first columns of the file, and the columns that rows are filtered and sorted by.
-    columns = [*table.names()[:MOST_SHOWN], *(item.column for item in question.filters), question.sort]
+    columns = [*names[:MOST_SHOWN], *(item.column for item in question.filters), question.sort]
     shown = [name for name in dict.fromkeys(columns) if name in table.kinds]
+    hidden = [name for name in names if name not in shown]
     result = table.ask(question, shown)
     long_columns = set()  # the columns with a long text in one of the shown rows
     for row in result.rows:
@@ -88,11 +93,11 @@ def show_rows(view: PageRequest) -> Response:
         result=result,
         row_number=ROW,
         shown=shown,
-        hidden=len(table.names()) - len([name for name in shown if name in table.names()]),
-        pages=max(1, -(-result.total // question.size)),
+        hidden=len(hidden),
+        pages=max(1, math.ceil(result.total / question.size)),
         sizes=SIZES,
         beginning=BEGINNING,
-        histograms=f"/histograms?{query}" if drawn else "",
+        histograms=f"/histograms?{query}" if columns_with_histogram else "",
         # The id of the page's histograms: a new one, with which they are loaded again, if the file or the
         # address has changed.
         drawn_as=digest(data.mark, query),

@@ -141,7 +141,8 @@ def show(view: PageRequest) -> Response:
         accuracies = {accuracy.label: accuracy for accuracy in status.accuracies}
         group_name = _group_of(run, status, settings[run], group)
         cells = cells_of(view, run, columns)
-        rows.append(Listed(run, status.state, status, accuracies.get(chosen_set), "", group_name, cells))
+        accuracy = accuracies.get(chosen_set)
+        rows.append(Listed(run, status.state, status, accuracy, group=group_name, cells=cells))
     search, state = view.text("search").casefold(), view.text("state")
     sort = view.choice("sort", (*SORTED, *columns))
     matching = [row for row in rows if _matches(row, search, state)]
@@ -153,6 +154,7 @@ def show(view: PageRequest) -> Response:
         "experiments.html",
         listed=listed,
         groups=groups,
+        # For the states that the list can be filtered by: all but the last one, "unreadable".
         counts={state: sum(row.state == state for row in rows) for state in STATES[:-1]},
         labels=labels,
         chosen_set=chosen_set,
@@ -247,7 +249,9 @@ def cells_of(view: PageRequest, run: Run, columns: Sequence[str]) -> dict[str, C
     experiment, settings, cells = view.store.experiment(run), _settings(view, run), dict[str, Cell]()
     accuracies = {PASS + accuracy.label: accuracy for accuracy in view.store.status(run).accuracies}
     for column in columns:
-        # A column is an accuracy, the number of iterations, a cost, any other metric, or a setting.
+        # A column is an accuracy, the number of iterations, a cost, any other metric, or a setting. A cost is
+        # the sum of a metric over iterations ("total" or "seconds") or its newest value, and any other metric
+        # shows its newest value.
         metric, kind = COSTS.get(column, (column, "newest"))
         if column in accuracies:
             accuracy = accuracies[column]
@@ -275,12 +279,12 @@ def cells_of(view: PageRequest, run: Run, columns: Sequence[str]) -> dict[str, C
 
 
 def show_run(view: PageRequest) -> Response:
-    """Shows one or several experiments, or for another program's run statistics of its answers at each step.
+    """Shows one or several experiments or, for a run of another program, statistics of its answers by step.
 
     The address has `?run=` (also several), `?metric=` (also several: only their curves are drawn), `?over=`
     (one of `OVER`) and `?seeds=together` (experiments that differ only in their seed are one curve).
     """
-    if view.run.files:
+    if view.run.files:  # only a run of another program has a list of files
         return _show_run_of_another(view)
     first = view.store.experiment(view.run)
     experiments = {run.name: view.store.experiment(run) for run in view.runs}

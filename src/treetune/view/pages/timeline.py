@@ -163,7 +163,10 @@ def _lanes(run: Run, path: Path, now: float, load: Mapping[int, str]) -> Iterato
     for number, process in enumerate(processes):
         is_alive = is_last_alive and number == len(processes) - 1
         process_end = now if is_alive else process.last
-        ending = "open" if is_alive else "" if process.closed else "cut"
+        if is_alive:
+            ending = "open"  # drawn as still running
+        else:
+            ending = "" if process.closed else "cut"  # "cut": the process died, so its true end is unknown
         description = f"process {process.pid} on {process.host}"
         if any(span.lane == "server" for span in process.spans):
             description = f"watched by {description}"  # a server's timeline is written by another process
@@ -392,6 +395,7 @@ def show(view: PageRequest) -> Response:
         window=window,
         drawn=drawn,
         endings={bar.ending for bar in drawn_bars},
+        # For the legend, the colour of each text: a kind's colour has the name of the kind.
         kinds={bar.kind: bar.kind for bar in drawn_bars},
         ticks=[clock(window.start + share * window.length, window.length) for share in shares],
         listed=_rows_of_table(lanes, window, began),
@@ -533,6 +537,7 @@ def _bars(lane: Lane, window: Window, began: float) -> list[TimelineBar]:
         x, width = (left - window.start) / unit, (right - left) / unit
         remark = f" ({span.description})" if span.description else ""
         description = f"{span.name}, {clock(start, end - start)}, {took(span)}{remark}"
+        # A bar is at least one unit wide, so that it can be seen.
         bar = TimelineBar(
             round(x, 2), max(1.0, round(width, 2)), row, span.kind, span.ending, description, start, end
         )

@@ -26,7 +26,9 @@ from treetune.view.store.folders import Run
 from treetune.view.store.index import AnswerFile, sources
 from treetune.view.store.tokens import (
     OF_CREDIT,
+    CreditedStep,
     MethodCredit,
+    Tokens,
     all_texts,
     made_of_credit,
     method_of,
@@ -34,7 +36,7 @@ from treetune.view.store.tokens import (
     tokens_of,
 )
 from treetune.view.templates import FULL_COLOUR_QUANTILE, coloured, injected, plain, render, shade
-from treetune.vocabulary import CORRECT_SCORE
+from treetune.vocabulary import CORRECT_SCORE, Episode
 
 MOST_EPISODES = 8
 """The most episodes in a report."""
@@ -190,6 +192,8 @@ class EpisodesSection(ReportSection):
         # from the file of episodes (demonstrations, or a damaged file of answers): each is then a training
         # row.
         trained = "" if source.path == source.episodes else " AND episode_place IS NOT NULL"
+        # `nth` is the number of an answer among the right, or the wrong, answers to its problem: a second one
+        # comes only after the first ones to all problems.
         rows = answers.sql(
             "SELECT *, score >= ? AS is_right,"
             " row_number() OVER (PARTITION BY is_right, problem ORDER BY advantage_size DESC, row) AS nth"
@@ -227,48 +231,24 @@ def _card(experiment: StoredExperiment, answer: StoredAnswer, scale: float) -> d
 
     `scale` is the |advantage| from which the colour is full.
     """
-    shown = answer
+    row_shown = answer
     if answer.episode is None:
-        # The answer was cut into several training rows, none of which has all tokens of its trajectory. The
-        # first row is shown. Without the trajectory, `StoredAnswer.episode` is the first row, and `tokens_of`
-        # returns the tokens of that row.
-        shown = replace(answer, trajectory=None)
-    episode, tokens = shown.episode, tokens_of(experiment.path, shown, experiment.config)
+        # The answer was cut into several training rows, and no row has all tokens of its trajectory. The
+        # first row is shown: a stored answer without a trajectory stands for its first training row.
+        row_shown = replace(answer, trajectory=None)
+    episode, tokens = row_shown.episode, tokens_of(experiment.path, row_shown, experiment.config)
     assert episode is not None and tokens is not None and tokens.texts is not None
-    drawing, steps = "", []
-    # An answer is drawn with threads if a stretch of its tokens has a branch, which says its thread.
+    drawing, steps = "", list[tuple[CreditedStep, str]]()
+    # A stretch is tokens that were sampled or injected together, and its branch says the thread that they are
+    # in. An answer with threads is shown as a drawing, and not as a list of steps.
     if any(stretch.branch for stretch in episode.stretches):
         drawing = threads_html(ThreadedAnswer(tokens.texts, episode, answer.trajectory, scale))
     else:
-        # The advantages of credit are called "advantage", unless training changed them: then that name has
-        # the changed ones, and the advantages of credit are called OF_CREDIT.
-        of_credit = tokens.numbers.get(OF_CREDIT, tokens.numbers.get("advantage", np.zeros(tokens.count)))
-        advantages = np.nan_to_num(of_credit).tolist()
-        for step in tokens.steps:
-            text = ""
-            positions = range(step.start, step.end)
-            for is_sampled, stretch in groupby(positions, key=tokens.sampled.__getitem__):
-                stretch_positions = list(stretch)
-                part = slice(stretch_positions[0], stretch_positions[-1] + 1)
-                texts = tokens.texts[part]
-                text += coloured(texts, advantages[part], scale) if is_sampled else injected(texts)
-            has_no_text = not any(tokens.texts[step.start : step.end])
-            if has_no_text and step.end == tokens.count and episode.finish_reason == "stop":
-                text = "⟨end⟩"  # the step is only the end token
-            steps.append((step, text))
+        steps = _coloured_steps(tokens, scale, ends_by_itself=episode.finish_reason == "stop")
     earned = f"reward {number(episode.reward)}"
     if episode.score != episode.reward:  # the reward was shaped
         earned = f"score {number(episode.score)}, {earned}"
-    earlier = ""
-    if answer.trajectory is None:
-        prompt = "".join(texts_of(experiment.path, episode.prompt_ids) or ())
-    elif len(messages := answer.trajectory.problem.messages) > 1:
-        # Earlier messages are shown apart from the prompt, because solved examples are the same in all
-        # prompts.
-        earlier = "\n\n".join(f"{message.role}: {message.content}" for message in messages[:-1])
-        prompt = messages[-1].content
-    else:
-        prompt = answer.trajectory.problem.prompt
+    earlier, prompt = _prompt_of(experiment, answer, episode)
     return {
         "correct": episode.score >= CORRECT_SCORE,
         "earned": earned,
@@ -280,3 +260,51 @@ def _card(experiment: StoredExperiment, answer: StoredAnswer, scale: float) -> d
         "steps": steps,
         "injected": not drawing and not tokens.sampled.all(),
     }
+
+
+def _coloured_steps(tokens: Tokens, scale: float, *, ends_by_itself: bool) -> list[tuple[CreditedStep, str]]:
+    """Returns (step, HTML of its text) for each step of an answer without threads.
+
+    Sampled tokens are coloured by the advantages of credit, and injected tokens are marked as such.
+
+    Args:
+        tokens: The tokens of the answer, with their texts.
+        scale: The |advantage| from which the colour is full.
+        ends_by_itself: Whether the answer ends with an end token, which has no text.
+    """
+    assert tokens.texts is not None
+    # If training changed the advantages, for example by normalising them, "advantage" has the changed numbers
+    # and OF_CREDIT those of credit. If it didn't, "advantage" has those of credit.
+    name = OF_CREDIT if OF_CREDIT in tokens.numbers else "advantage"
+    of_credit = tokens.numbers.get(name, np.zeros(tokens.count))  # zeros without credit: nothing is coloured
+    advantages = np.nan_to_num(of_credit).tolist()
+    steps = []
+    for step in tokens.steps:
+        html = ""
+        positions = range(step.start, step.end)
+        for is_sampled, group in groupby(positions, key=tokens.sampled.__getitem__):
+            consecutive = list(group)
+            part = slice(consecutive[0], consecutive[-1] + 1)
+            texts = tokens.texts[part]
+            html += coloured(texts, advantages[part], scale) if is_sampled else injected(texts)
+        has_no_text = not any(tokens.texts[step.start : step.end])
+        if has_no_text and step.end == tokens.count and ends_by_itself:
+            html = "⟨end⟩"  # the step is only the end token
+        steps.append((step, html))
+    return steps
+
+
+def _prompt_of(experiment: StoredExperiment, answer: StoredAnswer, episode: Episode) -> tuple[str, str]:
+    """Returns the text of the earlier messages of a conversation, and the prompt.
+
+    Earlier messages are shown apart from the prompt, because solved examples are the same in all prompts. For
+    any other prompt, the text of earlier messages is empty.
+    """
+    if answer.trajectory is None:  # only the ids of the prompt's tokens are stored
+        return "", "".join(texts_of(experiment.path, episode.prompt_ids) or ())
+    problem = answer.trajectory.problem
+    if len(problem.messages) <= 1:
+        return "", problem.prompt
+    *earlier_messages, last_message = problem.messages
+    earlier = "\n\n".join(f"{message.role}: {message.content}" for message in earlier_messages)
+    return earlier, last_message.content

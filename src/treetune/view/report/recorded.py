@@ -189,6 +189,7 @@ class NumbersSection(ReportSection):
             # with OF_CORRECT the mean over correct answers.
             means = {name.removesuffix(LARGEST_SUFFIX).removesuffix(OF_CORRECT) for name in recorded}
             charts, always_0 = [], []
+            # "own" is the colour that the experiment has in this report, and "soft" is grey.
             # The numbers that the group declares come first, in their order. Others may be recorded as well.
             for name in (*group.numbers, *sorted(means - set(group.numbers))):
                 metric = f"{group.name}/{name}"
@@ -275,7 +276,7 @@ def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: 
     # `kind` is the CSS class that gives the verdict its colour.
     if seen:
         kind, verdict = "wrong", "at the end" if curve[-1][1] else "before"
-    elif finding.early:
+    elif finding.early:  # there are too few iterations to check the sign
         kind, verdict = "", "too early"
     elif finding.description and settings is not None:
         kind, verdict = "", f"for fewer than {settings.patience} iterations"

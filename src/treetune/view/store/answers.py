@@ -183,7 +183,7 @@ class AnswerStore:
         Raises ValueError for a file that can't be read.
         """
         build(source, self._cache / source.name)
-        self._look_again_s = math.inf
+        self._look_again_s = math.inf  # the store never looks for other sources
         self._last_listed_at, self._last_listed = time.monotonic(), [self._with_index(source)]
 
     def problems(self) -> list[str]:
@@ -232,7 +232,11 @@ class AnswerStore:
         return indexed
 
     def _make_indexes(self, missing: Sequence[Indexed], lock: threading.Lock | None = None) -> None:
-        """Makes indexes, deletes those of files that were deleted, and at the end releases `lock`."""
+        """Makes the missing indexes, and deletes those of files that were deleted.
+
+        If it runs in a background thread, it gets the lock that the caller has acquired for this thread, and
+        releases it at the end. The lock is None if the caller waits for the indexes.
+        """
         try:
             names = {source.name for source in self.sources()}
             # The indexes of iterations (i4) and evaluations (e4-test).
@@ -249,7 +253,8 @@ class AnswerStore:
     def _make_index(self, item: Indexed) -> None:
         """Makes the index of a source if it is still missing, or stores the reason why that failed."""
         newest = self._with_index(item.source)
-        if newest.about is not None and not newest.is_behind:  # another thread has made it
+        # Another thread may have made the index meanwhile. An index is behind if its file has grown since.
+        if newest.about is not None and not newest.is_behind:
             return
         mark = item.source.mark
         try:
@@ -442,8 +447,9 @@ class AnswerStore:
             layout = _layout_of_texts(indexed[name])
             assert layout is not None
             column = read_batch(indexed[name].source.path, layout, number, ["text"])["text"]
+            first_place = layout.rows[number]  # the place of the batch's first row
             for place in places_of_batch:
-                texts[name, place] = column[place - layout.rows[number]].as_py() or ""
+                texts[name, place] = column[place - first_place].as_py() or ""
         return [texts[name, place] for name, place in places]
 
     def answer(self, source: str, answer: str) -> StoredAnswer:
@@ -509,13 +515,14 @@ class AnswerStore:
         rows = self.sql(
             f"SELECT {column} AS place FROM answers WHERE {where} ORDER BY row", [problem], [source]
         )
+        layout = about.episodes  # the positions of the batches in the file
         places_of_batches: dict[int, list[int]] = {}
         for row in rows:
-            places_of_batches.setdefault(about.episodes.batch_of(row["place"]), []).append(row["place"])
+            places_of_batches.setdefault(layout.batch_of(row["place"]), []).append(row["place"])
         episodes = list[Any]()
         for number, places in places_of_batches.items():
-            batch = read_batch(path, about.episodes, number)
-            episodes += episodes_of(batch.take([place - about.episodes.rows[number] for place in places]))
+            batch, first_place = read_batch(path, layout, number), layout.rows[number]
+            episodes += episodes_of(batch.take([place - first_place for place in places]))
         return episodes
 
     # DuckDB
@@ -557,7 +564,8 @@ def _read_row(path: Path, layout: StreamLayout, place: int) -> pa.RecordBatch:
     slice of a larger batch.
     """
     number = layout.batch_of(place)
-    return read_batch(path, layout, number).take([place - layout.rows[number]])
+    first_place = layout.rows[number]  # the place of the batch's first row
+    return read_batch(path, layout, number).take([place - first_place])
 
 
 def _read_line(source: AnswerFile, place: int) -> Mapping[str, Any]:

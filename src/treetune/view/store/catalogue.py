@@ -119,11 +119,11 @@ class Store:
     def follows(self, path: Path) -> bool:
         """Returns whether a path may be read: not if it is a symbolic link that leads out of the folders.
 
-        Such a link is added to `left_out`.
+        Such a link is remembered, so that pages can name the links that were not followed (`left_out`).
         """
         if not leads_out(path, self.folders):
             return True
-        self._links[path] = None
+        self._links[path] = None  # a dictionary as an ordered set
         return False
 
     def _find(self) -> Iterator[Run]:

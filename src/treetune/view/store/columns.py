@@ -44,7 +44,8 @@ def answer_columns(batch: pa.RecordBatch) -> dict[str, Any]:
 
     problem, grade = batch["problem"], batch["grade"]
     count, names = batch.num_rows, batch.schema.names
-    # Files of earlier versions have no bonus, domain or numbers.
+    # A bonus is a reward that shaping adds to the score. Files of earlier versions have no bonus, domain or
+    # numbers.
     bonus = pc.fill_null(batch["bonus"], 0.0) if "bonus" in names else pa.array([0.0] * count)
     outcome = pc.struct_field(grade, "outcome")
     # An answer that could not be graded has no score, whatever the file has as its reward.
@@ -86,22 +87,22 @@ def _segment_columns(segments: pa.ListArray) -> dict[str, Any]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    ends = segments.offsets.to_numpy()
+    offsets = segments.offsets.to_numpy()  # the first segment of each row, and the end of the last row
     flat = segments.values
     lengths = pc.list_value_length(flat.field("token_ids")).to_numpy(zero_copy_only=False)
     injected = np.where(pc.equal(flat.field("origin"), "injected").to_numpy(zero_copy_only=False), lengths, 0)
     versions = flat.field("policy_version").to_numpy(zero_copy_only=False).astype(float)
     first_version = np.full(len(segments), np.nan)
-    has_segments = np.diff(ends) > 0
-    first_version[has_segments] = versions[ends[:-1][has_segments]]
+    has_segments = np.diff(offsets) > 0
+    first_version[has_segments] = versions[offsets[:-1][has_segments]]
     logprobs = flat.field("logprobs")
-    # `ends` has the first segment of each row, and the offsets of `logprobs` have the first log-prob of each
-    # segment. Together they give the first log-prob of each row.
-    token_ends = logprobs.offsets.to_numpy()[ends]
-    mean, least = mean_and_least(logprobs.values.to_numpy(zero_copy_only=False), token_ends)
+    # The offsets of `logprobs` have the first log-prob of each segment. With the first segment of each row,
+    # they give the first log-prob of each row.
+    logprob_offsets = logprobs.offsets.to_numpy()[offsets]
+    mean, least = mean_and_least(logprobs.values.to_numpy(zero_copy_only=False), logprob_offsets)
     return {
-        "tokens": pa.array(_sums(lengths, ends), pa.int32()),
-        "injected": pa.array(_sums(injected, ends), pa.int32()),
+        "tokens": pa.array(_sums(lengths, offsets), pa.int32()),
+        "injected": pa.array(_sums(injected, offsets), pa.int32()),
         "policy_version": pa.array(first_version, pa.float64(), from_pandas=True),
         "logprob_mean": pa.array(mean, pa.float64(), from_pandas=True),
         "logprob_least": pa.array(least, pa.float64(), from_pandas=True),
@@ -115,9 +116,10 @@ def _numbers(column: Any) -> dict[str, Any]:
     """
     import pyarrow as pa
 
-    ends = column.offsets.to_numpy()
-    row_of_entry: np.ndarray = np.repeat(np.arange(len(column)), np.diff(ends))
-    first, count = int(ends[0]), int(ends[-1] - ends[0])
+    # The position of each row's first entry among the entries of all maps, and the end of the last row.
+    offsets = column.offsets.to_numpy()
+    row_of_entry: np.ndarray = np.repeat(np.arange(len(column)), np.diff(offsets))
+    first, count = int(offsets[0]), int(offsets[-1] - offsets[0])
     names = column.keys.slice(first, count).dictionary_encode()
     name_of_entry = names.indices.to_numpy(zero_copy_only=False)
     values = column.items.slice(first, count).to_numpy(zero_copy_only=False)
@@ -190,18 +192,19 @@ def _mean_and_least_of_trained(
     """
     import pyarrow as pa
 
-    ends, token_ends = column.offsets.to_numpy().astype(np.int64), trained.offsets.to_numpy()
-    counts = np.diff(ends)
-    if (counts != np.diff(token_ends))[counts > 0].any():
+    offsets, token_offsets = column.offsets.to_numpy().astype(np.int64), trained.offsets.to_numpy()
+    counts = np.diff(offsets)
+    if (counts != np.diff(token_offsets))[counts > 0].any():
         raise ValueError("an episode has numbers for more or fewer tokens than it has")
     # For each number, the position of its token in `trained`. The offsets of the two columns differ, because
     # a row without numbers has tokens nevertheless.
-    token_of_number = np.arange(ends[0], ends[-1]) + np.repeat(token_ends[:-1] - ends[:-1], counts)
+    distances: np.ndarray = np.repeat(token_offsets[:-1] - offsets[:-1], counts)
+    token_of_number = np.arange(offsets[0], offsets[-1]) + distances
     is_trained = trained.values.to_numpy(zero_copy_only=False).astype(bool)[token_of_number]
-    values = column.values.to_numpy(zero_copy_only=False)[ends[0] : ends[-1]].astype(float)
-    # The ends of the rows in an array that has only the numbers of trained tokens.
-    ends_of_trained = np.concatenate([[0], np.cumsum(is_trained)])[ends - ends[0]]
-    mean, least = mean_and_least(sign * values[is_trained], ends_of_trained)
+    values = column.values.to_numpy(zero_copy_only=False)[offsets[0] : offsets[-1]].astype(float)
+    # The offsets of the rows in an array that has only the numbers of trained tokens.
+    offsets_of_trained = np.concatenate([[0], np.cumsum(is_trained)])[offsets - offsets[0]]
+    mean, least = mean_and_least(sign * values[is_trained], offsets_of_trained)
     return pa.array(mean, pa.float64(), from_pandas=True), pa.array(least, pa.float64(), from_pandas=True)
 
 
@@ -240,11 +243,12 @@ def _ends_of_rows(column: pa.ListArray) -> np.ndarray:
 def _mean_and_most(name: str, values: np.ndarray, ends: np.ndarray) -> dict[str, Any]:
     """Returns the columns ``NAME_mean`` and ``NAME_most``: the mean and the largest of each row's values.
 
-    Values that are NaN don't count.
+    The values of row i are ``values[ends[i] : ends[i + 1]]``. Values that are NaN don't count.
     """
     import pyarrow as pa
 
     is_recorded = ~np.isnan(values)
+    # The ends in an array that has only the recorded values.
     ends_of_recorded = np.concatenate([[0], np.cumsum(is_recorded)])[ends]
     # The largest value is the least of the negated ones, negated.
     negated_mean, negated_most = mean_and_least(-values[is_recorded], ends_of_recorded)
@@ -329,14 +333,14 @@ def _beginnings_and_ends(texts: pa.Array) -> pa.Array:
 
 
 def _sums(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Returns the sum of the values between each end and the next."""
+    """Returns the sum of the values of each row. Those of row i are ``values[ends[i] : ends[i + 1]]``."""
     return np.diff(np.concatenate([[0], np.cumsum(values)])[ends])
 
 
 def mean_and_least(values: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mean and the least of the values between each end and the next.
+    """Returns the mean and the least value of each row, both of which are NaN for a row without values.
 
-    Both are NaN if there are no values between them.
+    The values of row i are ``values[ends[i] : ends[i + 1]]``.
     """
     counts = np.diff(ends)
     mean, least = np.full(len(counts), np.nan), np.full(len(counts), np.nan)

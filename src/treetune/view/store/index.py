@@ -114,6 +114,7 @@ def sources(run: Run, left_out: list[Path] | None = None) -> list[AnswerFile]:
     """Returns all sources of an experiment: first its iterations and then its evaluations, each in their
     order.
 
+    A run of another program has only its files as sources, and a run of treetune has no such files.
     Symbolic links that lead out of the viewer's folders are not read. A source with such a link is left out,
     and the link is added to `left_out`.
     """
@@ -161,20 +162,19 @@ def _iteration_sources(run: Run) -> Iterator[AnswerFile]:
     titles = _titles_of_credited_log(config, stat_of(config))
     for iteration in run.directory.iterations():
         folder = run.directory.iteration(iteration)
-        answers, episodes, signals = (
-            path if (path := folder / name).is_file() else None for name in (TRAJECTORIES, EPISODES, SIGNALS)
-        )
+        paths = [folder / name for name in (TRAJECTORIES, EPISODES, SIGNALS)]
+        answers, episodes, signals = (path if path.is_file() else None for path in paths)
         main_file = answers or episodes
         if main_file is not None:
             number = iteration + 1  # folders count from 0
             yield AnswerFile(
-                "iteration",
-                number,
-                f"i{number}",
-                titles.get(str(number), f"iteration {number}"),
-                main_file,
+                kind="iteration",
+                number=number,
+                name=f"i{number}",
+                title=titles.get(str(number), f"iteration {number}"),
+                path=main_file,
                 episodes=episodes,
-                signals=signals if episodes else None,
+                signals=signals if episodes else None,  # they are numbers of the episodes' tokens
                 content="answers" if answers else "demonstrations",
             )
 
@@ -246,6 +246,7 @@ def read_batch(
         names = pa.ipc.read_schema(pa.py_buffer(head)).names
         options.included_fields = [names.index(name) for name in columns if name in names]
     try:
+        # The schema and this batch together are a stream with a single batch.
         with pa.ipc.open_stream(pa.py_buffer(head + body), options=options) as reader:
             batch = reader.read_next_batch()
         batch.validate(full=True)  # files of earlier versions have no checksum
@@ -370,9 +371,8 @@ def build(source: AnswerFile, folder: Path) -> None:
     # mark than the index, and the index is made again.
     mark, size = source.mark, source.size
     report = FileReport()
-    layouts: dict[
-        str, StreamLayout
-    ] = {}  # of the Arrow files, by kind; the functions that read the files add them
+    # The layouts of the Arrow files, by kind. The functions that read the files add them.
+    layouts: dict[str, StreamLayout] = {}
     with whole_folder(folder) as new_folder, closing(TextWriter(new_folder / TEXTS, source.name)) as texts:
         if source.kind == "evaluation":
             tables = list(_line_tables(source, texts, report))
@@ -389,6 +389,7 @@ def build(source: AnswerFile, folder: Path) -> None:
         table = table.append_column("row", pa.array(np.arange(table.num_rows, dtype=np.int64)))
         parquet.write_table(table, new_folder / ROWS, compression="zstd", row_group_size=ROWS_IN_GROUP)
         note = report.note(source.title) if source.is_foreign else ""
+        # The kinds of `layouts` are fields of `About`: "answers", "episodes" and "signals".
         about = About(table.num_rows, mark, **layouts, note=note, size=size)
         (new_folder / ABOUT).write_text(json.dumps({"version": VERSION, **asdict(about)}))
 
@@ -430,16 +431,18 @@ def _stream_tables(
 
     batches = walk(path, columns)
     _, head = next(batches)  # the schema, and the byte where it ends
-    ends, rows = list[int](), [0]
+    ends = list[int]()  # the byte where each batch ends
+    rows_so_far = [0]  # the number of rows before each batch, and at last of all rows
     for batch, end in batches:
         ends.append(end)
         table = columns_of(batch)
-        table["place"] = pa.array(np.arange(rows[-1], rows[-1] + batch.num_rows, dtype=np.int64))
-        rows.append(rows[-1] + batch.num_rows)
+        rows_before, rows_with_batch = rows_so_far[-1], rows_so_far[-1] + batch.num_rows
+        table["place"] = pa.array(np.arange(rows_before, rows_with_batch, dtype=np.int64))
+        rows_so_far.append(rows_with_batch)
         if texts is not None:
             texts.add(batch["text"])
         yield pa.table(table)
-    layouts[kind] = StreamLayout(head, tuple(ends), tuple(rows))
+    layouts[kind] = StreamLayout(head, tuple(ends), tuple(rows_so_far))
 
 
 def _episodes_table(
@@ -531,6 +534,7 @@ def _line_tables(source: AnswerFile, texts: TextWriter, report: FileReport) -> I
     lines = answers_in(source.path, report) if source.is_foreign else json_lines(source.path)
     rows: list[dict[str, Any]] = []
     row_texts: list[str] = []
+    # A line is found again by its place: the byte where it begins, or in a file without lines its number.
     for place, line in lines:
         row = line_columns(line, place)
         rows.append({name: writable(x) if isinstance(x, str) else x for name, x in row.items()})

@@ -82,8 +82,7 @@ def parse_conditions(text: str, columns: Mapping[str, str], content: str = "answ
 
     Raises:
         ValueError: A part of the text is not a condition, names an unknown column, or compares a column with
-        a
-            value of another type.
+            a value of another type.
     """
     filters = []
     for part in text.split(";"):

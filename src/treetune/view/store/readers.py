@@ -190,14 +190,19 @@ def wandb_table(path: Path) -> pa.Table:
 
 
 def _examples_of(row: Mapping[str, Any], number: int) -> Iterator[dict[str, Any]]:
-    """Yields a row for each answer in the row of a step. `number` stands for a step that the row doesn't
-    name."""
-    examples: dict[int, dict[str, Any]] = {}
+    """Yields a row for each answer in the row of a step.
+
+    Example: ``{"step": 7, "input_1": "2+2=", "output_1": "4", "score_1": 1.0, "input_2": …}`` has the answer
+    ``{"step": 7, "example": 1, "input": "2+2=", "output": "4", "score": 1.0}`` and so on. `number`, the
+    number of the row, stands for the step if the row doesn't name it.
+    """
+    fields_by_example: dict[int, dict[str, Any]] = {}
     for name, value in row.items():
-        if part := _EXAMPLE_PART.fullmatch(name):
-            examples.setdefault(int(part[2]), {})[part[1]] = value
-    for example, parts in sorted(examples.items()):
-        yield {"step": row.get("step", number), "example": example, **parts}
+        if match := _EXAMPLE_PART.fullmatch(name):
+            field, example = match[1], int(match[2])
+            fields_by_example.setdefault(example, {})[field] = value
+    for example, fields in sorted(fields_by_example.items()):
+        yield {"step": row.get("step", number), "example": example, **fields}
 
 
 def _column(values: list[Any]) -> pa.Array:
@@ -309,6 +314,7 @@ def _lines_of(path: Path, row: int) -> Iterator[dict[str, Any]]:
     beginning = b'{"row":%d,' % row
     with path.open("rb") as file:
         for line in file:
+            # A line without its end is incomplete: a program is still writing it, or was interrupted.
             if line.startswith(beginning) and line.endswith(b"\n"):
                 try:
                     yield json.loads(line)

@@ -131,13 +131,17 @@ class DataSetTable:
         self._lock = threading.Lock()
         self._connection = connect()
         self._cache: OrderedDict[Hashable, Any] = OrderedDict()
+        """Results of queries that are kept for further calls, such as histograms, the least recently used
+        first."""
         self._searches: OrderedDict[Hashable, Any] = OrderedDict()
+        """The rows that contain a searched text, for the last few searches."""
         self._copy: Any = None
         """A temporary copy of a file of JSON lines without its bad lines, which is deleted with this
         object."""
         self._arrow: pa.Table | None = None
         """The rows of a file that DuckDB can't read itself; None if it can."""
         try:
+            # `_from` is the SQL after FROM for the file's rows, and `note` a remark on the file.
             self._from, self.note = self._source()
             self.columns = {column.name: column for column in self._columns()}
             [total] = self._cursor().execute(f"SELECT count(*) FROM {self._from}").fetchone() or (0,)
@@ -146,6 +150,7 @@ class DataSetTable:
         self.total: int = total
         self.kinds = {name: column.kind for name, column in self.columns.items()}
         columns = ", ".join(f"{column.sql} AS {quoted(column.name)}" for column in self.columns.values())
+        # The SQL after FROM for the rows with their numbers and all columns, the derived ones included.
         self._all = f"(SELECT {quoted(ROW)}, {columns} FROM {self._from})"
 
     def names(self) -> list[str]:
@@ -192,6 +197,7 @@ class DataSetTable:
             total = self._cached(key, lambda: self._query(count, values).fetchone()[0])
         else:
             total = self.total
+        # A row can only be missing if the file has changed between the two queries.
         return RowPage([rows[number] for number in numbers if number in rows], total)
 
     def row(self, number: int) -> dict[str, Any]:
@@ -371,7 +377,8 @@ class DataSetTable:
             types = types_of_columns()
         except duckdb.Error:  # a line is nested deeper than DuckDB reads
             types = {}
-        if list(types) in ([], ["json"]):  # with a line that is not an object, DuckDB finds no columns at all
+        # With a line that is not an object, DuckDB finds no columns, or only one that is named "json".
+        if list(types) in ([], ["json"]):
             self._copy = _without_bad_lines(path)
             path = Path(self._copy.name)  # `read` uses `path`, so from here on it reads the copy
             types = types_of_columns()

@@ -82,19 +82,19 @@ def tokens_of(run: Path, answer: StoredAnswer, config: Mapping[str, Any]) -> Tok
     Returns None for an answer of which only the text is stored, such as an answer of an evaluation.
     """
     trajectory, episode = answer.trajectory, answer.episode
-    source = trajectory if trajectory is not None else episode
-    if source is None:
+    stored = trajectory if trajectory is not None else episode
+    if stored is None:
         return None
-    ids = source.response_ids
+    ids = stored.response_ids
     segments = trajectory.segments if trajectory is not None else ()
     numbers = _advantages_of(answer, config)
     logprobs = _engine_logprobs(answer)
     if logprobs is not None:
         numbers["log-prob"] = logprobs
     numbers |= _trainer_numbers(answer)
-    by_token: list[Segment] = []
+    segment_of_token: list[Segment] = []
     for segment in segments:
-        by_token += [segment] * len(segment.token_ids)
+        segment_of_token += [segment] * len(segment.token_ids)
     if trajectory is not None:
         sampled = are_sampled(trajectory.segments)
     else:
@@ -102,15 +102,15 @@ def tokens_of(run: Path, answer: StoredAnswer, config: Mapping[str, Any]) -> Tok
         sampled = episode.trained
     # A training row has the steps of credit, which may have merged steps of the answer. If it has none, the
     # answer's own steps are shown.
-    ends = (episode.step_ends if episode is not None else ()) or source.step_ends
-    length = len((episode if episode is not None else source).response_ids)
+    with_steps = episode if episode is not None else stored
+    ends = with_steps.step_ends or stored.step_ends
     return Tokens(
         ids=ids,
         texts=texts_of(run, ids),
         sampled=sampled,
-        steps=steps_of(length, ends, episode, earned=(episode or source).step_rewards),
-        branches=[segment.branch for segment in by_token] or [()] * len(ids),
-        versions=[segment.policy_version for segment in by_token] or [None] * len(ids),
+        steps=steps_of(len(with_steps.response_ids), ends, episode, earned=with_steps.step_rewards),
+        branches=[segment.branch for segment in segment_of_token] or [()] * len(ids),
+        versions=[segment.policy_version for segment in segment_of_token] or [None] * len(ids),
         numbers=numbers,
     )
 
@@ -388,9 +388,13 @@ class TrainedStep:
 def trained_steps(answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any]) -> list[TrainedStep]:
     """Returns the steps of an answer that has advantages, with their shares in the gradient.
 
-    The weight of a trained token is its absolute advantage, multiplied by the factor that the objective's
-    aggregation gives the token if the iteration is a single minibatch. If the ratio is 1, the weight is the
-    size of the factor of the gradient of the token's log-prob, up to a factor that all tokens share.
+    A step's share is the sum of its trained tokens' weights, divided by the sum over all trained tokens of
+    the iteration. The weight of a token is its absolute advantage, multiplied by the factor that the
+    objective's aggregation gives the token if the iteration is a single minibatch.
+
+    The gradient of the loss is a weighted sum of the gradients of the tokens' log-probs. While all importance
+    ratios are 1, a token's weight is the size of its factor in this sum, up to a factor that all tokens
+    share.
     """
     episode, path = answer.episode, answer.source.episodes
     assert episode is not None and episode.advantages is not None and path is not None
@@ -398,9 +402,10 @@ def trained_steps(answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any
     objective_class = Objective.registered().get(str(objective.get("type")))
     default_aggregation = getattr(objective_class, "aggregation", "token")
     by_sequence = objective.get("aggregation", default_aggregation) == "sequence"
-    is_known = not penalised(config)  # a KL penalty on advantages isn't stored
+    # Whether `advantages` below are those of training: a KL penalty, which training subtracts, isn't stored.
+    are_of_training = not penalised(config)
     moments, weight_of_all = _moments(answer, episode, config), 0.0
-    if is_known:
+    if are_of_training:
         # The moments are given as a tuple, because the result is cached by its arguments, which must be
         # hashable.
         weight_of_all = _weight_of_all(path, stat_of(path), tuple(moments.items()), by_sequence)
@@ -415,15 +420,17 @@ def trained_steps(answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any
     rows = []
     for step, next_step in zip(tokens.steps, [*tokens.steps[1:], None], strict=True):
         trained = np.flatnonzero(episode.trained[step.start : step.end]) + step.start
-        share = None
+        share = trained_advantage = None
         if weight_of_all:
             share = aggregation_weight * float(np.abs(advantages[trained]).sum()) / weight_of_all
+        if are_of_training and len(trained):
+            trained_advantage = float(advantages[trained].mean())
         rows.append(
             TrainedStep(
                 step=step,
                 value_after=next_step.value if next_step is not None else None,
                 advantage=float(episode.advantages[trained].mean()) if len(trained) else 0.0,
-                trained_advantage=float(advantages[trained].mean()) if is_known and len(trained) else None,
+                trained_advantage=trained_advantage,
                 engine_ratio=_finite_mean(engine_ratios[trained]),
                 ratio=_finite_mean(ratios[trained]),
                 clipped=int(is_clipped[trained].sum()),
@@ -467,6 +474,7 @@ def _weight_of_all(
     """
     moments_by_domain, total = dict(moments), 0.0
     for domain, advantages in _trained_advantages(path):
+        # Without moments, training uses the advantages of credit as they are.
         mean, deviation = moments_by_domain.get(domain, (0.0, 1.0))
         sizes = np.abs(advantages - mean) / deviation
         total += float(sizes.mean() if by_sequence and len(sizes) else sizes.sum())
@@ -505,6 +513,7 @@ def method_of(
     `cost` has the cost of the method, and `by` is the name of the analysis.
     """
     pairs = zip(credit["values"], credit["advantages"], strict=True)
+    # A value is None if the method has no value before the step.
     cells = tuple((value and Shown(**value), Shown(**advantage)) for value, advantage in pairs)
     return MethodCredit(name, cells, by, f"{cost['tokens_per_answer']:.0f} tokens an answer" if cost else "")
 

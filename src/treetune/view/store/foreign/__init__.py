@@ -111,9 +111,9 @@ def answers_in(path: Path, report: FileReport | None = None) -> Iterator[tuple[i
 def mapped_rows(path: Path, report: FileReport) -> Iterator[MappedRow]:
     """Yields the rows of a file that can be read, each as the line of an evaluation.
 
-    An answer gets the next free sample number of its problem if it has no number, or the number of an earlier
-    answer. Rows that can't be read or mapped are counted in `report`. Raises ValueError for a file that can't
-    be read.
+    An answer without a sample number gets the next free number of its problem, and so does an answer whose
+    number an earlier answer to the problem has. Rows that can't be read or mapped are counted in `report`.
+    Raises ValueError for a file that can't be read.
     """
     used_numbers: dict[str, set[int]] = {}  # by problem
     next_number: Counter[str] = Counter()
@@ -183,7 +183,7 @@ def answer_at(path: Path, place: int) -> Mapping[str, Any]:
 
 @functools.lru_cache(maxsize=2)
 def _answers_by_place(path: Path, stat: object) -> dict[int, dict[str, Any]]:
-    """Returns all answers of a file by their places.
+    """Returns all answers of a file by their places, which are the numbers of their rows.
 
     `stat` is only a part of the cache's key, so that a changed file is read again.
     """

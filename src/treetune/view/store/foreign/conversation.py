@@ -56,6 +56,7 @@ def turns(value: Any) -> list[dict[str, str]]:
 
 def message_text(message: Mapping[str, Any]) -> str:
     """Returns a message as text: its thought, its content, its calls of tools, and errors, in this order."""
+    # `THOUGHTS` has the names that different programs give the same field, so only one is shown.
     thoughts = [message[name] for name in THOUGHTS if message.get(name)]
     parts = [_thought(thoughts[0])] if thoughts else []
     parts.append(_content_text(message.get("content")))

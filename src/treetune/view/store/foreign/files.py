@@ -119,7 +119,7 @@ def _first_lines(path: Path) -> Iterator[FileRow]:
             text = file.readline(LONGEST_FIRST_LINE)
             if not text:
                 return
-            row = _line(0, 0, text)
+            row = _line(0, 0, text)  # the places and numbers of these lines are not used
             if row is not None and not row.fault:
                 yield row
 
@@ -195,7 +195,13 @@ def _lines(path: Path, remarks: list[str]) -> Iterator[FileRow]:
 
 
 def _line(place: int, number: int, text: bytes) -> FileRow | None:
-    """Returns the row of a line, and None for a blank line."""
+    """Returns the row of a line, and None for a blank line.
+
+    Args:
+        place: The byte of the file at which the line begins.
+        number: The number of the line, for messages.
+        text: The line.
+    """
     if not text.strip():
         return None
     where = f"line {number}"

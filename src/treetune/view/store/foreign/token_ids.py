@@ -91,9 +91,11 @@ def _tokens_of_trace(trace: Mapping[str, Any]) -> StoredTokens | None:
         ids += node_ids
         sampled += node_sampled
         logprobs += node_logprobs or [0.0] * len(node_ids)  # 0 for tokens that weren't sampled
-    if True not in sampled[1:]:  # there is no answer, or no prompt before it
+    # The first token belongs to the prompt, whether it was sampled or not. So the answer begins at the first
+    # sampled token after it.
+    if True not in sampled[1:]:
         return None
-    start = sampled.index(True, 1)  # all tokens before the first sampled one are the prompt
+    start = sampled.index(True, 1)
     return StoredTokens(ids[:start], ids[start:], sampled[start:], logprobs[start:] if has_logprobs else None)
 
 

@@ -138,21 +138,21 @@ def _reward(trace: Mapping[str, Any]) -> tuple[float | None, dict[str, float]]:
     None if there is no score, or if a score whose weight isn't 0 is not a number.
     """
     scores, total = dict[str, float](), 0.0
-    is_known = True
+    is_sum_known = True
     for name, reward in (trace.get("rewards") or {}).items():
         if reward is None:
             continue
         score = number_of(reward.get("score") if isinstance(reward, Mapping) else reward)
         weight = number_of(reward.get("weight", 1.0)) if isinstance(reward, Mapping) else 1.0
         if score is None or weight is None:
-            is_known = is_known and weight == 0
+            is_sum_known = is_sum_known and weight == 0
             continue
         scores[name] = score
         total += score * weight
     own_reward = number_of(trace.get("reward"))
     if own_reward is not None:
         return own_reward, scores
-    return (total if scores and is_known else None), scores
+    return (total if scores and is_sum_known else None), scores
 
 
 def _environment(row: Mapping[str, Any], trace: Mapping[str, Any]) -> Any:
