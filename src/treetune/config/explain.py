@@ -502,27 +502,31 @@ def overridden(config: Config) -> Iterator[str]:
         with_it = _sum_or_none([*earlier, layer], config)
         if with_it is None or without_it == with_it:
             continue  # it needs later files, or repeats what earlier ones set
-        changed = [
-            path for path in key_paths(with_it) if value_at(without_it, path) != value_at(with_it, path)
-        ]
         # The values that this file sets and later files override. An object is left out, since the values in
         # it are listed themselves.
-        lost = [path for path in changed if not isinstance(value_at(with_it, path), dict)]
-        # A later file may set the key itself, or replace one of the objects around it.
-        lost_or_around: list[KeyPath] = []
-        for path in lost:
-            lost_or_around += [path[:depth] for depth in range(len(path), 0, -1)]
-        winners = []
-        for later_layer in later:
-            explanation = Explanation(replace(config, layers=(later_layer,)))
-            if any(map(explanation.settings, lost_or_around)):
-                winners.append(later_layer.name)
-        shown = ", ".join(dotted(path) for path in lost[:SHOWN_KEYS])
-        more = ", …" if len(lost) > SHOWN_KEYS else ""
+        overridden_paths: list[KeyPath] = []
+        for path in key_paths(with_it):
+            value = value_at(with_it, path)
+            if value != value_at(without_it, path) and not isinstance(value, dict):
+                overridden_paths.append(path)
+        overriding_files = _files_that_set(overridden_paths, later, config)
+        shown = ", ".join(dotted(path) for path in overridden_paths[:SHOWN_KEYS])
+        more = ", …" if len(overridden_paths) > SHOWN_KEYS else ""
         yield (
             f"{layer.name} changes nothing: all that it sets ({shown}{more}) is overridden by"
-            f" {' and '.join(winners)}: put it after that, or leave it out"
+            f" {' and '.join(overriding_files)}: put it after that, or leave it out"
         )
+
+
+def _files_that_set(paths: Sequence[KeyPath], layers: Sequence[Layer], config: Config) -> Iterator[str]:
+    """Yields the names of the layers that set one of the keys, or replace one of the objects around it."""
+    paths_or_around: list[KeyPath] = []
+    for path in paths:
+        paths_or_around += [path[:depth] for depth in range(len(path), 0, -1)]
+    for layer in layers:
+        explanation = Explanation(replace(config, layers=(layer,)))
+        if any(map(explanation.settings, paths_or_around)):
+            yield layer.name
 
 
 def _sum_or_none(layers: Any, config: Config) -> Any:

@@ -127,27 +127,39 @@ def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]
     while True:
         try:
             data = evaluate_jsonnet(TOTAL, total, values, importer)
+            break
         except RuntimeError as error:
-            variable = _MISSING_VARIABLE.search(str(error))
-            if variable and variable[1] not in values:
-                # With a placeholder, the evaluation continues to the next variable that isn't set.
-                unset.append(_issue_of_unset_variable(variable[1], str(error)))
-                values[variable[1]] = "0"
-                continue
-            if unset:
-                raise ConfigError(unset) from error
-            if not frames(str(error)) and len(layers) > 1:
-                # No single file has the error, so the sum of the files failed: one of them isn't an object.
-                raise ConfigError([_issue_of_no_object(layers, variables)]) from error
-            if "couldn't open import" in str(error) and unread_file:
-                unread, importing = unread_file[0], frames(str(error))
-                imported_in = f"imported in {location_of(importing[0])}" if importing else None
-                source = "; ".join(filter(None, [imported_in, unread.source]))
-                raise ConfigError([replace(unread, source=source or None)]) from error
-            raise ConfigError([issue_of_message(str(error), layers, variables)]) from error
-        if unset:
-            raise ConfigError(unset)
-        return data
+            message = str(error)
+            variable = _MISSING_VARIABLE.search(message)
+            if variable is None or variable[1] in values:
+                # With placeholders, the evaluation may fail because of them. So the variables come first.
+                issues = unset or [_issue_of_failure(message, layers, variables, unread_file)]
+                raise ConfigError(issues) from error
+            # With a placeholder, the evaluation continues to the next variable that isn't set.
+            unset.append(_issue_of_unset_variable(variable[1], message))
+            values[variable[1]] = "0"
+    if unset:
+        raise ConfigError(unset)
+    return data
+
+
+def _issue_of_failure(
+    message: str, layers: Sequence[Layer], variables: Mapping[str, str], unread_file: Sequence[ConfigIssue]
+) -> ConfigIssue:
+    """Returns the issue of Jsonnet's error message about the sum of the files.
+
+    Args:
+        unread_file: The issue of an imported file that can't be read; empty if all were read.
+    """
+    if not frames(message) and len(layers) > 1:
+        # No single file has the error, so the sum of the files failed: one of them isn't an object.
+        return _issue_of_no_object(layers, variables)
+    if "couldn't open import" in message and unread_file:
+        unread, importing = unread_file[0], frames(message)
+        imported_in = f"imported in {location_of(importing[0])}" if importing else None
+        source = "; ".join(filter(None, [imported_in, unread.source]))
+        return replace(unread, source=source or None)
+    return issue_of_message(message, layers, variables)
 
 
 def _environment_layers(environ: Mapping[str, str], keys: Sequence[str]) -> list[Layer]:

@@ -352,39 +352,38 @@ def _write(stages: _Stages, file_by_number: Mapping[int, str], output: Path, con
         for done, name in enumerate(names):
             progress(done, len(names))
             write_parquet(output / f"{name}.parquet", _RowsOfFile(rows, file_by_number, name))
+
     sources = Counter(row.row[DATA_SOURCE] for row in rows if row.number in file_by_number)
     domains = Counter[str]()
     for source, count in sources.items():
         domains[domain_of(source)] += count
     rows_by_name = Counter(file_by_number.values())
     in_files = {f"{name}.parquet": rows_by_name[name] for name in names}
+    rules = []
+    for stage in stages.stages:
+        dropped = len(stage.dropped)
+        counts = {"rows": stage.rows, "dropped": dropped, "left": stage.rows - dropped}
+        rules.append({"rule": stage.rule, **counts, **stage.details})
     summary = {
         "read": stages.total,
-        "rules": [
-            {
-                "rule": stage.rule,
-                "rows": stage.rows,
-                "dropped": len(stage.dropped),
-                "left": stage.rows - len(stage.dropped),
-                **stage.details,
-            }
-            for stage in stages.stages
-        ],
+        "rules": rules,
         "files": in_files,
         "sources": dict(sorted(sources.items())),
         "domains": dict(sorted(domains.items())),
     }
     write_json(output / "summary.json", summary)
+
     for line in [*stages.table(), ""]:
         console.say(line)
     for stage in stages.stages:
         for name, value in stage.details.items():
             # The list of matching rows may be long, and is in the summary's file.
-            if name != "matching_rows" and value not in ({}, 0, None):
-                shown = str(value)
-                if isinstance(value, Mapping):
-                    shown = ", ".join(f"{key} {count}" for key, count in value.items())
-                console.say(f"{stage.rule}: {name.replace('_', ' ')}: {shown}")
+            if name == "matching_rows" or value in ({}, 0, None):
+                continue
+            value_text = str(value)
+            if isinstance(value, Mapping):
+                value_text = ", ".join(f"{key} {count}" for key, count in value.items())
+            console.say(f"{stage.rule}: {name.replace('_', ' ')}: {value_text}")
     for name, count in in_files.items():
         console.say(f"{count:,} rows in {output / name}")
     console.say(f"all dropped rows, with reasons, are in {output / 'dropped.jsonl'}")

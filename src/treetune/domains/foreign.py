@@ -155,25 +155,18 @@ def call_arguments(
         row: The problem and the answer's transcript.
         state: The result of `verifiers_state` for the row.
     """
-    data, conversation = row["data"], list(row["messages"])
     gold = gold_of(row)
-    text, turns, rewards = row["transcript"]
-    columns = {"answer": gold, "solution": gold, "ground_truth": gold, **data}
+    columns = {"answer": gold, "solution": gold, "ground_truth": gold, **row["data"]}
     by_name: dict[str, Any]
-    if parameters.keys() & {"solution_str", "solution_strs"}:
-        # verl. A function with the second name is for a whole batch, which has one answer here.
-        extra = {**data.get("extra_info", data), "rollout_reward_scores": {}, "tool_rewards": []}
-        extra["num_turns"] = 2 * len(turns)  # including the prompt and the messages between turns
-        extra["turn_scores"] = list(rewards) if any(rewards) else []
-        by_name = {"data_source": data.get("data_source", row["domain"]), "solution_str": text}
-        by_name |= {"ground_truth": gold, "extra_info": extra}
-        if "solution_strs" in parameters:
-            by_name = {f"{name}s": [value] for name, value in by_name.items()}
+    if "solution_strs" in parameters:
+        # verl, a function for a whole batch, which has one answer here.
+        by_name = {f"{name}s": [value] for name, value in _arguments_of_verl(row).items()}
+    elif "solution_str" in parameters:
+        by_name = _arguments_of_verl(row)
     elif "completions" in parameters:
         # TRL, or a function for a group of answers in verifiers. Each argument is a list with an item for
-        # each answer: here there is one. A conversation is a list of messages, and another answer is text.
-        completion = list(itertools.chain.from_iterable(turns)) if conversation else text
-        columns |= {"prompts": conversation or row["prompt"], "completions": completion}
+        # each answer: here there is one.
+        columns |= _columns_of_trl(row)
         # Only verifiers has these names.
         columns |= {"answers": gold, "infos": state["info"], "states": state}
         by_name = {name: [value] for name, value in columns.items()}
@@ -182,20 +175,53 @@ def call_arguments(
         by_name = {**columns, **state, "state": state}
     elif "trace" in parameters:
         # verifiers, from 0.3: a function that is plugged into a task.
-        completion = state["completion"]
-        trace = {"messages": state["prompt"] + completion, "last_reply": response.strip()}
-        trace["num_turns"] = len(turns)
-        for role in ("assistant", "tool"):
-            trace[f"{role}_messages"] = [message for message in completion if message.role == role]
         task = SimpleNamespace(**{"prompt": row["prompt"], "prompt_text": row["prompt"], **columns})
-        by_name = {"task": task, "trace": SimpleNamespace(**trace), "runtime": None}
+        by_name = {"task": task, "trace": _trace_of_verifiers(response, row, state), "runtime": None}
+    elif list(parameters)[1:2] == ["problem"]:
+        # A row in another Python has only the problem's values, and no Problem.
+        return [response, row.get("problem", SimpleNamespace(**row))], {}
     else:
-        if list(parameters)[1:2] == ["problem"]:
-            # A row in another Python has only the problem's values, and no Problem.
-            return [response, row.get("problem", SimpleNamespace(**row))], {}
         return [response, row["gold"]], {}
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return [], {name: value for name, value in by_name.items() if takes_all or name in parameters}
+
+
+def _arguments_of_verl(row: GradedRow) -> dict[str, Any]:
+    """Returns the arguments of verl's reward functions for one answer."""
+    data = row["data"]
+    text, turns, rewards = row["transcript"]
+    extra = {**data.get("extra_info", data), "rollout_reward_scores": {}, "tool_rewards": []}
+    extra["num_turns"] = 2 * len(turns)  # including the prompt and the messages between turns
+    extra["turn_scores"] = list(rewards) if any(rewards) else []
+    return {
+        "data_source": data.get("data_source", row["domain"]),
+        "solution_str": text,
+        "ground_truth": gold_of(row),
+        "extra_info": extra,
+    }
+
+
+def _columns_of_trl(row: GradedRow) -> dict[str, Any]:
+    """Returns the prompt and the completion as TRL gives them to reward functions: lists of messages for a
+    conversation, and texts otherwise."""
+    text, turns, _ = row["transcript"]
+    conversation = list(row["messages"])
+    if not conversation:
+        return {"prompts": row["prompt"], "completions": text}
+    return {"prompts": conversation, "completions": list(itertools.chain.from_iterable(turns))}
+
+
+def _trace_of_verifiers(response: str, row: GradedRow, state: Mapping[str, Any]) -> SimpleNamespace:
+    """Returns the trace of an answer, from which functions of verifiers' tasks read its messages."""
+    _, turns, _ = row["transcript"]
+    completion = state["completion"]
+    return SimpleNamespace(
+        messages=state["prompt"] + completion,
+        last_reply=response.strip(),
+        num_turns=len(turns),
+        assistant_messages=[message for message in completion if message.role == "assistant"],
+        tool_messages=[message for message in completion if message.role == "tool"],
+    )
 
 
 def read_rewards(result: Any, name: str, turns: int = 1) -> tuple[list[float], dict[str, float]]:
@@ -256,32 +282,36 @@ def grade_answer(
     steps = state["trajectory"]
     step_rewards_before = [step["reward"] for step in steps]
     weighted_functions, objects = _weighted_functions(function, row)  # none for a plain function
+    numbers: dict[str, float] = {}
     if weighted_functions:
-        total, numbers = [0.0] * len(steps), {}
+        rewards = [0.0] * len(steps)  # of each turn: the weighted sum of what the functions returned
         has_rewards = False
         row = {**row, "data": {**row["data"], **objects}}  # the functions get these by their names, too
         for part, weight in weighted_functions:
             _, by_name = call_arguments(inspect.signature(part).parameters, response, row, state)
-            rewards, _ = read_rewards(part(**by_name), part.__name__, len(steps))
-            numbers[f"rewards/{part.__name__}"] = sum(rewards)
-            # `rewards` is empty if the function returned None, which adds nothing.
-            has_rewards |= bool(rewards)
-            pairs = zip_longest(total, rewards, fillvalue=0.0)
-            total = [sum_so_far + weight * reward for sum_so_far, reward in pairs]
-        # A function that returns None may still have set the rewards of steps.
-        if not has_rewards and [step["reward"] for step in steps] == step_rewards_before:
-            total = []
+            rewards_of_part, _ = read_rewards(part(**by_name), part.__name__, len(steps))
+            numbers[f"rewards/{part.__name__}"] = sum(rewards_of_part)
+            # `rewards_of_part` is empty if the function returned None, which adds nothing.
+            has_rewards |= bool(rewards_of_part)
+            pairs = zip_longest(rewards, rewards_of_part, fillvalue=0.0)
+            rewards = [sum_so_far + weight * reward for sum_so_far, reward in pairs]
     else:
         in_order, by_name = call_arguments(inspect.signature(function).parameters, response, row, state)
         result = function(*in_order, **by_name, **arguments)
         if hasattr(result, "outcome"):
             return result
-        total, numbers = read_rewards(result, name, len(steps))
+        rewards, numbers = read_rewards(result, name, len(steps))
+        has_rewards = bool(rewards)
+
     step_rewards = [step["reward"] for step in steps]
-    if total and step_rewards != step_rewards_before:  # the functions have set some
+    has_set_step_rewards = step_rewards != step_rewards_before
+    # A function that returns None may still have set the rewards of steps.
+    if not has_rewards and not has_set_step_rewards:
+        return [], numbers
+    if rewards and has_set_step_rewards:
         rewards_before_last = [reward or 0.0 for reward in step_rewards[:-1]]
-        total = [*rewards_before_last, sum(total) - sum(rewards_before_last)]
-    return total, numbers
+        rewards = [*rewards_before_last, sum(rewards) - sum(rewards_before_last)]
+    return rewards, numbers
 
 
 def _weighted_functions(reward_object: Any, row: GradedRow) -> tuple[list[tuple[Any, float]], dict[str, Any]]:

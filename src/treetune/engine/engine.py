@@ -33,7 +33,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from typing_extensions import override
 
@@ -216,29 +216,10 @@ class VllmEngine(Engine):
     ) -> list[list[Completion]]:
         """Distributes the requests over the servers, and sends those of a lost server to others; see
         `Engine.generate`."""
-        results: list[list[Completion]] = []
-        unfinished = _UnfinishedRequests()
-
-        def split_requests(new: Sequence[Request | Later]) -> tuple[list[RequestPart], list[Later]]:
-            """Gives requests their indices, and cuts them into parts that are sent to one server each.
-
-            A `Later` holds requests that can't be made yet, for example before an environment has replied.
-            Each `Later` is returned as it is. It comes back as an event once its requests can be made.
-            """
-            parts: list[RequestPart] = []
-            laters: list[Later] = []
-            for request in new:
-                if isinstance(request, Later):
-                    laters.append(request)
-                    continue
-                index = len(results)
-                check_request(index, request, self._context_length)
-                parts += parts_of(index, request, self._settings.largest_part)
-                results.append([])
-            return parts, laters
-
+        settings = self._settings
+        results = _Results(self._context_length, settings.largest_part)
         # All requests are checked before anything is sent. So a request that can't be sampled costs nothing.
-        first_parts, first_laters = split_requests(requests)
+        first_parts, first_laters = results.split_requests(requests)
         # By the servers' numbers: the addresses of those that take requests, and the servers that have
         # answered since they were last lost.
         addresses: dict[int, Address] = {}
@@ -248,7 +229,6 @@ class VllmEngine(Engine):
         # and the router if there is one.
         for replica in self._targets:
             replica.server.wait_anew()
-        settings = self._settings
         # Requests go to `_sampled`: to the servers themselves, or only to a router. The router takes as many
         # samples at once as all of its servers together.
         samples_of_all_servers = QUEUE_FACTOR * settings.max_num_seqs * len(self._replicas)
@@ -272,22 +252,20 @@ class VllmEngine(Engine):
                     self._sampled[event.server].server.report_failure(event.address, event.reason)
                     servers_with_answers.discard(event.server)
                 elif isinstance(event, Later):
-                    scheduler.add(*split_requests(event.requests()))
+                    scheduler.add(*results.split_requests(event.requests()))
                 else:
                     servers_with_answers.add(event.server)
                     if not isinstance(event.part.request, ScoreRequest):  # its tokens weren't sampled
                         self._count(event.completions)
-                    whole = unfinished.add(event.part, event.completions)
-                    if whole is None:
-                        continue  # other parts of the request are missing
-                    index = event.part.index
-                    results[index] = whole
-                    if on_result is not None:
-                        scheduler.add(*split_requests(on_result(index, whole) or ()))
+                    completions = results.add(event.part, event.completions)
+                    # None if other parts of the request are missing.
+                    if completions is not None and on_result is not None:
+                        further_requests = on_result(event.part.index, completions) or ()
+                        scheduler.add(*results.split_requests(further_requests))
         # The earlier failures of servers that have answered no longer count towards `max_restarts`.
         for number in servers_with_answers:
             self._sampled[number].server.report_success()
-        return results
+        return results.completions
 
     def _lose_gone_servers(self, scheduler: RequestScheduler, addresses: dict[int, Address]) -> None:
         """Lets the scheduler give up those of its open servers, to which it sends requests, that are gone:
@@ -342,60 +320,53 @@ class VllmEngine(Engine):
     ) -> SyncReport:
         """Makes attempts (see `Engine.load`) until the servers of all ranks have the weights."""
         started = time.monotonic()
-        restarts = self.restarts
+        restarts_before = self.restarts
         # All ranks have stopped sampling when this returns. A request in flight would mix old and new
         # weights.
         self._ranks.gather(None)
-        gaps: list[Gap] = []
-        parts = {"reload": 0.0}  # the seconds of each part of the sync
-        gave_up = ""  # the reason why the configured transfer is not used any more
+        attempts: tuple[Attempt, ...] = ("file", "new server")
+        if chunks is not None and self._transfer != "file":
+            attempts = ("transfer", *attempts)
         # The servers without the new weights, each with the problem of its last attempt. Only they take part
         # in the next attempt, which is slower and has fewer ways to fail.
         outdated = dict.fromkeys(self._replicas, "")
-        has_transfer = chunks is not None and self._transfer != "file"
-        attempts = ("transfer", "file", "new server") if has_transfer else ("file", "new server")
+        gaps: list[Gap] = []
+        parts = {"reload": 0.0}  # the seconds of each part of the sync
+        gave_up = ""  # the reason why the configured transfer is not used any more
+        last_problems = ""  # the problems of all ranks in the last attempt that failed
+        is_loaded = False
         for attempt in attempts:
-            updates = self._attempt(attempt, outdated, directory, chunks, parts)
+            result = self._attempt(attempt, outdated, directory, version, canary, chunks)
             chunks = None  # all chunks have been made, so the folder is complete now
-
-            def take(replica: Replica, updates: dict[Replica, Update] = updates) -> None:
-                replica.take(updates[replica], version, canary, self._context_length)
-
-            self._each(list(updates), take)
-            # Compares the log-probs of the canary's few samples with the trainer's.
-            gap_of_replica, scoring_seconds = self._verify(updates, canary)
-            gaps += [gap for gap in gap_of_replica.values() if not gap.problem]
-            # The servers work at the same time, so a part of the sync takes as long as the slowest one needs.
-            for seconds_of_part in (scoring_seconds, *(update.seconds for update in updates.values())):
-                for part, seconds in seconds_of_part.items():
-                    parts[part] = max(parts.get(part, 0.0), seconds)
-            outdated = {}
-            for replica, update in updates.items():
-                new_problem = update.problem or gap_of_replica[replica].problem
-                if new_problem:
-                    outdated[replica] = new_problem
+            outdated = result.problems
+            gaps += result.gaps
+            parts["reload"] += result.sending_seconds
+            for part, seconds in result.part_seconds.items():
+                parts[part] = max(parts.get(part, 0.0), seconds)
+            # An attempt fails on all ranks if it fails on one.
             problems_of_ranks = self._ranks.gather("; ".join(outdated.values()))
             if not any(problems_of_ranks):
+                is_loaded = True
                 break
-            problems = "; ".join(filter(None, problems_of_ranks))
+            last_problems = "; ".join(filter(None, problems_of_ranks))
             if attempt == "transfer":
                 gave_up = (
                     f"the transfer of new weights by {self._transfer} failed, and weights are sent by file"
-                    f" from now on: {problems}"
+                    f" from now on: {last_problems}"
                 )
                 self._transfer = "file"
-        else:  # no attempt was successful on all ranks
+        if not is_loaded:
             # The run can't restart a server that it did not start: there, the attempt "new server" connects
             # again, and loads the weights a second time.
             raise EngineError(
                 f"the weights in {directory} could not be loaded into the engine. The last attempt was with a"
-                f" new server (or a second one with a server that the run did not start): {problems}"
+                f" new server (or a second one with a server that the run did not start): {last_problems}"
             )
         self._new_servers_in_a_row = self._new_servers_in_a_row + 1 if attempt == "new server" else 0
         if self._new_servers_in_a_row == NEW_SERVERS_IN_A_ROW:
             raise EngineError(
                 f"the last {NEW_SERVERS_IN_A_ROW} syncs of weights each needed a new server, the last one"
-                f" because {problems}. See the servers' logs in {self._logs}"
+                f" because {last_problems}. See the servers' logs in {self._logs}"
             )
         self.version = version
         self._forget_prefixes()
@@ -403,34 +374,63 @@ class VllmEngine(Engine):
             replica.server.set_restart_weights(directory)
             replica.server.report_success()
         return SyncReport(
-            time.monotonic() - started,
-            max((gap.largest for gap in gaps), default=math.nan),
-            max((gap.mean for gap in gaps), default=math.nan),
-            self.restarts - restarts,
-            parts,
-            gave_up,
+            seconds=time.monotonic() - started,
+            canary_gap=max((gap.largest for gap in gaps), default=math.nan),
+            canary_mean_gap=max((gap.mean for gap in gaps), default=math.nan),
+            restarts=self.restarts - restarts_before,
+            parts=parts,
+            gave_up=gave_up,
         )
 
     def _attempt(
         self,
-        attempt: str,
+        attempt: Attempt,
         outdated: dict[Replica, str],
         directory: Path,
+        version: int,
+        canary: Canary | None,
         chunks: Iterable[Chunk] | None,
-        parts: dict[str, float],
-    ) -> dict[Replica, Update]:
-        """Makes one of the attempts of `load` (``transfer``, ``file`` or ``new server``) with the outdated
-        servers, and adds its seconds to `parts`."""
+    ) -> AttemptResult:
+        """Makes one attempt to give the outdated servers new weights, and verifies which servers have them.
+        Collective.
+
+        Args:
+            outdated: The servers without the new weights, each with the problem of its last attempt.
+        """
+        # Send the weights, or begin to start servers with them.
+        sending_seconds = 0.0
+        updates: dict[Replica, Update] = {}
         if attempt == "new server":
             for replica, problem in outdated.items():
                 if replica.server.loads_weights:
                     replica.server.start_anew(directory, problem)
-            # There is no delivery, since the new server reads the weights when it starts.
-            return {replica: Update(directory, delivery=None) for replica in outdated}
-        started = time.monotonic()
-        sent = self._send(list(outdated), directory, chunks, by_transfer=attempt == "transfer")
-        parts["reload"] += time.monotonic() - started
-        return {replica: Update(directory, sent.get(replica)) for replica in outdated}
+                # There is no delivery, since the new server reads the weights when it starts.
+                updates[replica] = Update(directory, delivery=None)
+        else:
+            started = time.monotonic()
+            deliveries = self._send(list(outdated), directory, chunks, by_transfer=attempt == "transfer")
+            sending_seconds = time.monotonic() - started
+            for replica in outdated:
+                updates[replica] = Update(directory, deliveries.get(replica))
+
+        # Let the servers drop their caches of the old weights, and sample for the canary.
+        def take(replica: Replica) -> None:
+            replica.take(updates[replica], version, canary, self._context_length)
+
+        self._each(list(updates), take)
+
+        # Compare the log-probs of the canary's few samples with the trainer's.
+        gap_of_replica, part_seconds = self._verify(updates, canary)
+        gaps = [gap for gap in gap_of_replica.values() if not gap.problem]
+        problems: dict[Replica, str] = {}
+        for replica, update in updates.items():
+            # The servers work at the same time, so a part takes as long as the slowest one needs.
+            for part, seconds in update.seconds.items():
+                part_seconds[part] = max(part_seconds.get(part, 0.0), seconds)
+            problem_now = update.problem or gap_of_replica[replica].problem
+            if problem_now:
+                problems[replica] = problem_now
+        return AttemptResult(problems, gaps, sending_seconds, part_seconds)
 
     def _send(
         self, replicas: Sequence[Replica], directory: Path, chunks: Iterable[Chunk] | None, by_transfer: bool
@@ -526,15 +526,38 @@ class VllmEngine(Engine):
             self._client.close()
 
 
-class _UnfinishedRequests:
-    """Collects the parts of requests, which several servers may sample, until a request is whole."""
+class _Results:
+    """The results of one call of `VllmEngine.generate`. Requests get their indices here. They are cut into
+    parts, which several servers may sample, and the completions of the parts are put together again."""
 
-    def __init__(self) -> None:
+    def __init__(self, context_length: int, largest_part: int) -> None:
+        self.completions: list[list[Completion]] = []
+        """The completions of each request, by its index; empty until they are complete."""
+        self._context_length, self._largest_part = context_length, largest_part
         self._parts: dict[int, dict[int, list[Completion]]] = {}
-        """The completions that have come, by the request's index and the part's first sample."""
+        """The completions of incomplete requests, by the request's index and the part's first sample."""
+
+    def split_requests(self, new: Sequence[Request | Later]) -> tuple[list[RequestPart], list[Later]]:
+        """Gives requests their indices, and cuts them into parts that are sent to one server each.
+
+        A `Later` holds requests that can't be made yet, for example before an environment has replied. Each
+        `Later` is returned as it is. It comes back as an event once its requests can be made.
+        """
+        parts: list[RequestPart] = []
+        laters: list[Later] = []
+        for request in new:
+            if isinstance(request, Later):
+                laters.append(request)
+                continue
+            index = len(self.completions)
+            check_request(index, request, self._context_length)
+            parts += parts_of(index, request, self._largest_part)
+            self.completions.append([])
+        return parts, laters
 
     def add(self, part: RequestPart, completions: list[Completion]) -> list[Completion] | None:
-        """Returns the completions of the whole request, in order, or None if parts are missing.
+        """Adds the completions of a part. Returns those of the whole request, in order, or None if other
+        parts are missing.
 
         `part.first` is the number of the part's first sample within the request.
         """
@@ -546,7 +569,27 @@ class _UnfinishedRequests:
         completions_in_order: list[Completion] = []
         for first in sorted(parts_of_request):
             completions_in_order += parts_of_request[first]
+        self.completions[part.index] = completions_in_order
         return completions_in_order
+
+
+Attempt = Literal["transfer", "file", "new server"]
+"""The ways in which `VllmEngine.load` tries to give servers new weights: the configured transfer, the folder
+of weights, which a server reads, or a new server that starts with this folder."""
+
+
+@dataclass(frozen=True)
+class AttemptResult:
+    """The result of one attempt of `VllmEngine.load`, for this rank's servers."""
+
+    problems: dict[Replica, str]
+    """The servers that don't have the new weights, each with the reason."""
+    gaps: list[Gap]
+    """The gaps between log-probs of engine and trainer, of the servers whose canary found no problem."""
+    sending_seconds: float
+    """The seconds until all servers had got the weights; 0 if new servers are started."""
+    part_seconds: dict[str, float]
+    """The seconds of each further part, such as ``{"score_canary": 0.1, "reset_cache": 0.1}``."""
 
 
 @dataclass

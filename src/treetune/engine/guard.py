@@ -71,16 +71,7 @@ def main(arguments: list[str]) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
-    # Each signal writes a byte into this pipe, so that `select` below returns at once. Only signals with a
-    # handler write a byte, so SIGCHLD has a handler that does nothing.
-    wake_read, wake_write = os.pipe()
-    os.set_blocking(wake_read, False)
-    os.set_blocking(wake_write, False)
-    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    asked_by_signal = []
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda signum, frame: asked_by_signal.append(signum))
-    signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+    wake_read, ending_signals = _catch_signals()
     server = _spawn(libc, command)
     status: int | None = None  # the server's wait status, once it has ended
     grace = GRACE_S
@@ -93,8 +84,9 @@ def main(arguments: list[str]) -> int:
     while True:
         status = _reap(server, status)
         is_parent_gone = os.getppid() != parent
-        if status is not None or asked_by_signal or is_parent_gone:
+        if status is not None or ending_signals or is_parent_gone:
             break
+
         if time.monotonic() >= next_look_at:
             present = _shared_memory_of(descendants(os.getpid()))
             if not present.items() <= shared_memory.items():
@@ -102,6 +94,7 @@ def main(arguments: list[str]) -> int:
                 _note_shared_memory(shared_memory, scratch)
             # Until there is an engine, the server is starting, and makes its files.
             next_look_at = time.monotonic() + (POLL_S if engine is None else NOTE_S)
+
         if engine is None:
             engine = _engine_process()
         elif engine_gone_at is None:
@@ -110,6 +103,7 @@ def main(arguments: list[str]) -> int:
             sys.stderr.write(f"the engine's process {engine} is gone: its server is ended\n")
             grace = 0.0
             break
+
         readable, _, _ = select.select([0, wake_read], [], [], POLL_S)
         if wake_read in readable:
             os.read(wake_read, 4096)  # empties the pipe
@@ -124,6 +118,24 @@ def main(arguments: list[str]) -> int:
     # The server's exit code is negative if a signal ended it. A process can't exit with a negative code, so
     # only the lowest byte is returned.
     return 0 if status is None else os.waitstatus_to_exitcode(status) & 0xFF
+
+
+def _catch_signals() -> tuple[int, list[int]]:
+    """Lets signals wake this process instead of ending it.
+
+    Returns (pipe, signals): a pipe from which one can read after each signal, and the list to which the
+    signals are added that ask for the end.
+    """
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_read, False)
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    ending_signals: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda signum, frame: ending_signals.append(signum))
+    # Only signals with a handler write into the pipe.
+    signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+    return wake_read, ending_signals
 
 
 def _spawn(libc: ctypes.CDLL, command: list[str]) -> int:

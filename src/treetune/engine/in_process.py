@@ -441,8 +441,6 @@ def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
         ValueError: The log-probs differ. Recurrent states and convolutions, for example, are not in a cache
             of keys and values.
     """
-    import torch
-
     name = type(model).__name__
     remedy = "set engines.policy to the type 'vllm', or train another architecture"
     rule = length_rule(model.config.to_dict())
@@ -458,31 +456,8 @@ def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
     # compared.
     if length // 2 <= PROBE_STEPS:
         return  # the context is too short for the comparison
-    gaps = []
     try:
-        rows = probe_rows(model.config, (length, length // 2))
-        samples = []
-        for number, row in enumerate(rows):
-            prompt_ids = token_array(row[:-PROBE_STEPS])
-            request = Request(prompt_ids, seed=0, n=1, sampling=SamplingParams(max_tokens=PROBE_STEPS))
-            # The zeros, in place of random numbers, are never used: the loop below appends the row's tokens.
-            uniforms = np.zeros(PROBE_STEPS)
-            samples.append(_Sample(index=number, number=0, request=request, uniforms=uniforms))
-        batch = _RowBatch(model, device, _PromptBlocks(model, device))
-        batch.admit(samples)
-        expected = {}
-        for sample, row in zip(samples, rows, strict=True):
-            with torch.no_grad():
-                logits_1TV = model(input_ids=torch.tensor([row], device=device), use_cache=False).logits
-            expected[sample] = logits_1TV[0].float().log_softmax(-1)
-        for step in range(PROBE_STEPS):
-            logprobs_BV = batch.next_logits().float().log_softmax(-1)
-            for batch_row, [sample] in batch.rows.items():
-                token_ids = rows[sample.index]
-                position = len(token_ids) - PROBE_STEPS + step
-                # The model's distribution of a token is computed at the position before it.
-                gaps.append(float((logprobs_BV[batch_row] - expected[sample][position - 1]).abs().max()))
-                sample.ids.append(token_ids[position])
+        gaps = _gaps_to_model(model, device, probe_rows(model.config, (length, length // 2)))
     # Models that expect another cache than this engine's raise any of these errors.
     except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError) as error:
         raise ValueError(
@@ -494,6 +469,41 @@ def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
             f"the log-probs of the engine in_process differ from those of {name} by up to {max(gaps):.2g}."
             f" The model has layers that need more than a cache of keys and values: {remedy}"
         )
+
+
+def _gaps_to_model(model: Any, device: str, rows: Sequence[Sequence[int]]) -> list[float]:
+    """Returns the largest difference between log-probs of this engine and of the model, over the vocabulary,
+    for each of the last `PROBE_STEPS` tokens of each row."""
+    import torch
+
+    # The model's log-probs, from one pass over the whole row without a cache.
+    model_logprobs_TV = []
+    for row in rows:
+        with torch.no_grad():
+            logits_1TV = model(input_ids=torch.tensor([row], device=device), use_cache=False).logits
+        model_logprobs_TV.append(logits_1TV[0].float().log_softmax(-1))
+
+    # The engine's log-probs: the last tokens of each row are computed one by one.
+    samples = []
+    for number, row in enumerate(rows):
+        prompt_ids = token_array(row[:-PROBE_STEPS])
+        request = Request(prompt_ids, seed=0, n=1, sampling=SamplingParams(max_tokens=PROBE_STEPS))
+        # The zeros, in place of random numbers, are never used: the loop below appends the row's tokens.
+        uniforms = np.zeros(PROBE_STEPS)
+        samples.append(_Sample(index=number, number=0, request=request, uniforms=uniforms))
+    batch = _RowBatch(model, device, _PromptBlocks(model, device))
+    batch.admit(samples)
+    gaps = []
+    for step in range(PROBE_STEPS):
+        engine_logprobs_BV = batch.next_logits().float().log_softmax(-1)
+        for batch_row, [sample] in batch.rows.items():
+            token_ids = rows[sample.index]
+            position = len(token_ids) - PROBE_STEPS + step
+            # The model's distribution of a token is computed at the position before it.
+            model_logprobs_V = model_logprobs_TV[sample.index][position - 1]
+            gaps.append(float((engine_logprobs_BV[batch_row] - model_logprobs_V).abs().max()))
+            sample.ids.append(token_ids[position])
+    return gaps
 
 
 _Layers = dict[int, tuple[Any, Any]]
@@ -956,19 +966,10 @@ def draw(
     sampling = [samples[0].request.sampling for samples in samples_by_row]
     temperatures_B1 = logits_BV.new_tensor([[s.temperature or 1.0] for s in sampling], dtype=torch.float64)
     probs_BV = (logits_BV.double() / temperatures_B1).softmax(-1)
-    # C counts the rows of the batch whose distributions are cut by top-k or top-p.
     cut_rows = [row for row, s in enumerate(sampling) if s.top_k > 0 or s.top_p < 1]
     if cut_rows:
-        sorted_CV, order_CV = probs_BV[cut_rows].sort(dim=-1, descending=True, stable=True)
-        ranks_V = torch.arange(probs_BV.shape[1], device=probs_BV.device)
-        top_k = [sampling[row].top_k if sampling[row].top_k > 0 else len(ranks_V) for row in cut_rows]
-        sorted_CV = sorted_CV * (ranks_V < ranks_V.new_tensor(top_k)[:, None])
-        # A token stays if those before it have less than top-p of the remaining probability.
-        top_p_C1 = sorted_CV.new_tensor([[sampling[row].top_p] for row in cut_rows])
-        mass_before_CV = sorted_CV.cumsum(-1) - sorted_CV
-        sorted_CV = sorted_CV * (mass_before_CV < top_p_C1 * sorted_CV.sum(-1, keepdim=True))
-        cut_CV = torch.zeros_like(sorted_CV).scatter(1, order_CV, sorted_CV)
-        probs_BV[cut_rows] = cut_CV / cut_CV.sum(-1, keepdim=True)
+        probs_BV[cut_rows] = _cut_to_top(probs_BV[cut_rows], [sampling[row] for row in cut_rows])
+
     # Inverse sampling: the first token at which the cumulative probability exceeds the uniform number. The
     # uniform number is scaled by the sum of the probabilities, since rounding makes the sum differ from 1.
     # S counts the samples of a row. Rows with fewer samples than others are padded with zeros.
@@ -978,6 +979,7 @@ def draw(
     uniforms_BS = torch.from_numpy(uniforms).to(probs_BV.device)
     sums_BV = probs_BV.cumsum(-1)
     drawn_BS = torch.searchsorted(sums_BV, uniforms_BS * sums_BV[:, -1:], right=True)
+
     greedy_B1 = torch.tensor([[s.temperature == 0] for s in sampling], device=probs_BV.device)
     drawn_BS = torch.where(greedy_B1, probs_BV.argmax(-1, keepdim=True), drawn_BS)
     logprobs_BS = probs_BV.gather(-1, drawn_BS).log()
@@ -986,3 +988,19 @@ def draw(
         tokens_by_row.append(tokens_S[: len(samples)].tolist())
         logprobs_by_row.append(logprobs_S[: len(samples)].tolist())
     return tokens_by_row, logprobs_by_row
+
+
+def _cut_to_top(probs_BV: Any, sampling: Sequence[SamplingParams]) -> Any:
+    """Cuts the distribution of each row to its top-k tokens and these to its top-p, and normalises it."""
+    import torch
+
+    sorted_BV, order_BV = probs_BV.sort(dim=-1, descending=True, stable=True)
+    ranks_V = torch.arange(probs_BV.shape[1], device=probs_BV.device)
+    top_k = [s.top_k if s.top_k > 0 else len(ranks_V) for s in sampling]
+    sorted_BV = sorted_BV * (ranks_V < ranks_V.new_tensor(top_k)[:, None])
+    # A token stays if those before it have less than top-p of the remaining probability.
+    top_p_B1 = sorted_BV.new_tensor([[s.top_p] for s in sampling])
+    mass_before_BV = sorted_BV.cumsum(-1) - sorted_BV
+    sorted_BV = sorted_BV * (mass_before_BV < top_p_B1 * sorted_BV.sum(-1, keepdim=True))
+    cut_BV = torch.zeros_like(sorted_BV).scatter(1, order_BV, sorted_BV)
+    return cut_BV / cut_BV.sum(-1, keepdim=True)

@@ -114,6 +114,8 @@ def verify(
     from treetune.lab.analyzers.replay import replay
 
     stated, directory = read_record(certificate, CERTIFY_REMEDY), ExperimentDirectory(run)
+
+    # Compare the inputs and all files with the certificate.
     inputs = _hashes_of_inputs(directory, config)
     links, chain = _check_links(certificate, stated, inputs)
     for name in ("configuration", "data"):
@@ -129,6 +131,8 @@ def verify(
             if name in link and digest not in (None, link[name]):
                 raise ValueError(f"iteration {number}: {name} in {run} differ from those of {certificate}")
     yield "all answers, episodes and checkpoints that are stored are those of the certificate"
+
+    # Choose an iteration, and train it again.
     # `exact` computes the optimiser's state, and a trainer that restarts in every iteration has none.
     needs_state = not exact and config.restart != "every_iteration"
     trainable = [number for number in links if _can_be_trained_again(directory, number, needs_state)]
@@ -143,6 +147,8 @@ def verify(
     # The folder may have another name or place than the configuration says.
     here = replace(config, directory=str(run.parent), experiment_name=run.name)
     trained_again = replay(run, iteration, here, plain, None, exact)["own"]
+
+    # Judge the difference of the weights.
     # Everything besides configuration, data and code on which the last bits of results depend: the processor,
     # the GPUs, the number of ranks and of threads, and the versions of packages. Such a difference explains
     # small differences of the weights.

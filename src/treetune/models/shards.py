@@ -49,7 +49,6 @@ def in_parts(
         NotInParts: The files and the model don't have the same weights, or not in the same shapes.
     """
     from accelerate import init_empty_weights
-    from safetensors import safe_open
     from transformers import AutoModelForCausalLM
 
     with init_empty_weights(include_buffers=False):
@@ -57,23 +56,8 @@ def in_parts(
     model.tie_weights()
     parameters = dict(model.named_parameters())
     buffers = persistent_buffers(model)
-    missing = sorted((parameters.keys() | buffers.keys()) - files.keys())
-    if missing:
-        raise NotInParts(f"its files have no {missing[0]}")
-    further_names = files.keys() - model.state_dict().keys()
-    unexpected = sorted(name for name in further_names if not may_be_ignored(model, name))
-    if unexpected:
-        raise NotInParts(f"its files have {unexpected[0]}, which the model doesn't have")
-    shapes: dict[str, list[int]] = {}
-    for file in set(files.values()):
-        with safe_open(file, framework="pt") as content:
-            shapes |= {name: content.get_slice(name).get_shape() for name in content.keys()}  # noqa: SIM118
-    for name, weight in parameters.items():
-        if list(weight.shape) != shapes[name]:
-            raise NotInParts(f"{name} is {shapes[name]} in its files, and {list(weight.shape)} in the model")
+    _refuse_other_weights(model, parameters | buffers, files)
     for name, buffer in buffers.items():
-        if list(buffer.shape) != shapes[name]:
-            raise NotInParts(f"{name} is {shapes[name]} in its files, and {list(buffer.shape)} in the model")
         buffer.copy_(_read_file(name, files[name], (buffer.dtype,)))
     placeholders = {}  # by the id of the parameter that they replace
     for name, weight in parameters.items():
@@ -87,6 +71,28 @@ def in_parts(
             if weight is not None:
                 module._parameters[name] = placeholders[id(weight)]
     return model
+
+
+def _refuse_other_weights(
+    model: PreTrainedModel, weights: Mapping[str, Tensor], files: Mapping[str, Path]
+) -> None:
+    """Raises NotInParts unless the files have the model's weights, in the same shapes, and no others."""
+    from safetensors import safe_open
+
+    missing = sorted(weights.keys() - files.keys())
+    if missing:
+        raise NotInParts(f"its files have no {missing[0]}")
+    further_names = files.keys() - model.state_dict().keys()
+    unexpected = sorted(name for name in further_names if not may_be_ignored(model, name))
+    if unexpected:
+        raise NotInParts(f"its files have {unexpected[0]}, which the model doesn't have")
+    shapes: dict[str, list[int]] = {}
+    for file in set(files.values()):
+        with safe_open(file, framework="pt") as content:
+            shapes |= {name: content.get_slice(name).get_shape() for name in content.keys()}  # noqa: SIM118
+    for name, weight in weights.items():
+        if list(weight.shape) != shapes[name]:
+            raise NotInParts(f"{name} is {shapes[name]} in its files, and {list(weight.shape)} in the model")
 
 
 def may_be_ignored(model: PreTrainedModel, name: str) -> bool:

@@ -107,17 +107,16 @@ class Demonstrations(Rollout):
         for problem in share:
             for sample in range(self.samples):
                 seed = derive_seed(context.seed, context.iteration, problem.id, sample, "demonstration")
-                segments = _segments(
-                    context.codec, problem, task_of(context.task, problem).demonstration(problem, seed)
-                )
+                demonstration = task_of(context.task, problem).demonstration(problem, seed)
+                segments = _segments(context.codec, problem, demonstration)
                 response_ids = joined([segment.token_ids for segment in segments])
                 length = len(context.codec.encode_prompt(problem)) + len(response_ids)
-                # If `too_long` is "stop", `encode_prompt` below raises an error that names the problem.
                 if self.too_long == "leave_out" and length > context.settings.context_length:
                     left_out += 1
                     continue
-                text = context.codec.decode(response_ids)
+                # Raises an error that names the problem if its prompt is too long, and `too_long` is "stop".
                 prompt_ids = encode_prompt(context, problem, len(response_ids))
+                text = context.codec.decode(response_ids)
                 answer = Trajectory(
                     problem=problem,
                     sample=sample,
@@ -131,6 +130,7 @@ class Demonstrations(Rollout):
                 grade = context.grader.submit(text, problem) if self.graded else None
                 pending.append(_Pending(answer, grade))
                 context.log.progress(len(pending), len(share) * self.samples)
+
         # All demonstrations have been submitted before this waits for the first grade, so that the grader's
         # processes work in parallel.
         answers = []

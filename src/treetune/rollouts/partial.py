@@ -131,6 +131,7 @@ class PartialAnswers(RolloutAround):
         in_flight: dict[str, AnswersBySample] = {}
         for answer in carry_over.answers:
             in_flight.setdefault(answer.problem.id, {})[answer.sample] = answer
+
         # Carried problems come first, and new ones take the places that are free.
         free_places = max(0, len(problems) - len(in_flight))
         new_problems = [problem for problem in problems if problem.id not in in_flight][:free_places]
@@ -167,16 +168,16 @@ class PartialAnswers(RolloutAround):
         carry_over.keep(carried_answers)
         trees, metrics = measure_trees(context, trees_of(trained_answers))
 
-        versions = 0  # the number of policy versions that sampled an answer, summed over the answers
+        n_versions = 0  # the number of policy versions that sampled an answer, summed over the answers
         for answer in trained_answers:
-            versions += len({segment.policy_version for segment in answer.segments})
-        local_counts = [versions, len(trained_answers), len(trees)]
+            n_versions += len({segment.policy_version for segment in answer.segments})
+        local_counts = [n_versions, len(trained_answers), len(trees)]
         counts_by_rank = context.ranks.exchange("partial answers", local_counts)
-        all_versions, all_answers, all_trees = (sum(column) for column in zip(*counts_by_rank))
+        versions_of_ranks, answers_of_ranks, trees_of_ranks = map(sum, zip(*counts_by_rank, strict=True))
         return trees, metrics | {
             "rollout/groups_begun": float(len(new_problems)),
-            "rollout/groups_carried": float(len(all_problems) - all_trees),
-            "rollout/versions": all_versions / all_answers,
+            "rollout/groups_carried": float(len(all_problems) - trees_of_ranks),
+            "rollout/versions": versions_of_ranks / answers_of_ranks,
         }
 
     def _has_ended(self, context: RolloutContext, group: _GroupInFlight) -> bool:

@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from treetune.exceptions import CheckpointGone
 from treetune.rollouts import unavailable
+from treetune.rollouts.base import Rollout
 from treetune.rollouts.metrics import DOMAIN_PREFIX
 from treetune.rollouts.numbers import EVALUATED, by_group, columns, evaluation_metrics, number_metrics
 from treetune.rollouts.storage import answer_row
@@ -141,56 +142,59 @@ def measure_set(
             dead loses it, and then writes nothing more.
     """
     session, config = resources.session, resources.session.config
-    seed = config.evaluation.seed
+    ranks, seed, context_length = session.ranks, config.evaluation.seed, config.context_length
     resources.wait_until_ready()
     problems = set_problems(config, evaluation_set)
     rollout = evaluation_set.rollout(config)
-    lengths = {problem.id: len(session.model.codec.encode_prompt(problem)) for problem in problems}
-    answerable = [problem for problem in problems if lengths[problem.id] < config.context_length]
-    # `number` is how often the claim was taken over. A process that takes the claim over writes a new journal
-    # under this number, and reads the journals of the claim's earlier holders.
-    number = session.ranks.from_first("claim", 0 if claim is None else claim.number)
-    journal = folder / JOURNALS / f"{number}-{session.ranks.rank}.jsonl"
+    prompt_lengths = [len(session.model.codec.encode_prompt(problem)) for problem in problems]
+    answerable: list[Problem] = []
+    for problem, prompt_length in zip(problems, prompt_lengths, strict=True):
+        if prompt_length < context_length:
+            answerable.append(problem)
+
+    # A process that takes the claim over writes a journal of its own, whose name has the number of takeovers.
+    # It reads the journals of the claim's earlier holders, too.
+    n_takeovers = ranks.from_first("claim", 0 if claim is None else claim.number)
+    journal = folder / JOURNALS / f"{n_takeovers}-{ranks.rank}.jsonl"
+    other_journals = [path for path in sorted(journal.parent.glob("*.jsonl")) if path != journal]
+
     # The grader is needed until the summary, whose majority vote asks it which answers are equal.
     with resources.grader_of(evaluation_set.task) as grader:
-        with resources.phase(f"evaluating {name}", "answers") as show:
+        with resources.phase(f"evaluating {name}", "answers") as show_progress:
             context = resources.context(
                 rollout,
                 seed=seed,
                 iteration=0,  # the same draws for every checkpoint
                 journal=journal,
-                journals=[other for other in sorted(journal.parent.glob("*.jsonl")) if other != journal],
-                progress=show,
+                journals=other_journals,
+                progress=show_progress,
                 task=evaluation_set.task,
                 grader=grader,
                 reads_logprobs=False,
             )
             # No rank writes to its journal before every rank has listed the journals above.
-            session.ranks.barrier("evaluation begins")
+            ranks.barrier("evaluation begins")
             answers_of_rank: list[Trajectory] = []
             if answerable:
                 trees, _ = rollout.run(context, answerable)
                 answers_of_rank = answers_of(trees)
             services = by_group(resources.service_metrics(grader))
         unavailable.report_ungraded(context, f"evaluating {name}", answers_of_rank)
-        trajectories = trajectories_on_first(session.ranks, "evaluation", answers_of_rank)
-        wrong_count: tuple[str, int] | None = None
-        if session.ranks.is_first:
-            wrong_count = _find_wrong_count(trajectories, answerable, evaluation_set.samples)
-        wrong_count = session.ranks.from_first("answers to each", wrong_count)
-        if wrong_count is not None:
-            raise ValueError(
-                f"evaluating {name}: the rollout {type(rollout).__name__} gave {wrong_count[1]} answers to"
-                f" the problem {wrong_count[0]}, and the set asks for {evaluation_set.samples} of each:"
-                " remove the rollout's property rollout_for_fixed_problems, so that answers are sampled one"
-                " by one"
-            )
-        if session.ranks.is_first:
-            for problem in problems:
-                length = lengths[problem.id]
-                if length >= config.context_length:
+
+        trajectories = trajectories_on_first(ranks, "evaluation", answers_of_rank)
+        message = ""
+        if ranks.is_first:
+            message = _describe_wrong_count(trajectories, answerable, evaluation_set.samples, rollout)
+        # All ranks raise together, or the others would wait for the first one.
+        message = ranks.from_first("answers to each", message)
+        if message:
+            raise ValueError(f"evaluating {name}: {message}")
+
+        if ranks.is_first:
+            for problem, prompt_length in zip(problems, prompt_lengths, strict=True):
+                if prompt_length >= context_length:
                     trajectories += _unanswered(
-                        problem, evaluation_set.samples, length, config.context_length
+                        problem, evaluation_set.samples, prompt_length, context_length
                     )
             if claim is not None and claim.is_lost():
                 session.console.say(
@@ -212,22 +216,27 @@ def measure_set(
                 }
                 write_evaluation(folder, summary, trajectories)
                 session.console.say(f"{name}: {_describe(summary)}")
-        session.ranks.barrier("evaluation written")
+        ranks.barrier("evaluation written")
 
 
 SameAnswer = Callable[[str, str, Problem], bool | None]
 """Returns whether two answers to a problem are equal; None if the grader can't tell."""
 
 
-def _find_wrong_count(
-    trajectories: Iterable[Trajectory], problems: Iterable[Problem], samples: int
-) -> tuple[str, int] | None:
-    """Returns the first problem that has another number of answers than `samples`, and this number."""
+def _describe_wrong_count(
+    trajectories: Iterable[Trajectory], problems: Iterable[Problem], samples: int, rollout: Rollout
+) -> str:
+    """Returns an error message for the first problem that has another number of answers than `samples`, or an
+    empty text."""
     counts = Counter(answer.problem.id for answer in trajectories)
     for problem in problems:
         if counts[problem.id] != samples:
-            return problem.id, counts[problem.id]
-    return None
+            return (
+                f"the rollout {type(rollout).__name__} gave {counts[problem.id]} answers to the problem"
+                f" {problem.id}, and the set asks for {samples} of each: remove the rollout's property"
+                " rollout_for_fixed_problems, so that answers are sampled one by one"
+            )
+    return ""
 
 
 def by_domain(
@@ -305,51 +314,56 @@ def summarise(
       include these answers. The other numbers ignore them: a problem counts with its graded samples, is left
       out of pass@k if it has fewer than k of them, and is left out of all these numbers if it has none.
     """
-    groups: dict[str, list[Trajectory]] = {}
-    samples: Counter[str] = Counter()
+    n_samples: Counter[str] = Counter()  # by problem, graded or not
+    graded_samples: dict[str, list[Trajectory]] = {}  # by problem
     for trajectory in trajectories:
-        samples[trajectory.problem.id] += 1
+        n_samples[trajectory.problem.id] += 1
         if trajectory.grade.is_known:
-            groups.setdefault(trajectory.problem.id, []).append(trajectory)
+            graded_samples.setdefault(trajectory.problem.id, []).append(trajectory)
+    groups = list(graded_samples.values())
+
+    # pass@1
     counts: list[int] = []
     correct_counts: list[int] = []
-    means: list[float] = []
-    for graded_samples in groups.values():
-        correct = sum(sample.grade.correct for sample in graded_samples)
-        counts.append(len(graded_samples))
+    shares: list[float] = []
+    for group in groups:
+        correct = sum(sample.grade.correct for sample in group)
+        counts.append(len(group))
         correct_counts.append(correct)
-        means.append(correct / len(graded_samples))
-    low, high = interval_of_mean(means, seed)
-    n = min(samples.values())  # that of every problem, as `measure_set` has checked
-    # A k above every problem's number of graded samples would leave no problem for pass@k.
-    largest_k = min(n, max(counts))
-    ks = [2**i for i in range(n.bit_length()) if 2**i <= largest_k]
+        shares.append(correct / len(group))
+    low, high = interval_of_mean(shares, seed)
 
-    def mean_pass_at(k: int) -> float:
-        by_problem = []
+    # pass@k. A k above every problem's number of graded samples would leave no problem for it.
+    n = min(n_samples.values())  # that of every problem, as `measure_set` has checked
+    mean_pass_at: dict[str, float] = {}  # by k
+    k = 1
+    while k <= min(n, max(counts)):
+        estimates = []
         for count, correct in zip(counts, correct_counts, strict=True):
             if count >= k:
-                by_problem.append(pass_at_k(count, correct, k))
-        return math.fsum(by_problem) / len(by_problem)
+                estimates.append(pass_at_k(count, correct, k))
+        mean_pass_at[str(k)] = math.fsum(estimates) / len(estimates)
+        k *= 2
 
-    # An answer that is correct without an extracted answer, such as a program, has nothing to vote with.
-    domains_without_votes = {
-        t.problem.domain for t in trajectories if t.grade.correct and t.grade.extracted is None
-    }
-    voting_groups = [
-        group for group in groups.values() if group[0].problem.domain not in domains_without_votes
-    ]
+    # Majority vote. An answer that is correct without an extracted answer, such as a program, has nothing to
+    # vote with.
+    domains_without_votes = set()
+    for trajectory in trajectories:
+        if trajectory.grade.correct and trajectory.grade.extracted is None:
+            domains_without_votes.add(trajectory.problem.domain)
+    voting_groups = [group for group in groups if group[0].problem.domain not in domains_without_votes]
     majority_vote = None
     if voting_groups:
         n_right = sum(majority_is_right(group, same_answer) for group in voting_groups)
         majority_vote = n_right / len(voting_groups)
+
     return {
         "n_problems": len(groups),
         "samples": n,
-        "pass_at_1": math.fsum(means) / len(means),
+        "pass_at_1": math.fsum(shares) / len(shares),
         "ci_low": low,
         "ci_high": high,
-        "pass_at_k": {str(k): mean_pass_at(k) for k in ks},
+        "pass_at_k": mean_pass_at,
         "majority_vote": majority_vote,
         "unfinished": sum(t.unfinished for t in trajectories) / len(trajectories),
         "mean_tokens": sum(len(t.response_ids) for t in trajectories) / len(trajectories),
@@ -382,21 +396,31 @@ def majority_is_right(group: Sequence[Trajectory], same_answer: SameAnswer | Non
         votes_by_spelling = Counter(answer for answer, _ in answers)
         winner = votes_by_spelling.most_common(1)[0][0] if votes_by_spelling else None
         return any(answer == winner and is_right for answer, is_right in answers)
-    right_votes = sum(is_right for _, is_right in answers)
-    first_right_index = next((i for i, (_, is_right) in enumerate(answers) if is_right), len(answers))
-    wrong_votes = Counter(answer for answer, is_right in answers if not is_right)
-    # In a dict, a later entry replaces an earlier one. In reverse order, the first of equal spellings stays.
-    first_index = {answer: i for i, (answer, _) in reversed(list(enumerate(answers)))}
+
+    right_votes = 0
+    wrong_votes: Counter[str] = Counter()  # by spelling
+    first_right_index = len(answers)
+    first_index: dict[str, int] = {}  # of each spelling
+    for index, (answer, is_right) in enumerate(answers):
+        first_index.setdefault(answer, index)
+        if is_right:
+            right_votes += 1
+            first_right_index = min(first_right_index, index)
+        else:
+            wrong_votes[answer] += 1
 
     def beats_right_answers(answer: str, votes: int) -> bool:
         # Among equally frequent answers the first one wins.
         comes_first = first_index[answer] < first_right_index
         return votes > right_votes or (votes == right_votes and comes_first)
 
+    # Often the spellings of the wrong answers decide the vote already.
     if right_votes == 0 or any(beats_right_answers(answer, votes) for answer, votes in wrong_votes.items()):
         return False
-    if sum(wrong_votes.values()) < right_votes:
+    if wrong_votes.total() < right_votes:
         return True
+
+    # Else the votes of wrong answers that are equal are counted together.
     comparisons = 0
     votes_of_class: dict[str, int] = {}  # by the first answer of each class of equal answers
     for answer, votes in wrong_votes.items():

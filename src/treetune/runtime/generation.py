@@ -15,7 +15,7 @@ import platform
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import zip_longest
 from pathlib import Path
@@ -117,12 +117,12 @@ def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Col
         metrics |= _read_phase(folder / CREDIT_METRICS, clock, "credit")
         episodes = read_episodes(path) if ranks.world_size == 1 else StoredEpisodes(path)
     else:
-        # `early` are the continuations of answers that credit has begun to sample during the rollout.
-        trees, metrics, early = _run_rollout_phase(resources, iteration, clock)
+        rollout = _run_rollout_phase(resources, iteration, clock)
+        metrics = rollout.metrics
         if ranks.device.type == "cuda":
             metrics["memory/generation"] = memory_in_use()
         memory = read_shaping_memory(session, iteration)
-        selected, credit_metrics = _run_credit_phase(resources, iteration, trees, clock, memory, early)
+        selected, credit_metrics = _run_credit_phase(resources, iteration, rollout, clock, memory)
         metrics |= credit_metrics
         if ranks.is_first:
             _write_phase(folder / CREDIT_METRICS, metrics, clock, "credit")
@@ -145,61 +145,71 @@ def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Col
     return episodes, metrics
 
 
-def _run_rollout_phase(
-    resources: RunResources, iteration: int, clock: Clock
-) -> tuple[list[Tree], Metrics, EarlyContinuations | None]:
-    """Samples and grades the answers of the iteration, or reads them from disk.
+@dataclass(frozen=True)
+class RolloutPhase:
+    """The results of an iteration's rollout."""
 
-    Returns:
-        This rank's trees; the metrics of all ranks; and the continuations that credit has begun while answers
-        were sampled. The continuations are None if credit begins none, or if the trees were read from disk.
-    """
+    trees: list[Tree]
+    """This rank's trees, with graded answers."""
+    metrics: Metrics
+    """The metrics of all ranks."""
+    early_continuations: EarlyContinuations | None
+    """The continuations that credit has begun while answers were sampled. None if credit begins none, or if
+    the trees were read from disk."""
+
+
+def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) -> RolloutPhase:
+    """Samples and grades the answers of the iteration, or reads them from disk. Collective."""
     session = resources.session
-    config, ranks, folder = session.config, session.ranks, session.directory.iteration(iteration)
+    config, ranks = session.config, session.ranks
+    folder = session.directory.iteration(iteration)
+
     if (folder / TRAJECTORIES).is_file():
         # Raises if the file is of another iteration.
         refuse_another_iterations(folder / TRAJECTORIES, iteration)
         # An interrupted run may have sampled continuations of credit already: their seconds count, too.
         metrics = _read_phase(folder / ROLLOUT_METRICS, clock, "generation", begun_phase="credit")
-        return trees_of_rank(ranks, read_trajectories(folder / TRAJECTORIES)), metrics, None
+        trees = trees_of_rank(ranks, read_trajectories(folder / TRAJECTORIES))
+        return RolloutPhase(trees, metrics, early_continuations=None)
+
+    # Draw the problems.
     all_problems = session.train_problems
-    # These functions read a file only if the rule's `draw` calls them, and each iteration's file once.
-    earlier_metrics = cache(
-        lambda i: _read_earlier(session, i, ROLLOUT_METRICS, HOW_PROBLEMS_WENT)["metrics"]
-    )
-    pass_rates = cache(lambda i: _read_earlier(session, i, PASS_RATES, HOW_PROBLEMS_WENT))
-    drawing = DrawingContext(config.seed, iteration, config.problem_sampling, earlier_metrics, pass_rates)
+    drawing = _drawing(session, iteration)
     drawing_rule = config.task.drawing_rule()
     problems = drawing_rule.draw(all_problems, config.problems_per_iteration or len(all_problems), drawing)
-    further_problems = FurtherProblems(lambda: drawing_rule.draw_further(all_problems, problems, drawing))
+
+    # Sample the answers and grade them.
+    samples_answers = config.rollout.needs_engine  # the answers of other rollouts are demonstrations
+    early: EarlyContinuations | None = None
     with (
         _count_tokens(resources, "generation", clock),
-        resources.phase(f"iteration {iteration + 1}: sampling", "answers") as show,
+        resources.phase(f"iteration {iteration + 1}: sampling", "answers") as show_progress,
     ):
-        carry_over: CarryOver | None = None
-        if config.rollout.carries:  # such a rollout continues answers that the iteration before began
-            carry_over = _carry_over(session, iteration)
         context = resources.context(
             config.rollout,
             seed=config.seed,
             iteration=iteration,
             journal=_journal(resources, folder, "rollout"),
             continuations=_journal(resources, folder, "credit"),
-            progress=show,
+            progress=show_progress,
             observe=partial(_check_answered, resources),
         )
-        context = replace(context, further_problems=further_problems, carry_over=carry_over)
+        further_problems = FurtherProblems(lambda: drawing_rule.draw_further(all_problems, problems, drawing))
+        context = replace(context, further_problems=further_problems)
+        if config.rollout.carries:  # such a rollout continues answers that the iteration before began
+            context = replace(context, carry_over=_carry_over(session, iteration))
+        rollout_context = context
         # A credit may begin to sample continuations of an answer while other answers are still sampled.
-        early: EarlyContinuations | None = None
-        if config.rollout.needs_engine and isinstance(config.credit, ContinuingCredit):
-            early = config.credit.early_continuations(context)
         # `attach` adds an observer of the answers, by which `early` gets each answer as soon as it is graded.
-        rollout_context = context if early is None else early.attach(context)
+        if samples_answers and isinstance(config.credit, ContinuingCredit):
+            early = config.credit.early_continuations(context)
+            if early is not None:
+                rollout_context = early.attach(context)
         trees, metrics = config.rollout.run(rollout_context, problems)
         metrics |= drawing_rule.metrics(all_problems, drawing)
         # The services of graders count, for example, the questions to a judge.
         metrics |= resources.service_metrics(context.grader)
-        if config.rollout.needs_engine:
+        if samples_answers:
             # `refuse_only_none` raises if no answer could be graded. No answer has been written yet, so the
             # next start asks the grader again.
             unavailable.report_ungraded(context, f"iteration {iteration + 1}", answers_of(trees))
@@ -207,21 +217,39 @@ def _run_rollout_phase(
     if early is not None:
         assert isinstance(context.engine, JournaledEngine), "a run's answers are kept"
         metrics |= _move_to_credit(ranks, clock, context.engine)
-    answers: list[Trajectory] = []
-    if config.rollout.needs_engine:  # demonstrations are cheaper to make again than to store
-        sampled = sum(tree.sampled_tokens for tree in trees)
-        metrics[SAMPLED_TOKENS] = float(sum(ranks.exchange("tokens of answers", sampled)))
-        answers = trajectories_on_first(ranks, "trajectories", answers_of(trees))
+
+    # Write the files of the phase, the trajectories last.
+    answers_of_all_ranks: list[Trajectory] = []  # on the first rank
+    if samples_answers:  # demonstrations are cheaper to make again than to store
+        tokens_of_rank = sum(tree.sampled_tokens for tree in trees)
+        metrics[SAMPLED_TOKENS] = float(sum(ranks.exchange("tokens of answers", tokens_of_rank)))
+        answers_of_all_ranks = trajectories_on_first(ranks, "trajectories", answers_of(trees))
     if ranks.is_first:
         if drawing_rule.reads_pass_rates:
-            write_record(folder / PASS_RATES, _pass_rates(answers))
+            write_record(folder / PASS_RATES, _pass_rates(answers_of_all_ranks))
         # Credit may have begun to sample continuations: their seconds are written, too. If this process is
         # killed during credit, the next process reads them and adds them to its clock.
         _write_phase(folder / ROLLOUT_METRICS, metrics, clock, "generation", begun_phase="credit")
-        if config.rollout.needs_engine:
-            write_trajectories(folder / TRAJECTORIES, answers, iteration)
+        if samples_answers:
+            write_trajectories(folder / TRAJECTORIES, answers_of_all_ranks, iteration)
     ranks.barrier("trajectories written")
-    return trees, metrics, early
+    return RolloutPhase(trees, metrics, early)
+
+
+def _drawing(session: Session, iteration: int) -> DrawingContext:
+    """Returns what a rule for drawing problems may read. Files of earlier iterations are read only if the
+    rule asks for them, and each file once."""
+
+    @cache
+    def read_metrics(earlier_iteration: int) -> Metrics:
+        return _read_earlier(session, earlier_iteration, ROLLOUT_METRICS, HOW_PROBLEMS_WENT)["metrics"]
+
+    @cache
+    def read_pass_rates(earlier_iteration: int) -> dict[str, float]:
+        return _read_earlier(session, earlier_iteration, PASS_RATES, HOW_PROBLEMS_WENT)
+
+    config = session.config
+    return DrawingContext(config.seed, iteration, config.problem_sampling, read_metrics, read_pass_rates)
 
 
 def _pass_rates(answers: Sequence[Trajectory]) -> dict[str, float]:
@@ -236,23 +264,20 @@ def _pass_rates(answers: Sequence[Trajectory]) -> dict[str, float]:
 def _run_credit_phase(
     resources: RunResources,
     iteration: int,
-    trees: list[Tree],
+    rollout: RolloutPhase,
     clock: Clock,
     memory: ShapingMemory,
-    early: EarlyContinuations | None,
 ) -> tuple[list[Episode], Metrics]:
     """Gives credit to the answers, and selects the rows to train; see `assign_credit`.
 
     Args:
         memory: What shaping remembers of earlier iterations. Shaping adds this iteration to it.
-        early: The continuations that this process began during the rollout; None if the trees were read from
-            disk.
     """
     session, config = resources.session, resources.session.config
     folder = session.directory.iteration(iteration)
     with (
         _count_tokens(resources, "credit", clock),
-        resources.phase(f"iteration {iteration + 1}: credit", "continuations") as show,
+        resources.phase(f"iteration {iteration + 1}: credit", "continuations") as show_progress,
     ):
         context = resources.context(
             config.rollout,
@@ -262,16 +287,17 @@ def _run_credit_phase(
             # An environment's replies to early continuations are in the rollout's journal, with its replies
             # to answers.
             earlier=_journal(resources, folder, "rollout"),
-            progress=show,
+            progress=show_progress,
         )
         context = replace(context, shaping_memory=memory)
         # If the trees were read from disk, the journal has the continuations that an earlier process began.
+        early = rollout.early_continuations
         if early is None and isinstance(config.credit, ContinuingCredit):
             early = config.credit.early_continuations(context)
         if early is not None:
             context = replace(context, early_continuations=early)
         try:
-            selected, metrics = assign_credit(session.ranks, config, context, trees)
+            selected, metrics = assign_credit(session.ranks, config, context, rollout.trees)
         except unavailable.NothingGraded:
             if session.ranks.is_first:  # so that the next start grades the answers again
                 (folder / TRAJECTORIES).unlink(missing_ok=True)

@@ -54,6 +54,7 @@ from treetune.trainer.ranks import Ranks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    import torch
     from torch import Tensor
     from transformers import PretrainedConfig, PreTrainedModel
 
@@ -164,67 +165,57 @@ class WeightsFolder:
         """
         import torch
 
-        from treetune.models.policy_files import HEAD_WEIGHT, describe_for_engine, has_no_head_in_engine
-        from treetune.models.saved_weights import architecture_of
-        from treetune.models.shards import in_chunks, shard_path, with_head, write_index, write_shard
+        from treetune.models.policy_files import describe_for_engine
+        from treetune.models.shards import in_chunks, shard_path, write_index
 
         session, folder = self._session, self.of(version)
         ranks, config = session.ranks, trainer.model.config
-        weights = trainer.weights_in_turn()
-        # The output head is sent as a weight of its own, also if the model ties the head to the embeddings:
-        # an engine may have copied the embeddings into its head at its start. For some models (Gemma 2) the
-        # engine computes logits with the embeddings, and refuses a head.
-        if has_no_head_in_engine(config):
-            weights = ((name, weight) for name, weight in weights if name != HEAD_WEIGHT)
-        else:
-            weights = with_head(weights, trainer.weight_names, config.tie_word_embeddings)
-        weights = architecture_of(config).convert_to_saved(weights)
+        sends_tensors = self.transfer in ON_THE_DEVICE
+        # The engine loads each file at once, and checks its digest.
+        needs_digest = self.transfer == "shared_memory"
         file_of_weight: dict[str, str] = {}
         """The name of the file that has a weight, by the weight's name. It becomes the folder's index."""
-
-        def copy_weight(weight: Tensor) -> Tensor:
-            """Copies a weight on the device or to the CPU, so that the copy lasts until its chunk is sent."""
-            if self.transfer in ON_THE_DEVICE:
-                return weight.contiguous().clone()
-            if not self._writes:
-                return weight  # this rank only takes part in gathering it
-            return weight.to("cpu", copy=True).contiguous()
-
-        def write(chunk: Mapping[str, Tensor], path: Path) -> None:
-            if ranks.device.type == "cuda":
-                torch.cuda.set_device(ranks.device)  # a new thread has the first device
-            write_shard({name: weight.to("cpu") for name, weight in chunk.items()}, path)
-
-        # The engine loads each chunk at once, and checks its digest.
-        needs_digest = self.transfer == "shared_memory"
+        chunks = in_chunks(_weights_for_engine(trainer), CHUNK_BYTES, self._copy_weight)
         with _FileWriters(folder, ranks.deadline_s) as writers:
-            for number, (chunk, is_last) in enumerate(in_chunks(weights, CHUNK_BYTES, copy_weight)):
+            for number, (chunk, is_last) in enumerate(chunks):
                 path = shard_path(folder, number)
                 if ranks.device.type == "cuda":
                     # The receiver may read the chunk on another stream (vLLM's NCCL does), which would not
                     # wait.
                     torch.cuda.current_stream(ranks.device).synchronize()
+
                 if self._writes:
                     if number == 0:
                         shutil.rmtree(folder, ignore_errors=True)  # of a sync that did not finish
                         folder.mkdir(parents=True)
                         dtype = next(iter(chunk.values())).dtype
                         describe_for_engine(config, session.model.tokenizer, folder, dtype)
-                    writers.start(write, chunk, path)
+                    writers.start(_write_chunk, chunk, path, ranks.device)
                     file_of_weight |= dict.fromkeys(chunk, path.name)
-                if self.transfer in ON_THE_DEVICE:
+
+                if sends_tensors:
                     yield Chunk(path, number, is_last, digest="", tensors=chunk)
+
                 # Waits for files, so that few chunks are in memory. A digest needs the whole file, and the
                 # last chunk says that all files are written.
                 writers.wait(0 if needs_digest or is_last else MOST_UNWRITTEN)
                 if is_last and self._writes:
                     write_index(file_of_weight, folder)
-                if self.transfer not in ON_THE_DEVICE:
+
+                if not sends_tensors:
                     digest = digest_of_weights(path) if needs_digest and ranks.is_first else ""
                     if needs_digest or is_last:
                         # The other ranks wait here until the file is written.
                         digest = ranks.from_first("a chunk of weights", digest)
                     yield Chunk(path, number, is_last, digest)
+
+    def _copy_weight(self, weight: Tensor) -> Tensor:
+        """Copies a weight on the device or to the CPU, so that the copy lasts until its chunk is sent."""
+        if self.transfer in ON_THE_DEVICE:
+            return weight.contiguous().clone()
+        if not self._writes:
+            return weight  # this rank only takes part in gathering it
+        return weight.to("cpu", copy=True).contiguous()
 
     def write_stored(self, version: int) -> Path:
         """Writes a checkpoint's weights (0: the start model's). Collective.
@@ -279,6 +270,36 @@ class WeightsFolder:
     @property
     def _start_model(self) -> Path:
         return self.path / START_MODEL
+
+
+def _weights_for_engine(trainer: PolicyTrainer) -> Iterator[tuple[str, Tensor]]:
+    """Yields the trainer's present weights one after the other, by the names that the engine knows.
+    Collective."""
+    from treetune.models.policy_files import HEAD_WEIGHT, has_no_head_in_engine
+    from treetune.models.saved_weights import architecture_of
+    from treetune.models.shards import with_head
+
+    config = trainer.model.config
+    weights = trainer.weights_in_turn()
+    # The output head is sent as a weight of its own, also if the model ties the head to the embeddings: an
+    # engine may have copied the embeddings into its head at its start. For some models (Gemma 2) the engine
+    # computes logits with the embeddings, and refuses a head.
+    if has_no_head_in_engine(config):
+        weights = ((name, weight) for name, weight in weights if name != HEAD_WEIGHT)
+    else:
+        weights = with_head(weights, trainer.weight_names, config.tie_word_embeddings)
+    yield from architecture_of(config).convert_to_saved(weights)
+
+
+def _write_chunk(chunk: Mapping[str, Tensor], path: Path, device: torch.device) -> None:
+    """Writes a chunk's file, in a thread of its own."""
+    import torch
+
+    from treetune.models.shards import write_shard
+
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # a new thread has the first device
+    write_shard({name: weight.to("cpu") for name, weight in chunk.items()}, path)
 
 
 class _FileWriters(AbstractContextManager["_FileWriters"]):

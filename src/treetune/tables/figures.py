@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -180,7 +180,6 @@ def draw_panels(results: Results, curves: Sequence[Curve], paths: Sequence[Path]
 def _draw_charts(results: Results, charts: Sequence[Chart], across: int, paths: Sequence[Path]) -> Figure:
     """Draws charts in rows of `across`, with one legend for all, into each of the files."""
     import matplotlib
-    from matplotlib.lines import Line2D
 
     table = results.plan.table
     down = math.ceil(len(charts) / across)
@@ -206,6 +205,19 @@ def _draw_charts(results: Results, charts: Sequence[Chart], across: int, paths: 
     for chart in charts:
         drawn_rows |= {series.name for series in chart.series}
     colours = {name: palette()[colour] for name, colour in row_colours(table).items() if name in drawn_rows}
+    _put_legend(figure, colours, width)
+    for path in paths:
+        # Text stays text, which is smaller, and the same numbers give the same bytes.
+        with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "treetune"}):
+            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return figure
+
+
+def _put_legend(figure: Figure, colours: Mapping[str, str], width: float) -> None:
+    """Puts a legend below the charts: the names of rows with their colours. `width` is that of the figure in
+    inches."""
+    from matplotlib.lines import Line2D
+
     longest_entry = max(map(len, colours), default=1) + LEGEND_LINE
     entries_across = int(width * LEGEND_CHARACTERS_PER_INCH) // longest_entry
     figure.legend(
@@ -216,8 +228,3 @@ def _draw_charts(results: Results, charts: Sequence[Chart], across: int, paths: 
         fontsize=8,
         frameon=False,
     )
-    for path in paths:
-        # Text stays text, which is smaller, and the same numbers give the same bytes.
-        with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "treetune"}):
-            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    return figure

@@ -15,7 +15,7 @@ from treetune.runtime.analysis import read_result
 from treetune.runtime.directory import MEASURE_AGAIN, RESULT, SUMMARY
 from treetune.runtime.manifest import read_config
 from treetune.store.checksums import config_hash, read_record
-from treetune.tables.columns import Area, MeasuredColumn, number_in
+from treetune.tables.columns import Axis, MeasuredColumn, number_in
 from treetune.tables.curves import (
     Cost,
     area_under,
@@ -336,18 +336,7 @@ def read_seed_result(plan: TableRuns, run: PlannedRun, row: MethodRow, column: M
     """Returns the number of one run in a row and column.
 
     Raises ValueError where there is none, with a message that says why."""
-    status = plan.statuses[run.key]
-    if status.state not in MEASURABLE:
-        # `blocked_by` leaves out needed runs that have failed, since the next `reproduce_table` tries again.
-        unmet_needs = plan.blocked_by(run) if status.state == "missing" else []
-        unmet_needs += [
-            f"{name} ({plan.statuses[name, seed].state})"
-            for name, seed in run.needs
-            if plan.statuses[name, seed].state == "failed"
-        ]
-        if unmet_needs:
-            raise ValueError(f"skipped, because it needs {', '.join(unmet_needs)}")
-        raise ValueError(f"{status.state}: {status.why}" if status.why else str(status.state))
+    _refuse_unmeasurable(plan, run)
     folder = run.directory.path
     common: dict[str, Any] = {
         "seed": run.seed,
@@ -364,17 +353,12 @@ def read_seed_result(plan: TableRuns, run: PlannedRun, row: MethodRow, column: M
         other_run = _run_of(plan, column.speedup.of, column, run.seed)
         factor = speedup(plan, run, other_run, column.curve, column.speedup.over)
         return SeedResult(value=factor, **common)
-    settings = column.area or column.reach
-    if settings is not None:
-        assert column.curve is not None
-        measurements = measured_along(plan, run, column.curve).values()
-        points = sorted((costs[settings.over], accuracy) for costs, accuracy in measurements)
-        if run.name in plan.table.starts:
-            # Other experiments start from this run. They begin with its last accuracy, at no cost.
-            points = [(0.0, accuracy) for _, accuracy in points[-1:]]
-        if isinstance(settings, Area):
-            return SeedResult(value=area_under(points, settings.upto), **common)
-        return SeedResult(value=cost_to_reach(points, settings.accuracy), **common)
+    if column.area is not None:
+        points = _points_of_curve(plan, run, column, column.area.over)
+        return SeedResult(value=area_under(points, column.area.upto), **common)
+    if column.reach is not None:
+        points = _points_of_curve(plan, run, column, column.reach.over)
+        return SeedResult(value=cost_to_reach(points, column.reach.accuracy), **common)
     summary, folder = _summary(plan, run, column)
     common["samples"] = summary["samples"]
     if column.over is not None:
@@ -389,6 +373,36 @@ def read_seed_result(plan: TableRuns, run: PlannedRun, row: MethodRow, column: M
         return SeedResult(value=numerator / denominator, **common)
     value = number_in(summary, column.number, folder / SUMMARY)
     return SeedResult(value=value, by_problem=problem_means(folder, column.number), **common)
+
+
+def _refuse_unmeasurable(plan: TableRuns, run: PlannedRun) -> None:
+    """Raises ValueError, with the reason, for a run that is not trained to the end."""
+    status = plan.statuses[run.key]
+    if status.state in MEASURABLE:
+        return
+    # `blocked_by` leaves out needed runs that have failed, since the next `reproduce_table` tries again.
+    unmet_needs = plan.blocked_by(run) if status.state == "missing" else []
+    for name, seed in run.needs:
+        state = plan.statuses[name, seed].state
+        if state == "failed":
+            unmet_needs.append(f"{name} ({state})")
+    if unmet_needs:
+        raise ValueError(f"skipped, because it needs {', '.join(unmet_needs)}")
+    raise ValueError(f"{status.state}: {status.why}" if status.why else str(status.state))
+
+
+def _points_of_curve(
+    plan: TableRuns, run: PlannedRun, column: MeasuredColumn, over: Axis
+) -> list[tuple[float, float]]:
+    """Returns the accuracies on the column's curve as (cost, accuracy), the lowest cost first. `over` is the
+    kind of cost."""
+    assert column.curve is not None
+    measurements = measured_along(plan, run, column.curve).values()
+    points = sorted((costs[over], accuracy) for costs, accuracy in measurements)
+    if run.name in plan.table.starts:
+        # Other experiments start from this run. They begin with its last accuracy, at no cost.
+        points = [(0.0, accuracy) for _, accuracy in points[-1:]]
+    return points
 
 
 def _run_of(plan: TableRuns, row: str, column: MeasuredColumn, seed: int) -> PlannedRun:

@@ -345,20 +345,17 @@ def _load_configurations(table: Reproduction) -> dict[str, _Configuration]:
         configurations[name] = _load_configuration(
             recipe, environment, _measurements_of(table, name), shared_names
         )
-    experiment_names = {
-        name: configuration.config["experiment_name"]
-        for name, configuration in configurations.items()
-        if configuration.config
-    }
-    for name, experiment_name in experiment_names.items():
-        namesakes = [
-            other
-            for other, other_name in experiment_names.items()
-            if other_name == experiment_name and other != name
-        ]
-        if namesakes:
+    names_by_experiment_name: dict[str, list[str]] = {}
+    for name, configuration in configurations.items():
+        if configuration.config:
+            names_by_experiment_name.setdefault(configuration.config["experiment_name"], []).append(name)
+    for experiment_name, names in names_by_experiment_name.items():
+        if len(names) < 2:
+            continue
+        for name in names:
+            namesake = names[0] if name != names[0] else names[1]
             message = (
-                f"{namesakes[0]} is called {experiment_name!r} as well, and would write to the same"
+                f"{namesake} is called {experiment_name!r} as well, and would write to the same"
                 " directory: give it another name, such as overrides:"
                 f" [\"{{experiment_name+: '_{name}'}}\"]"
             )

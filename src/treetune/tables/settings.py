@@ -278,10 +278,31 @@ class Reproduction(Table):
 
     @override
     def check(self, table: Reproduction) -> Iterable[Finding]:
-        rows, columns = [row.name for row in self.rows], [column.name for column in self.columns]
+        yield from self._check_repeated_names()
+        if "/" in self.name or self.name.startswith(".") or not self.name.isprintable():
+            yield Finding(
+                f"name {self.name!r} is not a plain file name, but the table's files are named after it",
+                "name",
+                "use letters, digits, '-' and '_'",
+            )
+        yield from self._check_named_rows()
+        for number, row in enumerate(self.rows):
+            yield from self._check_row(number, row)
+        if self.until is not None:
+            yield from self._check_until(self.until)
+        elif self.comparisons:
+            yield Finding(
+                "comparisons decide how many seeds are run, but the table has no `until`",
+                "comparisons",
+                "give until: {difference: …, seeds: {at_least: …, at_most: …}}",
+            )
+        yield from self._check_needs()
+
+    def _check_repeated_names(self) -> Iterator[Finding]:
+        """Yields a finding for each name that two rows, columns, seeds or panels share."""
         names_by_key = {
-            "rows": rows,
-            "columns": columns,
+            "rows": [row.name for row in self.rows],
+            "columns": [column.name for column in self.columns],
             "seeds": list(map(str, self.seeds)),
             "panels": [panel.name for panel in self.panels],
         }
@@ -291,13 +312,11 @@ class Reproduction(Table):
                 yield Finding(
                     f"two {key} have the same name: {', '.join(repeated)}", key, "give each its own name"
                 )
-        if "/" in self.name or self.name.startswith(".") or not self.name.isprintable():
-            yield Finding(
-                f"name {self.name!r} is not a plain file name, but the table's files are named after it",
-                "name",
-                "use letters, digits, '-' and '_'",
-            )
-        named_rows: list[tuple[str, str | None]] = [("baseline", self.baseline)]
+
+    def _check_named_rows(self) -> Iterator[Finding]:
+        """Yields a finding for each row that a setting names and that doesn't exist, or can't serve there."""
+        rows = [row.name for row in self.rows]
+        named_rows: list[tuple[str, str | None]] = [("baseline", self.baseline)]  # by key
         for key, pairs in (("pairs", self.pairs), ("comparisons", self.comparisons)):
             for number, pair in enumerate(pairs):
                 named_rows += [(f"{key}.{number}.row", pair.row), (f"{key}.{number}.to", pair.to)]
@@ -314,16 +333,9 @@ class Reproduction(Table):
         for key, named_row in named_rows:
             if named_row is not None and named_row not in rows:
                 yield _no_row(named_row, key, rows)
-        for number, row in enumerate(self.rows):
-            yield from self._check_row(number, row)
-        if self.until is not None:
-            yield from self._check_until(self.until)
-        elif self.comparisons:
-            yield Finding(
-                "comparisons decide how many seeds are run, but the table has no `until`",
-                "comparisons",
-                "give until: {difference: …, seeds: {at_least: …, at_most: …}}",
-            )
+
+    def _check_needs(self) -> Iterator[Finding]:
+        """Yields the findings about the experiments that other experiments need."""
         for name, experiment in self.experiments.items():
             if experiment.fork is not None and experiment.fork not in experiment.needs:
                 yield Finding(

@@ -68,12 +68,19 @@ class Block(NamedTuple):
 class Counterfactual(NamedTuple):
     """A block of an answer, and the set of its threads that are kept. Its worth is v(threads)."""
 
-    answer: int
-    """The index of the answer among this rank's answers."""
-    block: int
-    """The index of the block among the answer's blocks (`blocks_of`)."""
+    answer: Trajectory
+    block: Block
     threads: Threads
     """The threads that are kept."""
+
+
+class ValuedBlock(NamedTuple):
+    """A block whose threads get values, and the sets of its threads whose worth is needed for that."""
+
+    block: Block
+    orders: list[tuple[int, ...]]
+    """Random orders of the threads; empty if the values are exact."""
+    sets: list[Threads]
 
 
 @Credit.register("thread_shapley")
@@ -176,40 +183,40 @@ class ThreadShapley(ContinuingCredit):
         outcome_advantages: list[float] = []
         for tree in trees:
             outcome_advantages += leave_one_out_advantages([leaf.reward for leaf in tree.leaves])
-        blocks_by_answer = [blocks_of(answer) for answer in answers]
 
         # The value of a thread is computed from the worth of some sets of its block's threads: the mean
         # reward of answers that have only these threads. The sets of all blocks of this rank's answers are
         # sampled together.
-        wanted: list[Counterfactual] = []
-        # The random orders of a block's threads, and the sets of its threads whose worth is needed. The key
-        # is the index of the answer and the index of the block among the answer's blocks.
-        orders_of: dict[tuple[int, int], list[tuple[int, ...]]] = {}
-        sets_of: dict[tuple[int, int], list[Threads]] = {}
-        for number, (answer, blocks) in enumerate(zip(answers, blocks_by_answer, strict=True)):
-            for index, block in enumerate(blocks):
-                orders_of[number, index] = self._orders(context, answer, block)
-                sets_of[number, index] = self._sets(block.threads, orders_of[number, index])
-                wanted += [Counterfactual(number, index, threads) for threads in sets_of[number, index]]
-        rewards, metrics = self._sample(context, answers, blocks_by_answer, wanted)
+        blocks_by_answer: list[list[ValuedBlock]] = []
+        counterfactuals: list[Counterfactual] = []
+        for answer in answers:
+            valued_blocks = []
+            for block in blocks_of(answer):
+                orders = self._orders(context, answer, block)
+                sets = self._sets(block.threads, orders)
+                valued_blocks.append(ValuedBlock(block, orders, sets))
+                counterfactuals += [Counterfactual(answer, block, threads) for threads in sets]
+            blocks_by_answer.append(valued_blocks)
+        rewards, metrics = self._sample(context, counterfactuals)
 
+        upcoming_rewards = iter(rewards)  # in the order of the counterfactuals
         episodes = []
         unknown_blocks = 0
-        for number, (answer, blocks) in enumerate(zip(answers, blocks_by_answer, strict=True)):
+        for answer, outcome_advantage, valued_blocks in zip(
+            answers, outcome_advantages, blocks_by_answer, strict=True
+        ):
             # The value of each thread, by the number of its block on the main text (`Block.number`) and its
             # position in the block.
             values: dict[tuple[int, int], float] = {}
-            for index, block in enumerate(blocks):
-                rewards_of_sets = {}
-                for threads in sets_of[number, index]:
-                    rewards_of_sets[threads] = rewards[Counterfactual(number, index, threads)]
+            for block, orders, sets in valued_blocks:
+                rewards_of_sets = {threads: next(upcoming_rewards) for threads in sets}
                 worth = _mean_rewards(rewards_of_sets, block, answer)
                 if worth is None:
                     unknown_blocks += 1
                     continue
-                value_of_thread = self._values(block.threads, orders_of[number, index], worth)
+                value_of_thread = self._values(block.threads, orders, worth)
                 values |= {(block.number, thread): value for thread, value in value_of_thread.items()}
-            episodes.append(_episode(context, answer, outcome_advantages[number], values))
+            episodes.append(_episode(context, answer, outcome_advantage, values))
         unknown = sum(context.ranks.exchange("blocks without a worth", unknown_blocks))
         if unknown:
             metrics["credit/value_unknown"] = float(unknown)
@@ -252,27 +259,20 @@ class ThreadShapley(ContinuingCredit):
         return shapley_values(threads, worth.__getitem__)
 
     def _sample(
-        self,
-        context: RolloutContext,
-        answers: Sequence[Trajectory],
-        blocks_by_answer: Sequence[Sequence[Block]],
-        wanted: Sequence[Counterfactual],
-    ) -> tuple[dict[Counterfactual, list[float]], Metrics]:
-        """Samples `samples` answers for each counterfactual, and returns their rewards, and metrics of the
-        cost. Collective.
+        self, context: RolloutContext, counterfactuals: Sequence[Counterfactual]
+    ) -> tuple[list[list[float]], Metrics]:
+        """Samples `samples` answers for each counterfactual. Returns the rewards of each counterfactual, and
+        metrics of the cost. Collective.
 
-        A counterfactual is an answer's block with only some of its threads. A sampled answer that could not
-        be graded is left out of the rewards. The metrics are over all ranks.
+        A sampled answer that could not be graded is left out of the rewards. The metrics are over all ranks.
         """
         assert context.engine is not None, "counterfactual answers need an engine"
         rollout = require_growing_rollout(context)
         assert isinstance(rollout, ParallelThreads), "only this rollout has threads"
         starts: list[Start] = []
         block_numbers: list[int] = []  # the number of the block at which each start ends
-        for counterfactual in wanted:
-            answer = answers[counterfactual.answer]
-            block = blocks_by_answer[counterfactual.answer][counterfactual.block]
-            segments = segments_with(block, counterfactual.threads)
+        for answer, block, threads in counterfactuals:
+            segments = segments_with(block, threads)
             prefix = AnswerPrefix(answer.problem, answer.prompt_ids, segments)
             seed = derive_seed(context.seed, context.iteration, prefix.key.hex(), block.number, "shapley")
             for number in range(self.samples):
@@ -288,20 +288,18 @@ class ThreadShapley(ContinuingCredit):
                 rollout.answers_without_threads(sampling_context, starts, block_numbers)
             )
 
-        rewards: dict[Counterfactual, list[float]] = {}
+        rewards: list[list[float]] = [[] for _ in counterfactuals]
         tokens = unfinished = ungraded = 0
         for index, (start, answer) in enumerate(zip(starts, sampled, strict=True)):
-            # Each counterfactual has `samples` starts, one after the other.
-            counterfactual = wanted[index // self.samples]
             tokens += _sampled_tokens(answer.segments) - _sampled_tokens(start.segments)
             unfinished += answer.unfinished
-            rewards_of_set = rewards.setdefault(counterfactual, [])
             if answer.grade.is_known:
-                rewards_of_set.append(answer.reward)
+                # Each counterfactual has `samples` starts, one after the other.
+                rewards[index // self.samples].append(answer.reward)
             else:
                 ungraded += 1
         counts = context.ranks.exchange(
-            "counterfactuals", (len(wanted), len(sampled), tokens, unfinished, ungraded)
+            "counterfactuals", (len(counterfactuals), len(sampled), tokens, unfinished, ungraded)
         )
         all_sets, all_samples, all_tokens, all_unfinished, all_ungraded = map(sum, zip(*counts, strict=True))
         metrics: Metrics = {}

@@ -171,6 +171,8 @@ def plan_micro_batches(
         lengths_of_rows = [lengths[index] for index in unit]
         width_of[unit] = max(lengths_of_rows)  # a unit is padded to its longest row
         tokens_of[unit] = sum(lengths_of_rows)
+
+    # Distribute the units over the ranks.
     units_by_rank: list[list[Unit]] = [[] for _ in range(ranks)]
     loads = [(0, rank) for rank in range(ranks)]  # a heap: the rank with the fewest tokens comes first
     # Units of equal size are in the order of their indices, so that every rank makes the same plan.
@@ -178,26 +180,31 @@ def plan_micro_batches(
         load, rank = heapq.heappop(loads)
         units_by_rank[rank].append(unit)
         heapq.heappush(loads, (load + tokens_of[unit], rank))
+
+    # Cut the units of each rank, in their order, into micro-batches.
     planned: list[list[PlannedBatch]] = []
     for units_of_rank in units_by_rank:
-        batches: list[Unit] = []
-        batch: Unit = ()
+        batches: list[PlannedBatch] = []
+        batch: Unit = ()  # the rows of the micro-batch that is being filled
         width = tokens_of_batch = 0
         for unit in units_of_rank:
-            rows = len(batch) + len(unit)
-            # The longest unit comes first, so a padded micro-batch is as wide as its first unit.
-            tokens = width * rows if layout == "padded" else tokens_of_batch + tokens_of[unit]
-            is_full = tokens > max_tokens or (max_rows is not None and rows > max_rows)
-            if batch and is_full:
-                batches.append(batch)
+            rows_with_unit = len(batch) + len(unit)
+            tokens_with_unit = tokens_of_batch + tokens_of[unit]
+            if layout == "padded":
+                # The longest unit comes first, so a padded micro-batch is as wide as its first unit.
+                tokens_with_unit = width * rows_with_unit
+            has_room = tokens_with_unit <= max_tokens and (max_rows is None or rows_with_unit <= max_rows)
+            if batch and not has_room:
+                batches.append(PlannedBatch(batch))
                 batch, tokens_of_batch = (), 0
             if not batch:
                 width = width_of[unit]
             batch += unit
             tokens_of_batch += tokens_of[unit]
         if batch:
-            batches.append(batch)
-        planned.append([PlannedBatch(indices) for indices in batches])
+            batches.append(PlannedBatch(batch))
+        planned.append(batches)
+
     # With ZeRO 2 and 3 every backward pass is a collective call: a rank with fewer micro-batches would make
     # the others wait for ever. So it repeats the smallest unit.
     n_batches = max(map(len, planned))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -141,30 +141,27 @@ class DeepSpeedModel:
 
         # A parameter that several modules share is listed here only by its first name.
         first_names = {name for name, _ in self.module.named_parameters()}
-        parameters_by_layer: dict[str, dict[str, nn.Parameter]] = {}
-        buffers_by_layer: dict[str, dict[str, Tensor]] = {}  # never sharded
+        layers: dict[str, _Layer] = {}
         for path, module in self.module.named_modules():
             # A layer with adapters has them in `.lora_…`, and its own weights in `.base_layer`. Both count as
             # one layer, since merging the adapters needs both at the same time.
-            layer, _, _ = path.partition(".base_layer" if ".base_layer" in path else ".lora_")
-            parameters_of_layer = parameters_by_layer.setdefault(layer, {})
+            layer_path, _, _ = path.partition(".base_layer" if ".base_layer" in path else ".lora_")
+            layer = layers.setdefault(layer_path, _Layer({}, {}))
             for name, parameter in module.named_parameters(recurse=False):
                 full_name = f"{path}.{name}" if path else name
                 if full_name in first_names:
-                    parameters_of_layer[full_name] = parameter
+                    layer.parameters[full_name] = parameter
             for name, buffer in own_persistent_buffers(module).items():
-                buffers_by_layer.setdefault(layer, {})[f"{path}.{name}" if path else name] = buffer
-        for layer, parameters in parameters_by_layer.items():
-            buffers = {name: buffer.detach() for name, buffer in buffers_by_layer.get(layer, {}).items()}
-            if not parameters:
-                if buffers:
-                    yield buffers
+                layer.buffers[f"{path}.{name}" if path else name] = buffer
+        for layer in layers.values():
+            weights: dict[str, Tensor] = {**layer.parameters, **layer.buffers}
+            if not weights:
                 continue
             gathered: AbstractContextManager[Any] = nullcontext()
-            if self.zero_stage == 3:
-                gathered = deepspeed.zero.GatheredParameters(list(parameters.values()))
+            if self.zero_stage == 3 and layer.parameters:
+                gathered = deepspeed.zero.GatheredParameters(list(layer.parameters.values()))
             with gathered:
-                yield {name: parameter.detach() for name, parameter in parameters.items()} | buffers
+                yield {name: weight.detach() for name, weight in weights.items()}
 
     def save(self, directory: Path) -> None:
         """Writes weights, optimiser state and shards. Collective."""
@@ -241,6 +238,14 @@ class DeepSpeedModel:
         """Frees weights and optimiser. The object can't be used afterwards."""
         self.engine.destroy()
         del self.engine
+
+
+class _Layer(NamedTuple):
+    """The weights that one layer of a model has itself, without those of layers inside it."""
+
+    parameters: dict[str, nn.Parameter]
+    buffers: dict[str, Tensor]
+    """The persistent buffers, which are never sharded."""
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:

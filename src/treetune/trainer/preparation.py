@@ -211,6 +211,8 @@ def prepare(
     tensors = IterationTensors.of(episodes)
     if critic:
         _refuse_threads(episodes)
+
+    # Scores of the models, and what the objective needs besides advantages.
     if isinstance(objective, TeacherObjective):
         tensors.has_teacher_N = _has_teacher(episodes)
     if settings.keeps_reference:
@@ -226,52 +228,52 @@ def prepare(
         )
     if not objective.needs_advantages:
         return tensors
-
-    # Advantages come from one of three sources:
-    # 1. `from_values` (gae): from the critic's values. A penalty on rewards is part of the rewards.
-    # 2. `learned_rewards` (prime): from the reward model. A penalty on rewards is subtracted afterwards.
-    # 3. Credit: the episodes have them. A penalty on rewards is subtracted afterwards.
-    penalty = objective.kl_penalty
-    penalties_N: Tensor | None = None
-    if penalty is not None:
-        penalties_N = penalty.coef * kl_estimate(
-            tensors.old_logprobs_N, tensors.ref_logprobs_N, penalty.estimator
-        )
-    rewards_N = token_rewards(starts, sequences.rewards, sequences.early_rewards)
-    reward_penalties_N = penalties_N if penalty is not None and penalty.placement == "reward" else None
     if critic:
         tensors.values_N = models.values(sequences)
-    if from_values is not None:
+
+    # The rewards, and the KL penalties that are subtracted from the rewards or from the advantages.
+    rewards_N = token_rewards(starts, sequences.rewards, sequences.early_rewards)
+    penalty = objective.kl_penalty
+    reward_penalties_N: Tensor | None = None
+    advantage_penalties_N: Tensor | None = None
+    if penalty is not None:
+        kl_N = kl_estimate(tensors.old_logprobs_N, tensors.ref_logprobs_N, penalty.estimator)
+        if penalty.placement == "reward":
+            reward_penalties_N = penalty.coef * kl_N
+        elif penalty.placement == "advantage":
+            advantage_penalties_N = penalty.coef * kl_N
+
+    # The advantages come from the critic's values, from the reward model, or from the credit.
+    if from_values is not None:  # gae
         assert tensors.values_N is not None, "credit from values comes with a critic"
         if reward_penalties_N is not None:
             rewards_N = rewards_N - reward_penalties_N
         advantages_N, tensors.returns_N = _advantages_and_returns(
             from_values, starts, rewards_N, tensors.values_N
         )
+    elif learned_rewards is not None:  # prime
+        assert from_implicit_rewards is not None and tensors.ref_logprobs_N is not None
+        implicit_rewards_N = learned_rewards(sequences, tensors.ref_logprobs_N)
+        advantages_N = _advantages_from_implicit_rewards(from_implicit_rewards, sequences, implicit_rewards_N)
     else:
-        if learned_rewards is not None:
-            assert from_implicit_rewards is not None and tensors.ref_logprobs_N is not None
-            implicit_rewards_N = learned_rewards(sequences, tensors.ref_logprobs_N)
-            advantages_N = _advantages_from_implicit_rewards(
-                from_implicit_rewards, sequences, implicit_rewards_N
-            )
-        else:
-            advantages_N = _advantages_of_credit(tensors)
-            if critic:
-                # This credit reads the critic's values in place of the mean rewards of continuations. Such
-                # means contain no KL penalty, so the critic learns rewards without a penalty.
-                tensors.returns_N = rewards_to_come(starts, rewards_N)
-        if reward_penalties_N is not None:
-            # These advantages don't contain the penalties yet. A token influences its own penalty and those
-            # of the tokens after it, so their sum is subtracted from its advantage.
-            advantages_N = advantages_N - rewards_to_come(starts, reward_penalties_N)
+        advantages_N = _advantages_of_credit(tensors)
+        if critic:
+            # This credit reads the critic's values in place of the mean rewards of continuations. Such means
+            # contain no KL penalty, so the critic learns rewards without a penalty.
+            tensors.returns_N = rewards_to_come(starts, rewards_N)
+    if reward_penalties_N is not None and from_values is None:
+        # Only advantages from values contain these penalties already. A token influences its own penalty and
+        # those of the tokens after it, so their sum is subtracted from its advantage.
+        advantages_N = advantages_N - rewards_to_come(starts, reward_penalties_N)
 
-    single_domain = [""] * len(sequences.domains)
-    domains = sequences.domains if settings.normalise_by_domain else single_domain
+    # The normalisation.
+    domains: Sequence[str] = [""] * len(sequences.domains)  # all sequences are normalised together
+    if settings.normalise_by_domain:
+        domains = sequences.domains
     advantages_N = normalise_by_domain(advantages_N, settings.advantage_normalisation, starts, domains)
-    if penalty is not None and penalty.placement == "advantage":
+    if advantage_penalties_N is not None:
         # The penalty is subtracted after the normalisation, which would otherwise change its size.
-        advantages_N = advantages_N - penalties_N
+        advantages_N = advantages_N - advantage_penalties_N
     tensors.advantages_N = advantages_N
     return tensors
 

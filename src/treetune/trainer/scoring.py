@@ -463,25 +463,29 @@ class ReferencePrefetch:
         """Returns the log-probs of every trained token, float32 [N], and forgets the submitted answers.
         Collective."""
         ranks, start = self._scorer.ranks, time.perf_counter()
-        trained = {row.content_hash for row in sequences.rows}
-        for content_hash in self._pending.keys() - trained:
+        # Submitted answers that are not trained need not be scored.
+        trained_hashes = {row.content_hash for row in sequences.rows}
+        for content_hash in self._pending.keys() - trained_hashes:
             self._pending.pop(content_hash).cancel()
         submitted, self._pending = self._pending, {}
+
         # If several ranks have submitted a row, only the result of the first of these ranks counts, since the
         # results of all ranks are summed below.
+        submitted_by_rank = ranks.exchange("reference ahead", list(submitted))
         rank_of_hash: dict[bytes, int] = {}
-        for rank, content_hashes in enumerate(ranks.exchange("reference ahead", list(submitted))):
+        for rank, content_hashes in enumerate(submitted_by_rank):
             for content_hash in content_hashes:
                 rank_of_hash.setdefault(content_hash, rank)
+
+        # Each rank computes its share of the rows that no rank has submitted. Equal rows are scored once.
         result_N = torch.zeros(sequences.n_tokens)
-        # Equal rows are scored once.
         first_equal = sequences.first_equal_rows()
         rows = {number: sequences.rows[number] for number in first_equal}
-        # Each rank computes its share of the rows that no rank has submitted.
         share_of_rank = rows_scored_by(sequences, ranks)
         for number, row in rows.items():
             if row.content_hash not in rank_of_hash and number in share_of_rank:
                 result_N[row.start : row.end] = self._score(row.token_ids, row.predicting)
+
         # Meanwhile the thread has scored submitted rows. This waits for those that remain.
         not_done = wait(submitted.values(), ranks.deadline_s).not_done
         self._refuse_failed()
@@ -494,9 +498,10 @@ class ReferencePrefetch:
         for row in rows.values():
             if rank_of_hash.get(row.content_hash) == ranks.rank:
                 result_N[row.start : row.end] = submitted[row.content_hash].result()
-        tokens_scored_before = sum(row.trained for row in sequences.rows if row.content_hash in rank_of_hash)
+
         # Rows that were left out get the log-probs of the first row that equals them.
         logprobs_N = ranks.sum(result_N)[sequences.flat_index(first_equal)]
+        tokens_scored_before = sum(row.trained for row in sequences.rows if row.content_hash in rank_of_hash)
         self.metrics = {
             AHEAD: tokens_scored_before / max(1, sequences.n_tokens),
             SECONDS: time.perf_counter() - start,

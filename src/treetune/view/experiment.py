@@ -294,9 +294,8 @@ class RunProgress:
 
 def status_of(experiment: StoredExperiment) -> RunProgress:
     """Returns an experiment's status, computed from the experiment as it was read and the end of its log."""
-    directory = experiment.directory
     done, planned, parts = len(experiment.metrics), experiment.expected_iterations, experiment.method
-    log = _end_of(directory.run_log)
+    log = _end_of(experiment.directory.run_log)
     # Parts of a progress message are separated by two spaces, which a page shows as one.
     messages = [match[1].replace("  ", " · ") for line in log if (match := _LINE.match(line))]
     state: Literal["running", "waiting", "stopped", "finished"]
@@ -304,41 +303,49 @@ def status_of(experiment: StoredExperiment) -> RunProgress:
         state, why = "running", messages[-1] if messages else ""
     elif planned is not None and done >= planned:
         state, why = "finished", ""
-    elif not directory.has_work():
+    elif not experiment.directory.has_work():
         state, why = "waiting", "nothing was sampled or trained yet"
     else:
         state, why = "stopped", _why_stopped(experiment, log, messages)
-    recent = [row["seconds/total"] for row in experiment.metrics[-RECENT:] if "seconds/total" in row]
-    seconds_left = None
-    if experiment.running and planned is not None and done < planned and recent:
-        seconds_each = sum(recent) / len(recent)
-        # The time since the last iteration ended was spent on the present iteration, so it is subtracted, but
-        # not more of it than an iteration takes.
-        seconds_since_last = max(0.0, time.time() - experiment.metrics[-1].get("wall_time", time.time()))
-        seconds_left = max(0.0, (planned - done) * seconds_each - min(seconds_since_last, seconds_each))
-    newest = {label: summaries[max(summaries)] for label, summaries in experiment.evaluations.items()}
+    accuracies = []
+    for label, summaries in experiment.evaluations.items():
+        newest = summaries[max(summaries)]
+        accuracies.append(
+            Accuracy(
+                label,
+                float(newest["pass_at_1"]),
+                newest.get("ci_low"),
+                newest.get("ci_high"),
+                newest["iteration"],
+                newest.get("n_problems"),
+            )
+        )
     return RunProgress(
         state=state,
         why=why,
         done=done,
         planned=planned,
-        seconds_left=seconds_left,
+        seconds_left=_seconds_left(experiment),
         wall_time=experiment.metrics[-1].get("wall_time") if experiment.metrics else None,
         method=" · ".join(parts[key] for key in ("credit", "objective") if key in parts),
         parts=parts,
-        accuracies=tuple(
-            Accuracy(
-                label,
-                float(last["pass_at_1"]),
-                last.get("ci_low"),
-                last.get("ci_high"),
-                last["iteration"],
-                last.get("n_problems"),
-            )
-            for label, last in newest.items()
-        ),
+        accuracies=tuple(accuracies),
         seed=experiment.config.get("seed"),
     )
+
+
+def _seconds_left(experiment: StoredExperiment) -> float | None:
+    """Returns the estimated seconds until a running experiment has finished; None if they can't be
+    estimated."""
+    done, planned = len(experiment.metrics), experiment.expected_iterations
+    recent = [row["seconds/total"] for row in experiment.metrics[-RECENT:] if "seconds/total" in row]
+    if not experiment.running or planned is None or done >= planned or not recent:
+        return None
+    seconds_each = sum(recent) / len(recent)
+    # The time since the last iteration ended was spent on the present iteration, so it is subtracted, but not
+    # more of it than an iteration takes.
+    seconds_since_last = max(0.0, time.time() - experiment.metrics[-1].get("wall_time", time.time()))
+    return max(0.0, (planned - done) * seconds_each - min(seconds_since_last, seconds_each))
 
 
 def _why_stopped(experiment: StoredExperiment, log: list[str], messages: list[str]) -> str:

@@ -16,7 +16,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -244,45 +244,14 @@ def run_page(
         ValueError: The experiment's files can't be read, or a metric was not recorded.
     """
     experiment, status = store.experiment(run), store.status(run)
-    time_left = f", {format_duration(status.seconds_left)} left" if status.seconds_left is not None else ""
-    parts: list[RenderableType] = [
-        line_of(run.name, "bold"),
-        _state(status) + line_of(f"  {_progress(status)} iterations{time_left}"),
-    ]
-    if status.why:
-        parts.append(_reason(status))
-    about = [status.method, f"seed {status.seed}" if status.seed is not None else ""]
-    if status.wall_time is not None:
-        about.append(f"last iteration {format_duration(max(0.0, time.time() - status.wall_time))} ago")
-    parts.append(line_of(" · ".join(filter(None, about)), "dim"))
-    for accuracy in status.accuracies:
-        over = f" over {accuracy.problems} problems" if accuracy.problems else ""
-        text = f"pass@1 on {accuracy.label} after {accuracy.iteration}: {_accuracy(accuracy)}"
-        parts.append(line_of(f"{text} (95 % interval{over})" if accuracy.low is not None else text))
+    parts = _status_lines(run, status)
     charts = _charts_of(experiment, metrics)
     if charts:
-        columns = 2 if width >= TWO_CURVES and len(charts) > 1 else 1
-        grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
-        for _ in range(columns):
-            grid.add_column(ratio=1)
-        room = width // columns - (2 if columns > 1 else 0)  # without the space between two columns
-        cells = [_chart(chart, room, braille) for chart in charts]
-        for start in range(0, len(cells), columns):
-            grid.add_row(*cells[start : start + columns])
-        parts += [Text(), grid]
-    phase_bars = phase_seconds(experiment)
-    if totals := phase_totals(phase_bars):
-        times = Table.grid(padding=(0, 1, 0, 0))
-        for phase, seconds in totals.items():
-            share = seconds / math.fsum(totals.values())
-            times.add_row(
-                Text(phase),
-                Text(f"{share:4.0%}" if share >= 0.005 else " <1%"),
-                Text(f"{number(seconds / len(phase_bars)) + ' s each':>12}"),
-                # The bar gets the width that the other columns leave: they take 40 characters at most.
-                Text(bar(share, max(6, width - 40), braille=braille), no_wrap=True),
-            )
-        parts += [_title("time by phase"), times]
+        parts += [Text(), _grid_of_charts(charts, width, braille)]
+    bars = phase_seconds(experiment)
+    totals = phase_totals(bars)
+    if totals:
+        parts += [_title("time by phase"), _phase_times(totals, len(bars), width, braille)]
     rows_of_plan = compare_with_plan(experiment)
     if rows_of_plan:
         planned = Table.grid(padding=(0, 2, 0, 0))
@@ -300,6 +269,60 @@ def run_page(
     if answers:
         parts += [_title(title), *(_answer_text(answer, whole) for answer in answers)]
     return Group(*parts)
+
+
+def _status_lines(run: Run, status: RunProgress) -> list[RenderableType]:
+    """Returns the lines at the top of an experiment's page: its name, state, method and accuracies."""
+    time_left = f", {format_duration(status.seconds_left)} left" if status.seconds_left is not None else ""
+    parts: list[RenderableType] = [
+        line_of(run.name, "bold"),
+        _state(status) + line_of(f"  {_progress(status)} iterations{time_left}"),
+    ]
+    if status.why:
+        parts.append(_reason(status))
+    about = [status.method, f"seed {status.seed}" if status.seed is not None else ""]
+    if status.wall_time is not None:
+        about.append(f"last iteration {format_duration(max(0.0, time.time() - status.wall_time))} ago")
+    parts.append(line_of(" · ".join(filter(None, about)), "dim"))
+    for accuracy in status.accuracies:
+        over = f" over {accuracy.problems} problems" if accuracy.problems else ""
+        text = f"pass@1 on {accuracy.label} after {accuracy.iteration}: {_accuracy(accuracy)}"
+        parts.append(line_of(f"{text} (95 % interval{over})" if accuracy.low is not None else text))
+    return parts
+
+
+def _grid_of_charts(charts: Sequence[Chart], width: int, braille: bool) -> Table:
+    """Returns the charts in one column, or in two if the screen is wide."""
+    columns = 2 if width >= TWO_CURVES and len(charts) > 1 else 1
+    grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
+    for _ in range(columns):
+        grid.add_column(ratio=1)
+    room = width // columns - (2 if columns > 1 else 0)  # without the space between two columns
+    cells = [_chart(chart, room, braille) for chart in charts]
+    for start in range(0, len(cells), columns):
+        grid.add_row(*cells[start : start + columns])
+    return grid
+
+
+def _phase_times(totals: Mapping[str, float], iterations: int, width: int, braille: bool) -> Table:
+    """Returns a row for each phase: its share of the time, its mean seconds, and a bar.
+
+    Args:
+        totals: The seconds of each phase in all iterations.
+        iterations: The number of iterations.
+        width: The width of the screen in characters.
+    """
+    times = Table.grid(padding=(0, 1, 0, 0))
+    for phase, seconds in totals.items():
+        share = seconds / math.fsum(totals.values())
+        times.add_row(
+            Text(phase),
+            Text(f"{share:4.0%}" if share >= 0.005 else " <1%"),
+            Text(f"{number(seconds / iterations) + ' s each':>12}"),
+            # The bar gets the width that the other columns leave: they take 40 characters at most.
+            Text(bar(share, max(6, width - 40), braille=braille), no_wrap=True),
+        )
+    return times
 
 
 def _charts_of(experiment: StoredExperiment, metrics: Sequence[str]) -> list[Chart]:

@@ -170,13 +170,14 @@ class SelfDistillation(Credit):
 
         answers = answers_of(trees)
         outcome_advantages: list[float] = []
-        texts: list[ScoredText | None] = []
+        texts: list[ScoredText | None] = []  # for each answer
         for tree in trees:
             rewards = [leaf.reward for leaf in tree.leaves]
             outcome_advantages += group_advantages(rewards, self.std, eps=1e-6)
             for leaf in range(len(tree.leaves)):
                 texts.append(self._scored_text(context, tree, leaf))
         scores, metrics = score_texts(context, [text for text in texts if text is not None], self.scorer)
+
         # The teacher's log-probs, one entry for each answer that has a text, in the order of the answers.
         upcoming_scores = iter(scores)
         episodes = []
@@ -192,16 +193,13 @@ class SelfDistillation(Credit):
                 compared_tokens += int(episode.trained.sum())
             advantages_T = self._advantages(differences_T, outcome_advantage)
             episodes.append(replace(episode, advantages=advantages_T))
-        gaps_by_rank = context.ranks.exchange("teacher-gap", (logprob_gap, compared_tokens))
-        tokens_of_ranks = sum(tokens for _, tokens in gaps_by_rank)
-        if tokens_of_ranks:
-            gap_of_ranks = sum(gap for gap, _ in gaps_by_rank)
-            metrics["credit/teacher_kl"] = gap_of_ranks / tokens_of_ranks
-        counts_by_rank = context.ranks.exchange("without-context", (texts.count(None), len(texts)))
-        answers_of_ranks = sum(count for _, count in counts_by_rank)
-        if answers_of_ranks:
-            without_context = sum(count for count, _ in counts_by_rank)
-            metrics["credit/without_context"] = without_context / answers_of_ranks
+
+        teacher_kl = _mean_over_ranks(context, "teacher-gap", logprob_gap, compared_tokens)
+        if teacher_kl is not None:
+            metrics["credit/teacher_kl"] = teacher_kl
+        without_context = _mean_over_ranks(context, "without-context", texts.count(None), len(texts))
+        if without_context is not None:
+            metrics["credit/without_context"] = without_context
         return episodes, metrics | advantage_metrics(context, episodes)
 
     def _scored_text(self, context: RolloutContext, tree: Tree, leaf: int) -> ScoredText | None:
@@ -232,6 +230,17 @@ class SelfDistillation(Credit):
             has_sign_of_outcome_T = advantages_T * outcome_advantage > 0
             advantages_T = np.where(has_sign_of_outcome_T, advantages_T, 0.0)
         return advantages_T
+
+
+def _mean_over_ranks(context: RolloutContext, name: str, total: float, count: int) -> float | None:
+    """Returns the mean over all ranks, from the sum and the number of this rank's values. Returns None if no
+    rank has a value. Collective."""
+    total_and_count_by_rank = context.ranks.exchange(name, (total, count))
+    count_of_ranks = sum(count_of_rank for _, count_of_rank in total_and_count_by_rank)
+    if not count_of_ranks:
+        return None
+    total_of_ranks = sum(total_of_rank for total_of_rank, _ in total_and_count_by_rank)
+    return total_of_ranks / count_of_ranks
 
 
 def _differences(episode: Episode, teacher_T: Column) -> Column:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from importlib.util import find_spec
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from annotated_types import Gt, MinLen
 from typing_extensions import override
@@ -151,29 +151,20 @@ class Code(SandboxedGrader):
         limits = replace(self.limits, output_kib=(self.limits.output_kib + 4) * len(inputs) + _REPORT_KIB)
         report = self.sandbox.run(inside.bundle("cases", "joining") + call, limits=limits).stdout
         passed, done, message = 0, 0, None
-        for number, expected in enumerate(outputs, 1):
-            # A test's part of the report is a line such as "0 0 3 0", then the output, then the errors. The
-            # last two numbers of the line are the lengths of these two texts.
-            head, _, report = report.partition("\n")
-            try:
-                exit_status, ran_out_of_time, printed_length, errors_length = map(int, head.split())
-            except ValueError:  # the report ends here, or was cut at a limit
-                break
-            printed = report[:printed_length]
-            errors = report[printed_length : printed_length + errors_length]
-            report = report[printed_length + errors_length :]
+        # Fewer tests are reported than there are outputs if one has failed and decides, or at a limit.
+        for expected, test in zip(map(_as_text, outputs), _read_report(report)):
             done += 1
-            if ran_out_of_time:
+            if test.ran_out_of_time:
                 problem = f"not done after {self.test_seconds:g} s"
-            elif exit_status != 0:
-                last_line = next((line for line in reversed(errors.splitlines()) if line.strip()), "")
-                problem = f"exit status {exit_status}: {last_line}"
-            elif not same_output(printed, _as_text(expected)):
-                problem = f"printed {printed[:60]!r}, not {_as_text(expected)[:60]!r}"
+            elif test.exit_status != 0:
+                lines = [line for line in test.errors.splitlines() if line.strip()]
+                problem = f"exit status {test.exit_status}: {lines[-1] if lines else ''}"
+            elif not same_output(test.printed, expected):
+                problem = f"printed {test.printed[:60]!r}, not {expected[:60]!r}"
             else:
                 passed += 1
                 continue
-            message = message or f"test {number}: {problem}"
+            message = message or f"test {done}: {problem}"
         if done < len(outputs) and message is None:  # all tests together have exceeded a limit
             message = f"test {done + 1}: not done when all tests had to be"
         return passed, len(outputs), message
@@ -273,6 +264,34 @@ def _gold_of(problem: Problem) -> Mapping[str, Any]:
         kinds = ", ".join(("inputs and outputs", *_TESTS))
         raise ValueError(f"the gold of problem {problem.id} has no tests: it needs one of {kinds}")
     return gold
+
+
+class _TestRun(NamedTuple):
+    """The run of a program on one input."""
+
+    exit_status: int
+    ran_out_of_time: bool
+    printed: str
+    errors: str
+    """The end of its error output."""
+
+
+def _read_report(report: str) -> Iterator[_TestRun]:
+    """Yields the runs in a report of `sandbox.inside.cases`, until it ends or was cut at a limit.
+
+    A run has a line such as "0 0 3 0", then what the program printed, then its errors. The last two numbers
+    of the line are the lengths of these two texts.
+    """
+    while True:
+        head, _, report = report.partition("\n")
+        try:
+            exit_status, ran_out_of_time, printed_length, errors_length = map(int, head.split())
+        except ValueError:
+            return
+        printed = report[:printed_length]
+        errors = report[printed_length : printed_length + errors_length]
+        report = report[printed_length + errors_length :]
+        yield _TestRun(exit_status, bool(ran_out_of_time), printed, errors)
 
 
 def _as_text(value: Any) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.seeds import derive_seed
 from treetune.store.files import whole_file
 from treetune.trainer.base import Layout, Trainer
-from treetune.trainer.batches import MicroBatch, Minibatch, micro_batches
+from treetune.trainer.batches import Minibatch, micro_batches
 from treetune.trainer.preparation import prepare
 from treetune.trainer.tokens import Sequences, Unit
 from treetune.trainer.update import micro_batch_loss
@@ -77,26 +77,28 @@ class Loss:
         )
         self.tensors.old_logprobs_N = None  # so that ratios are exactly 1, without rounding errors
 
-    def gradients(self, members: Sequence[Unit]) -> tuple[float, list[Tensor]]:
-        """Returns the loss over the units `members` as one minibatch, and its gradient for each of the
-        policy's parameters."""
+    def gradients(self, units: Sequence[Unit]) -> tuple[float, list[Tensor]]:
+        """Returns the loss over the units as one minibatch, and its gradient for each of the policy's
+        parameters.
+
+        Args:
+            units: The units, each a sequence or a pair that the objective compares.
+        """
         objective, scorer, policy = self.settings.objective, self.models.scorer, self.models.policy
         policy.zero_grad(set_to_none=True)
-        minibatch = Minibatch.of(self.sequences, members, objective)
+        minibatch = Minibatch.of(self.sequences, units, objective)
         total = 0.0
         if minibatch.units:
-            # `whole`: whether all rows of a unit (a sequence or a pair) must be in the same micro-batch.
-            units, whole = minibatch.units, minibatch.keep_units
-            settings, ranks = scorer.settings, scorer.ranks
             teacher = self.models.teacher if isinstance(objective, TeacherObjective) else None
-            for batch in micro_batches(
+            batches = micro_batches(
                 self.sequences,
-                units,
-                settings,
-                ranks,
-                keep_units=whole,
+                minibatch.units,
+                scorer.settings,
+                scorer.ranks,
+                keep_units=minibatch.keep_units,
                 with_teacher=teacher is not None,
-            ):
+            )
+            for batch in batches:
                 loss, _, _ = micro_batch_loss(
                     policy,
                     objective,
@@ -157,52 +159,107 @@ def problem_gradients(
         same_tokens = _with_trained_tokens_of(credits[0], episodes)
         # `Outcome` leaves no values to the trainer, so the episodes' own advantages are used.
         losses.append(Loss(session, point, same_tokens, settings, Outcome(), layout))
-    sequences, models = losses[0].sequences, losses[0].models
-    parameters, scorer = list(models.policy.parameters()), models.scorer
-    generator, size = torch.Generator(), sum(parameter.numel() for parameter in parameters)
-    generator.manual_seed(derive_seed(seed, "sketch") % 2**63)
-    bins_D = torch.randint(SKETCH, (size,), generator=generator)
-    signs_D = torch.randint(2, (size,), generator=generator, dtype=torch.int8) * 2 - 1
+    n_parameters = sum(parameter.numel() for parameter in losses[0].models.policy.parameters())
+    projection = Projection.draw(n_parameters, seed)
     units_by_problem: dict[str, list[Unit]] = {}
     for index, episode in enumerate(credits[0]):
         units_by_problem.setdefault(episode.group, []).append((index,))
+
     sketches_CPS = torch.zeros(len(credits), len(units_by_problem), SKETCH)
-    for number, members in enumerate(units_by_problem.values()):
-        files = []  # one for each credit, so that another credit can be added to those that are stored
-        for loss in losses:
-            name = _digest(loss, members, point, seed)
-            files.append(None if store is None else store / f"{name}.npy")
+    for problem_index, units in enumerate(units_by_problem.values()):
+        # One file for each credit, so that another credit can be added to those that are stored.
+        file_of_credit: dict[int, Path] = {}
+        if store is not None:
+            for credit_index, loss in enumerate(losses):
+                file_of_credit[credit_index] = store / f"{_digest(loss, units, point, seed)}.npy"
         missing = []
-        for index, file in enumerate(files):
+        for credit_index in range(len(credits)):
+            file = file_of_credit.get(credit_index)
             if file is not None and file.is_file():
-                sketches_CPS[index, number] = torch.from_numpy(np.load(file))
+                sketches_CPS[credit_index, problem_index] = torch.from_numpy(np.load(file))
             else:
-                missing.append(index)
-        minibatch = Minibatch.of(sequences, members, settings.objective)
-        batches: Iterator[MicroBatch] = iter(())
+                missing.append(credit_index)
         if missing:
-            batches = micro_batches(
-                sequences, minibatch.units, scorer.settings, scorer.ranks, keep_units=False
-            )
-        for batch in batches:
-            # One forward pass serves all credits: only the weights of the log-probs differ.
-            logprobs_N, *_ = models.policy(batch.inputs, scorer.temperature)
-            for index in missing:
-                advantages_N = losses[index].tensors.advantages_N
-                assert advantages_N is not None
-                # The sign is that of a loss: the gradients of all credits point the opposite way.
-                weights_N = -(minibatch.weights_N * advantages_N)[batch.flat_index_N]
-                weights_N = weights_N.to(logprobs_N)
-                if weights_N.any():
-                    parts = torch.autograd.grad(logprobs_N, parameters, weights_N, retain_graph=True)
-                    sketches_CPS[index, number] += _project(parts, bins_D, signs_D)
-        for index in missing:
-            file = files[index]
-            if file is not None:
-                with whole_file(file, "wb") as out:
-                    np.save(out, sketches_CPS[index, number].numpy())
-        show(number + 1, len(units_by_problem))
+            sketches_CPS[missing, problem_index] = _project_gradients(losses, missing, units, projection)
+        for credit_index in missing:
+            if store is not None:
+                with whole_file(file_of_credit[credit_index], "wb") as out:
+                    np.save(out, sketches_CPS[credit_index, problem_index].numpy())
+        show(problem_index + 1, len(units_by_problem))
     return sketches_CPS.numpy()
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A random projection of gradients with D numbers to `SKETCH` bins: each number of a gradient is added to
+    one bin, with a sign."""
+
+    bins_D: Tensor
+    """The bin of each of the gradient's numbers, from 0."""
+    signs_D: Tensor
+    """The sign of each of the gradient's numbers: 1 or -1."""
+
+    @staticmethod
+    def draw(size: int, seed: int) -> Projection:
+        """Draws bins and signs for gradients with `size` numbers."""
+        import torch
+
+        generator = torch.Generator()
+        generator.manual_seed(derive_seed(seed, "sketch") % 2**63)
+        bins_D = torch.randint(SKETCH, (size,), generator=generator)
+        signs_D = torch.randint(2, (size,), generator=generator, dtype=torch.int8) * 2 - 1
+        return Projection(bins_D, signs_D)
+
+    def project(self, gradient: Sequence[Tensor]) -> Tensor:
+        """Returns the projection of a gradient, shape [`SKETCH`], in float64.
+
+        The gradient is given in parts, one for each parameter. Projecting a part at a time needs less memory
+        than projecting the whole gradient.
+        """
+        import torch
+
+        sketch_S = torch.zeros(SKETCH, dtype=torch.float64)
+        start = 0
+        for part in gradient:
+            end = start + part.numel()
+            signed_part = part.flatten().double().cpu() * self.signs_D[start:end]
+            sketch_S.index_add_(0, self.bins_D[start:end], signed_part)
+            start = end
+        return sketch_S
+
+
+def _project_gradients(
+    losses: Sequence[Loss], indices: Sequence[int], units: Sequence[Unit], projection: Projection
+) -> Tensor:
+    """Returns the projected policy gradients of some of the losses over one problem's answers, shape
+    [indices, `SKETCH`].
+
+    Args:
+        losses: The losses with the different credits. They have the same policy and train the same tokens, so
+            they differ only in their advantages.
+        indices: The losses whose gradients are computed.
+        units: The problem's answers.
+    """
+    import torch
+
+    models, sequences = losses[0].models, losses[0].sequences
+    scorer, policy = models.scorer, models.policy
+    parameters = list(policy.parameters())
+    minibatch = Minibatch.of(sequences, units, losses[0].settings.objective)
+    sketches_LS = torch.zeros(len(indices), SKETCH)
+    for batch in micro_batches(sequences, minibatch.units, scorer.settings, scorer.ranks, keep_units=False):
+        # One forward pass serves all losses: only the weights of the log-probs differ.
+        logprobs_N, *_ = policy(batch.inputs, scorer.temperature)
+        for row, index in enumerate(indices):
+            advantages_N = losses[index].tensors.advantages_N
+            assert advantages_N is not None
+            # The sign is that of a loss: the gradients of all credits point the opposite way.
+            weights_N = -(minibatch.weights_N * advantages_N)[batch.flat_index_N]
+            weights_N = weights_N.to(logprobs_N)
+            if weights_N.any():
+                gradient = torch.autograd.grad(logprobs_N, parameters, weights_N, retain_graph=True)
+                sketches_LS[row] += projection.project(gradient)
+    return sketches_LS
 
 
 def _with_trained_tokens_of(reference: Sequence[Episode], episodes: Sequence[Episode]) -> list[Episode]:
@@ -221,24 +278,7 @@ def _with_trained_tokens_of(reference: Sequence[Episode], episodes: Sequence[Epi
     return same_tokens
 
 
-def _project(parts: Sequence[Tensor], bins_D: Tensor, signs_D: Tensor) -> Tensor:
-    """Returns the projection of a gradient: for each bin, the sum of the gradient's numbers in the bin, each
-    times its sign.
-
-    The gradient is given in parts, one for each parameter. Projecting a part at a time needs less memory than
-    projecting the whole gradient."""
-    import torch
-
-    sketch_S = torch.zeros(SKETCH, dtype=torch.float64)
-    start = 0
-    for part in parts:
-        end = start + part.numel()
-        sketch_S.index_add_(0, bins_D[start:end], part.flatten().double().cpu() * signs_D[start:end])
-        start = end
-    return sketch_S
-
-
-def _digest(loss: Loss, members: Sequence[Unit], point: int, seed: int) -> str:
+def _digest(loss: Loss, units: Sequence[Unit], point: int, seed: int) -> str:
     """Returns a hash of what a problem's gradient with a credit depends on.
 
     The hash covers the tokens of the problem's answers, which of the tokens are trained, their advantages,
@@ -247,7 +287,7 @@ def _digest(loss: Loss, members: Sequence[Unit], point: int, seed: int) -> str:
     assert loss.tensors.advantages_N is not None
     digest = hashlib.blake2b(repr((point, seed)).encode(), digest_size=12)
     starts = loss.sequences.starts
-    for (index,) in members:  # a member is the index of a single episode
+    for (index,) in units:  # a unit is the index of a single episode
         for row in loss.sequences.rows_of((index,)):
             digest.update(loss.sequences.rows[row].content_hash)
         digest.update(loss.tensors.advantages_N[starts[index] : starts[index + 1]].numpy().tobytes())

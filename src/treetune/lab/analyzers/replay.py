@@ -439,10 +439,10 @@ def _train_and_compare(
     """
     import torch
 
-    directory = session.directory
+    # Bring the trainer into the state before the iteration. `make_trainer` has the start weights and a new
+    # optimiser, which is right for the first iteration (0).
     trainer = make_trainer(session)
     restarts = session.config.restart == "every_iteration"
-    # `make_trainer` has the start weights and a new optimiser, which is right for the first iteration (0).
     if state is not None:
         trainer.load(state)
     elif point and restarts:
@@ -452,6 +452,8 @@ def _train_and_compare(
         with torch.no_grad():
             for parameter, stored in zip(trainer.model.parameters(), stored_policy.parameters(), strict=True):
                 parameter.copy_(stored)
+
+    # Train.
     before = {name: tensor.clone() for name, tensor in trainer.weights().items()}
     loss = Loss(session, point, episodes)
     # `parts` has the gradient of each parameter. A unit is an episode, or a pair that the objective compares.
@@ -461,7 +463,9 @@ def _train_and_compare(
     after = trainer.weights()
     names = sorted(after)
     change = torch.cat([(after[name] - before[name]).flatten().float() for name in names])
-    next_policy = directory.checkpoint(point + 1) / "policy"
+
+    # Compare the result with the run's.
+    next_policy = session.directory.checkpoint(point + 1) / "policy"
     # A new optimiser in place of a deleted state takes another step than the run did.
     has_runs_state = not point or restarts or state is not None
     same, different_tensor = None, None
@@ -472,7 +476,7 @@ def _train_and_compare(
         different_tensor = first_different_tensor(stored_weights, after, float(change.norm()))
         same = different_tensor is None
     trainer.policy.close()
-    unlike = _unlike_record(directory.iteration(point) / ITERATION_METRICS, metrics)
+    unlike = _unlike_record(session.directory.iteration(point) / ITERATION_METRICS, metrics)
     return ReplayedStep(episodes, gradient, change, metrics, same, different_tensor, unlike, tokens)
 
 

@@ -54,16 +54,16 @@ def draw_values(results: Mapping[str, Mapping[str, Any]]) -> Figure:
         "… by position in the answer",
         "Share on the correct side of 0.5, by position",
     ]
-    several = any(len(result["numbers"]["by_checkpoint"]) > 1 for result in results.values())
-    # The panels in the order of the titles. `along` has the errors by position, `sides` the shares on the
-    # correct side. `training` has a panel only if there are several checkpoints.
-    figure, (errors, along, sides, *training) = panels(
-        [*titles, *(["Error along training"] if several else [])]
-    )
+    if any(len(result["numbers"]["by_checkpoint"]) > 1 for result in results.values()):
+        titles.append("Error along training")
+    # `errors_by_position` and `sides_by_position` are the second and third panel. `training` has a panel only
+    # if there are several checkpoints.
+    figure, (errors, errors_by_position, sides_by_position, *training) = panels(titles)
     estimator_names: set[str] = set()
     for result in results.values():
         estimator_names |= result["numbers"]["all"]["estimators"].keys()
     estimators = sorted(estimator_names, key=order_of)
+
     for index, (name, result) in enumerate(results.items()):
         numbers = result["numbers"]["all"]
         bin_centres = [(low + high) / 2 for low, high in itertools.pairwise(numbers["bins"])]
@@ -81,30 +81,39 @@ def draw_values(results: Mapping[str, Mapping[str, Any]]) -> Figure:
             }
             mean_error = errors_of_estimator["within"]["mean_absolute_error"]
             points_with_bars(errors, [column + shift], [mean_error], **style)
-            for axes, measure in ((along, "mean_absolute_error"), (sides, "accuracy")):
-                by_position = [of_bin[measure] for of_bin in errors_of_estimator["by_position"]]
-                points_with_bars(axes, positions, by_position, **style)
+            bins = errors_of_estimator["by_position"]
+            mean_errors = [of_bin["mean_absolute_error"] for of_bin in bins]
+            points_with_bars(errors_by_position, positions, mean_errors, **style)
+            accuracies = [of_bin["accuracy"] for of_bin in bins]
+            points_with_bars(sides_by_position, positions, accuracies, **style)
             for axes in training:
-                checkpoints, errors_at_checkpoints = [], []
-                for checkpoint, numbers_there in result["numbers"]["by_checkpoint"].items():
-                    errors_there = numbers_there["estimators"][estimator]["within"]
-                    checkpoints.append(int(checkpoint))
-                    errors_at_checkpoints.append(errors_there["mean_absolute_error"])
-                points_with_bars(axes, checkpoints, errors_at_checkpoints, **style)
+                error_by_checkpoint = _error_by_checkpoint(result["numbers"]["by_checkpoint"], estimator)
+                checkpoints = list(error_by_checkpoint)
+                points_with_bars(axes, checkpoints, list(error_by_checkpoint.values()), **style)
+
     for axes in training:
         axes.set_ylim(bottom=0)
         iteration_axis(axes)
     errors.set_xticks(range(len(estimators)), [label_of(estimator) for estimator in estimators])
     errors.set_xlim(-0.6, len(estimators) - 0.4)
     errors.set_ylim(bottom=0)
-    along.set_ylim(bottom=0)
-    for axes in (along, sides):
+    errors_by_position.set_ylim(bottom=0)
+    for axes in (errors_by_position, sides_by_position):
         axes.set_xlim(0, 1)
         axes.set_xlabel("share of the answer's tokens before the state", fontsize=8)
     rollouts = sorted({str(result["numbers"]["rollouts"]) for result in results.values()})
     errors.set_ylabel(f"against {' and '.join(rollouts)} rollouts a state", fontsize=8)
-    legend_below(figure, along)
+    legend_below(figure, errors_by_position)
     return figure
+
+
+def _error_by_checkpoint(by_checkpoint: Mapping[str, Any], estimator: str) -> dict[int, Any]:
+    """Returns the mean absolute error of an estimator at each checkpoint, by the checkpoint's number."""
+    error_by_checkpoint = {}
+    for checkpoint, numbers in by_checkpoint.items():
+        errors = numbers["estimators"][estimator]["within"]
+        error_by_checkpoint[int(checkpoint)] = errors["mean_absolute_error"]
+    return error_by_checkpoint
 
 
 def label_of(estimator: str) -> str:

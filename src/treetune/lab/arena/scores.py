@@ -150,30 +150,31 @@ def scores(
             began = time.process_time()
             # `TrueAdvantages` declares nothing, but its gradient is the true one.
             unbiased = name == TRUE_ADVANTAGES or method.credit.is_unbiased(context)
-            # Gradients and measures of steps, in blocks of `AT_ONCE` problems.
+            # Gradients and measures of steps, in blocks of `AT_ONCE` problems. The score is computed anew
+            # after each block, from all blocks so far.
             blocks, blocks_of_steps, tokens = [], [], 0
             for start in range(0, most, AT_ONCE):
                 credited = assign_credit(context, method, shared[start : start + AT_ONCE])
+                tokens += credited.tokens
                 block_ND = language.gradients(credited.answers, credited.episodes, credited.groups)
                 if not np.isfinite(block_ND).all():
                     raise ValueError(
                         f"{name} gives advantages that are not finite: look for a division by zero"
                     )
                 blocks.append(block_ND)
-                blocks_of_steps.append(
-                    step_sums(language, credited.answers, credited.episodes, credited.groups)
-                )
-                tokens += credited.tokens
+                steps_of_block = step_sums(language, credited.answers, credited.episodes, credited.groups)
+                blocks_of_steps.append(steps_of_block)
+
                 credit_ND = np.concatenate(blocks)
                 # An answer has one more token than a language is long: the end token.
                 cost = tokens / len(credit_ND) / (ANSWERS * (language.length + 1))
                 score = gain(reference_ND, true_ND, credit_ND, cost, unbiased, seed)
                 score["seconds"] = time.process_time() - began
                 score |= step_measures(blocks_of_steps, seed)
-                scores_by_name[name] = score
                 gc.collect()
                 if half_width(score) < precision or score["seconds"] > seconds:
                     break
+            scores_by_name[name] = score
             if unbiased and _is_biased(credit_ND, true_ND[: len(credit_ND)]):
                 raise ValueError(
                     f"{name} declares itself unbiased, but its mean gradient isn't the policy gradient"

@@ -133,61 +133,123 @@ def estimate_phases(plan: Plan) -> Iterator[PhaseSeconds]:
 def _passes_of_trainer(plan: Plan) -> Iterator[PhaseSeconds]:
     """Yields the seconds of the trainer's passes: those that score, for training and for credit, and those of
     the optimiser's steps."""
-    work, experiment, machine = plan.work, plan.experiment, plan.machine
-    trainer, weights = experiment.trainer, plan.shape.parameters
-    on_gpu, tokens = machine.device == "cuda", trained_tokens(work, trainer.layout)
-    rate = GPU_FLOPS * GPU_SHARE * machine.world_size if on_gpu else CORE_FLOPS * machine.cores
-    source = f"{GPU_SHARE:.0%} of an H100 on each rank" if on_gpu else "66 billion operations a second a core"
-    n_critics = 0 if plan.trainer.critic is None else 1
-    reward_model = reward_model_of(experiment.credit)
-    # With sequence parallelism, the ranks of a group compute each row together. Without it, each rank is a
-    # group of its own.
-    groups = max(1, machine.world_size // trainer.sequence_parallel_size)
-    configured_rows = trainer.sequences_per_micro_batch
-    rows_of_step = work.rows * work.epochs / work.steps / groups  # of one group
-    tokens_of_micro_batch = plan.trainer.micro_batch * trainer.sequence_parallel_size
-    rows_of_micro_batch = configured_rows or max(1.0, tokens_of_micro_batch / work.row_tokens)
-    # The further seconds of one micro-batch's forward pass, in which PyTorch launches kernels.
-    launch_seconds = plan.shape.layers * LAYER_PASS_S if on_gpu else 0.0
-    # Models that score before the first step: the reference, the policy if there are several steps (or a KL
-    # penalty in rewards or advantages), the critic, the reward model.
-    scores_policy = trainer.scores_old_logprobs(several_steps=work.steps > 1)
-    passes = int(trainer.keeps_reference) + int(scores_policy) + n_critics
-    if reward_model is not None:
+    work, credit = plan.work, plan.experiment.credit
+    forward = _ForwardPasses.of(plan)
+    seconds_of_scoring = forward.seconds_of_scoring(work)
+    basis = f"2 operations a weight and token; {forward.source}"
+    yield PhaseSeconds("scoring", _scoring_passes(plan) * seconds_of_scoring, basis)
+    if credit.trainer_passes:
+        # The credit scores all answers, and selection leaves out some of them afterwards.
+        # `seconds_of_scoring` is for a pass over the rows that remain, and is scaled to all answers.
+        passes_over_rows = credit.trainer_passes * work.answers / max(work.rows, 1)
+        basis = f"passes over all answers: {credit.trainer_passes}; {basis}"
+        yield PhaseSeconds("scoring for credit", passes_over_rows * seconds_of_scoring, basis)
+    yield _training(plan, forward)
+
+
+@dataclass(frozen=True)
+class _ForwardPasses:
+    """The cost of forward passes of a trained model over the rows of an iteration."""
+
+    weights: int
+    tokens: float
+    """The tokens of the iteration's rows."""
+    operations_per_second: float
+    """The operations of all ranks together."""
+    launch_seconds: float
+    """The further seconds of each micro-batch, in which PyTorch launches kernels."""
+    groups: int
+    """The groups of ranks that compute rows at the same time. With sequence parallelism, the ranks of a group
+    compute each row together. Without it, each rank is a group of its own."""
+    rows_of_micro_batch: float
+    configured_rows: int | None
+    """The rows of a micro-batch that the configuration sets; None if the number of tokens limits them."""
+    source: str
+    """The basis of the estimate."""
+
+    @staticmethod
+    def of(plan: Plan) -> _ForwardPasses:
+        machine, trainer = plan.machine, plan.experiment.trainer
+        if machine.device == "cuda":
+            operations_per_second = GPU_FLOPS * GPU_SHARE * machine.world_size
+            launch_seconds = plan.shape.layers * LAYER_PASS_S
+            source = f"{GPU_SHARE:.0%} of an H100 on each rank"
+        else:
+            operations_per_second = CORE_FLOPS * machine.cores
+            launch_seconds = 0.0
+            source = "66 billion operations a second a core"
+        configured_rows = trainer.sequences_per_micro_batch
+        tokens_of_micro_batch = plan.trainer.micro_batch * trainer.sequence_parallel_size
+        return _ForwardPasses(
+            weights=plan.shape.parameters,
+            tokens=trained_tokens(plan.work, trainer.layout),
+            operations_per_second=operations_per_second,
+            launch_seconds=launch_seconds,
+            groups=max(1, machine.world_size // trainer.sequence_parallel_size),
+            rows_of_micro_batch=configured_rows or max(1.0, tokens_of_micro_batch / plan.work.row_tokens),
+            configured_rows=configured_rows,
+            source=source,
+        )
+
+    def seconds_of_scoring(self, work: IterationWork) -> float:
+        """Returns the seconds in which a model scores all rows."""
+        rows_of_group = -(-work.rows // self.groups)  # rounded up
+        # Without a backward pass twice as many rows fit into a micro-batch.
+        micro_batches = math.ceil(rows_of_group / (self.configured_rows or 2 * self.rows_of_micro_batch))
+        compute_seconds = 2 * self.weights * self.tokens / self.operations_per_second
+        return compute_seconds + micro_batches * self.launch_seconds
+
+    def seconds_in_training(self, work: IterationWork) -> float:
+        """Returns the seconds of a model's forward passes in training: one over all rows in each epoch."""
+        rows_of_step = work.rows * work.epochs / work.steps / self.groups  # of one group
+        micro_batches = work.steps * -(-rows_of_step // self.rows_of_micro_batch)  # rounded up in each step
+        compute_seconds = 2 * self.weights * self.tokens * work.epochs / self.operations_per_second
+        return compute_seconds + micro_batches * self.launch_seconds
+
+
+def _scoring_passes(plan: Plan) -> int:
+    """Returns the number of passes over all rows before the first step: of the reference, of the policy if
+    there are several steps (or a KL penalty in rewards or advantages), of the critic, of the reward model."""
+    experiment, trainer = plan.experiment, plan.experiment.trainer
+    passes = 0
+    if trainer.keeps_reference:
+        passes += 1
+    if trainer.scores_old_logprobs(several_steps=plan.work.steps > 1):
+        passes += 1
+    if plan.trainer.critic is not None:
+        passes += 1
+    if reward_model_of(experiment.credit) is not None:
         passes += 1
     if isinstance(trainer.objective, ReferenceKlObjective):
         passes += 2  # of the policy and of the reference, whose whole distributions are compared
-    # Without a backward pass twice as many rows fit into a micro-batch.
-    rows_of_group = -(-work.rows // groups)  # rounded up
-    scored_micro_batches = math.ceil(rows_of_group / (configured_rows or 2 * rows_of_micro_batch))
-    seconds_of_scoring = 2 * weights * tokens / rate + scored_micro_batches * launch_seconds
-    operations = "2 operations a weight and token"
-    yield PhaseSeconds("scoring", passes * seconds_of_scoring, f"{operations}; {source}")
-    if experiment.credit.trainer_passes:
-        # The credit scores all answers, and selection leaves out some of them afterwards.
-        # `seconds_of_scoring` is for a pass over the rows that remain, and is scaled to all answers.
-        passes_over_rows = experiment.credit.trainer_passes * work.answers / max(work.rows, 1)
-        basis = f"passes over all answers: {experiment.credit.trainer_passes}; {operations}; {source}"
-        yield PhaseSeconds("scoring for credit", passes_over_rows * seconds_of_scoring, basis)
-    # A backward pass takes as long as two forward passes. Checkpointing adds another forward pass.
-    forward_passes = 4 if trainer.gradient_checkpointing else 3
-    micro_batches_of_step = -(-rows_of_step // rows_of_micro_batch)  # rounded up
-    trained_micro_batches = work.steps * micro_batches_of_step
-    # One forward pass over all rows, in each epoch.
-    seconds_of_pass = 2 * weights * tokens * work.epochs / rate + trained_micro_batches * launch_seconds
-    models: float = 1 + n_critics  # trained in all epochs
+    return passes
+
+
+def _training(plan: Plan, forward: _ForwardPasses) -> PhaseSeconds:
+    """Returns the seconds of the optimiser's steps. They are counted in forward passes of the policy."""
+    experiment, trainer = plan.experiment, plan.experiment.trainer
+    has_teacher = isinstance(trainer.objective, TeacherObjective)
+    trained_models: float = 1 if plan.trainer.critic is None else 2  # with the policy, in all epochs
+    reward_model = reward_model_of(experiment.credit)
     if reward_model is not None:
         # The reward model has epochs of its own. With half of the policy's epochs, it counts as half a model.
-        models += reward_model.epochs / work.epochs
-    trained_passes = models * forward_passes
-    if isinstance(trainer.objective, TeacherObjective):
-        trained_passes += 1  # the teacher's, without gradient
-    seconds = trained_passes * seconds_of_pass
-    # A forward pass takes 2 operations a weight and token: 4 passes take 8, and 3 passes take 6.
-    operations = "8 (activations are made again)" if forward_passes == 4 else "6"
-    if isinstance(trainer.objective, TeacherObjective):
+        trained_models += reward_model.epochs / plan.work.epochs
+    # A forward pass takes 2 operations a weight and token. A backward pass takes as long as two forward
+    # passes. Checkpointing adds another forward pass.
+    if trainer.gradient_checkpointing:
+        passes = trained_models * 4
+        operations = "8 (activations are made again)"
+    else:
+        passes = trained_models * 3
+        operations = "6"
+    if has_teacher:
+        passes += 1  # the teacher's, without gradient
         operations += " and the teacher's 2"
-    yield PhaseSeconds("training", seconds, f"{operations} operations a weight and token; {source}")
+    return PhaseSeconds(
+        "training",
+        passes * forward.seconds_in_training(plan.work),
+        f"{operations} operations a weight and token; {forward.source}",
+    )
 
 
 def _can_estimate_sampling(plan: Plan) -> bool:

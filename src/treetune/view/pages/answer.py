@@ -107,34 +107,33 @@ def _answer(view: PageRequest) -> StoredAnswer:
 
 def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) -> Response:
     """Returns the page of an answer. If there is a draft, the page has the form that could not be saved."""
-    answers = view.store.answers(view.run)
+    answers, episode = view.store.answers(view.run), answer.episode
     try:
         config = view.store.experiment(view.run).config
     except ValueError:  # it can't be read
         config = {}
+    is_credited_log = config.get("type") == CREDITED_LOG
     tokens = tokens_of(view.run.path, answer, config)
     made = made_of_credit(config)  # a text on how training changes the advantages of credit
-    is_credited_log = config.get("type") == CREDITED_LOG
     colours = colourings(tokens, made)
     if is_credited_log:  # the trainer of a log records no numbers of tokens
         colours = [colouring for colouring in colours if not colouring["missing"]]
-    episode, depth = answer.episode, view.integer("depth", 0)
-    credited = episode is not None and episode.advantages is not None and answer.source.episodes is not None
-    further = []
+
+    # The form in which the answer is shown.
+    further_forms = []
+    has_advantages = episode is not None and episode.advantages is not None
     # For another program's log, the advantages after the trainer changed them, and their shares in the
     # gradient, are unknown.
-    if credited and not is_credited_log:
-        further.append("credit")
+    if has_advantages and answer.source.episodes is not None and not is_credited_log:
+        further_forms.append("credit")
     if episode is not None:
-        further.append("tree")
-    forms = _forms(tokens, further)
+        further_forms.append("tree")
+    forms = _forms(tokens, further_forms)
     form = view.choice("as", forms)
+    depth = view.integer("depth", 0)
     everything = bool(view.choice("all", ("", "1")))
-    most = None if everything else TOKENS_SHOWN
-    credits = credits_of(view.run.path, answer)
-    grade = answer.trajectory.grade if answer.trajectory is not None else None
+    most_tokens = None if everything else TOKENS_SHOWN
     text, left_out = cut_text(answer.text, len(answer.text) if everything else CHARACTERS_SHOWN)
-    reading = _reading(view, answers, answer)
     drawing: Markup | str = ""
     if form == "threads" and tokens is not None:
         scales = {colouring["name"]: colouring["scale"] for colouring in colours}
@@ -143,6 +142,12 @@ def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) 
         drawing = Markup(threads_html(threaded))
     elif form == "tree" and episode is not None:
         drawing = _tree(view, answers, answer, episode, depth)
+    tokens_left_out = 0
+    if tokens is not None and most_tokens is not None:
+        tokens_left_out = max(0, tokens.count - most_tokens)
+
+    credits = credits_of(view.run.path, answer)
+    grade = answer.trajectory.grade if answer.trajectory is not None else None
     return view.render(
         "answer.html",
         409 if draft else 200,  # 409 (conflict): the note of the form could not be saved
@@ -156,8 +161,8 @@ def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) 
         is_credited_log=is_credited_log,
         counted=_numbers_of(answer),
         tokens=tokens,
-        lines=_lines(tokens, most, _has_end(answer)) if tokens and form == "tokens" else [],
-        columns=_columns(tokens, most) if tokens else {},
+        lines=_lines(tokens, most_tokens, _has_end(answer)) if tokens and form == "tokens" else [],
+        columns=_columns(tokens, most_tokens) if tokens else {},
         colourings=colours,
         made_of_credit=made,
         forms=forms,
@@ -169,12 +174,12 @@ def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) 
         text=text,
         left_out=left_out,
         everything=everything,
-        tokens_left_out=0 if most is None or tokens is None else max(0, tokens.count - most),
+        tokens_left_out=tokens_left_out,
         prompt_text=lambda text: shortened(str(text), LONGEST_DATA),
         verdict_text=lambda text: shortened(str(text), LONGEST_VERDICT),
         credits=credits,
         credited_steps=max((len(method.cells) for method in credits), default=0),
-        reading=reading,
+        reading=_reading(view, answers, answer),
     )
 
 

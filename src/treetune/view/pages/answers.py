@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.responses import RedirectResponse, Response
@@ -268,64 +268,30 @@ def show_problems(view: PageRequest) -> Response:
     """
     answers = view.store.answers(view.run)
     question, of = question_of_address(view, answers)
-    columns, chosen_columns = answers.columns(), answers.columns(question.sources)
-    where, values = condition_sql(question.filters, columns, chosen_columns)
-    where = f"{where} AND {among_sql(question.among)}"
-    # `SIZE_COLUMN` is the column with the size of an answer's largest advantage.
-    credit = f"max({SIZE_COLUMN})" if SIZE_COLUMN in chosen_columns else "NULL"
-    rows: list[dict[str, Any]] = []
-    if columns:  # without a column, nothing is indexed yet
-        rows = answers.sql(
-            f"""
-        SELECT problem, any_value(asked) AS asked, count(*) AS answers, count(score) AS graded,
-            count(*) FILTER (score >= ?) AS right_ones,
-            coalesce(stddev_pop(reward), 0) AS spread, avg(tokens) AS tokens, {credit} AS credit
-        FROM answers WHERE {where} GROUP BY problem ORDER BY problem
-        """,
-            [CORRECT_SCORE, *values],
-            question.sources,
-        )
-    earlier = _earlier_rates(answers, of)
-    for row in rows:
-        row["pass rate"] = row["right_ones"] / row["graded"] if row["graded"] else None
-        # "before" is the title of the file in which the problem was asked the last time before this file.
-        row["before"], rate = earlier.get(row["problem"], ("", None))
-        is_known = rate is not None and row["pass rate"] is not None
-        row["change"] = row["pass rate"] - rate if is_known else None
-        # A problem has a training signal if an answer to it has credit. In a file without credit, it has a
-        # signal if its answers have different rewards.
-        row["signal"] = bool(row["spread"] if row["credit"] is None else row["credit"])
+    selection = _Selection.of_question(question, answers)
+    rows = _rows_of_problems(answers, selection, of)
+
     signal = view.choice("signal", ("", "some", "none"))
-    chosen = [row for row in rows if signal in ("", "some" if row["signal"] else "none")]
-    sort = view.choice("problems", OF_PROBLEMS, "credit" if SIZE_COLUMN in chosen_columns else "spread")
+    chosen = [row for row in rows if not signal or row["signal"] == (signal == "some")]
+
+    sort = view.choice("problems", OF_PROBLEMS, "credit" if SIZE_COLUMN in selection.columns else "spread")
     # The default order has the largest numbers first, or names in alphabetical order.
     descending = view.choice("order", ("down", "up") if sort != "problem" else ("up", "down")) == "down"
-    if sort == "change":  # sorted by size, whether the pass rate rose or fell
-        chosen.sort(key=lambda row: abs(row["change"] or 0.0), reverse=descending)
-    else:
-        chosen.sort(key=lambda row: row[sort] if row[sort] is not None else -math.inf, reverse=descending)
+
+    def sort_key(row: Mapping[str, Any]) -> Any:
+        if sort == "change":  # by its size, whether the pass rate rose or fell
+            return abs(row["change"] or 0.0)
+        return row[sort] if row[sort] is not None else -math.inf
+
+    chosen.sort(key=sort_key, reverse=descending)
     listed = paged(view, chosen, question.size)
-    bars: dict[str, list[dict[str, Any]]] = {}
-    if listed.rows:
-        # An answer without credit is drawn with its score minus the mean score of the problem's answers.
-        advantage = "advantage_mean" if "advantage_mean" in chosen_columns else "NULL::DOUBLE"
-        names = [row["problem"] for row in listed.rows]
-        for bar in answers.sql(
-            f"""
-            SELECT problem, source, answer, score,
-                coalesce({advantage}, score - avg(score) OVER (PARTITION BY problem)) AS advantage
-            FROM answers
-            WHERE {where} AND list_contains(?, problem)
-            QUALIFY row_number() OVER (PARTITION BY problem ORDER BY source, row) <= {IN_A_BAR}
-            ORDER BY source, row
-            """,
-            [*values, names],
-            question.sources,
-        ):
-            bars.setdefault(bar["problem"], []).append(bar)
-    sizes: list[float] = []
-    for bars_of_problem in bars.values():
-        sizes += [abs(bar["advantage"] or 0.0) for bar in bars_of_problem]
+
+    bars_by_problem = _bars_of_problems(answers, selection, [row["problem"] for row in listed.rows])
+    # All bars of the page have the same scale.
+    largest_bar = 0.0
+    for bars in bars_by_problem.values():
+        for bar in bars:
+            largest_bar = max(largest_bar, abs(bar["advantage"] or 0.0))
     return view.render(
         "problems.html",
         of=of,
@@ -336,11 +302,95 @@ def show_problems(view: PageRequest) -> Response:
         sort=sort,
         sorts=OF_PROBLEMS,
         descending=descending,
-        bars=bars,
-        largest=max(sizes, default=0.0) or 1.0,
+        bars=bars_by_problem,
+        largest=largest_bar or 1.0,
         first_of=lambda row: view.address("/answer", run=view.run.name, of=of, group=row["problem"], page=1),
         address_of=lambda row: address_of(view, row, of=of, group=row["problem"]),
     )
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """The answers that an address asks for, as a condition of SQL."""
+
+    sources: tuple[str, ...]
+    """The names of the files; empty: all files."""
+    columns: Collection[str]
+    """The columns that these files have."""
+    where: str
+    """The condition, such as ``true AND "domain" = CAST(? AS VARCHAR) AND true``."""
+    values: list[Any]
+    """The values of the condition's question marks, in order."""
+
+    @staticmethod
+    def of_question(question: RowQuery, answers: AnswerStore) -> _Selection:
+        """Returns the answers that a question's filters select, on all of its pages."""
+        columns = answers.columns(question.sources)
+        where, values = condition_sql(question.filters, answers.columns(), columns)
+        where = f"{where} AND {among_sql(question.among)}"
+        return _Selection(question.sources, columns, where, list(values))
+
+
+def _rows_of_problems(answers: AnswerStore, selection: _Selection, of: str) -> list[dict[str, Any]]:
+    """Returns a row for each problem, in alphabetical order, with its numbers over the selected answers.
+
+    Example: ``{"problem": "train/17", "asked": "How many …", "answers": 8, "graded": 8, "right_ones": 3,
+    "spread": 0.48, "tokens": 212.5, "credit": 0.62, "pass rate": 0.375, "before": "iteration 3",
+    "change": 0.125, "signal": True}``.
+
+    Args:
+        of: The name of the file of answers, or one of `SEVERAL`.
+    """
+    if not answers.columns():
+        return []  # no answers are stored yet
+    credit = f"max({SIZE_COLUMN})" if SIZE_COLUMN in selection.columns else "NULL"
+    rows = answers.sql(
+        f"""
+        SELECT problem, any_value(asked) AS asked, count(*) AS answers, count(score) AS graded,
+            count(*) FILTER (score >= ?) AS right_ones,
+            coalesce(stddev_pop(reward), 0) AS spread, avg(tokens) AS tokens, {credit} AS credit
+        FROM answers WHERE {selection.where} GROUP BY problem ORDER BY problem
+        """,
+        [CORRECT_SCORE, *selection.values],
+        selection.sources,
+    )
+    earlier_rates = _earlier_rates(answers, of)
+    for row in rows:
+        row["pass rate"] = row["right_ones"] / row["graded"] if row["graded"] else None
+        # "before" is the title of the file in which the problem was asked the last time before this file.
+        row["before"], earlier_rate = earlier_rates.get(row["problem"], ("", None))
+        row["change"] = None
+        if earlier_rate is not None and row["pass rate"] is not None:
+            row["change"] = row["pass rate"] - earlier_rate
+        # A problem has a training signal if an answer to it has credit. In a file without credit, it has a
+        # signal if its answers have different rewards.
+        row["signal"] = bool(row["spread"] if row["credit"] is None else row["credit"])
+    return rows
+
+
+def _bars_of_problems(
+    answers: AnswerStore, selection: _Selection, problems: Sequence[str]
+) -> dict[str, list[dict[str, Any]]]:
+    """Returns the first `IN_A_BAR` answers to each of the problems, with their advantages, by problem."""
+    if not problems:
+        return {}
+    # An answer without credit is drawn with its score minus the mean score of the problem's answers.
+    mean_advantage = "advantage_mean" if "advantage_mean" in selection.columns else "NULL::DOUBLE"
+    bars = answers.sql(
+        f"""
+        SELECT problem, source, answer, score,
+            coalesce({mean_advantage}, score - avg(score) OVER (PARTITION BY problem)) AS advantage
+        FROM answers WHERE {selection.where} AND list_contains(?, problem)
+        QUALIFY row_number() OVER (PARTITION BY problem ORDER BY source, row) <= {IN_A_BAR}
+        ORDER BY source, row
+        """,
+        [*selection.values, list(problems)],
+        selection.sources,
+    )
+    bars_by_problem: dict[str, list[dict[str, Any]]] = {}
+    for bar in bars:
+        bars_by_problem.setdefault(bar["problem"], []).append(bar)
+    return bars_by_problem
 
 
 def _earlier_rates(answers: AnswerStore, of: str) -> dict[str, tuple[str, float | None]]:

@@ -53,23 +53,23 @@ def show(view: PageRequest) -> Response:
     # For each seed the results of both sides, by problem.
     first_results = [_results_by_problem(view, run, first_source.name) for run, _ in seeds]
     second_results = [_results_by_problem(view, run, second_source.name) for _, run in seeds]
-    common = set(first_results[0]).intersection(*first_results, *second_results)
-    names = sorted(common)
-    differences = []
+    common_problems = sorted(set(first_results[0]).intersection(*first_results, *second_results))
+
+    differences: list[dict[str, float]] = []  # for each seed, by problem
     for first_of_seed, second_of_seed in zip(first_results, second_results, strict=True):
-        differences.append({name: second_of_seed[name].share - first_of_seed[name].share for name in names})
-    both = list[dict[str, Any]]()
-    for name in names:
+        differences.append(
+            {name: second_of_seed[name].share - first_of_seed[name].share for name in common_problems}
+        )
+
+    both: list[dict[str, Any]] = []  # a row for each problem, with the means over seeds
+    for name in common_problems:
         first = math.fsum(results[name].share for results in first_results) / len(seeds)
         second = math.fsum(results[name].share for results in second_results) / len(seeds)
-        kinds = {"all"}
-        if second != first:
-            kinds.add("better" if second > first else "worse")
-        if (first > 0.5) != (second > 0.5):  # only one side is more often right than wrong
-            kinds |= {"flipped", "flipped to right" if second > first else "flipped to wrong"}
         asked = first_results[0][name].asked
+        kinds = _kinds_of_change(first, second)
         both.append({"problem": name, "asked": asked, "first": first, "second": second, "kinds": kinds})
     both.sort(key=lambda row: -abs(row["second"] - row["first"]))
+
     which, problem = view.choice("which", WHICH), view.text("problem")
     return view.render(
         "compare.html",
@@ -80,10 +80,23 @@ def show(view: PageRequest) -> Response:
         which=which,
         counts={kind: sum(kind in row["kinds"] for row in both) for kind in WHICH},
         seeds=len(seeds),
-        test=paired(differences) if names else None,
+        test=paired(differences) if common_problems else None,
         problem=problem,
         pair=_pair(view, sides, problem) if problem else None,
     )
+
+
+def _kinds_of_change(first: float, second: float) -> set[str]:
+    """Returns the values of `WHICH` that list a problem, from the shares of correct answers of both sides.
+
+    Example: ``_kinds_of_change(0.4, 0.6)`` is ``{"all", "better", "flipped", "flipped to right"}``.
+    """
+    kinds = {"all"}
+    if second != first:
+        kinds.add("better" if second > first else "worse")
+    if (first > 0.5) != (second > 0.5):  # only one side is more often right than wrong
+        kinds |= {"flipped", "flipped to right" if second > first else "flipped to wrong"}
+    return kinds
 
 
 class _ProblemResult(NamedTuple):

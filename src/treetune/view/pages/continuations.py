@@ -86,18 +86,44 @@ def continuations_of(
 
     Raises ValueError, with the reason, if none can be found.
     """
+    from treetune.engine.journal import completions_of_row
+    from treetune.store.journal import row_of
+
+    keys = [f'"{key}"'.encode() for key in _keys_in_journal(config, answer, start)]
+    folder = run.directory.journals(answer.source.number - 1)
+    # `follows` refuses symbolic links that lead out of the experiment's or the viewer's folders.
+    journals = [path for path in sorted(folder.glob("*.jsonl")) if run.follows(folder) and run.follows(path)]
+    if not journals:
+        raise ValueError("the journals of this iteration, which have its continuations, were deleted")
+    for path in journals:
+        with path.open("rb") as file:
+            for line in file:
+                # The last line of a journal may be incomplete: then it has no "\n".
+                if any(key in line[:KEY_WITHIN] for key in keys) and line.endswith(b"\n"):
+                    return completions_of_row(json.loads(row_of(line)))
+    raise ValueError(
+        "the iteration's journals have no continuations of this state: its value may come from other answers,"
+        " from a critic, or from continuations with another budget or other stop strings"
+    )
+
+
+def _keys_in_journal(config: Mapping[str, Any], answer: StoredAnswer, start: int) -> list[str]:
+    """Returns the keys that the credit's request for these continuations may have in a journal. The key of a
+    request is its hash.
+
+    Raises ValueError if the configuration doesn't tell what the request was.
+    """
     from treetune.config.build import build
     from treetune.credit.base import Credit
     from treetune.credit.library.engines import UNBOUNDED
     from treetune.credit.states.base import AnswerPrefix
     from treetune.credit.states.one_line import continuation_request
     from treetune.credit.vineppo import MonteCarlo
-    from treetune.engine.journal import completions_of_row, request_key
+    from treetune.engine.journal import request_key
     from treetune.exceptions import ConfigError
     from treetune.rollouts.base import Rollout
     from treetune.rollouts.context import AnswerSettings
     from treetune.rollouts.single_turn import SingleTurn
-    from treetune.store.journal import row_of
 
     # Only these two parts are built, and not the whole experiment, so that users' packages are not imported.
     try:
@@ -113,7 +139,7 @@ def continuations_of(
     # The credit samples continuations like the rollout, except for the parameters that it sets itself.
     settings = {name: getattr(credit, name) for name in ("temperature", "top_p", "top_k")}
     changes = {name: value for name, value in settings.items() if value is not None}
-    # It must be the same request as the credit made, because the hash of that is the key in the journal.
+    # It must be the same request as the credit made.
     request = continuation_request(
         AnswerSettings(int(config["context_length"] or UNBOUNDED)),
         int(config.get("seed", 0)),
@@ -124,27 +150,11 @@ def continuations_of(
         round_number=0,
         count=credit.samples,
     )
-    versions = [part.policy_version for part in trajectory.segments if part.policy_version is not None]
     # Runs of earlier versions of treetune also asked for log-probs, so their requests have another hash.
     possible_requests = (request, replace(request, reads_logprobs=True))
+    versions = [part.policy_version for part in trajectory.segments if part.policy_version is not None]
     version = versions[0] if versions else iteration  # answers of another program's log have none
-    # The keys as they are written in a line's JSON.
-    keys = [f'"{request_key(possible, version)}"'.encode() for possible in possible_requests]
-    folder = run.directory.journals(iteration)
-    # `follows` refuses symbolic links that lead out of the experiment's or the viewer's folders.
-    journals = [path for path in sorted(folder.glob("*.jsonl")) if run.follows(folder) and run.follows(path)]
-    if not journals:
-        raise ValueError("the journals of this iteration, which have its continuations, were deleted")
-    for path in journals:
-        with path.open("rb") as file:
-            for line in file:
-                # The last line of a journal may be incomplete: then it has no "\n".
-                if any(key in line[:KEY_WITHIN] for key in keys) and line.endswith(b"\n"):
-                    return completions_of_row(json.loads(row_of(line)))
-    raise ValueError(
-        "the iteration's journals have no continuations of this state: its value may come from other answers,"
-        " from a critic, or from continuations with another budget or other stop strings"
-    )
+    return [request_key(possible, version) for possible in possible_requests]
 
 
 PAGES = (Page("/continuations", "Continuations", show),)

@@ -381,20 +381,6 @@ def show(view: PageRequest) -> Response:
     if not lanes:
         names = ", ".join(lane.name for lane in times.lanes)
         raise ValueError(f"there is no lane {view.text('lane')!r}; choose one of {names}")
-    # The table below the drawing has a row for each lane and kind of work.
-    spans_by_row: dict[tuple[str, str], list[ShownSpan]] = {}
-    for lane in lanes:
-        for span in lane.spans:
-            if _meets(span, window, began):
-                # Without the number of its iteration, the name is the same for the same work of all
-                # iterations.
-                kind = re.sub(r"iteration \d+: | after iteration \d+", "", span.name)
-                spans_by_row.setdefault((lane.name, kind), []).append(span)
-    listed = []
-    for (lane_name, kind), spans in spans_by_row.items():
-        longest = max(spans, key=lambda span: span.end - span.start)
-        seconds = sum(span.end - span.start for span in spans)
-        listed.append((lane_name, kind, longest, len(spans), seconds))
     drawn = []
     drawn_bars: list[TimelineBar] = []
     for lane in lanes:
@@ -412,7 +398,7 @@ def show(view: PageRequest) -> Response:
         # For the legend, the colour of each text: a kind's colour has the name of the kind.
         kinds={bar.kind: bar.kind for bar in drawn_bars},
         ticks=[clock(window.start + share * window.length, window.length) for share in shares],
-        listed=listed,
+        listed=_rows_of_table(lanes, window, began),
         clock=lambda at: clock(at - began, window.length),
         date=lambda at: time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at)),
         zoomed=lambda span: _around(span.start - began, span.end - began),
@@ -421,6 +407,29 @@ def show(view: PageRequest) -> Response:
         in_all=in_seconds,
         width=WIDTH,
     )
+
+
+def _rows_of_table(
+    lanes: Sequence[Lane], window: Window, began: float
+) -> list[tuple[str, str, ShownSpan, int, float]]:
+    """Returns the rows of the table below the drawing, one for each kind of work in each lane.
+
+    Returns:
+        (name of the lane, kind of work, its longest span, number of its spans, seconds of all of them).
+    """
+    alike: dict[tuple[str, str], list[ShownSpan]] = {}
+    for lane in lanes:
+        for span in lane.spans:
+            if _meets(span, window, began):
+                # Without its iteration, the name is the same for the same work of all iterations.
+                kind = re.sub(r"iteration \d+: | after iteration \d+", "", span.name)
+                alike.setdefault((lane.name, kind), []).append(span)
+    rows = []
+    for (lane_name, kind), spans in alike.items():
+        longest = max(spans, key=lambda span: span.end - span.start)
+        seconds = sum(span.end - span.start for span in spans)
+        rows.append((lane_name, kind, longest, len(spans), seconds))
+    return rows
 
 
 def _load(view: PageRequest) -> dict[int, str]:

@@ -145,10 +145,6 @@ def episode_columns(batch: pa.RecordBatch) -> dict[str, Any]:
     logprob_mean, logprob_least = _mean_and_least_of_trained(batch["behaviour_logprobs"], trained)
     is_trained = trained.values.to_numpy(zero_copy_only=False).astype(np.int64)
     trained_counts = _sums(is_trained, trained.offsets.to_numpy())
-    # `list_element` fails for empty lists, so each is replaced by [null].
-    values = batch["step_values"]
-    empty = pc.equal(pc.fill_null(pc.list_value_length(values), 0), 0)
-    padded = pc.if_else(empty, pa.scalar([None], values.type), values)
     return {
         "answer": batch["trajectory"],
         "problem": batch["group"],
@@ -170,8 +166,21 @@ def episode_columns(batch: pa.RecordBatch) -> dict[str, Any]:
         "advantage_least": least,
         "advantage_most": most,
         "advantage_size": pc.max_element_wise(pc.abs(least), pc.abs(most)),
-        "first_value": pc.list_element(padded, 0) if len(values) else pa.array([], pa.float64()),
+        "first_value": _first_elements(batch["step_values"]),
     }
+
+
+def _first_elements(lists: pa.ListArray) -> pa.Array:
+    """Returns the first element of each list; null for an empty list."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not len(lists):
+        return pa.array([], pa.float64())
+    # `list_element` fails for empty lists, so each is replaced by [null].
+    is_empty = pc.equal(pc.fill_null(pc.list_value_length(lists), 0), 0)
+    padded = pc.if_else(is_empty, pa.scalar([None], lists.type), lists)
+    return pc.list_element(padded, 0)
 
 
 def _mean_and_least_of_trained(

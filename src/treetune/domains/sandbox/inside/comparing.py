@@ -179,7 +179,8 @@ class _Body:
         self._inner_functions: set[str] = set()
         """Functions that are made within it."""
         self._bindings: list[tuple[str, ast.expr]] = []
-        """Names with the expressions that they are bound to, or that their values get as a part."""
+        """Names with the expressions that they are bound to, or that their values get as a part. Both
+        ``x = y`` and ``x.append(y)`` give ``("x", y)``."""
         self._whole_values: dict[str, list[ast.expr]] = {}
         """The expressions that each name is bound to as a whole: not to a part, as by ``for x in xs``."""
         self._names_of_parts: set[str] = set()
@@ -216,35 +217,40 @@ class _Body:
 
     def _collect(self, node: ast.AST) -> None:
         """Notes the names that a node defines or binds, and the expressions that it calls."""
-        if isinstance(node, (ast.FunctionDef, ast.Lambda)):
-            inner = _parameters(node)
-            self._locals |= set(inner)
-            # The calls of an inner function aren't followed. So its arguments may be anything, also lasting.
-            self._lasting |= set(inner)
-            self._names_of_parts |= set(inner)
-            if isinstance(node, ast.FunctionDef):
-                self._locals.add(node.name)
-                self._inner_functions.add(node.name)
-                self._lasting.add(node.name)  # it may return what the outer function's names stand for
-        elif isinstance(node, ast.ExceptHandler) and node.name:
+        if isinstance(node, (ast.FunctionDef, ast.Lambda)):  # ``def inner(x): …``, ``lambda x: …``
+            self._collect_inner_function(node)
+        elif isinstance(node, ast.ExceptHandler) and node.name:  # ``except ValueError as error``
             self._locals.add(node.name)
             self._names_of_parts.add(node.name)
-        elif isinstance(node, ast.Assign):
+        elif isinstance(node, ast.Assign):  # ``x = y = value``
             for target in node.targets:
                 self._bind(target, node.value)
         elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
-            self._bind(node.target, node.value)
-        elif isinstance(node, ast.AugAssign):
+            self._bind(node.target, node.value)  # ``x: int = value``, ``(x := value)``
+        elif isinstance(node, ast.AugAssign):  # ``x += value``: x keeps its parts, and gets more
             if isinstance(node.target, ast.Name):
                 self._locals.add(node.target.id)
             self._put_into(node.target, node.value)
-        elif isinstance(node, (ast.For, ast.comprehension)):
+        elif isinstance(node, (ast.For, ast.comprehension)):  # ``for x in values``
             self._bind(node.target, node.iter, is_part=True)
         elif isinstance(node, ast.Call):
             self._called_expressions.add(id(node.func))
             if isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING_METHODS:
-                for argument in _arguments(node):
+                for argument in _arguments(node):  # ``holder.append(argument)``
                     self._put_into(node.func.value, argument)
+
+    def _collect_inner_function(self, node: FunctionNode) -> None:
+        """Notes the names that a function within the examined one defines: its parameters, and its own name
+        unless it is a lambda."""
+        parameters = _parameters(node)
+        self._locals.update(parameters)
+        # The calls of an inner function aren't followed. So its arguments may be anything, also lasting.
+        self._lasting.update(parameters)
+        self._names_of_parts.update(parameters)
+        if isinstance(node, ast.FunctionDef):
+            self._locals.add(node.name)
+            self._inner_functions.add(node.name)
+            self._lasting.add(node.name)  # it may return what the outer function's names stand for
 
     def _bind(self, target: ast.expr, value: ast.expr, is_part: bool = False) -> None:
         """Notes that the target of an assignment gets a value, or parts of it."""
@@ -298,21 +304,32 @@ class _Body:
             if node.id == "super":
                 return True  # ``super()`` gives access to `self`
             return not isinstance(self._globals.get(node.id), _PLAIN)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            name = node.func.id
-            if name in self._globals and name not in self._locals:
-                if self._proof.is_own_function(self._globals[name]):
-                    return self._examine_call(node, self._globals[name], owner=None)
-                # A harmless function may return a part of its arguments.
-                # Any other function may return anything.
-                return not _is_harmless_of_a_module(self._globals[name]) or self._has_lasting_argument(node)
-            if name in _SCALARS and name not in self._locals:
+        if isinstance(node, ast.Call):
+            return self._result_may_be_lasting(node)
+        return self._has_lasting_child(node)
+
+    def _result_may_be_lasting(self, call: ast.Call) -> bool:
+        """Returns whether a call may return a lasting thing or a part of one."""
+        function = call.func
+        if isinstance(function, ast.Name) and function.id not in self._locals:
+            if function.id in self._globals:
+                value = self._globals[function.id]
+                if self._proof.is_own_function(value):
+                    return self._examine_call(call, value, owner=None)
+                if _is_harmless_of_a_module(value):
+                    return self._has_lasting_argument(call)  # it may return a part of its arguments
+                return True  # any other function may return anything
+            if function.id in _SCALARS:
                 return False
-        if isinstance(node, ast.Call) and self._is_harmless_of_module(node.func):
-            return self._has_lasting_argument(node)
-        if isinstance(node, ast.Call) and self._is_own_method(node.func):
-            return self._examine_method(node, inspect.getattr_static(self._owner, node.func.attr, None))  # type: ignore[attr-defined]
-        # Any other expression may hold what one of its parts holds, as [x, y] holds x.
+        if self._is_harmless_of_module(function):
+            return self._has_lasting_argument(call)
+        if self._is_own_method(function):
+            return self._examine_method(call, inspect.getattr_static(self._owner, function.attr, None))  # type: ignore[attr-defined]
+        return self._has_lasting_child(call)
+
+    def _has_lasting_child(self, node: ast.AST) -> bool:
+        """Returns whether a part of an expression may be lasting. The expression may then hold it, as
+        ``[x, y]`` holds ``x``."""
         return any(self._may_be_lasting(child) for child in ast.iter_child_nodes(node))
 
     def _is_harmless_of_module(self, function: ast.expr) -> bool:
