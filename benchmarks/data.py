@@ -26,7 +26,7 @@ from typing_extensions import override
 from treetune.credit.grpo import Group
 from treetune.engine.base import Engine
 from treetune.engine.journal import JournaledEngine, completions_of_row
-from treetune.engine.requests import Completion, Later, OnResult, Request
+from treetune.engine.requests import Completion, Deferred, OnResult, Request
 from treetune.rollouts.context import AnswerSettings, RolloutContext
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.storage import (
@@ -95,7 +95,7 @@ class MadeUpEngine(Engine):
 
     @override
     def generate(
-        self, requests: Sequence[Request | Later], on_result: OnResult | None = None
+        self, requests: Sequence[Request | Deferred], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         results = []
         for index, request in enumerate(requests):

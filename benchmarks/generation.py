@@ -26,7 +26,7 @@ from benchmarks.setting import Setting
 from treetune.engine.base import Engine, EngineLaunch, EngineWrapper
 from treetune.engine.engine import start_engine
 from treetune.engine.launch import ServerLaunch, ServerProcess
-from treetune.engine.requests import Completion, Later, OnResult, Request
+from treetune.engine.requests import Completion, Deferred, OnResult, Request
 from treetune.engine.settings import PlainVllmSettings, VllmSettings
 from treetune.rollouts.context import RolloutContext
 from treetune.runtime.policy_server import PolicyServer
@@ -53,7 +53,7 @@ class RecordingEngine(EngineWrapper):
 
     @override
     def generate(
-        self, requests: Sequence[Request | Later], on_result: OnResult | None = None
+        self, requests: Sequence[Request | Deferred], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         results = self.engine.generate(requests, on_result)
         for request in requests:

@@ -29,7 +29,7 @@ from treetune.engine.requests import (
     ANSWER_PRIORITY,
     CONTINUATION_PRIORITY,
     Completion,
-    Later,
+    Deferred,
     Request,
     SamplingParams,
 )
@@ -291,10 +291,10 @@ def test_requests_that_follow_from_an_answer_get_the_next_numbers_and_go_first(f
     promise: Future[None] = Future()
     promise.set_result(None)
 
-    def on_result(index: int, completions: list[Completion]) -> list[Request | Later]:
+    def on_result(index: int, completions: list[Completion]) -> list[Request | Deferred]:
         seen.append(index)
         if index == 0:
-            return [request([7], max_tokens=1), Later(promise, lambda: [request([8], max_tokens=1)])]
+            return [request([7], max_tokens=1), Deferred(promise, lambda: [request([8], max_tokens=1)])]
         return []
 
     late = Request(np.array([9]), 0, 1, SamplingParams(max_tokens=1), priority=CONTINUATION_PRIORITY)
@@ -308,7 +308,7 @@ def test_requests_that_follow_from_an_answer_get_the_next_numbers_and_go_first(f
 
 def test_a_future_without_further_requests_ends_after_many_answers_at_once(folder: Path) -> None:
     promise: Future[None] = Future()
-    later = [Later(promise, list)]
+    later = [Deferred(promise, list)]
     threading.Timer(0.1, promise.set_result, [None]).start()
     requests = [request([i % 9 + 1], seed=i, max_tokens=1) for i in range(3 * FEWEST_ROWS)]
     results = engine(folder).generate(requests, lambda index, completions: later if index == 0 else [])

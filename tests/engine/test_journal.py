@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from tests.support.fake_engine import FakeEngine
 from treetune.engine.journal import JournaledEngine, completions_of_row, journal_row, request_key
-from treetune.engine.requests import Completion, Later, Request, SamplingParams
+from treetune.engine.requests import Completion, Deferred, Request, SamplingParams
 from treetune.exceptions import EngineError
 from treetune.store.journal import Journal
 from treetune.vocabulary import FinishReason
@@ -131,7 +131,7 @@ def test_the_observer_gets_the_samples_of_every_request_also_of_those_in_the_jou
     first, second, third, fourth = requests(4)
     done: Future[None] = Future()
     done.set_result(None)
-    following = {0: [Later(done, lambda: [third])], 1: [fourth]}
+    following = {0: [Deferred(done, lambda: [third])], 1: [fourth]}
     observed: list[tuple[int, list[tuple[int, ...]]]] = []
 
     def observe(request: Request, completions: Sequence[Completion]) -> None:

@@ -25,7 +25,7 @@ from tests.support.stubs import Stub, answers, below, none_alive, request, until
 from treetune.engine.base import Canary, Chunk, SyncReport, Tolerance
 from treetune.engine.client import Address
 from treetune.engine.engine import VllmEngine
-from treetune.engine.requests import ANSWER_PRIORITY, CONTINUATION_PRIORITY, Completion, Later, Request
+from treetune.engine.requests import ANSWER_PRIORITY, CONTINUATION_PRIORITY, Completion, Deferred, Request
 from treetune.engine.server import OwnServer
 from treetune.engine.transfer import FromFolder
 from treetune.exceptions import EngineError, ServerFailure
@@ -68,10 +68,10 @@ def test_requests_that_follow_a_future_are_awaited_and_delay_no_others(stub: Stu
     futures: list[Future[None]] = [Future() for _ in range(3)]
     reported: list[int] = []
 
-    def on_result(index: int, completions: list[Completion]) -> Sequence[Request | Later]:
+    def on_result(index: int, completions: list[Completion]) -> Sequence[Request | Deferred]:
         reported.append(index)
         if index < 3:
-            return [Later(futures[index], lambda: [request(100 + index)])]
+            return [Deferred(futures[index], lambda: [request(100 + index)])]
         if index == 7:  # the others are done by then: let the first of the three go on
             futures[2].set_result(None)
         if len(reported) == 9:
@@ -116,8 +116,8 @@ def test_a_server_that_dies_while_something_is_awaited_is_replaced_and_nothing_l
         if len(answered) == 6:
             ready.set_result(None)
 
-    later = Later(ready, lambda: [request(50)])
-    requests: list[Request | Later] = [request(i) for i in range(6)]
+    later = Deferred(ready, lambda: [request(50)])
+    requests: list[Request | Deferred] = [request(i) for i in range(6)]
     results = engine.generate([later, *requests] if first == "later" else [*requests, later], on_result)
     assert results == [answers(seed) for seed in [*range(6), 50]]
     assert engine.restarts == 1 and sorted(answered) == list(range(7))

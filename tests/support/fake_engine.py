@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from treetune.engine.base import Canary, Chunk, Engine, SyncReport
-from treetune.engine.requests import Completion, Later, OnResult, Request, SamplingParams, ScoreRequest
+from treetune.engine.requests import Completion, Deferred, OnResult, Request, SamplingParams, ScoreRequest
 from treetune.exceptions import EngineError
 from treetune.vocabulary import FinishReason
 
@@ -61,16 +61,16 @@ class FakeEngine(Engine):
         assert not self.closed
 
     def generate(
-        self, requests: Sequence[Request | Later], on_result: OnResult | None = None
+        self, requests: Sequence[Request | Deferred], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         assert not self.closed
         results: list[list[Completion]] = []
         waiting: list[tuple[int, Request]] = []
-        promised: list[Later] = []
+        promised: list[Deferred] = []
 
-        def ask(requests: Iterable[Request | Later]) -> None:
+        def ask(requests: Iterable[Request | Deferred]) -> None:
             for request in requests:
-                if isinstance(request, Later):
+                if isinstance(request, Deferred):
                     promised.append(request)
                 else:
                     waiting.append((len(results), request))

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from treetune.engine.programs import ProgramLoop, running_program_loop
-from treetune.engine.requests import Completion, Later, OnResult, Request, SamplingParams, ScoreRequest
+from treetune.engine.requests import Completion, Deferred, OnResult, Request, SamplingParams, ScoreRequest
 from treetune.store.files import write_json
 from treetune.vocabulary import Column, TokenIds
 
@@ -202,7 +202,7 @@ class Engine:
         meanwhile. Raises EngineError as `wait_ready` does."""
 
     def generate(
-        self, requests: Sequence[Request | Later], on_result: OnResult | None = None
+        self, requests: Sequence[Request | Deferred], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         """Samples all requests, and the further requests that `on_result` returns. If a server dies, it is
         restarted, and its requests are sent again.

@@ -52,7 +52,7 @@ from treetune.engine.cuda_transfers import CudaIpc, Nccl
 from treetune.engine.in_process import InProcessEngine
 from treetune.engine.launch import ServerLaunch, with_time_for
 from treetune.engine.plain_servers import connect_plain_servers
-from treetune.engine.requests import Completion, Later, OnResult, Request, ScoreRequest
+from treetune.engine.requests import Completion, Deferred, OnResult, Request, ScoreRequest
 from treetune.engine.sampling import Answered, Lost, Prefixes, RequestScheduler
 from treetune.engine.serve_engine_servers import servers_at_addresses
 from treetune.engine.server import Server, close_servers, servers_of
@@ -212,7 +212,7 @@ class VllmEngine(Engine):
 
     @override
     def generate(
-        self, requests: Sequence[Request | Later], on_result: OnResult | None = None
+        self, requests: Sequence[Request | Deferred], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         """Distributes the requests over the servers, and sends those of a lost server to others; see
         `Engine.generate`."""
@@ -251,7 +251,7 @@ class VllmEngine(Engine):
                 elif isinstance(event, Lost):
                     self._sampled[event.server].server.report_failure(event.address, event.reason)
                     servers_with_answers.discard(event.server)
-                elif isinstance(event, Later):
+                elif isinstance(event, Deferred):
                     scheduler.add(*results.split_requests(event.requests()))
                 else:
                     servers_with_answers.add(event.server)
@@ -537,23 +537,23 @@ class _Results:
         self._parts: dict[int, dict[int, list[Completion]]] = {}
         """The completions of incomplete requests, by the request's index and the part's first sample."""
 
-    def split_requests(self, new: Sequence[Request | Later]) -> tuple[list[RequestPart], list[Later]]:
+    def split_requests(self, new: Sequence[Request | Deferred]) -> tuple[list[RequestPart], list[Deferred]]:
         """Gives requests their indices, and cuts them into parts that are sent to one server each.
 
-        A `Later` holds requests that can't be made yet, for example before an environment has replied. Each
-        `Later` is returned as it is. It comes back as an event once its requests can be made.
+        A `Deferred` holds requests that can't be made yet, for example before an environment has replied.
+        Each `Deferred` is returned as it is. It comes back as an event once its requests can be made.
         """
         parts: list[RequestPart] = []
-        laters: list[Later] = []
+        deferred: list[Deferred] = []
         for request in new:
-            if isinstance(request, Later):
-                laters.append(request)
+            if isinstance(request, Deferred):
+                deferred.append(request)
                 continue
             index = len(self.completions)
             check_request(index, request, self._context_length)
             parts += parts_of(index, request, self._largest_part)
             self.completions.append([])
-        return parts, laters
+        return parts, deferred
 
     def add(self, part: RequestPart, completions: list[Completion]) -> list[Completion] | None:
         """Adds the completions of a part. Returns those of the whole request, in order, or None if other

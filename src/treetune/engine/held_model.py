@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from treetune.engine.base import Canary, Chunk, EngineLaunch, SyncReport
 from treetune.engine.in_process import InProcessEngine, longest_window
-from treetune.engine.requests import Completion, Later, OnResult, Request
+from treetune.engine.requests import Completion, Deferred, OnResult, Request
 from treetune.engine.settings import InProcessSettings
 from treetune.vocabulary import TextCodec
 
@@ -50,7 +50,7 @@ class HeldModelEngine(InProcessEngine):
 
     @override
     def generate(
-        self, requests: Sequence[Request | Later], on_result: OnResult | None = None
+        self, requests: Sequence[Request | Deferred], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         self._forget_prompts()  # the trainer may have changed the weights since the last call
         with _evaluating(self._held_model):  # without dropout

@@ -26,7 +26,7 @@ from typing_extensions import override
 from treetune.architectures import length_rule, probe_rows
 from treetune.engine.base import Canary, Chunk, Engine, EngineLaunch, SyncReport, check_request
 from treetune.engine.canary import Probe, judge_gap
-from treetune.engine.requests import Completion, Later, OnResult, Request, SamplingParams, ScoreRequest
+from treetune.engine.requests import Completion, Deferred, OnResult, Request, SamplingParams, ScoreRequest
 from treetune.engine.settings import InProcessSettings
 from treetune.exceptions import EngineError
 from treetune.vocabulary import Column, TokenIds, token_array
@@ -90,7 +90,7 @@ class InProcessEngine(Engine):
 
     @override
     def generate(
-        self, requests: Sequence[Request | Later], on_result: OnResult | None = None
+        self, requests: Sequence[Request | Deferred], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         """Samples all requests in the rows of one batch; see `Engine.generate`.
 
@@ -109,7 +109,7 @@ class InProcessEngine(Engine):
             for index, completion in self._score_texts(score_requests, started):
                 call.add_completion(index, number=0, completion=completion)
             if not (batch.rows or call.samples or call.scores):
-                # There is nothing to compute until the requests of one `Later` are known.
+                # There is nothing to compute until the requests of one `Deferred` are known.
                 call.wait_for_later()
             call.add_known_requests()
             free = self.at_once - batch.count_samples()
@@ -702,24 +702,24 @@ class _GenerateCall:
         self.samples = _WaitingSamples()
         self.scores: list[tuple[int, ScoreRequest]] = []
         """The texts to score, with the indices of their requests."""
-        self._laters: list[Later] = []
+        self._deferred: list[Deferred] = []
         """Requests that aren't known yet."""
 
     @property
     def has_waiting(self) -> bool:
         """Whether there are samples that have no row yet, texts to score, or requests that aren't known
         yet."""
-        return bool(self.samples or self.scores or self._laters)
+        return bool(self.samples or self.scores or self._deferred)
 
-    def add_requests(self, requests: Sequence[Request | Later]) -> None:
+    def add_requests(self, requests: Sequence[Request | Deferred]) -> None:
         """Gives requests their indices, and puts their samples before waiting ones of the same priority.
 
         Requests that follow from a result continue an answer, and answers that have begun are finished first.
         """
         new_samples: dict[int, list[_Sample]] = {}  # by priority
         for request in requests:
-            if isinstance(request, Later):
-                self._laters.append(request)
+            if isinstance(request, Deferred):
+                self._deferred.append(request)
                 continue
             index = len(self.results)
             self._check_request(index, request)
@@ -747,14 +747,14 @@ class _GenerateCall:
             self.add_requests(self._on_result(index, completions) or ())  # type: ignore[arg-type]
 
     def wait_for_later(self) -> None:
-        """Returns when the requests of a `Later` are known; at once if there is none."""
-        if self._laters:
-            wait([later.ready for later in self._laters], return_when=FIRST_COMPLETED)
+        """Returns when the requests of a `Deferred` are known; at once if there is none."""
+        if self._deferred:
+            wait([later.ready for later in self._deferred], return_when=FIRST_COMPLETED)
 
     def add_known_requests(self) -> None:
-        """Adds the requests that a `Later` stands for, if they are known by now."""
-        for later in [later for later in self._laters if later.ready.done()]:
-            self._laters.remove(later)
+        """Adds the requests that a `Deferred` stands for, if they are known by now."""
+        for later in [later for later in self._deferred if later.ready.done()]:
+            self._deferred.remove(later)
             self.add_requests(later.requests())
 
 

@@ -29,7 +29,7 @@ from typing_extensions import override
 
 from treetune.engine.base import Engine, EngineWrapper
 from treetune.engine.programs import result_of
-from treetune.engine.requests import ANSWER_PRIORITY, Completion, Later, OnResult, Request, ScoreRequest
+from treetune.engine.requests import ANSWER_PRIORITY, Completion, Deferred, OnResult, Request, ScoreRequest
 from treetune.store.journal import Journal
 from treetune.vocabulary import Column
 
@@ -167,16 +167,16 @@ class JournaledEngine(EngineWrapper):
 
     @override
     def generate(
-        self, requests: Sequence[Request | Later], on_result: OnResult | None = None
+        self, requests: Sequence[Request | Deferred], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         """Answers the requests from the journals or else by the engine, as `sample` does."""
         results: list[list[Completion]] = []
 
-        async def sample_all(new: Sequence[Request | Later]) -> None:
+        async def sample_all(new: Sequence[Request | Deferred]) -> None:
             """Samples the requests and those that follow from them, all at the same time."""
             tasks: list[Coroutine[Any, Any, None]] = []
             for request in new:
-                if isinstance(request, Later):
+                if isinstance(request, Deferred):
                     tasks.append(sample_later(request))
                 else:
                     tasks.append(sample_request(len(results), request))
@@ -188,7 +188,7 @@ class JournaledEngine(EngineWrapper):
             if on_result is not None:
                 await sample_all(on_result(index, results[index]) or ())
 
-        async def sample_later(later: Later) -> None:
+        async def sample_later(later: Deferred) -> None:
             # `later` stands for requests that are not known before `later.ready` is done, such as before an
             # environment has replied. After an error, `later.requests` is called too, and may raise the
             # error.

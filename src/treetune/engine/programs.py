@@ -8,7 +8,7 @@ with `Engine.generate`, which samples until no request is left::
        │  1. run every task until it waits; each waits for one of these:
        │        await engine.sample(request)    the engine, which calls `_set_samples` with the samples
        │        await result_of(future)         another thread (a grader, an environment); the engine calls
-       │                                        `Later.requests` in this thread once the future is done
+       │                                        `Deferred.requests` in this thread once the future is done
        │        await a task or a semaphore     another task of this loop
        ▼
     Engine.generate(the requests of step 1)
@@ -37,12 +37,12 @@ from typing import Any, TypeVar, TypeVarTuple
 
 from typing_extensions import override
 
-from treetune.engine.requests import Completion, Later, OnResult, Request
+from treetune.engine.requests import Completion, Deferred, OnResult, Request
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
-Generate = Callable[[Sequence[Request | Later], OnResult], object]
+Generate = Callable[[Sequence[Request | Deferred], OnResult], object]
 
 log = logging.getLogger(__name__)
 
@@ -56,20 +56,20 @@ class ProgramLoop(asyncio.AbstractEventLoop):
     def __init__(self, generate: Generate) -> None:
         self._generate = generate
         self._ready: deque[asyncio.Handle] = deque()
-        self._new_requests: list[Request | Later] = []
+        self._new_requests: list[Request | Deferred] = []
         """The requests that the engine hasn't got yet."""
         self._samples: list[asyncio.Future[list[Completion]] | None] = []
         """The future of each request's samples; None once it is answered. The index is the number that the
-        engine gives the request, since engines number requests in the order in which they get them. A `Later`
-        has no number."""
+        engine gives the request, since engines number requests in the order in which they get them. A
+        `Deferred` has no number."""
 
     def run(self, program: Coroutine[Any, Any, T]) -> T:
         """Returns the result of the program, or raises what it or the engine raised."""
         self._program: asyncio.Task[Any] = self.create_task(program)
         try:
             requests = self._run_until_all_wait()
-            while requests and all(isinstance(request, Later) for request in requests):
-                # A `Later` waits for another thread's result, such as a grade. A resumed run may have all
+            while requests and all(isinstance(request, Deferred) for request in requests):
+                # A `Deferred` waits for another thread's result, such as a grade. A resumed run may have all
                 # samples in its journal, and wait only for grades. That needs no engine, which may still be
                 # starting.
                 requests = self._wait_for_first(requests)
@@ -82,15 +82,15 @@ class ProgramLoop(asyncio.AbstractEventLoop):
         finally:
             self._cancel_tasks()
 
-    def _wait_for_first(self, requests: Sequence[Request | Later]) -> list[Request | Later]:
+    def _wait_for_first(self, requests: Sequence[Request | Deferred]) -> list[Request | Deferred]:
         """Waits until one of these requests is ready, and returns the others and the requests that follow.
 
-        All of these requests are `Later`: each waits for the result of another thread, such as a grade.
+        All of these requests are `Deferred`: each waits for the result of another thread, such as a grade.
         """
-        laters = [later for later in requests if isinstance(later, Later)]  # all, for the type checker
-        wait([later.ready for later in laters], return_when=FIRST_COMPLETED)
-        first = next(later for later in laters if later.ready.done())
-        return [*(later for later in laters if later is not first), *first.requests()]
+        deferred = [later for later in requests if isinstance(later, Deferred)]  # all, for the type checker
+        wait([later.ready for later in deferred], return_when=FIRST_COMPLETED)
+        first = next(later for later in deferred if later.ready.done())
+        return [*(later for later in deferred if later is not first), *first.requests()]
 
     def sample(self, request: Request) -> asyncio.Future[list[Completion]]:
         """Sends a request to the engine when all tasks wait. Returns the future of its samples."""
@@ -104,16 +104,16 @@ class ProgramLoop(asyncio.AbstractEventLoop):
         done."""
         is_done: asyncio.Future[None] = self.create_future()
 
-        def resume_tasks() -> list[Request | Later]:
+        def resume_tasks() -> list[Request | Deferred]:
             is_done.set_result(None)
             return self._run_until_all_wait()
 
-        # A `Later` stands for requests that depend on a future. When `future` is done, the engine calls
+        # A `Deferred` stands for requests that depend on a future. When `future` is done, the engine calls
         # `resume_tasks`, in this loop's thread, and takes the requests that it returns.
-        self._new_requests.append(Later(ready=future, requests=resume_tasks))
+        self._new_requests.append(Deferred(ready=future, requests=resume_tasks))
         return is_done
 
-    def _set_samples(self, number: int, completions: list[Completion]) -> list[Request | Later]:
+    def _set_samples(self, number: int, completions: list[Completion]) -> list[Request | Deferred]:
         """Resumes the task that waits for a request's samples, and returns the requests that follow."""
         samples = self._samples[number]
         assert samples is not None, "the engine reports every request once"
@@ -122,7 +122,7 @@ class ProgramLoop(asyncio.AbstractEventLoop):
             samples.set_result(completions)
         return self._run_until_all_wait()
 
-    def _run_until_all_wait(self) -> list[Request | Later]:
+    def _run_until_all_wait(self) -> list[Request | Deferred]:
         """Runs all tasks that are ready until each of them waits, and returns their new requests. Raises what
         the program raised."""
         # The tasks ask asyncio for the running loop. Another loop may run already, as in a notebook.

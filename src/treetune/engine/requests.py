@@ -6,7 +6,7 @@ The nouns::
     Request           asks for samples after a prompt
     ScoreRequest      asks for the log-probs of given tokens after a prompt
     Completion        a sample of a request, or the tokens of a score request with their log-probs
-    Later             requests that wait for something else, such as the reply of an environment
+    Deferred          requests that wait for something else, such as the reply of an environment
     OnResult          called with the samples of a request, and returns the requests that follow
 """
 
@@ -158,7 +158,7 @@ class Completion(Columnar):
 
 
 @dataclass(frozen=True, eq=False)
-class Later:
+class Deferred:
     """Requests that depend on something that isn't known yet, such as the reply of an environment.
 
     Once `ready` is done, with a result or an error, the thread that runs `generate` calls `requests`. The
@@ -169,14 +169,14 @@ class Later:
     """
 
     ready: Future[Any]
-    requests: Callable[[], Sequence[Request | Later]]
+    requests: Callable[[], Sequence[Request | Deferred]]
 
 
-OnResult = Callable[[int, list[Completion]], Sequence[Request | Later] | None]
+OnResult = Callable[[int, list[Completion]], Sequence[Request | Deferred] | None]
 """A function that is called with a request's index and its completions as soon as they have arrived, in any
 order of requests.
 
 It may return further requests, which follow from these completions. Their indices continue those of the
 earlier requests. They are sent before waiting requests of the same priority, so that answers which have begun
-are finished first. Requests that have to wait for something else are returned as `Later`; `generate`
+are finished first. Requests that have to wait for something else are returned as `Deferred`; `generate`
 continues meanwhile, and doesn't return before they are answered, too."""

@@ -12,7 +12,7 @@ Two threads run::
     RequestScheduler.next() ◀── _results (a queue) ◀──────┘
       Answered  a part's samples: the caller may add requests that follow from them
       Lost      a server: its parts wait again, for another one; the caller has it restarted
-      Later     its future is done: the thread that has set the future puts it here
+      Deferred  its future is done: the thread that has set the future puts it here
 
 `next` returns None after a second without an event, so that its caller can check its servers. Each part has
 the deadline `timeout`; a server that misses it is lost.
@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from treetune.engine.client import Address, Client, RequestPart
-from treetune.engine.requests import Completion, Later
+from treetune.engine.requests import Completion, Deferred
 from treetune.exceptions import ServerFailure
 from treetune.vocabulary import TokenIds
 
@@ -66,7 +66,7 @@ class Lost:
     reason: str
 
 
-SchedulerEvent = Answered | Lost | Later
+SchedulerEvent = Answered | Lost | Deferred
 
 
 @dataclass(eq=False)
@@ -112,7 +112,7 @@ class RequestScheduler:
         # Limits for each server: of parts of requests, and of samples, that are in flight.
         self._most_parts, self._most_samples = most_parts, most_samples
         self.outstanding = 0
-        """The number of parts and `Later` that `next` hasn't returned yet."""
+        """The number of parts and `Deferred` that `next` hasn't returned yet."""
         self.opened: set[int] = set()
         """The numbers of the servers that take requests."""
         # A SimpleQueue, so that the event loop never waits for the caller.
@@ -141,23 +141,24 @@ class RequestScheduler:
         `next` returns a `Lost`, and its parts are sent again."""
         self._client.loop.call_soon_threadsafe(self._lose, number, reason)
 
-    def add(self, parts: Sequence[RequestPart], laters: Sequence[Later] = ()) -> None:
+    def add(self, parts: Sequence[RequestPart], deferred: Sequence[Deferred] = ()) -> None:
         """Sends the parts of requests as soon as a server is free.
 
-        `next` returns each part's samples. It also returns each of `laters` once it is ready. A `Later`
+        `next` returns each part's samples. It also returns each of `deferred` once it is ready. A `Deferred`
         stands for requests that wait for something, such as an environment's reply.
         """
-        self.outstanding += len(parts) + len(laters)
+        self.outstanding += len(parts) + len(deferred)
         if parts:
             self._client.loop.call_soon_threadsafe(self._queue_parts, list(parts))
-        for later in laters:
+        for later in deferred:
             later.ready.add_done_callback(lambda _, later=later: self._results.put(later))  # type: ignore[misc]
 
     def next(self, timeout: float = POLL_S) -> SchedulerEvent | None:
         """Returns the next event; None if there is no event within `timeout` seconds.
 
-        An event is the samples of a part of a request, a `Later` (requests that waited for something) that is
-        ready, or a server that was lost and is no longer open. Raises EngineError if a server refused a part.
+        An event is the samples of a part of a request, a `Deferred` (requests that waited for something) that
+        is ready, or a server that was lost and is no longer open. Raises EngineError if a server refused a
+        part.
         """
         try:
             result = self._results.get(timeout=timeout)

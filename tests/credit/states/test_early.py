@@ -40,7 +40,7 @@ from treetune.engine.requests import (
     ANSWER_PRIORITY,
     CONTINUATION_PRIORITY,
     Completion,
-    Later,
+    Deferred,
     OnResult,
     Request,
 )
@@ -75,15 +75,15 @@ class EngineInSeededOrder(FakeEngine):
         self._random = random.Random(seed)
 
     def generate(
-        self, requests: Sequence[Request | Later], on_result: OnResult | None = None
+        self, requests: Sequence[Request | Deferred], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         results: list[list[Completion]] = []
         waiting: list[tuple[int, Request]] = []
-        promised: list[Later] = []
+        promised: list[Deferred] = []
 
-        def add(further: Sequence[Request | Later]) -> None:
+        def add(further: Sequence[Request | Deferred]) -> None:
             for request in further:
-                if isinstance(request, Later):
+                if isinstance(request, Deferred):
                     promised.append(request)
                 else:
                     waiting.append((len(results), request))

@@ -37,7 +37,7 @@ from treetune.credit.values.filtered import Filtered
 from treetune.credit.values.siblings import Siblings, ToppedUp
 from treetune.credit.vineppo import MonteCarlo
 from treetune.engine.base import Engine
-from treetune.engine.requests import Later, OnResult, Request
+from treetune.engine.requests import Deferred, OnResult, Request
 from treetune.lab.arena import languages
 from treetune.lab.arena.gain import BATCH, TRUE_ADVANTAGES, at_ratio, best_at, gain, half_width
 from treetune.lab.arena.languages import LANGUAGES, Language, TrueAdvantages, language_of
@@ -181,7 +181,7 @@ class EngineWithDecidedContinuations(Engine):
                 )
 
     def generate(
-        self, requests: Sequence[Request | Later], on_result: OnResult | None = None
+        self, requests: Sequence[Request | Deferred], on_result: OnResult | None = None
     ) -> list[list[languages.Completion]]:
         results = []
         for number, request in enumerate(requests):

@@ -12,7 +12,7 @@ from typing_extensions import override
 from treetune.engine.base import Engine, EngineLaunch
 from treetune.engine.held_model import HeldModelEngine
 from treetune.engine.in_process import InProcessEngine
-from treetune.engine.requests import Completion, Later, OnResult, Request
+from treetune.engine.requests import Completion, Deferred, OnResult, Request
 from treetune.engine.settings import InProcessSettings
 from treetune.exceptions import EngineError
 from treetune.vocabulary import TextCodec
@@ -43,30 +43,30 @@ class FunctionEngine(Engine):
 
     @override
     def generate(
-        self, requests: Sequence[Request | Later], on_result: OnResult | None = None
+        self, requests: Sequence[Request | Deferred], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         """Samples the requests with the user's function. Each call of it gets all requests that are known by
         then."""
         results: list[list[Completion]] = []
         unsent: list[Request] = []
-        laters: list[Later] = []
+        deferred: list[Deferred] = []
 
-        def add_requests(new: Sequence[Request | Later]) -> None:
-            """Adds requests to be sampled, and each `Later`, which stands for requests that wait for a
+        def add_requests(new: Sequence[Request | Deferred]) -> None:
+            """Adds requests to be sampled, and each `Deferred`, which stands for requests that wait for a
             result."""
             for request in new:
-                if isinstance(request, Later):
-                    laters.append(request)
+                if isinstance(request, Deferred):
+                    deferred.append(request)
                 else:
                     unsent.append(request)
 
         add_requests(requests)
-        while unsent or laters:
+        while unsent or deferred:
             # If there are requests to sample, this doesn't wait. If there are none, it waits until one of
-            # `laters` is ready, such as one that follows from a grade.
-            wait([later.ready for later in laters], 0 if unsent else None, FIRST_COMPLETED)
-            for later in [later for later in laters if later.ready.done()]:
-                laters.remove(later)
+            # `deferred` is ready, such as one that follows from a grade.
+            wait([later.ready for later in deferred], 0 if unsent else None, FIRST_COMPLETED)
+            for later in [later for later in deferred if later.ready.done()]:
+                deferred.remove(later)
                 add_requests(later.requests())
             requests_of_call = list(unsent)
             unsent.clear()

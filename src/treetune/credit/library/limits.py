@@ -6,10 +6,10 @@ when the call is cancelled:
     credit ── generate ──> LimitedEngine ── generate, with an alarm among the requests ──> the user's engine
                              counts each result
 
-The alarm is a `Later`, a request that follows when a future is done. A timer sets this future at the
-deadline; a cancellation sets it, too. As soon as the future is done, the engine calls `Later.requests` of the
-alarm in its own thread, and this function raises the error. So the deadline also ends a call that waits for a
-long sample.
+The alarm is a `Deferred`, a request that follows when a future is done. A timer sets this future at the
+deadline; a cancellation sets it, too. As soon as the future is done, the engine calls `Deferred.requests` of
+the alarm in its own thread, and this function raises the error. So the deadline also ends a call that waits
+for a long sample.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Literal
 from typing_extensions import override
 
 from treetune.engine.base import Engine, EngineWrapper
-from treetune.engine.requests import Completion, Later, OnResult, Request, ScoreRequest
+from treetune.engine.requests import Completion, Deferred, OnResult, Request, ScoreRequest
 from treetune.exceptions import CreditLimitReached
 
 
@@ -150,7 +150,7 @@ class LimitedEngine(EngineWrapper):
 
     @override
     def generate(
-        self, requests: Sequence[Request | Later], on_result: OnResult | None = None
+        self, requests: Sequence[Request | Deferred], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         """Samples with the engine, and raises CreditLimitReached when the call reaches one of its limits."""
         if not requests:
@@ -162,10 +162,10 @@ class LimitedEngine(EngineWrapper):
         watched = call.watch(requests)
         if not limits.has_alarm:
             return self.engine.generate(watched, call.count_result)
-        # A `Later` stands for requests that follow when a future is done. An additional `Later` has the
+        # A `Deferred` stands for requests that follow when a future is done. An additional `Deferred` has the
         # alarm as its future, and its function raises the error if the call has to end. The alarm is set off
         # at the deadline, when the call is cancelled, or when all requests are answered.
-        alarm = Later(limits.renew_alarm(), call.end_at_alarm)
+        alarm = Deferred(limits.renew_alarm(), call.end_at_alarm)
         with limits.ending_at_deadline():
             # Engines number requests in the order of this list. The alarm stands for no request. It comes
             # last, so that it doesn't change the numbers.
@@ -182,33 +182,33 @@ class _CountedCall:
         """For each request, by its number, whether it scores given tokens. Nothing is sampled for such a
         request, so it is not counted."""
 
-    def watch(self, requests: Sequence[Request | Later]) -> list[Request | Later]:
+    def watch(self, requests: Sequence[Request | Deferred]) -> list[Request | Deferred]:
         """Notes the requests, and returns them in the same order, in which engines number them.
 
-        A `Later` is replaced by one whose requests are watched, too.
+        A `Deferred` is replaced by one whose requests are watched, too.
         """
-        watched: list[Request | Later] = []
+        watched: list[Request | Deferred] = []
         for request in requests:
-            if isinstance(request, Later):
-                watched.append(Later(request.ready, partial(self._follow, request)))
+            if isinstance(request, Deferred):
+                watched.append(Deferred(request.ready, partial(self._follow, request)))
             else:
                 self._are_scores.append(isinstance(request, ScoreRequest))
                 watched.append(request)
         self._unanswered += len(watched)
         return watched
 
-    def count_result(self, number: int, completions: list[Completion]) -> Sequence[Request | Later]:
+    def count_result(self, number: int, completions: list[Completion]) -> Sequence[Request | Deferred]:
         """Counts the samples of an answered request, and returns the new requests that follow from it."""
         if not self._are_scores[number]:
             self._limits.count(completions)
         new = self._on_result(number, completions) if self._on_result is not None else None
         return self._replace_answered(new or ())
 
-    def _follow(self, later: Later) -> list[Request | Later]:
-        """Returns the requests that a `Later` stands for."""
+    def _follow(self, later: Deferred) -> list[Request | Deferred]:
+        """Returns the requests that a `Deferred` stands for."""
         return self._replace_answered(later.requests())
 
-    def _replace_answered(self, new: Sequence[Request | Later]) -> list[Request | Later]:
+    def _replace_answered(self, new: Sequence[Request | Deferred]) -> list[Request | Deferred]:
         """Takes one answered request off the unanswered ones, adds the new requests that follow from it, and
         returns the new requests."""
         watched = self.watch(new)

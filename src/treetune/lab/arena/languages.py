@@ -30,7 +30,7 @@ from typing_extensions import override
 
 from treetune.credit.base import TokenCredit
 from treetune.engine.base import Engine
-from treetune.engine.requests import Completion, Later, OnResult, Request, SamplingParams, ScoreRequest
+from treetune.engine.requests import Completion, Deferred, OnResult, Request, SamplingParams, ScoreRequest
 from treetune.rollouts.context import AnswerSettings, RolloutContext, ShapingMemory
 from treetune.rollouts.model_scores import Critic, Distributions, GroupDivergences, ModelScores
 from treetune.tasks.base import Split, Task
@@ -634,12 +634,12 @@ class TableEngine(Engine):
 
     @override
     def generate(
-        self, requests: Sequence[Request | Later], on_result: OnResult | None = None
+        self, requests: Sequence[Request | Deferred], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         results: list[list[Completion]] = []
         # Requests are sampled in rounds: those that `on_result` returns are the next round.
         this_round = [request for request in requests if isinstance(request, Request)]
-        # A `Later` stands for requests that depend on something still unknown.
+        # A `Deferred` stands for requests that depend on something still unknown.
         assert len(this_round) == len(requests), "no request of the arena waits for something else"
         while this_round:
             begun: list[list[int]] = []
@@ -651,7 +651,7 @@ class TableEngine(Engine):
                 begun += [request.prompt_ids[1:].tolist()] * request.n
                 seeds += [request.seed + number for number in range(request.n)]
             completions = iter(self._language.sample(begun, seeds))
-            next_round: list[Request | Later] = []
+            next_round: list[Request | Deferred] = []
             for request in this_round:
                 if isinstance(request, ScoreRequest):
                     is_privileged = request.prompt_ids[0] == PRIVILEGED

@@ -36,11 +36,11 @@ BANDWIDTH_SHARE = 0.6
 CORE_FLOPS = 66e9
 """Float32 operations a second on one core. Fitted to an epoch of the quickstart and the scores of its
 reference: 1.3 s on two cores (docs/results/plan.md)."""
-SERVER_FLOPS, IN_PROCESS_FLOPS = 38e9, 20e9
+SERVER_FLOPS, IN_PROCESS_FLOPS = 38e9, 24e9
 """Float32 operations a second on one core while it samples: in a vLLM server, and in the process of a rank.
 They are fewer than `CORE_FLOPS`, since each step reads all weights for one token of each sequence. Fitted to
-135 million weights: a server with one thread took 28 s for 3,750 tokens, and a rank with two threads 13 s for
-1,540 (docs/results/real_model.md)."""
+135 million weights: a server with one thread took 28 s for 3,750 tokens, and a rank with two threads 9.2 s
+for 1,540 (docs/results/real_model.md)."""
 ENGINE_TOKEN_S = {"cpu": 26e-6, "cuda": 30e-6}
 """Seconds of the engine's Python code for each sampled token. On a CPU: one server took 1.1 s for a rollout
 and 3.4 s for a credit, from which the seconds of the model's operations are subtracted (benchmark.md). With a
@@ -368,7 +368,7 @@ def _sampling(
     if plan.engine is None:  # each rank samples in its own process, on a CPU
         seconds_of_core = operations_of_token * samples * tokens / IN_PROCESS_FLOPS
         seconds_of_core += operations_of_token * prompt_tokens / CORE_FLOPS
-        source = "in the ranks' own processes, 20 billion operations a second a core"
+        source = "in the ranks' own processes, 24 billion operations a second a core"
         return PhaseSeconds(phase, seconds_of_core / machine.cores, source)
     settings = plan.engine.settings
     servers = servers_on_a_machine(settings, machine) * (
