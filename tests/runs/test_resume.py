@@ -183,9 +183,9 @@ def test_the_manifest_says_what_bits_rest_on_and_another_machine_is_told_of(
     assert bits["threads"] >= 1 and bits["ranks"] == 1
     assert {"processor", "instruction_sets", "engine_threads", "settings", "torch_kernels"} <= bits.keys()
     assert {"torch", "numpy", "deepspeed", "transformers"} <= bits["packages"].keys()
-    real = manifest.bits_rest_on
+    real = manifest.facts_that_decide_bits
     elsewhere = {"processor": "another", "threads": 64}
-    monkeypatch.setattr(manifest, "bits_rest_on", lambda *at: {**real(*at), **elsewhere})
+    monkeypatch.setattr(manifest, "facts_that_decide_bits", lambda *at: {**real(*at), **elsewhere})
     train(small(tmp_path, iterations=3), **changed(iterations=3))
     said = capsys.readouterr().err
     assert "results may differ in the last bits: " in said

@@ -360,7 +360,7 @@ class Explanation:
         this number on to the mark that is merged next.
 
         Args:
-            instead: Texts that replace marks, by the name in the mark.
+            instead: Jsonnet texts that replace some marks, by the name in the mark.
             library: Whether the file is a library. Its marks have the files' own names, since the library's
                 names for them are relative to its own folder.
         """
@@ -389,11 +389,13 @@ class Explanation:
     def _evaluate(self, text: str, instead: Mapping[str, str] | None = None) -> Any:
         """Evaluates a Jsonnet text.
 
-        Libraries that the text imports are evaluated with marks in place of their own imports. A mark is an
-        object that stands for an import (`_with_marks`).
+        The text has marks in place of its imports of files that are no libraries; a mark is an object that
+        stands for an import (`_with_marks`). The libraries (``.libsonnet``) that the text still imports are
+        also evaluated with marks in place of such imports.
 
         Args:
-            instead: Texts that replace marks, as for `_with_marks`.
+            instead: Jsonnet texts that take the place of some marks, by the name in the mark. For example,
+                `_import_wins` tests an import with an object of one key in its place.
         """
 
         def importer(directory: str, name: str) -> tuple[str, bytes]:
@@ -401,6 +403,7 @@ class Explanation:
             path = find_file(name, Path(directory or "."))
             if path.suffix == ".libsonnet":
                 return str(path), self._with_marks(read_layer(path), instead, library=True).encode()
+            # Any other file is imported as a text (``importstr``).
             return str(path), text_of(path).encode()
 
         return evaluate_jsonnet(_NAME_OF_TEXT, text, self._config.variables, importer)

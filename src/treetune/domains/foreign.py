@@ -231,14 +231,20 @@ def read_rewards(result: Any, name: str, turns: int = 1) -> tuple[list[float], d
     ``{"score": 1.0, "length": 7}`` gives ([1.0], {"rewards/score": 1.0, "rewards/length": 7.0}). None, which
     means that there is no answer, gives ([], {}).
 
-    Raises ValueError unless the result is a finite number, a list with a number for each turn, a dictionary
-    with one of these two as ``score`` or ``reward``, a list of which one of these three is the only item, or
-    None.
+    Raises ValueError unless the result has one of these forms:
+
+    * None;
+    * a finite number;
+    * a list with a finite number for each turn;
+    * a dictionary with such a number or list as ``score`` or ``reward``;
+    * a list with one of these forms as its only item, which a function for a batch of answers returns (here
+      the batch has one answer).
     """
     if inspect.isawaitable(result):
         result = asyncio.run(_awaited(result))
     returned, numbers = result, {}
-    if isinstance(result, list | tuple) and len(result) == 1:  # of a function for a batch of answers
+    if isinstance(result, list | tuple) and len(result) == 1:
+        # Of a function for a batch of one answer, or the reward of the only turn.
         result = result[0]
     if result is None:
         return [], {}

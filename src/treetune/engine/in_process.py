@@ -78,7 +78,9 @@ class InProcessEngine(Engine):
     def __init__(self, settings: InProcessSettings, launch: EngineLaunch) -> None:
         self.version = 0
         self.tokens = 0
-        self.at_once, self._tolerance = settings.rows, settings.tolerance(launch.device)
+        self.at_once = settings.rows  # the most samples that are drawn at the same time
+        # The largest mean difference between the log-probs of engine and trainer after a sync.
+        self._tolerance = settings.tolerance(launch.device)
         self._context_length, self._device = launch.context_length, launch.device
         self._end_ids = frozenset(launch.end_ids)
         self._special_ids = dict(launch.special_ids)
@@ -86,6 +88,7 @@ class InProcessEngine(Engine):
         self._probes: list[Probe] = []
         self._trust_remote_code = launch.trust_remote_code
         self._read(launch.weights)
+        # Refuses a model whose log-probs aren't those that this engine computes with its cache.
         refuse_unlike_model(self._model, self._device, self._context_length)
 
     @override
@@ -94,8 +97,9 @@ class InProcessEngine(Engine):
     ) -> list[list[Completion]]:
         """Samples all requests in the rows of one batch; see `Engine.generate`.
 
-        In each step every sample gets one token, and a row whose samples have all ended is given to the next
-        waiting samples.
+        A row holds samples of the same prompt that have drawn the same tokens so far, so that these tokens
+        are computed once. In each step every sample gets one token. A row whose samples have all ended is
+        given to the next waiting samples.
         """
         started, tokens_before = time.monotonic(), self.tokens
         batch = _RowBatch(self._model, self._device, self._prompts)
@@ -113,8 +117,9 @@ class InProcessEngine(Engine):
                 call.wait_for_later()
             call.add_known_requests()
             free = self.at_once - batch.count_samples()
-            # Only samples that are admitted together can share a row. So where not all fit, they wait until
-            # half of the batch has ended, and aren't admitted one by one.
+            # Samples of the same prompt share a row only if they are admitted together. So if not all
+            # waiting samples fit, none is admitted until half of the batch has ended: if they were admitted
+            # one by one, each would need a separate row.
             if len(call.samples) > free and 2 * free < self.at_once:
                 free = 0
             batch.admit(call.samples.take(free))

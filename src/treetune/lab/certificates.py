@@ -11,7 +11,7 @@ from typing import Any
 import treetune
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import EPISODES, TRAJECTORIES, ExperimentDirectory
-from treetune.runtime.machine import bits_rest_on, describe_different_bits
+from treetune.runtime.machine import describe_different_bits, facts_that_decide_bits
 from treetune.runtime.manifest import data_hash, read_config, read_manifest
 from treetune.store.checksums import config_hash, digest_of, read_record, refuse_damaged, write_record
 
@@ -56,7 +56,7 @@ def _hashes_of_inputs(directory: ExperimentDirectory, config: PolicyIteration) -
 
     `source` is the hash of the code that is installed now. `bits_rest_on` is not a hash: it has the
     processor, the number of ranks and the versions of packages when the run began. The last bits of the
-    results depend on them (`runtime.machine.bits_rest_on`)."""
+    results depend on them (`runtime.machine.facts_that_decide_bits`)."""
     manifest = read_manifest(directory)
     sources = sorted(Path(treetune.__file__).parent.glob("**/*.py"))
     return {
@@ -117,13 +117,15 @@ def verify(
 
     # Compare the inputs and all files with the certificate.
     inputs = _hashes_of_inputs(directory, config)
-    links, chain = _check_links(certificate, stated, inputs)
+    # A link has the hashes of an iteration's files. An iteration's chain is a hash of its link and of the
+    # previous iteration's chain, so the last chain stands for the whole run.
+    links, last_chain = _check_links(certificate, stated, inputs)
     for name in ("configuration", "data"):
         if inputs[name] != stated[name]:
             raise ValueError(
                 f"the {name} differs from that of {certificate}: {stated[name]} there, {inputs[name]} here"
             )
-    yield f"the configuration and data are the same; chain of {len(links)} iterations {chain}"
+    yield f"the configuration and data are the same; chain of {len(links)} iterations {last_chain}"
     for number, link in links.items():
         for name, digest in _hashes_of_iteration(directory, number - 1).items():
             # Certificates of earlier versions have no hashes of `adapter` and `reward_model`. A digest is
@@ -145,15 +147,17 @@ def verify(
         )
     iteration = iteration or random.SystemRandom().choice(trainable)
     # The folder may have another name or place than the configuration says.
-    here = replace(config, directory=str(run.parent), experiment_name=run.name)
-    trained_again = replay(run, iteration, here, plain, None, exact)["own"]
+    config_here = replace(config, directory=str(run.parent), experiment_name=run.name)
+    # A replay may also train the iteration with another credit or objective (`other`). Here it trains the
+    # iteration only as the run did, and "own" is the result of that.
+    trained_again = replay(run, iteration, own=config_here, plain=plain, other=None, exact=exact)["own"]
 
     # Judge the difference of the weights.
     # Everything besides configuration, data and code on which the last bits of results depend: the processor,
     # the GPUs, the number of ranks and of threads, and the versions of packages. Such a difference explains
     # small differences of the weights.
     stated_environment = stated["bits_rest_on"]
-    environment = bits_rest_on(int(stated_environment.get("ranks", 1)), config.engines.policy)
+    environment = facts_that_decide_bits(int(stated_environment.get("ranks", 1)), config.engines.policy)
     differences = describe_different_bits(stated_environment, environment)
     if inputs["source"] != stated["source"]:
         differences.append("the code was another")
@@ -162,7 +166,8 @@ def verify(
     if trained_again["same_as_run"]:
         yield f"iteration {iteration}, trained again: bit-identical"
         return
-    deviation = trained_again["parted"]  # where the resulting weights differ from the stored ones
+    # "parted" describes the first tensor of the resulting weights that differs from the stored one.
+    deviation = trained_again["parted"]
     result = (
         f"iteration {iteration}, trained again: the first tensor that differs is {deviation['tensor']}"
         f" ({deviation['numbers']} of {deviation['of']} numbers, by {deviation['largest']:.2g} at most); the"

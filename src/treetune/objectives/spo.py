@@ -109,9 +109,9 @@ def rank_target(logits_CV: Tensor, labels_C: Tensor, total_C: Tensor, max_rank: 
     return log_target_CK, logp_CK, is_changed_CK
 
 
-def rank_kl(log_target_CK: Tensor, logp_CK: Tensor, counts_CK: Tensor) -> Tensor:
+def rank_kl(log_target_CK: Tensor, logp_CK: Tensor, is_changed_CK: Tensor) -> Tensor:
     """Returns ``KL(T ‖ p) = Σ (T log(T/p) - T + p)`` of the target T and the policy p, summed over the tokens
-    whose probability changes (`counts_CK`). `rank_target` returns the arguments.
+    whose probability changes (`is_changed_CK`). `rank_target` returns the arguments.
 
     Over these tokens, ``-T + p`` sums to 0, since T only permutes their probabilities. If T is detached,
     ``-T + p`` has a gradient nevertheless. It stands for the gradient of the unchanged tokens, which are not
@@ -119,14 +119,20 @@ def rank_kl(log_target_CK: Tensor, logp_CK: Tensor, counts_CK: Tensor) -> Tensor
     """
     target_CK, p_CK = log_target_CK.exp(), logp_CK.exp()
     divergence_CK = target_CK * (log_target_CK - logp_CK) - target_CK + p_CK
-    return divergence_CK.where(counts_CK, 0.0).sum(-1)
+    return divergence_CK.where(is_changed_CK, 0.0).sum(-1)
 
 
-def rank_jsd(log_target_CK: Tensor, logp_CK: Tensor, counts_CK: Tensor) -> Tensor:
+def rank_jsd(log_target_CK: Tensor, logp_CK: Tensor, is_changed_CK: Tensor) -> Tensor:
     """Returns the Jensen–Shannon divergence ``½ Σ T log(T/M) + ½ Σ p log(p/M)`` with M = (T+p)/2, summed over
-    the tokens whose probability changes. It is at most log 2."""
+    the tokens whose probability changes (`is_changed_CK`). It is at most log 2.
+
+    `rank_target` returns the arguments.
+    """
+    # The log-probs of M.
     middle_CK = log_target_CK.logaddexp(logp_CK) - math.log(2)
-    return 0.5 * (rank_kl(log_target_CK, middle_CK, counts_CK) + rank_kl(logp_CK, middle_CK, counts_CK))
+    kl_of_target_C = rank_kl(log_target_CK, middle_CK, is_changed_CK)
+    kl_of_policy_C = rank_kl(logp_CK, middle_CK, is_changed_CK)
+    return 0.5 * (kl_of_target_C + kl_of_policy_C)
 
 
 @Objective.register("spo")
@@ -243,11 +249,11 @@ class CorrectPaths(DistributionObjective):
         Args:
             total_C: The log-sum-exp of each position's logits.
         """
-        log_target_CK, logp_CK, counts_CK = rank_target(logits_CV, labels_C, total_C, self.max_rank)
+        log_target_CK, logp_CK, is_changed_CK = rank_target(logits_CV, labels_C, total_C, self.max_rank)
         if self.detach_target:
             log_target_CK = log_target_CK.detach()
         divergence = rank_kl if self.divergence == "kl" else rank_jsd
-        return divergence(log_target_CK, logp_CK, counts_CK)
+        return divergence(log_target_CK, logp_CK, is_changed_CK)
 
     @override
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

@@ -234,7 +234,7 @@ def versions() -> dict[str, str]:
     return installed
 
 
-def bits_rest_on(ranks: int, engine: EngineSettings) -> dict[str, Any]:
+def facts_that_decide_bits(ranks: int, engine: EngineSettings) -> dict[str, Any]:
     """Returns the facts that decide the last bits of a result, in addition to code, configuration and data.
 
     If one of them differs, sums may be rounded differently, and then another token may be sampled.
@@ -260,10 +260,11 @@ def bits_rest_on(ranks: int, engine: EngineSettings) -> dict[str, Any]:
 
 
 def describe_different_bits(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns a message for each difference between the facts (`bits_rest_on`) of two starts of a run.
+    """Returns a message for each difference between the facts of two starts of a run.
 
-    These facts, such as the processor and the versions of packages, decide the last bits of a result. A fact
-    that only one of them has is left out. Example: ``["ranks was 1, is 2"]``.
+    The facts are those that decide the last bits of a result, such as the processor and the versions of
+    packages (`facts_that_decide_bits`). A fact that only one of the starts has is left out. Example:
+    ``["ranks was 1, is 2"]``.
     """
     differences = []
     for key in before.keys() & now.keys():

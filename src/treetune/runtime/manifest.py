@@ -35,7 +35,7 @@ from treetune.credit.reward_models import reward_model_of
 from treetune.exceptions import Damaged
 from treetune.runtime.base import PolicyIteration, Runtime, unsafe_remarks, without_sandbox
 from treetune.runtime.directory import CONFIG, ExperimentDirectory
-from treetune.runtime.machine import bits_rest_on, describe_different_bits
+from treetune.runtime.machine import describe_different_bits, facts_that_decide_bits
 from treetune.store.checksums import config_hash, read_record, write_record
 from treetune.store.files import write_json
 from treetune.tasks.base import Task
@@ -65,7 +65,7 @@ def begin_or_resume(
     Raises:
         ValueError: The folder holds the results of a configuration that computes something else.
     """
-    bits_now = bits_rest_on(ranks, config.engines.policy)
+    bits_now = facts_that_decide_bits(ranks, config.engines.policy)
     inputs = inputs_of(config)
     if not (directory.config_file).is_file() or not directory.has_work():
         write_record(directory.manifest_file, _first_manifest(config, plain, inputs, bits_now))
@@ -137,7 +137,8 @@ def _first_manifest(
         config: The configuration.
         plain: The same configuration before it was built, as `config.json` has it.
         inputs: The digests of the inputs, such as the start model and the rows (`inputs_of`).
-        bits: The facts that decide the last bits of a result, such as the processor (`bits_rest_on`).
+        bits: The facts that decide the last bits of a result, such as the processor
+            (`facts_that_decide_bits`).
     """
     return {
         "config": config_hash(plain),

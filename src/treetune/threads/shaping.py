@@ -189,7 +189,11 @@ class Measured(ReferenceLength):
 
     @override
     def check_at_start(self, problems: Sequence[Problem]) -> None:
-        """Raises ValueError if the file has a correct answer to none of the problems."""
+        """Raises ValueError if the file `answers` has a correct answer to none of the problems.
+
+        It is the file of an evaluation of the "sequential experiment", another experiment whose answers have
+        no threads. Their lengths are the reference.
+        """
         if all(length is None for length in self._lengths_of(problems)):
             measured = measured_lengths(self.answers).values()
             solved = sum(length is not None for _, length in measured)
@@ -225,7 +229,8 @@ class Measured(ReferenceLength):
 
 @lru_cache(maxsize=4)
 def measured_lengths(path: str) -> Mapping[str, tuple[str, float | None]]:
-    """Reads an evaluation's ``answers.jsonl``.
+    """Reads the ``answers.jsonl`` of an evaluation of the sequential experiment: another experiment, whose
+    answers have no threads.
 
     Returns:
         For each problem, by its id, the prompt and the mean length of the correct answers in tokens. The mean

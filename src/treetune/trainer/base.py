@@ -320,6 +320,7 @@ class Trainer(Part):
         # the steps of a single iteration.
         iterations = 1 if experiment.restart == "every_iteration" else experiment.iterations
         steps = iterations * self.epochs * math.ceil(rows / (self.minibatch_size or max(rows, 1)))
+        # For `Warmup`, `warmup_steps` are its `steps`, or 0 if its `may_outlast_training` is true.
         if self.schedule.warmup_steps > steps:
             yield Finding(
                 f"the warm-up takes {self.schedule.warmup_steps} steps, and training has {steps}",

@@ -132,7 +132,8 @@ class _GroupComparison:
         self._sizes = list(sizes)  # the number of positions of each group
         self._groups_done = 0
         self._waiting_CV: Tensor | None = None
-        """The probabilities of the group that the last chunk has divided."""
+        """The probabilities at the first positions of a group whose other positions come with the next chunk.
+        It has no positions if the last chunk ended with a group, and is None before the first chunk."""
         self._divergences: list[Tensor] = []
 
     def __call__(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor, ...]:
@@ -151,7 +152,7 @@ class _GroupComparison:
             sizes.append(size)
             positions += size
         self._groups_done += len(sizes)
-        # `clone` makes a copy, so that the rest of the chunk is freed.
+        # The positions of the group that isn't complete. `clone` makes a copy, so that the chunk is freed.
         self._waiting_CV = chances_CV[positions:].clone()
         if sizes:
             self._divergences.append(_divergences_from_means(chances_CV[:positions], sizes))

@@ -360,6 +360,8 @@ async def _ask_address(
         await run_workers(lambda: address.work(client), settings.concurrency)
     if address.failure is not None:
         raise address.failure
+    # As long as the address had answered nothing, it might have refused every request, whatever the question.
+    # It was not given up, so these refusals are about their questions.
     for question, refusal in address.early_refusals:
         keep(question, refusal)
     if address.unanswered:

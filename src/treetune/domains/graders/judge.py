@@ -447,7 +447,8 @@ class _Question(Asker):
         judge.availability.note_answer()
         if judge.run_model is not None:
             judge.run_model.report_success()
-        judge.count(asked=1, seconds=(time.monotonic() - start, 1))  # a sum, and a mean over replies
+        # `asked` is a sum. `seconds` is a mean over replies, to which this reply adds its value and a 1.
+        judge.count(asked=1, seconds=(time.monotonic() - start, 1))
         if not answer.estimated:  # the endpoint has reported the numbers of tokens
             judge.count(input_tokens=answer.input_tokens, output_tokens=answer.output_tokens)
             if judge.grader.prices is not None:

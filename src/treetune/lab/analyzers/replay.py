@@ -69,8 +69,8 @@ def compare_steps(steps: Mapping[str, ReplayedStep]) -> dict[str, Any]:
 
     The steps are "own", as the run took it, and "other", as it was changed. For each step, the result has the
     norms of its gradient and of its change of the weights. ``same_as_run`` says whether the resulting weights
-    equal the run's, and ``parted`` which tensor is the first that differs. ``unlike_record`` has the names of
-    training metrics that differ from the run's. For two steps, the result also has the cosines of their
+    equal the run's, and ``parted`` describes the first tensor that differs. ``unlike_record`` has the names
+    of training metrics that differ from the run's. For two steps, the result also has the cosines of their
     gradients and of their changes, and the correlation of their advantages.
     """
     own, other = steps["own"], steps.get("other")
@@ -161,7 +161,11 @@ WHETHER_SAME = {
 
 
 def describe_result(result: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the lines that the command prints."""
+    """Yields the lines that the command prints.
+
+    `result` has the numbers of the training "own", as the run did it, and perhaps those of "other", with
+    another credit or objective.
+    """
     for name in ("own", "other"):
         if name in result:
             step = result[name]

@@ -116,7 +116,7 @@ class Language:
         """Returns the log-probability of each token of some answers, without the end token.
 
         Args:
-            status_NT: the status before each token of an answer, and after the last.
+            status_NT: the status before each token of an answer, and after the last: T + 1 columns.
         """
         positions_T = np.arange(self.length)
         before_NT, after_NT = status_NT[:, :-1], status_NT[:, 1:]
@@ -196,7 +196,7 @@ class Language:
         if position >= self.length or token_id == END_TOKEN:
             return float(position >= self.length and token_id == END_TOKEN)
         before = self.statuses(begun)[-1]
-        # A token id is 1 + status after the token · most wordings + wording.
+        # A token id is 1 + (status after the token) · W + wording, where W is the largest number of wordings.
         after, wording = divmod(token_id - 1, self.most_wordings)
         wordings = self.wordings_TS[position, before]
         is_option_O = self.after_TSO[position, before] == after
@@ -271,16 +271,17 @@ class Language:
         """
         n_groups = len(groups)
         group_N: NDArray[np.intp] = np.repeat(np.arange(n_groups), groups)
-        status_NT = np.stack([self.statuses(answer.response_ids) for answer in answers])
+        # The statuses before each token and after the last one, [answers, length + 1].
+        statuses = np.stack([self.statuses(answer.response_ids) for answer in answers])
         ids_NT = np.stack([answer.response_ids[: self.length] for answer in answers])
-        # A token id is 1 + status after the token · most wordings + wording.
+        # A token id is 1 + (status after the token) · W + wording, where W is the largest number of wordings.
         wording_NT = (ids_NT - 1) % self.most_wordings
         weights_NT = np.stack([(episode.advantages * episode.trained)[: self.length] for episode in episodes])
         weights_NT = weights_NT / np.array(groups)[group_N][:, None]
         columns = []
         n_statuses, n_options = self.after_TSO.shape[1:]
         for position in range(self.length):
-            before, after = status_NT[:, position], status_NT[:, position + 1]
+            before, after = statuses[:, position], statuses[:, position + 1]
             weight_N1 = weights_NT[:, position, None]
             chances_NO = self.chances_TSO[position][before]
             # The gradient of log softmax by the logits: 1 for the option that was taken, minus the

@@ -281,7 +281,7 @@ def score_group_credit(table: TurnTable, credit: Credit, size: int) -> TurnScore
     """Returns the score of a credit that needs nothing but the answers to a problem.
 
     Args:
-        table: The language.
+        table: The language: the turns that a policy can take, with their probabilities and rewards.
         credit: The credit.
         size: The number of answers in a group.
     """
@@ -356,7 +356,7 @@ def score_replays(table: TurnTable, size: int, alternatives: int, lam: float) ->
     continued once.
 
     Args:
-        table: The language.
+        table: The language: the turns that a policy can take, with their probabilities and rewards.
         size: The number of answers in a group.
         alternatives: The number of continuations of a state, n.
         lam: 0 for VinePPO, A = r + V̂(s') − V̂(s); 1 for C3's replay (2603.06859), A = the answer's own return
@@ -370,9 +370,10 @@ def score_replays(table: TurnTable, size: int, alternatives: int, lam: float) ->
         answers_of_group = [answers[index] for index in group.indices]
         gradient_P, vector_by_state = _mean_gradient_of_replays(table, answers_of_group, lam)
         noise, turns_of_continuations = 0.0, 0.0
-        for before, vector_P in vector_by_state.items():  # the gradient contains `vector_P` times V̂(s)
-            state = before[-1].reply.state if before else table.start
-            turns_left = table.max_turns - len(before)
+        # A state s is identified by the turns before it. `vector_P` is the factor of V̂(s) in the gradient.
+        for turns_before, vector_P in vector_by_state.items():
+            state = turns_before[-1].reply.state if turns_before else table.start
+            turns_left = table.max_turns - len(turns_before)
             # Continuations of different states are independent, so their variances add up.
             noise += float(vector_P @ vector_P) * _variance(table.returns(state, turns_left)) / alternatives
             turns_of_continuations += alternatives * table.expected_turns(state, turns_left)
@@ -585,7 +586,7 @@ def score_trees(
     """Returns the score of the credit `tree` for trees with `roots` independent roots.
 
     Args:
-        table: The language.
+        table: The language: the turns that a policy can take, with their probabilities and rewards.
         outcomes: Every tree that may grow from one root, with its probability.
         roots: The number of independent starts at the prompt in each tree.
         credit: The credit. Its weight is `reach` or `once`. (With `each`, several answers would train the

@@ -176,7 +176,7 @@ class Passes:
     tokens: int
     """The number of tokens of the micro-batch."""
     trained: int
-    """The number of trained tokens."""
+    """The number of trained tokens among `tokens`."""
     device: str
     checkpointing: bool
     masked: bool = False
@@ -201,15 +201,20 @@ class Passes:
         return 4 + self.itemsize
 
     @property
+    def _kept_after_blocks(self) -> int:
+        """The bytes that are kept of what comes after the blocks: the last norm, and the hidden states of the
+        trained tokens, which go into the head."""
+        norm = self.tokens * self._bytes_of_norm * self.shape.hidden
+        return norm + self.trained * self.itemsize * self.shape.hidden
+
+    @property
     def kept(self) -> int:
         """The bytes that a forward pass keeps for the backward pass."""
         shape, size = self.shape, self.itemsize
         blocks = shape.layers * (size * shape.hidden * self.tokens if self.checkpointing else self.layer)
-        # The last norm, and the hidden states of the trained tokens, which go into the head.
-        last = self.tokens * self._bytes_of_norm * shape.hidden + self.trained * size * shape.hidden
         rotary = self.tokens * 2 * size * shape.head_dim  # cosines and sines
         mask = self.tokens**2 if self.masked else 0  # a bool for each pair of tokens
-        return blocks + last + rotary + mask
+        return blocks + self._kept_after_blocks + rotary + mask
 
     @property
     def backward_of_a_layer(self) -> int:
@@ -217,12 +222,11 @@ class Passes:
 
         The last block counts: the backward pass begins there, while the tensors of all other blocks are still
         kept. The block needs memory for its gradients. With checkpointing, it also computes its activations
-        again. `kept` counts the last norm and the hidden states that go into the head. Both are freed before
-        the backward pass reaches the MLP of the last block, so they are subtracted.
+        again. `kept` counts the last norm and the hidden states that go into the head (`_kept_after_blocks`).
+        Both are freed before the backward pass reaches the MLP of the last block, so they are subtracted.
         """
         shape, size = self.shape, self.itemsize
-        of_last = self.tokens * self._bytes_of_norm * shape.hidden + self.trained * size * shape.hidden
-        mlp = self.tokens * (size * shape.hidden + 2 * size * shape.intermediate) - of_last
+        gradients_of_mlp = self.tokens * (size * shape.hidden + 2 * size * shape.intermediate)
         computed_again = 0
         if self.checkpointing:
             # In float32, the first norm's input is the block's own input, which `kept` counts already.
@@ -231,7 +235,8 @@ class Passes:
         # The backward pass of a norm computes in float32. It needs three tensors in float32, and one in
         # `itemsize`.
         of_norm = self.tokens * (4 * 3 + size) * shape.hidden if size < 4 else 0
-        return max(computed_again + mlp, of_norm)
+        # The backward passes of norm and MLP run one after the other, so the larger of both counts.
+        return max(computed_again + gradients_of_mlp - self._kept_after_blocks, of_norm)
 
     def head(
         self,

@@ -99,6 +99,7 @@ def show(view: PageRequest) -> Response:
         question=question,
         of=of,
         result=result,
+        # What the page calls its rows; without any file yet, answers.
         contents=sorted({source.content for source in chosen} or {"answers"}),
         rows=with_all_columns(result.rows, columns),
         pages=max(1, math.ceil(result.total / question.size)),
@@ -108,7 +109,7 @@ def show(view: PageRequest) -> Response:
         labels_of=labels_of,
         labels=labels_in_use([notes]),
         any_note=ANY_NOTE,
-        groups=files_of(answers),
+        files_by_kind=files_of(answers),
         title_of=lambda row: sources[row["source"]].title if row["source"] in sources else row["source"],
         outcomes=OUTCOMES,
         sizes=SIZES,
@@ -163,12 +164,12 @@ def render_histograms(view: PageRequest, histograms: Sequence[Histogram], of: st
 
 def files_of(answers: AnswerStore) -> dict[str, list[AnswerFile]]:
     """Returns the files of answers by kind, "iterations" and "evaluations", the newest first."""
-    groups: dict[str, list[AnswerFile]] = {}
+    files_by_kind: dict[str, list[AnswerFile]] = {}
     for kind in SEVERAL[1:]:  # without "everything", which is not a kind of file
         sources = [source for source in reversed(answers.sources()) if f"{source.kind}s" == kind]
         if sources:
-            groups[kind] = sources
-    return groups
+            files_by_kind[kind] = sources
+    return files_by_kind
 
 
 def question_of_address(view: PageRequest, answers: AnswerStore) -> tuple[RowQuery, str]:
@@ -295,7 +296,7 @@ def show_problems(view: PageRequest) -> Response:
     return view.render(
         "problems.html",
         of=of,
-        groups=files_of(answers),
+        files_by_kind=files_of(answers),
         listed=listed,
         total=len(rows),
         silent=sum(not row["signal"] for row in rows),
@@ -326,7 +327,9 @@ class _Selection:
     def of_question(question: RowQuery, answers: AnswerStore) -> _Selection:
         """Returns the answers that a question's filters select, on all of its pages."""
         columns = answers.columns(question.sources)
-        where, values = condition_sql(question.filters, answers.columns(), columns)
+        # A filter may name a column that only other files have. It then selects no answer, and is no error.
+        where, values = condition_sql(question.filters, all_types=answers.columns(), chosen_types=columns)
+        # `among` has the answers whose notes have the label of `?label=`; None without such a filter.
         where = f"{where} AND {among_sql(question.among)}"
         return _Selection(question.sources, columns, where, list(values))
 

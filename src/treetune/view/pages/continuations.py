@@ -90,6 +90,7 @@ def continuations_of(
     from treetune.store.journal import row_of
 
     keys = [f'"{key}"'.encode() for key in _keys_in_journal(config, answer, start)]
+    # `number` counts iterations from 1, and the folders of journals count from 0.
     folder = run.directory.journals(answer.source.number - 1)
     # `follows` refuses symbolic links that lead out of the experiment's or the viewer's folders.
     journals = [path for path in sorted(folder.glob("*.jsonl")) if run.follows(folder) and run.follows(path)]
@@ -131,7 +132,8 @@ def _keys_in_journal(config: Mapping[str, Any], answer: StoredAnswer, start: int
         rollout = build(Rollout, config.get("rollout"), key=("rollout",))
     except ConfigError as error:
         raise ValueError(f"the configuration's components can't be built here ({error})") from error
-    trajectory, iteration = answer.trajectory, answer.source.number - 1
+    trajectory = answer.trajectory
+    iteration = answer.source.number - 1  # counted from 0, as the credit counts iterations
     if trajectory is None or not isinstance(credit, MonteCarlo) or not isinstance(rollout, SingleTurn):
         raise ValueError(
             "continuations are only available for the credit 'monte_carlo' with the rollout 'single_turn'"

@@ -386,7 +386,7 @@ class Peer:
 
     def encode(self, value: Any) -> Any:
         """Returns a value in JSON's types, and a table of some instances in the value. `decode` has an
-        example.
+        example. `guarded` is True in the process of the tests, which doesn't trust that of the answer.
 
         The table has the instances of classes that both processes have (`by_value`). It exists because such
         instances, e.g. of a linked list, may be nested deeper than a parser of JSON can read.
@@ -411,8 +411,11 @@ class Peer:
                 return {"error": [self._describe_class(kind), args, attributes]}
             if isinstance(value, type) and issubclass(value, BaseException):
                 return {"class": self._describe_class(value)}
+            # Plain lists, dictionaries and sets are copied. The other process may have a reference to this
+            # one, as `answer` gives for instances of the answer's subclasses of list, dict and set, which
+            # have methods and a state. Then it gets the same reference again.
             if isinstance(value, (list, dict, set)) and self.keeps(value):
-                return {"remote": self.keep(value)}  # `answer` has kept it, because it is more than data
+                return {"remote": self.keep(value)}
             if self.by_value.get(kind.__name__) is kind:
                 if id(value) not in rows:
                     rows[id(value)] = len(instances)
@@ -437,8 +440,8 @@ class Peer:
                 if isinstance(value, simple):
                     convert = getattr(simple, f"__{simple.__name__}__")
                     return convert(value)
-            # The tests (`guarded`) may name anything of the standard library, since the answer can import it
-            # anyway. An answer may name only types of data: see `_decode`.
+            # The process of the tests (`guarded`) may name anything of the standard library, since the answer
+            # can import it anyway. The process of the answer may name only types of data: see `_decode`.
             path = _path_in_library(value)
             if path is not None and (self.guarded or path in _TYPES_OF_DATA):
                 return {"library": path}
