@@ -73,8 +73,9 @@ def step_advantages(
 ) -> list[float]:
     """Returns A_i = r_i + V_{i+1} − V_i for every step, or r_i + V_{i+1} − b_i with `baselines`.
 
-    The reward belongs to the last step and the terminal state is worth 0, so the advantages of an answer sum
-    to reward − V(prompt) (Kazemnejad et al., arXiv:2410.01679, section 4, with γ = 1).
+    The reward belongs to the last step, and the terminal state is worth 0 (Kazemnejad et al.,
+    arXiv:2410.01679, section 4, with γ = 1). So the advantages of an answer sum to reward − V(prompt), if
+    every value is known, λ is 0, and there are no `baselines`.
 
     Example: ``step_advantages([0.4, 0.7, 0.6], reward=1.0)`` is about ``[0.3, -0.1, 0.4]``. Without a value
     before the second step, ``[0.4, None, 0.6]``, the first two steps are credited as one, and each of them
@@ -115,7 +116,7 @@ def lambda_returns(values_after: Sequence[float | None], lam: float) -> list[flo
         lam: λ; with 0, the values are returned as they are.
     """
     returns = list(values_after)
-    later_return = returns[-1]
+    later_return = returns[-1]  # the reward: G of the last step
     for step in range(len(returns) - 2, -1, -1):
         value = returns[step]
         if value is not None and later_return is not None and lam:
@@ -204,8 +205,8 @@ class MonteCarlo(ContinuingCredit):
         prompt = answer.states[0].state
         rewards_of_continuations = valuation.estimates[prompt].rewards
         # `rewards_below` yields the rewards of the other answers that share at least `length` response tokens
-        # with this answer. The prompt has no response tokens, so `length` is 0. All answers share at least 0
-        # tokens, so zeros in place of the true numbers are enough.
+        # with this answer. The prompt has no response tokens, so `length` is 0, and every other answer counts
+        # however many tokens it shares. So the numbers of shared tokens may all be given as 0.
         answers = len(answer.tree.leaves)
         shared_tokens = [[0] * answers for _ in range(answers)]
         rewards_of_siblings = rewards_below(answer.tree, shared_tokens, answer.leaf, length=0)
@@ -250,8 +251,8 @@ class MonteCarlo(ContinuingCredit):
         values_of_steps: list[float] = []
         for value in values:
             values_of_steps.append(values_of_steps[-1] if value is None else value)
-        # The training row may have more steps than the answer has states. With threads, for example, a text
-        # that was inserted is a step.
+        # The training row may have more steps than the answer has states. With threads, for example, an
+        # injected segment is a step.
         rows = self.states.step_rows(trajectory, advantages, values_of_steps, errors)
         cut_at_states = replace(trajectory, step_ends=rows.ends)
         episode = make_episode(context, cut_at_states, rows.advantages, rows.values, rows.errors)
@@ -388,7 +389,7 @@ class MonteCarlo(ContinuingCredit):
         )
 
     def _sampling(self, context: RolloutContext) -> SamplingParams:
-        """Returns the sampling parameters of continuations: those of the answers, but for `_overrides`."""
+        """Returns the sampling parameters of continuations: those of the answers, except for `_overrides`."""
         if context.settings.sampling is None:
             raise ValueError(
                 "monte_carlo continues what a policy sampled, and this rollout samples nothing; "

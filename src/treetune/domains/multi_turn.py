@@ -66,8 +66,8 @@ declare(
 OBSERVATION = "{observation}"
 """The place of the observation in `observation_format`."""
 IN_FLIGHT = 4
-"""The number of answers in progress for each sample that the engine draws at the same time, if `in_flight` is
-null."""
+"""If `in_flight` is null, the limit of answers in progress is this many times the number of samples that the
+engine draws at the same time."""
 PLAIN = f"\n{OBSERVATION}\n"
 """The default text between turns of a model without a chat."""
 
@@ -247,15 +247,15 @@ class MultiTurn(GrowingRollout):
             # This answer has turns already. The environment must first get into the state after these turns:
             # from a copy of that state in the last segment, or by playing the turns again. A new answer needs
             # none of this: its environment begins with the first action.
-            reached = await result_of(play.begin())
+            replayed = await result_of(play.begin())
             has_snapshot = start.segments[-1].snapshot is not None
             if has_snapshot:
                 conversation.restore(start.segments)
             else:
-                conversation.replay(start.segments, reached.turns)
+                conversation.replay(start.segments, replayed.turns)
         while (next_turn := conversation.next_turn) is not None:
-            # The conversation's limits have `max_tokens` and `stop` as the task adjusted them. A task adjusts
-            # no other setting, so all others come from the rollout's `sampling`.
+            # A task adjusts only `max_tokens` and `stop`. The conversation was begun with the adjusted values
+            # (see `_begin`), and all other settings come from the rollout's `sampling`.
             stop = conversation.limits.stop
             request = Request(
                 next_turn.context_ids,
@@ -300,7 +300,7 @@ class MultiTurn(GrowingRollout):
             seed=derive_seed(context.seed, context.iteration, start.problem.id, "environment"),
             actions=actions,
             snapshot=snapshot,
-            # The journal knows an answer by its seed.
+            # The journal identifies an answer by its seed.
             journal=None if journal is None else (journal, start.seed),
             seconds=self.answer_deadline or math.inf,
         )
@@ -311,6 +311,7 @@ class MultiTurn(GrowingRollout):
 
         The grader isn't asked if the environment failed, or if answers earn only the environment's rewards.
         Then the grade has the reward 0, and the outcome, message and numbers of the environment's last reply.
+        What the environment's turns earn is added in `_trajectory`.
         """
         last_reply = conversation.replies[-1] if conversation.replies else Turn()
         if conversation.outcome != "ok" or self._reward_of(context, start) == "environment":
@@ -321,16 +322,15 @@ class MultiTurn(GrowingRollout):
                 numbers=last_reply.numbers,
             )
         assert conversation.finish is not None, "a conversation is graded when it has ended"
-        # The reward of an answer that was cut off is `unfinished_reward`, if that is set, whatever the grade
-        # is. `decided` tells the grader so, and no judge is asked.
+        # If the answer gets `unfinished_reward` anyway, it is `decided`: no judge is asked about it.
         decided = is_decided(conversation.finish, self.unfinished_reward)
         problem = start.problem
         if context.grader.grader.of(problem).reads_turns:
             message = self.environment_for(task_of(context.task, problem)).message
             problem = replace(problem, transcript=conversation.transcript(message))
-        # `follows_prompt=False` tells the grader not to look whether the prompt opened a thought, because
-        # `action_of` has already put the opening tag before an action that began within a thought. There is
-        # at least one action, since a conversation ends only after a completion.
+        # There is at least one action, since a conversation ends only after a completion. If the action began
+        # within a thought, `action_of` has already put the opening tag before it. So `follows_prompt=False`
+        # tells the grader not to look whether the prompt opened a thought.
         grade = await result_of(
             context.grader.submit(conversation.actions[-1], problem, decided=decided, follows_prompt=False)
         )
@@ -348,6 +348,7 @@ class MultiTurn(GrowingRollout):
         rewards = conversation.rewards  # a new list: the environment's reward of each turn
         if self._reward_of(context, start) == "grader":
             rewards = [0.0] * len(rewards)
+        # If only the environment gives rewards, the grader wasn't asked: `grade.reward` is 0.
         rewards_of_grader = grade.step_rewards or (grade.reward,)
         if len(rewards_of_grader) > len(rewards):
             raise ValueError(
@@ -415,8 +416,8 @@ def check_restorable(environments: Iterable[Environment], key: str, remedy: str)
 
     Args:
         environments: All environments that answers may have.
-        key: The configuration key that the finding names. It is relative to the part of the configuration
-            that continues answers and yields the finding.
+        key: The configuration key that the finding names, relative to the part of the configuration whose
+            `check` yields the finding. That part continues answers.
         remedy: The advice to choose something else in place of that part.
     """
     for environment in environments:
@@ -453,7 +454,7 @@ class TurnStates(WholeAnswers):
 
     @override
     def looks_back(self, task: Task) -> bool:
-        return True  # a turn begins where the previous reply ends, whatever tokens follow
+        return True  # where a turn begins depends only on the tokens before it: the previous reply's end
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:

@@ -92,8 +92,8 @@ def start_engine(settings: EngineSettings, launch: EngineLaunch) -> Engine:
     Raises:
         ValueError: The settings don't fit the device or the ranks.
     """
-    # A user's engine is started by its settings. The settings of treetune's own engines must not import them,
-    # since `check` reads settings and has to stay fast.
+    # A user's engine is started by its settings. treetune's own engines are started here, since the module of
+    # their settings must not import engines: `check` reads settings, and has to stay fast.
     if isinstance(settings, InProcessSettings):
         return InProcessEngine(settings, launch)
     if isinstance(settings, VllmSettings):
@@ -220,9 +220,9 @@ class VllmEngine(Engine):
         results = _Results(self._context_length, settings.largest_part)
         # All requests are checked before anything is sent. So a request that can't be sampled costs nothing.
         first_parts, first_laters = results.split_requests(requests)
-        # By the servers' numbers: the addresses of those that take requests, and the servers that have
-        # answered since they were last lost.
+        # The addresses of the servers that take requests, by the servers' numbers.
         addresses: dict[int, Address] = {}
+        # The numbers of the servers that have answered since they were last lost.
         servers_with_answers: set[int] = set()
         self._recent = [(time.monotonic(), 0)]  # the rate of tokens (`tokens_per_second`) begins here
         # A server that is away may come back within `start_timeout` from now on. `_targets` are the servers,
@@ -268,8 +268,8 @@ class VllmEngine(Engine):
         return results.completions
 
     def _lose_gone_servers(self, scheduler: RequestScheduler, addresses: dict[int, Address]) -> None:
-        """Lets the scheduler give up those of its open servers, to which it sends requests, that are gone:
-        their requests would never be answered."""
+        """Lets the scheduler give up the open servers that are gone, since their requests would never be
+        answered. A server is open if the scheduler sends it requests."""
         for number in scheduler.opened:
             if reason := self._sampled[number].server.reason_gone(addresses[number]):
                 scheduler.lose(number, reason)
@@ -362,6 +362,7 @@ class VllmEngine(Engine):
                 f"the weights in {directory} could not be loaded into the engine. The last attempt was with a"
                 f" new server (or a second one with a server that the run did not start): {last_problems}"
             )
+        # `attempt` is the one that has succeeded.
         self._new_servers_in_a_row = self._new_servers_in_a_row + 1 if attempt == "new server" else 0
         if self._new_servers_in_a_row == NEW_SERVERS_IN_A_ROW:
             raise EngineError(
@@ -651,8 +652,8 @@ class Replica:
         Args:
             level: vLLM's level: 1 keeps the weights in the host's memory, 2 drops them.
         """
-        # Each start of a server has its own epoch. If the server is restarted meanwhile, it is awake again,
-        # and has another epoch than the one that was put to sleep.
+        # Repeat until the running server is the one that was put to sleep. Each start of a server has its own
+        # epoch. If the server is restarted meanwhile, it is awake again, and has another epoch.
         while (address := self.server.wait_until_ready()).epoch != self._asleep_epoch:
             try:
                 self._client.post(address, f"/sleep?level={level}", timeout=self._timeout)
@@ -674,7 +675,7 @@ class Replica:
             # until the new ones have come (`delivery`), and without the cache its peak of memory is lower.
             self._wake("weights")
             self._wake("kv_cache")
-            return self.server.current_address()
+            return self.server.current_address()  # asked again, since waking the server may have failed
 
     def _wake(self, tag: str) -> None:
         """Wakes a part of a sleeping server: ``weights`` first, and ``kv_cache`` last."""

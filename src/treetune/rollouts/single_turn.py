@@ -67,8 +67,8 @@ def sample_each_in_one_turn(
 ) -> tuple[list[Tree], Metrics]:
     """Returns the trees of this rank's share of the problems, and the metrics of all ranks. Each answer is
     sampled by one request, without turns. Collective."""
-    # Every rank encodes the prompts of all ranks. So a prompt that is too long stops all ranks, and no rank
-    # waits for one that has stopped.
+    # Every rank encodes the prompts of all ranks here, only to check them. So a prompt that is too long stops
+    # all ranks, and no rank waits for one that has stopped.
     rollout.encode_prompts(context, problems)
     trees = sample_answers(
         context,
@@ -146,18 +146,19 @@ async def _sample_tree(
     unfinished_reward: float | None,
     announcer: Announcer,
 ) -> Tree:
-    """Returns the tree of a problem's graded answers: the samples of the request."""
-    parts = {0: request}
-    """The requests to send, by the number of their first sample."""
+    """Samples and grades the answers that a problem's request asks for, and returns their tree."""
+    # The requests that are sent, by the number of their first sample: the given request, or one for each of
+    # its samples.
+    requests = {0: request}
     if context.answer_observer is not None:
         # An observer must get each answer as soon as it is sampled, but a request is answered when all of its
         # samples are there. So each sample becomes a separate request. The engine gives sample i of a request
         # the seed ``seed + i``. The separate requests get these seeds, so the answers are the same.
-        parts = {sample: replace(request, seed=request.seed + sample, n=1) for sample in range(request.n)}
+        requests = {sample: replace(request, seed=request.seed + sample, n=1) for sample in range(request.n)}
 
-    async def sample_and_grade(first_sample: int, part: Request) -> list[Trajectory]:
+    async def sample_and_grade(first_sample: int, sent_request: Request) -> list[Trajectory]:
         assert context.engine is not None, "a rollout that samples needs an engine"
-        completions = await context.engine.sample(part)
+        completions = await context.engine.sample(sent_request)
         graded_answers = (
             _grade_answer(context, problem, request, sample, completion, unfinished_reward, announcer)
             for sample, completion in enumerate(completions, first_sample)
@@ -165,8 +166,9 @@ async def _sample_tree(
         return await asyncio.gather(*graded_answers)
 
     answers_by_request = await asyncio.gather(
-        *(sample_and_grade(first_sample, part) for first_sample, part in parts.items())
+        *(sample_and_grade(first_sample, sent_request) for first_sample, sent_request in requests.items())
     )
+    # `gather` keeps the order of the samples, whatever the order in which they are graded.
     tree = Tree(problem, request.prompt_ids)
     for answers in answers_by_request:
         for answer in answers:
@@ -186,7 +188,7 @@ async def _grade_answer(
     """Returns the completion as a graded answer."""
     text = context.codec.decode(completion.token_ids)
     stop = request.sampling.stop
-    # The reward of an answer that was cut off is `unfinished_reward`, so no judge need be asked about it.
+    # If the answer gets `unfinished_reward` anyway, it is `decided`: no judge is asked about it.
     decided = is_decided(completion.finish_reason, unfinished_reward)
     grade = await result_of(context.grader.submit(before_stop(text, stop), problem, decided=decided))
     answer = Trajectory(
@@ -206,9 +208,9 @@ async def _grade_answer(
 def for_fixed_problems(rollout: Rollout) -> Rollout:
     """Returns the rollout that makes `samples` answers to each of fixed problems, as in evaluation.
 
-    It is the rollout's `rollout_for_fixed_problems`. If that is None, it is plain sampling with the rollout's
-    settings, or the rollout itself if it doesn't sample. Example: for ``until_mixed``, which draws further
-    problems, it is the `single_turn` inside the ``until_mixed``.
+    Returns the rollout's `rollout_for_fixed_problems` if it has one. If it has none, returns the rollout
+    itself if it doesn't sample, and else a `single_turn` with its settings. Example: ``until_mixed`` draws
+    further problems, so it gives what the `single_turn` inside it gives.
     """
     if rollout.rollout_for_fixed_problems is not None:
         return rollout.rollout_for_fixed_problems
@@ -229,7 +231,7 @@ def for_fixed_problems(rollout: Rollout) -> Rollout:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutAround(Rollout):
-    """The base of rollouts around another one, which makes the answers."""
+    """The base of rollouts that contain another rollout, which makes the answers."""
 
     rollout: Rollout
     """The rollout that makes the answers."""

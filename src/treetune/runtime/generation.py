@@ -200,7 +200,8 @@ def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) ->
             context = replace(context, carry_over=_carry_over(session, iteration))
         rollout_context = context
         # A credit may begin to sample continuations of an answer while other answers are still sampled.
-        # `attach` adds an observer of the answers, by which `early` gets each answer as soon as it is graded.
+        # `attach` returns a context with an observer of the answers, by which `early` gets each answer as
+        # soon as it is graded. Only the rollout needs this context.
         if samples_answers and isinstance(config.credit, ContinuingCredit):
             early = config.credit.early_continuations(context)
             if early is not None:
@@ -318,9 +319,9 @@ def assign_credit(
     Raises:
         NothingGraded: No problem has enough answers that could be graded.
     """
-    metrics: Metrics = {}
+    metrics_of_ungraded: Metrics = {}
     if config.rollout.needs_engine:  # demonstrations are trained on whatever their grade
-        trees, metrics = unavailable.drop_ungraded(context, trees, config.credit)
+        trees, metrics_of_ungraded = unavailable.drop_ungraded(context, trees, config.credit)
     trees, shaping_metrics = apply_shaping(context, config.shaping, trees)
     episodes, credit_metrics = config.credit.assign(context, trees)
     for episode in episodes:
@@ -339,10 +340,10 @@ def assign_credit(
         episodes, prompt_metrics = with_teacher_prompts(context, teacher, trees, episodes)
         credit_metrics = credit_metrics | prompt_metrics
     n_episodes = sum(ranks.exchange("number of episodes", len(episodes)))
-    # `metrics` is empty if every answer could be graded. "credit/unvalued" counts answers that credit has
-    # left out because their prompt has no value, as without a graded continuation. If nothing of this kind
-    # happened, `train` reports that there are no episodes.
-    has_ungraded = bool(metrics) or "credit/unvalued" in credit_metrics
+    # `metrics_of_ungraded` is empty if every answer could be graded. "credit/unvalued" counts answers that
+    # credit has left out because their prompt has no value, for example since none of its continuations could
+    # be graded. If there are no episodes for another reason, `train` reports it.
+    has_ungraded = bool(metrics_of_ungraded) or "credit/unvalued" in credit_metrics
     if n_episodes == 0 and has_ungraded:
         raise unavailable.NothingGraded(
             f"iteration {context.iteration + 1}: so few answers and continuations could be graded that no"
@@ -357,7 +358,7 @@ def assign_credit(
         selected, selection_metrics = config.selection.select(context, all_episodes)
         selection_metrics = domain_metrics | selection_metrics
     selection_metrics = ranks.from_first("selection", selection_metrics)
-    return selected, metrics | shaping_metrics | credit_metrics | selection_metrics
+    return selected, metrics_of_ungraded | shaping_metrics | credit_metrics | selection_metrics
 
 
 @contextmanager
@@ -398,7 +399,8 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metr
     """Moves the cost of early continuations from the phase of generation to that of credit. Collective.
 
     Early continuations are those that credit began while answers were still sampled. Two things are moved:
-    the tokens of these continuations, and the seconds after the last answer of all ranks.
+    the tokens of these continuations, and the seconds in which only they were sampled, after every rank had
+    its last answer.
 
     Returns:
         ``credit/value_overlap_seconds``: the seconds in which a rank sampled both continuations and answers,
@@ -484,8 +486,8 @@ HOW_PROBLEMS_WENT = "which has the policy's results on earlier problems"
 def _read_earlier(session: Session, iteration: int, name: str, purpose: str) -> dict[str, Any]:
     """Returns a record of an earlier iteration. Collective.
 
-    It is always read from disk, never kept in memory, so that a restarted run knows the same as an
-    undisturbed one.
+    It is always read from disk, never kept in memory, so that a restarted run uses the same record as an
+    uninterrupted one.
 
     Raises:
         ValueError: The record is gone; the message says its `purpose`.
@@ -579,8 +581,8 @@ def episodes_of_first(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> l
     """Returns the episodes of the first rank, on every rank. Collective."""
     if ranks.world_size == 1:
         return list(episodes)
-    part = episodes_to_bytes(episodes) if ranks.is_first else b""
-    return episodes_from_bytes(ranks.from_first(name, part))
+    serialised = episodes_to_bytes(episodes) if ranks.is_first else b""
+    return episodes_from_bytes(ranks.from_first(name, serialised))
 
 
 def episodes_on_all(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> list[Episode]:

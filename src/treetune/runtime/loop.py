@@ -20,10 +20,10 @@ An iteration, and what is on disk after each phase. R is a rank, and i counts fr
                  checkpoints/i+1/                        where one is due
                  metrics.jsonl                           one line more: iterations/i/metrics.json
 
-A kill may fall anywhere, since each file appears whole or not at all. The next start takes the newest
-checkpoint, reads finished phases of later iterations from disk, and continues an unfinished phase with the
-requests that are not in its journal. Only training is repeated, on the same episodes and with bit-identical
-results.
+The run may be killed at any time, since each file appears whole or not at all. The next start takes the
+newest checkpoint, reads finished phases of later iterations from disk, and continues an unfinished phase with
+the requests that are not in its journal. Only training is repeated, on the same episodes and with
+bit-identical results.
 """
 
 from __future__ import annotations
@@ -161,8 +161,9 @@ class Lookahead:
                 " was to end there, or its episodes were deleted): it is sampled from the weights that"
                 " it begins with"
             )
-        # Episodes on disk were made while the previous iteration was trained. So their seconds go to a clock
-        # that counts for no iteration.
+        # Episodes on disk were made while the previous iteration was trained, or in this iteration by an
+        # earlier process. In both cases their seconds go to a clock that counts for no iteration. The first
+        # iteration has no previous one, so its seconds count.
         was_made_meanwhile = is_on_disk and iteration > 0
         generation_clock = self._clock_of_thread(iteration) if was_made_meanwhile else clock
         episodes, metrics = generate(self._resources, iteration, generation_clock)

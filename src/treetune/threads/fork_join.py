@@ -1,4 +1,4 @@
-"""Writes an answer that forks into threads and joins them again, whatever samples its parts.
+"""Writes an answer that forks into threads and joins them again. The caller gives the function that samples.
 
 A line of text (the main one, or a thread) is sampled until it lists outlines. Then one thread for each
 outline is sampled: its context is everything before the fork and its own header, but none of its siblings.
@@ -195,8 +195,9 @@ class ForkJoin:
     """Writes an answer of at most `budget` tokens after `prompt_ids`, whose samples come from `sample`.
 
     After `write`, `segments` are the whole answer in its joined order. An end of text inside a thread, a
-    malformed block or a limit ends the answer early, but only after the threads that have begun have ended.
-    Open threads are closed by injected tags. A malformed block opens no thread, and stays as it was sampled.
+    malformed block or a limit ends the answer early. Every thread that has been opened still completes its
+    sample. After that, no line forks and none continues after a block, and open threads are closed by
+    injected tags. A malformed block opens no thread, and stays as it was sampled.
 
     Args:
         glue: The tokens that are injected.
@@ -247,7 +248,8 @@ class ForkJoin:
             # Sample the line until it ends or lists outlines.
             max_tokens = self._tokens_for_sample(line)
             if max_tokens < 1:
-                # This happens only after a join: a fork leaves each thread at least one token.
+                # This happens only after a block, also a malformed one: a fork leaves each thread at least
+                # one token for its first sample.
                 self._cut(line)
                 return
             completion = await self._sample(self._next_request(line, max_tokens))
@@ -259,6 +261,7 @@ class ForkJoin:
             may_fork = len(line.branch) < self._limits.max_depth
             lists_outlines = last_token == tags.end_outlines
             if not (may_fork and lists_outlines):
+                # The line ends here: with the end of the text, or with the closing tag of a thread.
                 if not line.is_thread:
                     self._end("stop")
                 elif last_token != tags.end_thread:  # the text ends inside the thread
@@ -304,8 +307,9 @@ class ForkJoin:
             self.events[event] += 1
 
     def _cut(self, line: Line) -> None:
-        """Ends a line (the main text or a thread) whose tokens are used up. The answer ends, too, unless the
-        line is a straggler, a thread at its limit of tokens, that is truncated or dropped."""
+        """Ends a line (the main text or a thread) whose tokens are used up. A thread whose tokens are used up
+        is a straggler: it is truncated or dropped, and the answer goes on, unless `stragglers` is ``go_on``.
+        In all other cases the answer ends, too."""
         if not line.is_thread:
             self._end("length", "budget_spent")
             return
@@ -350,8 +354,8 @@ class ForkJoin:
         # ended. Tokens are reserved for the longer of the two.
         after_threads = max(len(glue.join), len(glue.end_block))
         # `_closing_tokens` are reserved for the end of the line itself, if it is a thread.
-        around_threads = len(glue.newline) + after_threads + self._closing_tokens(line)
-        share = (line.budget - line.length() - around_threads) // len(headers)
+        reserved = len(glue.newline) + after_threads + self._closing_tokens(line)
+        share = (line.budget - line.length() - reserved) // len(headers)
         longest_header = max(len(header) for header in headers)
         tokens_to_sample = share - longest_header - len(glue.end_thread)
         if tokens_to_sample < 1:
@@ -385,7 +389,7 @@ class ForkJoin:
         """Returns how many tokens the next sample of a line (the main text or a thread) may have."""
         max_tokens = self._remaining_tokens(line)
         thread_tokens = self._limits.thread_tokens
-        # A straggler is a thread that reaches `thread_tokens`. With ``go_on`` this limit doesn't count.
+        # A thread that reaches `thread_tokens` is a straggler. With ``go_on`` this limit doesn't count.
         if line.is_thread and thread_tokens and self._limits.stragglers != "go_on":
             max_tokens = min(max_tokens, thread_tokens - self._tokens_after_header(line))
         return max_tokens

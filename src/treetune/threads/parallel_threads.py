@@ -77,8 +77,8 @@ class ParallelThreads(GrowingRollout):
     """Samples `samples` answers to each problem, each of which forks into threads where the policy writes
     outlines, and joins them again (ThreadWeaver; see `fork_join`).
 
-    The requests of all answers are in flight together. An answer's next requests have priority over answers
-    that have not begun (see `engine.programs`), so that few answers are unfinished at a time.
+    All answers are sampled in one asyncio program. An answer's next requests have priority over answers that
+    have not begun (see `engine.programs`), so that few answers are unfinished at a time.
 
     Injected text counts towards `max_tokens`, and the tokens that are left at a fork are shared equally among
     the threads. If the text ends inside a thread, the whole answer ends as soon as the other threads have
@@ -156,10 +156,11 @@ class ParallelThreads(GrowingRollout):
 
         Args:
             context: The context of the phase.
-            starts: The answers so far. Each reaches to the end of the threads of a block (a fork with its
-                threads) on the main text. In this block and in those before it, a thread without a segment in
-                the start is left out.
-            blocks: For each start, the number of the block at whose threads' end it ends, from 0.
+            starts: The answers so far. Each ends with the threads of a block (a fork with its threads) on the
+                main text. In this block and in those before it, a thread without a segment in the start is
+                left out.
+            blocks: For each start, the number of the block with which it ends, counted from 0 on the main
+                text.
         """
         # The glue has the tokens that are injected between the samples, such as the header of a thread.
         glue, announcer = Glue.of(context.codec, self.conclusion), Announcer(context, len(starts))
@@ -183,9 +184,9 @@ class ParallelThreads(GrowingRollout):
             start: The answer's problem, prompt and seed, and the segments that it begins with.
             glue: The tokens that are injected between the samples, such as the header of a thread.
             announcer: Announces the answer when it is graded.
-            complete_blocks: The number of blocks (forks with their threads) on the main text to which no
-                thread is added. In these first blocks, a thread without a segment in `start.segments` is left
-                out.
+            complete_blocks: The number of blocks (forks with their threads) on the main text, from the first
+                one on, that get no further threads: in them, a thread without a segment in `start.segments`
+                is left out.
         """
         assert context.engine is not None, "a rollout that samples needs an engine"
         engine = context.engine
@@ -202,8 +203,8 @@ class ParallelThreads(GrowingRollout):
             segment = sampled_before.get((line.branch, line.turn))
             if segment is not None:
                 # This answer continues another answer, and begins with some of its segments. `fork_join`
-                # knows nothing of that, and requests these segments like others. Here it gets the completions
-                # that they were made of, so it builds the same lines again.
+                # requests these segments like all others. It gets the completions that they were made of, and
+                # so builds the same lines again.
                 return _completion(segment, line, context.codec)
             request = Request(
                 line.context_ids,
@@ -221,7 +222,7 @@ class ParallelThreads(GrowingRollout):
         fork_join = ForkJoin(glue, self, sample, start.prompt_ids, budget, is_left_out)
         await fork_join.write()
         answer = self._trajectory(context, start, fork_join)
-        # `decided` is True if the answer was cut off and its reward therefore doesn't depend on its grade.
+        # If the answer gets `unfinished_reward` anyway, it is `decided`: no judge is asked about it.
         decided = is_decided(answer.finish_reason, self.unfinished_reward)
         grade = await result_of(context.grader.submit(answer.text, start.problem, decided=decided))
         answer = replace(
@@ -277,8 +278,9 @@ class ThreadStates(WholeAnswers):
     samples, and samples everything else again. For example, after the end of a thread it samples the threads
     after it, and the text after the join.
 
-    The advantage of a thread is the value of the state after it minus that of the state before it. Threads
-    don't see their siblings, so the advantage compares the thread with the other threads that could have been
+    The advantage of a thread is the value of the state after it minus that of the state before it. The
+    continuations of both sample the threads after it again, and those of the state before it also sample the
+    thread itself again. So the advantage compares the thread with the other threads that could have been
     sampled in its place. The state before a thread doesn't depend on the thread's text, so the gradient stays
     unbiased. A thread that was dropped is not a part of the answer, and is sampled again with the others.
     """
@@ -293,7 +295,7 @@ class ThreadStates(WholeAnswers):
 
     @override
     def looks_back(self, task: Task) -> bool:
-        return True  # a sample begins where the previous sample has ended, whatever comes after it
+        return True  # where a state lies depends only on the tokens before it: the previous sample's end
 
     @override
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
@@ -318,11 +320,12 @@ class ThreadStates(WholeAnswers):
         """Returns the segments of an answer as steps.
 
         An injected segment has the advantage 0, and the value of the state before the next sample. An answer
-        without threads has a single state: all of its steps have the numbers of this state.
+        without threads has a single state: all of its steps have the advantage, the value and the error of
+        this state.
 
         Args:
             trajectory: The answer.
-            advantages: The advantage of each sampled segment, which is that of the state before it.
+            advantages: The advantage of each sampled segment. There is one state before each of them.
             values: The value of each state.
             errors: The standard error of each value.
         """

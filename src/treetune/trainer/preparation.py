@@ -35,8 +35,8 @@ class IterationTensors:
     unless they are masks.
 
     The first two come with the episodes. `prepare` computes those of the others that the configured method
-    needs, and leaves the rest None. Steps of training then record `last_logprobs_N` or, in an iteration with
-    a single step, the old log-probs, entropies and masses.
+    needs, and leaves the rest None. The steps of training then record `last_logprobs_N`. If the iteration has
+    a single step, this step records the old log-probs, entropies and masses instead.
     """
 
     behaviour_logprobs_N: Tensor | None
@@ -47,7 +47,8 @@ class IterationTensors:
     ref_logprobs_N: Tensor | None = None
     """The reference's log-probs."""
     ref_kl_N: Tensor | None = None
-    """The exact KL of the policy before the first update to the reference, over the whole vocabulary."""
+    """The exact KL divergence of the policy before the first update from the reference, over the whole
+    vocabulary."""
     own_advantages_N: Tensor | None = None
     """The advantages that a `ReferenceKlObjective` computes itself, in `precompute`."""
     has_teacher_N: Tensor | None = None
@@ -231,7 +232,8 @@ def prepare(
     if critic:
         tensors.values_N = models.values(sequences)
 
-    # The rewards, and the KL penalties that are subtracted from the rewards or from the advantages.
+    # The rewards, and the KL penalties that are subtracted from the rewards or from the advantages. A penalty
+    # that is placed in the loss is neither.
     rewards_N = token_rewards(starts, sequences.rewards, sequences.early_rewards)
     penalty = objective.kl_penalty
     reward_penalties_N: Tensor | None = None

@@ -154,9 +154,10 @@ class TreeRollout(SampledRollout):
     branching: Branching
     """The rule that says where trees branch, and into how many answers."""
     most_tokens: Annotated[int, Gt(0)] | None = None
-    """The largest number of tokens that are sampled for a problem. Branches that could exceed it at full
-    length are left out. How many are left out depends on the lengths of the answers so far, so an unbiased
-    branching becomes slightly biased where the bound matters. null: there is no bound."""
+    """The largest number of tokens that are sampled for a problem. The first branch of a round that could
+    exceed it at full length is left out, and so are all that follow it in the round. How many are left out
+    depends on the lengths of the answers so far, so an unbiased branching becomes slightly biased where the
+    bound matters. null: there is no bound."""
     temperature: Annotated[float, Gt(0)] = 1.0
     """Temperature of sampling, and of the log-probs in training."""
     stop: tuple[str, ...] = ()
@@ -263,12 +264,12 @@ class _GrowingTree:
         while requests:
             # `gather` keeps the order of the requests, so the order in which samples arrive does not matter.
             samples_of_requests = await asyncio.gather(*(self._sample(request) for request in requests))
-            for samples in samples_of_requests:
-                for submitted in samples:
+            for submitted_samples in samples_of_requests:
+                for submitted in submitted_samples:
                     self._add_answer(submitted)
                     grades.append(submitted.grade)
             answers = self.answers
-            # Most branchings don't read grades. With them, the tree grows on while its answers are graded.
+            # Most branchings don't read grades: then the tree grows on while its answers are graded.
             if self.rollout.branching.needs_grades:
                 answers = await self._graded(grades)
             branches = self.rollout.branching.branches(answers, round_number)
@@ -279,7 +280,7 @@ class _GrowingTree:
         cut_answers = []
         for answer, segments in zip(graded_answers, cut_at_forks(graded_answers), strict=True):
             cut_answers.append(replace(answer, segments=segments))
-        (tree,) = trees_of(cut_answers)
+        (tree,) = trees_of(cut_answers)  # all answers are to one problem, so they make one tree
         return tree
 
     async def _graded(self, grades: Sequence[Future[Grade]]) -> list[Trajectory]:
@@ -293,7 +294,7 @@ class _GrowingTree:
 
     async def _sample(self, round_request: _RoundRequest) -> list[_SubmittedSample]:
         """Samples the answers of a request, and submits each to the grader when the request is answered."""
-        samples = []
+        submitted_samples = []
         completions = await self.counted_samples.sample(round_request.request)
         for sample, completion in zip(round_request.samples, completions, strict=True):
             # The whole answer is decoded at once: a character may consist of tokens before and after the
@@ -305,14 +306,15 @@ class _GrowingTree:
                 self.problem,
                 decided=is_decided(completion.finish_reason, self.rollout.unfinished_reward),
             )
-            samples.append(_SubmittedSample(sample, completion, grade))
-        return samples
+            submitted_samples.append(_SubmittedSample(sample, completion, grade))
+        return submitted_samples
 
     def _first_request(self) -> _RoundRequest:
         """Returns the request for the answers that begin at the prompt."""
         seed = derive_seed(self.context.seed, self.context.iteration, self.problem.id, "rollout")
         request = Request(self.prompt_ids, seed=seed, n=self.rollout.samples, sampling=self.sampling)
-        return _RoundRequest(request, (_BranchSample(None, joined([])),) * request.n)
+        no_tokens = joined([])
+        return _RoundRequest(request, (_BranchSample(None, no_tokens),) * request.n)
 
     def _requests(self, branches: Sequence[Branches], round_number: int) -> list[_RoundRequest]:
         """Returns the requests of a round: one for each state from which answers branch.
