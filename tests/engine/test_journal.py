@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from tests.support.fake_engine import FakeEngine
 from treetune.engine.journal import JournaledEngine, completions_of_row, journal_row, request_key
-from treetune.engine.requests import Completion, Deferred, Request, SamplingParams
+from treetune.engine.requests import CONTINUATION_PRIORITY, Completion, Deferred, Request, SamplingParams
 from treetune.exceptions import EngineError
 from treetune.store.journal import Journal
 from treetune.vocabulary import FinishReason
@@ -195,6 +195,20 @@ def test_a_row_that_holds_no_samples_is_sampled_again(tmp_path: Path) -> None:
         [without_samples, not_a_list]
     )
     assert inner.asked == [without_samples, not_a_list]
+
+
+def test_the_warning_of_a_damaged_row_names_the_journal_that_has_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    continuations = tmp_path / "credit.jsonl"
+    continuation = replace(requests(1)[0], priority=CONTINUATION_PRIORITY)
+    with Journal(continuations) as journal:
+        journal.add([request_key(continuation, 0), 7])
+    JournaledEngine(engine(), tmp_path / "rollout.jsonl", continuations=continuations).generate(
+        [continuation]
+    )
+    assert str(continuations) in caplog.text
+    assert "rollout.jsonl" not in caplog.text
 
 
 def test_requests_that_follow_from_answers_are_numbered_alike_whether_sampled_or_read(

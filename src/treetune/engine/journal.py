@@ -225,11 +225,17 @@ class JournaledEngine(EngineWrapper):
         """Returns the completions of a request from memory or from a journal; None if there are none."""
         if key in self._completions_by_key:
             return self._completions_by_key[key]
-        row = self._answers.get(key) or self._continuations.get(key)
+        journal = self._answers
+        row = journal.get(key)
+        if row is None:
+            journal = self._continuations
+            row = journal.get(key)
+        if row is None:
+            return None
         try:
-            return None if row is None else completions_of_row(row)
+            return completions_of_row(row)
         except (ValueError, TypeError):
-            log.warning("the request %s in %s is damaged: it is sampled again", key, self._answers.path)
+            log.warning("the request %s in %s is damaged: it is sampled again", key, journal.path)
             return None
 
     def _key(self, request: Request) -> str:
