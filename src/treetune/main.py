@@ -57,9 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         return _report_missing_package(error)
     except ValueError as error:
-        return _failed(error, USER_ERROR, options)
+        return _report_failure(error, USER_ERROR, options)
     except (OSError, RuntimeError, MemoryError) as error:
-        return _failed(error, FAILURE, options)
+        return _report_failure(error, FAILURE, options)
 
 
 def _report_missing_package(error: ModuleNotFoundError) -> int:
@@ -77,9 +77,11 @@ def _report_missing_package(error: ModuleNotFoundError) -> int:
     return USER_ERROR
 
 
-def _failed(error: Exception, code: int, options: Options) -> int:
-    """Prints one message on standard error. The traceback goes to the log or, with --debug, to standard
-    error."""
+def _report_failure(error: Exception, code: int, options: Options) -> int:
+    """Prints one message on standard error, and returns the exit code.
+
+    The traceback goes to the run's log or, with --debug, to standard error.
+    """
     from treetune.exceptions import SameOnAllRanks
 
     rank = int(os.environ.get("RANK", "0"))

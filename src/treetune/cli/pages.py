@@ -94,7 +94,7 @@ def _part_section(entry: PartEntry) -> Iterator[str]:
 
 def _commands_page() -> str:
     """Returns the page of all commands, each with its options and examples."""
-    lines = ["# Commands", "", "Each has the same as its `--help`.", ""]
+    lines = ["# Commands", "", "Each section says the same as the command's `--help`.", ""]
     for command in COMMANDS.values():
         lines += [f"## `{SHORT.get(command.name, command.name)}`", "", command.description, ""]
         for argument in command.arguments:

@@ -141,8 +141,7 @@ def start_program(
 
 
 def wait_until_readable(descriptor: int, seconds: float) -> bool:
-    """Waits at most so many seconds. Returns whether the descriptor now has something to read, or is at its
-    end."""
+    """Returns whether the descriptor has something to read, or is at its end, within so many seconds."""
     poll = select.poll()  # `select.select` takes no descriptors above 1,023
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(1000 * seconds))
