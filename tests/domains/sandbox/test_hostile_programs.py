@@ -43,12 +43,13 @@ def test_there_are_as_many_hostile_programs_as_documented_and_all_can_be_compile
 def test_a_hostile_program_reaches_nothing_and_leaves_nothing(
     sandbox: Bubblewrap, program: HostileProgram, tmp_path: Path
 ) -> None:
-    # Tests before this one may have left servants of graders in sandboxes, which end with this process.
+    # Tests before this one may have left servants of graders in sandboxes, which end with this process at the
+    # latest.
     before, programs_before = set(descendants(os.getpid())), _processes_of_programs()
     with Trap(tmp_path).set() as trap:
         outcome = sandbox.run(trap.code(program), stdin="in\n", limits=LIMITS)
         assert trap.faults(outcome.stdout + outcome.stderr) == []
-    assert set(descendants(os.getpid())) == before
+    assert set(descendants(os.getpid())) <= before
     assert _processes_of_programs() <= programs_before
 
 

@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from tests.support.cases import cases
+from tests.support.stubs import until
 from treetune.domains.sandbox import bubblewrap, program
 from treetune.domains.sandbox.base import ProgramLimits, ProgramOutcome
 from treetune.domains.sandbox.bubblewrap import Bubblewrap, choose_sandbox
@@ -136,6 +137,38 @@ def test_a_program_that_cannot_start_leaves_no_open_files(
         sandbox.run("1")
     assert os.listdir("/proc/self/fd") == files_before
     assert psutil.Process().children() == children_before
+
+
+def test_a_start_that_fails_leaves_no_process_that_the_command_has_started(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    starter = (
+        "import pathlib, subprocess, time;"
+        "child = subprocess.Popen(['sleep', '600']);"
+        f"pathlib.Path({str(pid_file)!r}).write_text(str(child.pid));"
+        "time.sleep(600)"
+    )
+    children: list[psutil.Process] = []
+
+    def fail_once_it_has_a_child() -> None:
+        assert until(lambda: pid_file.is_file() and pid_file.read_text() != "", 60)
+        children.append(psutil.Process(int(pid_file.read_text())))
+        raise FailingStart(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with pytest.raises(FailingStart):
+        program.start_program(
+            [sys.executable, "-c", starter],
+            "",
+            {},
+            {},
+            work=str(tmp_path),
+            path=[],
+            uid=None,
+            stdin=subprocess.DEVNULL,
+            on_start=fail_once_it_has_a_child,
+        )
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert children
+    assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
 
 
 # The console in which a model's code runs

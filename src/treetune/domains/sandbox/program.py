@@ -123,21 +123,36 @@ def start_program(
             begins = wait_until_readable(started_read, START_SECONDS) and os.read(started_read, 1)
         except BaseException:
             with process:  # closes its pipes, and waits for its end
-                process.kill()
+                _kill_starting(process)
             raise
         if begins:
             return process
     finally:
         os.close(started_read)
-    process.kill()
+    _kill_starting(process)
     try:
         error_output = process.communicate(timeout=END_SECONDS)[1]
     except subprocess.TimeoutExpired as expired:  # a process that it has started still holds the pipe
         error_output = expired.stderr or b""
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel can't end it, as on a hung disk
+            process.wait(END_SECONDS)
     message = error_output.decode(errors="replace").strip()
     raise SandboxUnavailable(
         f"{command[0]} did not start a program: {message or f'nothing happened in {START_SECONDS:g} s'}"
     )
+
+
+def _kill_starting(process: subprocess.Popen[bytes]) -> None:
+    """Kills a command that was to start a program, with all processes of its group.
+
+    While bubblewrap sets the sandbox up, the sandbox's first process waits for it, in its group. If only
+    bubblewrap were killed then, this process would wait for ever.
+    """
+    with contextlib.suppress(ProcessLookupError):  # all have ended
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def wait_until_readable(descriptor: int, seconds: float) -> bool:
