@@ -114,7 +114,7 @@ class InProcessEngine(Engine):
                 call.add_completion(index, number=0, completion=completion)
             if not (batch.rows or call.samples or call.scores):
                 # There is nothing to compute until the requests of one `Deferred` are known.
-                call.wait_for_later()
+                call.wait_for_deferred()
             call.add_known_requests()
             free = self.at_once - batch.count_samples()
             # Samples of the same prompt share a row only if they are admitted together. So if not all
@@ -751,7 +751,7 @@ class _GenerateCall:
         if None not in completions and self._on_result is not None:
             self.add_requests(self._on_result(index, completions) or ())  # type: ignore[arg-type]
 
-    def wait_for_later(self) -> None:
+    def wait_for_deferred(self) -> None:
         """Returns when the requests of a `Deferred` are known; at once if there is none."""
         if self._deferred:
             wait([later.ready for later in self._deferred], return_when=FIRST_COMPLETED)

@@ -234,18 +234,19 @@ class ThreadShapley(ContinuingCredit):
             orders.append(tuple(order))
         return orders
 
-    def _sets(self, threads: Sequence[int], orders: Iterable[Sequence[int]]) -> list[Threads]:
-        """Returns the sets of a block's threads whose worth, the mean reward of answers with only these
-        threads, is needed for the values of the threads. Each set is returned once."""
+    def _sets(self, threads: Sequence[int], orders: Sequence[Sequence[int]]) -> list[Threads]:
+        """Returns the sets of a block's threads whose worth is needed for the values of the threads, each
+        set once. The worth of a set is the mean reward of answers with only these threads in the block."""
         if self.weights == "leave_one_out":
             all_threads = frozenset(threads)
             return [all_threads, *(all_threads - {thread} for thread in threads)]
-        if orders:  # empty if the values go through all sets
-            sets: list[Threads] = []
-            for order in orders:
-                sets += [frozenset(order[:size]) for size in range(len(order) + 1)]
-            return list(dict.fromkeys(sets))
-        return subsets(threads)
+        if not orders:  # exact Shapley values need the worth of every set
+            return subsets(threads)
+        # Along each random order, a thread's value is the worth that it adds to the threads before it.
+        sets: list[Threads] = []
+        for order in orders:
+            sets += [frozenset(order[:size]) for size in range(len(order) + 1)]
+        return list(dict.fromkeys(sets))
 
     def _values(
         self, threads: Sequence[int], orders: Sequence[Sequence[int]], worth: Mapping[Threads, float]

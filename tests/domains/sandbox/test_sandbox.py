@@ -15,7 +15,7 @@ import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -139,6 +139,21 @@ def test_a_program_that_cannot_start_leaves_no_open_files(
     assert psutil.Process().children() == children_before
 
 
+def start_with(starter: str, work: Path, on_start: Callable[[], None] = lambda: None) -> None:
+    """Starts an empty program by a Python program in place of bubblewrap."""
+    program.start_program(
+        [sys.executable, "-c", starter],
+        code="",
+        files={},
+        limits={},
+        work=str(work),
+        path=[],
+        uid=None,
+        stdin=subprocess.DEVNULL,
+        on_start=on_start,
+    )
+
+
 def test_a_start_that_fails_leaves_no_process_that_the_command_has_started(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     starter = (
@@ -155,17 +170,7 @@ def test_a_start_that_fails_leaves_no_process_that_the_command_has_started(tmp_p
         raise FailingStart(errno.EAGAIN, "Resource temporarily unavailable")
 
     with pytest.raises(FailingStart):
-        program.start_program(
-            [sys.executable, "-c", starter],
-            "",
-            {},
-            {},
-            work=str(tmp_path),
-            path=[],
-            uid=None,
-            stdin=subprocess.DEVNULL,
-            on_start=fail_once_it_has_a_child,
-        )
+        start_with(starter, tmp_path, fail_once_it_has_a_child)
     _, alive = psutil.wait_procs(children, timeout=30)
     assert children
     assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
@@ -281,16 +286,7 @@ def test_a_sandbox_that_leaves_a_process_behind_keeps_nobody_waiting(
 
     def start() -> None:
         with pytest.raises(SandboxUnavailable) as refused:
-            program.start_program(
-                [sys.executable, "-c", starter],
-                "",
-                {},
-                {},
-                work=str(tmp_path),
-                path=[],
-                uid=None,
-                stdin=subprocess.DEVNULL,
-            )
+            start_with(starter, tmp_path)
         messages.append(str(refused.value))
 
     thread = threading.Thread(target=start, daemon=True)

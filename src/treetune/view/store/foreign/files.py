@@ -269,7 +269,8 @@ def _sample_names(archive: zipfile.ZipFile) -> list[str]:
 def _header(file: IO[bytes], archive: zipfile.ZipFile) -> Mapping[str, Any]:
     """Returns the header of an archive, which is empty if it has none.
 
-    A finished evaluation has it in `header.json`, and a running one in `_journal/start.json`.
+    A finished evaluation has it in `header.json`, and a running one in `_journal/start.json`. A header
+    counts only if it describes the evaluation, in `eval`.
     """
     for name in ("header.json", "_journal/start.json"):
         try:
