@@ -157,7 +157,7 @@ class PolicyGradient(Objective):
         """Computes the loss of each token, without its weight.
 
         Args:
-            batch: The micro-batch, such as its advantages.
+            batch: The micro-batch, with its advantages.
             logprobs_N: ``log p`` of the policy, with gradient.
             log_ratio_N: ``log p - log p_old``, with gradient.
 

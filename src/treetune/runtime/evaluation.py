@@ -261,7 +261,7 @@ def by_domain(
 
 
 def write_evaluation(folder: Path, summary: dict[str, Any], trajectories: Iterable[Trajectory]) -> None:
-    """Writes the answers of a measured set, and then its summary with their checksum."""
+    """Writes the answers of a measured set, and then its summary with the checksum of the answers."""
     with whole_file(folder / ANSWERS) as file:
         file.writelines(json.dumps(answer_row(answer)) + "\n" for answer in trajectories)
     # The summary is written last, since it says that the set is measured.

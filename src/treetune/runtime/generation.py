@@ -121,13 +121,13 @@ def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Col
         metrics = rollout.metrics
         if ranks.device.type == "cuda":
             metrics["memory/generation"] = memory_in_use()
-        memory = read_shaping_memory(session, iteration)
-        selected, credit_metrics = _run_credit_phase(resources, iteration, rollout, clock, memory)
+        shaping_memory = read_shaping_memory(session, iteration)
+        selected, credit_metrics = _run_credit_phase(resources, iteration, rollout, clock, shaping_memory)
         metrics |= credit_metrics
         if ranks.is_first:
             _write_phase(folder / CREDIT_METRICS, metrics, clock, "credit")
             if _needs_memory(config):
-                write_record(folder / MEMORY_FILE, memory)
+                write_record(folder / MEMORY_FILE, shaping_memory)
             tokens, model = session.directory.path / TOKENS, session.model
             if not tokens.is_file():  # readers of episodes look up the text of tokens there
                 n_token_ids = 1 + max(model.tokenizer.get_vocab().values())  # ids begin with 0
@@ -320,7 +320,8 @@ def assign_credit(
         NothingGraded: No problem has enough answers that could be graded.
     """
     metrics_of_ungraded: Metrics = {}
-    if config.rollout.needs_engine:  # demonstrations are trained on whatever their grade
+    # Without an engine, the answers are demonstrations, which are trained on whatever their grade.
+    if config.rollout.needs_engine:
         trees, metrics_of_ungraded = unavailable.drop_ungraded(context, trees, config.credit)
     trees, shaping_metrics = apply_shaping(context, config.shaping, trees)
     episodes, credit_metrics = config.credit.assign(context, trees)
@@ -340,10 +341,10 @@ def assign_credit(
         episodes, prompt_metrics = with_teacher_prompts(context, teacher, trees, episodes)
         credit_metrics = credit_metrics | prompt_metrics
     n_episodes = sum(ranks.exchange("number of episodes", len(episodes)))
-    # `metrics_of_ungraded` is empty if every answer could be graded. "credit/unvalued" counts answers that
-    # credit has left out because their prompt has no value, for example since none of its continuations could
-    # be graded. If there are no episodes for another reason, `train` reports it.
+    # Answers are left out if they could not be graded, or if their prompt has no value ("credit/unvalued"),
+    # for example since none of its continuations could be graded.
     has_ungraded = bool(metrics_of_ungraded) or "credit/unvalued" in credit_metrics
+    # If there are no episodes for another reason, `train` reports it.
     if n_episodes == 0 and has_ungraded:
         raise unavailable.NothingGraded(
             f"iteration {context.iteration + 1}: so few answers and continuations could be graded that no"

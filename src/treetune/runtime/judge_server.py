@@ -83,7 +83,7 @@ def make_judge(settings: JudgeModel, servers: Sequence[Server]) -> RunningJudge:
                 server.report_failure(address, reason)
 
     def report_success() -> None:
-        # Called without the server that has answered, so earlier failures of all servers no longer count.
+        # The caller doesn't tell which server has answered, so the success counts for all of them.
         for server in servers:
             server.report_success()
 

@@ -161,11 +161,11 @@ class Lookahead:
                 " was to end there, or its episodes were deleted): it is sampled from the weights that"
                 " it begins with"
             )
-        # Episodes on disk were made while the previous iteration was trained, or in this iteration by an
-        # earlier process. In both cases their seconds go to a clock that counts for no iteration. The first
-        # iteration has no previous one, so its seconds count.
-        was_made_meanwhile = is_on_disk and iteration > 0
-        generation_clock = self._clock_of_thread(iteration) if was_made_meanwhile else clock
+        # The seconds of episodes on disk go to a clock that counts for no iteration, since most of these
+        # episodes were made while the previous iteration was trained. The first iteration has no previous
+        # one, so its seconds count.
+        were_made_before = is_on_disk and iteration > 0
+        generation_clock = self._clock_of_thread(iteration) if were_made_before else clock
         episodes, metrics = generate(self._resources, iteration, generation_clock)
         return episodes, metrics, generation_clock
 

@@ -231,7 +231,7 @@ def refuse_unreachable_server(config: PolicyIteration, ranks: Ranks) -> None:
     machines = sorted(set(ranks.machines()))
     policy = config.engines.policy
     if getattr(policy, "addresses", None) is not None:
-        return
+        return  # the user has started these servers
     if getattr(policy, "servers", None) == "one" and len(machines) > 1:
         raise ValueError(
             f"engines.policy.servers is 'one', and the ranks are on {len(machines)} machines"

@@ -184,13 +184,13 @@ class SignalsOfRun:
 
     def exit_code(self, code: int) -> int:
         """Returns the run's exit code from the node launcher's."""
-        # If only a checkpoint was requested (CHECKPOINT), all ranks end at the same boundary with exit code
-        # 138 (128 + SIGUSR1), which needs no change. Any other code is that of a failure before the boundary.
         was_ended = any(number in ENDING for number in self._received)
         if code and was_ended:
             # The ranks' exit codes depend on where the signal met each rank. So the run's exit code is made
             # from the number of the first signal instead.
             return 128 + self._received[0]
+        # This is right after a request for a checkpoint, too: all ranks then end with 138 (128 + SIGUSR1) or,
+        # if the run fails before it writes the checkpoint, with the code of that failure.
         return _code_of_run(code)
 
 
@@ -225,14 +225,13 @@ def signal_for_group(number: int, earlier: Sequence[int]) -> int | None:
         earlier: The numbers of the signals that came before, in order.
 
     Returns:
-        None for a signal that only the ranks get: the first signal of ENDING, and CHECKPOINT. After either,
-        the ranks write a checkpoint and end; after CHECKPOINT they take as long as they need. The launcher
-        doesn't get these signals, since it would kill the ranks 30 seconds later. The second signal of ENDING
-        ends launcher and ranks (SIGTERM), and each later one kills them.
+        None if only the ranks get the signal, to write a checkpoint and end.
     """
     n_endings = sum(earlier_number in ENDING for earlier_number in earlier)
     if n_endings == 0 or number == CHECKPOINT_SIGNAL:
+        # The launcher doesn't get it, since it would kill the ranks 30 seconds later.
         return None
+    # The second ending signal ends launcher and ranks, and each later one kills them.
     return signal.SIGTERM if n_endings == 1 else signal.SIGKILL
 
 

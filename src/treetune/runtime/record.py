@@ -456,9 +456,9 @@ def summary_line(row: Mapping[str, Any], iterations: int) -> str:
     parts += describe_numbers(row)
     for key, value in row.items():
         # ``evaluation/SET/pass_at_1``; the keys of single domains have more parts.
-        group = key.split("/")
-        if group[-1] == "pass_at_1" and len(group) == 3:
-            parts.append(f"{group[1]} {value:.3f}")
+        key_parts = key.split("/")
+        if key_parts[-1] == "pass_at_1" and len(key_parts) == 3:
+            parts.append(f"{key_parts[1]} {value:.3f}")
     phases = {key.removeprefix("seconds/"): row[key] for key in row if key.startswith("seconds/")}
     total = phases.pop("total")
     times = [f"{name} {seconds:.1f}" for name, seconds in phases.items() if seconds >= SHOWN_SECONDS]
@@ -595,10 +595,10 @@ def _describe_collapse(
 ) -> str:
     """Returns why the run is stopped, which weights are good, and how to continue it."""
     done = _count_finished(rows)
-    reasons = [
-        f"{finding.sign} since iteration {(finding.since or 0) + 1}: {finding.description}"
-        for finding in find_stopping_signs(config.diagnostics, signs)
-    ]
+    reasons = []
+    for finding in find_stopping_signs(config.diagnostics, signs):
+        assert finding.since is not None  # the iterations that show the sign make it a stopping one
+        reasons.append(f"{finding.sign} since iteration {finding.since + 1}: {finding.description}")
     good = find_last_good(config.diagnostics, signs, done - 1)
     assert good is not None  # None only if no sign may stop a run, and here one does
     checkpoints = {number: directory.checkpoint(number) for number in directory.checkpoints()}

@@ -237,7 +237,7 @@ class StartModel:
         self.tokenizer = self.source.load_tokenizer(config.task.alphabet)
         self.codec = self.source.codec(self.tokenizer)
         # Training and evaluation use the same prompts, so the codec gets the tools of one rollout: the run's
-        # or, if that has none (as with demonstrations, where it samples nothing), the evaluation's.
+        # or, if that has no tools, the evaluation's. A rollout of demonstrations has none, for example.
         for rollout in (config.rollout, config.evaluation.rollout or config.rollout):
             if tools := for_fixed_problems(rollout).tools(config.task):
                 if self.codec.with_tools is None:

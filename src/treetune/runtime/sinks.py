@@ -205,6 +205,7 @@ class WandbSink(Sink):
         if run_id := os.environ.get("WANDB_RUN_ID"):
             identity["id"] = run_id
         state = _MirrorState.read(directory, "wandb", **identity)
+        # A new run gets a random id. A resumed run has its id from its last process.
         state.values.setdefault("id", secrets.token_hex(4))
         run = wandb.init(
             project=self.project,
@@ -216,18 +217,18 @@ class WandbSink(Sink):
             resume="allow",
             mode=mode,  # type: ignore[arg-type]
         )
-        # Online, the server knows which steps it has. Offline, only the files of the last process tell which
-        # steps were written. `state` still has the last process's entry, which names the folder of these
-        # files.
+        # The first iteration that W&B doesn't have yet. Online, the server knows it. Offline, the files of
+        # the run's last process tell it.
         starting_step = getattr(run, "starting_step", None)
         if mode == "online" and starting_step is not None:
             first_missing = starting_step
         else:
+            # `state` is still that of the last process, with the folder of its files.
             first_missing = _first_missing_offline(directory, state.values)
         folder = Path(str(getattr(run, "dir", ""))).parent
         relative_folder = str(folder.relative_to(directory)) if folder.is_relative_to(directory) else None
-        # `began` stays the first iteration that this process logs. `first_missing` grows with each iteration
-        # that it logs.
+        # From here on, `state` describes this process. Each logged iteration raises `first_missing`, while
+        # `began` stays.
         state.write(began=first_missing, first_missing=first_missing, folder=relative_folder)
         return _CountedRun(run, state, first_missing)
 

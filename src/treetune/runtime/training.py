@@ -343,7 +343,8 @@ def _score_rows(
 
 
 def _row_of_episode(episode: Episode) -> Episode:
-    """Returns what a model needs to run over an episode, without its advantages and text."""
+    """Returns a copy of the episode with what a model needs to run over it. The copy is sent to all ranks, so
+    the advantages and the text are left out."""
     return Episode(
         prompt_ids=episode.prompt_ids,
         response_ids=episode.response_ids,
@@ -486,9 +487,9 @@ def gap_limit(session: Session) -> float:
     limit_in_float32 = 1e-3 if device == "cpu" else 5e-3
     limit_of_engine = GAP_LIMITS.get(engine.computes_in(device), limit_in_float32)
     limit_of_trainer = GAP_LIMITS.get(config.trainer.precision, limit_in_float32)
-    # The canary is the check of the engine's new weights by the log-probs of a few sampled answers. Gaps that
-    # the canary accepts must not end the run a moment later. It accepts a mean gap somewhat above its
-    # tolerance, too, since the mean of few tokens may exceed the tolerance by chance.
+    # A gap that the canary (the check of the engine's new weights) accepts must not end the run a moment
+    # later. The canary compares few tokens, so it accepts a mean gap above its tolerance, too, if that may be
+    # chance. Hence the factor 3.
     limit_by_canary = 3 * (engine.canary_tolerance or 0.0)
     return max(limit_of_engine, limit_of_trainer, limit_by_canary)
 
@@ -546,7 +547,7 @@ class _CheckpointChoice:
         """The pass@1 of each candidate on the set."""
         self._measurements: list[Path] = []
         """The folder of each candidate's measurement."""
-        self._state = self.session.directory.iteration(iteration) / "candidates" / "state"
+        self._best_state = self.session.directory.iteration(iteration) / "candidates" / "state"
         """The folder of the trainer's state after the best candidate so far."""
 
     def train_to_next_point(
@@ -590,13 +591,13 @@ class _CheckpointChoice:
         # The state of the last candidate isn't written: if it is chosen, the trainer still has it.
         if is_best_so_far and not is_last:
             if session.ranks.is_first:
-                shutil.rmtree(self._state, ignore_errors=True)
+                shutil.rmtree(self._best_state, ignore_errors=True)
             session.ranks.barrier("room for the candidate")
             with self.resources.server.asleep():
-                self.trainer.save(self._state)
+                self.trainer.save(self._best_state)
             session.ranks.barrier("the candidate is written")
             if session.ranks.is_first:
-                seal_folder(self._state)
+                seal_folder(self._best_state)
 
     def _find_measurement(self, point: int) -> Path | None:
         """Returns the folder in which the weights after `point` epochs or steps were measured already.
@@ -617,17 +618,18 @@ class _CheckpointChoice:
     def settle(self) -> Metrics:
         """Gives the trainer the chosen weights, and returns the metrics of the choice. Collective."""
         session, chosen = self.session, self.chosen
-        # The trainer still has the state of the last candidate.
+        # If the last candidate is chosen, the trainer has its state still.
         is_last_chosen = chosen == len(self.accuracies) - 1
         if not is_last_chosen:
-            damage = damage_of(self._state) if session.ranks.is_first else None
-            if (damage := session.ranks.from_first("the candidate", damage)) is not None:
+            damage = damage_of(self._best_state) if session.ranks.is_first else None
+            damage = session.ranks.from_first("the candidate", damage)
+            if damage is not None:
                 raise Damaged(f"{damage}: run the same command again, which repeats the iteration's training")
             with self.resources.server.asleep():
-                self.trainer.load(self._state)
+                self.trainer.load(self._best_state)
         session.ranks.barrier("the chosen weights are back")
         if session.ranks.is_first:
-            shutil.rmtree(self._state, ignore_errors=True)
+            shutil.rmtree(self._best_state, ignore_errors=True)
             self._copy_to_evaluations(self._measurements[chosen])
         session.ranks.barrier("the choice is settled")
         point = self.points[chosen]
@@ -658,7 +660,7 @@ class _CheckpointChoice:
 def choose_candidate(accuracies: Sequence[float], rule: ChoiceRule) -> int:
     """Returns the index of the chosen candidate; see `ChooseCheckpoint`.
 
-    Example: ``choose([0.41, 0.46, 0.45, 0.48], "first_maximum")`` is 1, and with ``best`` it is 3.
+    Example: ``choose_candidate([0.41, 0.46, 0.45, 0.48], "first_maximum")`` is 1, and with ``best`` it is 3.
     """
     if rule == "best":
         # Among equally good candidates the earliest wins, since `-number` is largest for it.

@@ -188,6 +188,8 @@ def plan_micro_batches(
         batch: Unit = ()  # the rows of the micro-batch that is being filled
         width = tokens_of_batch = 0
         for unit in units_of_rank:
+            if not batch:
+                width = width_of[unit]
             rows_with_unit = len(batch) + len(unit)
             tokens_with_unit = tokens_of_batch + tokens_of[unit]
             if layout == "padded":
@@ -196,9 +198,7 @@ def plan_micro_batches(
             has_room = tokens_with_unit <= max_tokens and (max_rows is None or rows_with_unit <= max_rows)
             if batch and not has_room:
                 batches.append(PlannedBatch(batch))
-                batch, tokens_of_batch = (), 0
-            if not batch:
-                width = width_of[unit]
+                batch, tokens_of_batch, width = (), 0, width_of[unit]
             batch += unit
             tokens_of_batch += tokens_of[unit]
         if batch:

@@ -246,7 +246,8 @@ class PolicyTrainer:
                 are then the old ones, and are recorded in `tensors`.
         """
         settings = self.settings
-        # The recorder keeps the scores of the forward passes; None if nothing needs them.
+        # The recorder keeps the scores of the forward passes; None if nothing needs them. With a nucleus (the
+        # run's top-p and top-k), it also keeps the mass that the nucleus leaves.
         recorder, nucleus = self._recorder_for(sequences, tensors, is_only_step=is_only_step)
         entropy_coef = self.entropy.value
         metrics = self._accumulate_gradients(sequences, minibatch, tensors, entropy_coef, recorder, nucleus)

@@ -281,9 +281,9 @@ def _early_rewards(episode: Episode) -> list[EarlyReward]:
     trained_so_far = np.cumsum(episode.trained)
     early = []
     for step_end, reward in zip(episode.step_ends[:-1], episode.step_rewards[:-1], strict=True):
-        # The index, among the trained tokens, of the last one up to the step's end; -1 if there is none yet.
-        last_trained = int(trained_so_far[step_end - 1]) - 1
-        early.append(EarlyReward(last_trained, reward))
+        # The reward is earned at the last trained token up to the step's end: token -1 if there is none yet.
+        n_trained = int(trained_so_far[step_end - 1])
+        early.append(EarlyReward(token=n_trained - 1, reward=reward))
     return early
 
 
