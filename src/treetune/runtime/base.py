@@ -244,9 +244,10 @@ class Preset(Part):
 
     @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
-        # `self.after` has the keys that the files before the preset have set.
         kind_of_experiment = "sampled answers" if experiment.rollout.needs_engine else "demonstrations"
-        if not {"rollout", "trainer"}.issubset(self.after):
+        # An experiment sets both keys. `self.after` has those that were set before the preset.
+        comes_after_experiment = {"rollout", "trainer"}.issubset(self.after)
+        if not comes_after_experiment:
             yield Finding(
                 f"the preset {self.name!r} comes before the experiment, so that the experiment"
                 " overrides the preset's settings",

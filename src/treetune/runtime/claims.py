@@ -100,7 +100,8 @@ class Claims:
             return None
         folder.mkdir(parents=True, exist_ok=True)
         # Only one process can create the file with the next number, so no two processes take the same claim.
-        file = folder / f"{int(newest.name) + 1 if newest else 0:04d}"
+        number = 0 if newest is None else int(newest.name) + 1
+        file = folder / f"{number:04d}"
         try:
             with file.open("x") as new_file:
                 new_file.write(json.dumps(_own_identity()))

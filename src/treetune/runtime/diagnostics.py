@@ -264,22 +264,23 @@ def _mixed_share(row: MetricsRow) -> float | None:
 
 
 def _describe_if_low(
-    sign: Sign, rows: Sequence[MetricsRow], floor: float | None, share: float | None, first: int
+    sign: Sign, rows: Sequence[MetricsRow], floor: float | None, share: float | None, beginning: int
 ) -> str | None:
     """Returns a text if the sign's metric is below a lower bound; None if it isn't.
 
     Example: ``below 0.05 of what it was at the beginning (0.02 of 0.7)``.
 
     Args:
-        floor: The lower bound; None for none.
-        share: The lower bound as a share of the metric's mean over the `first` rows; None for none.
+        floor: A lower bound; None for none.
+        share: Another lower bound: a share of the metric's mean over the beginning; None for none.
+        beginning: The number of first rows that are the beginning.
     """
     (metric,) = METRICS[sign]
     value = rows[-1][metric]
     if floor is not None and value < floor:
         return f"below {floor:g} ({value:.3g})"
-    if share is not None and len(rows) > first:
-        at_beginning = fmean(row[metric] for row in rows[:first])
+    if share is not None and len(rows) > beginning:
+        at_beginning = fmean(row[metric] for row in rows[:beginning])
         if value < share * at_beginning:
             return f"below {share:g} of what it was at the beginning ({value:.3g} of {at_beginning:.3g})"
     return None

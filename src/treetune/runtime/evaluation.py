@@ -384,10 +384,8 @@ spelled alike."""
 def majority_is_right(group: Sequence[Trajectory], same_answer: SameAnswer | None) -> bool:
     """Returns whether the most frequent answer of a problem's samples is correct; see `summarise`.
 
-    All correct answers equal the reference answer, so they vote together. Comparisons are slow. Wrong answers
-    are compared with each other only if their spellings don't decide the vote: no single spelling beats the
-    correct answers, but all wrong answers together have as many votes or more. After `MOST_COMPARISONS`
-    comparisons, each further spelling counts as an answer of its own.
+    All correct answers equal the reference answer, so they vote together. Wrong answers vote by their
+    spellings. Comparing them is slow, and is done only if the spellings don't decide the vote.
     """
     problem = group[0].problem
     grades = [trajectory.grade for trajectory in group]
@@ -420,7 +418,8 @@ def majority_is_right(group: Sequence[Trajectory], same_answer: SameAnswer | Non
     if wrong_votes.total() < right_votes:
         return True
 
-    # Else the votes of wrong answers that are equal are counted together.
+    # Else the votes of wrong answers that are equal are counted together. After `MOST_COMPARISONS`
+    # comparisons, each further spelling counts as an answer of its own.
     comparisons = 0
     votes_of_class: dict[str, int] = {}  # by the first answer of each class of equal answers
     for answer, votes in wrong_votes.items():

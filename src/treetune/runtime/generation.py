@@ -267,12 +267,12 @@ def _run_credit_phase(
     iteration: int,
     rollout: RolloutPhase,
     clock: Clock,
-    memory: ShapingMemory,
+    shaping_memory: ShapingMemory,
 ) -> tuple[list[Episode], Metrics]:
     """Gives credit to the answers, and selects the rows to train; see `assign_credit`.
 
     Args:
-        memory: What shaping remembers of earlier iterations. Shaping adds this iteration to it.
+        shaping_memory: What shaping remembers of earlier iterations. Shaping adds this iteration to it.
     """
     session, config = resources.session, resources.session.config
     folder = session.directory.iteration(iteration)
@@ -290,7 +290,7 @@ def _run_credit_phase(
             earlier=_journal(resources, folder, "rollout"),
             progress=show_progress,
         )
-        context = replace(context, shaping_memory=memory)
+        context = replace(context, shaping_memory=shaping_memory)
         # If the trees were read from disk, the journal has the continuations that an earlier process began.
         early = rollout.early_continuations
         if early is None and isinstance(config.credit, ContinuingCredit):
@@ -413,10 +413,10 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metr
     calls_by_rank = [calls for _, calls in by_rank]
     # The times of calls are seconds since the engine was made; the clock wants seconds since 1970.
     engine_made_at = time.time() - engine.now()
-    # A call (`CallTimes`) is one program, a coroutine that requests samples, which the engine ran. Its span
-    # begins when the last rank has its last answer, and ends with the slowest rank's call. A rank may have
-    # made fewer calls than others; a missing call has the times 0, which change no maximum.
+    # The rollout calls the engine once or several times. In each call, only continuations are sampled from
+    # the time when the last rank has its last answer to the end of the slowest rank's call.
     spans = []
+    # A rank may have made fewer calls than others. The times 0 of a missing call change no maximum.
     for calls in zip_longest(*calls_by_rank, fillvalue=CallTimes(0.0, 0.0, 0.0)):
         answers_end = max(call.answers_end for call in calls)
         end = max(call.end for call in calls)
@@ -427,9 +427,7 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metr
         if call.overlap:
             answers_end = engine_made_at + call.answers_end
             clock.record_overlap("credit", "generation", answers_end - call.overlap, answers_end)
-    overlap_by_rank = []
-    for calls_of_rank in calls_by_rank:
-        overlap_by_rank.append(sum(call.overlap for call in calls_of_rank))
+    overlap_by_rank = [sum(call.overlap for call in calls) for calls in calls_by_rank]
     return {"credit/value_overlap_seconds": max(overlap_by_rank)}
 
 

@@ -35,9 +35,8 @@ def wilson(right: float, of: int) -> tuple[float, float]:
     """
     share, scale = right / of, 1 + NORMAL_QUANTILE**2 / of
     centre = (share + NORMAL_QUANTILE**2 / (2 * of)) / scale
-    half_width = (
-        NORMAL_QUANTILE / scale * math.sqrt(share * (1 - share) / of + NORMAL_QUANTILE**2 / (4 * of**2))
-    )
+    variance = share * (1 - share) / of + NORMAL_QUANTILE**2 / (4 * of**2)
+    half_width = NORMAL_QUANTILE / scale * math.sqrt(variance)
     # For a share of 0 the lower bound is exactly 0, and for 1 the upper bound exactly 1. Rounding would miss
     # both.
     lower = centre - half_width if right else 0.0

@@ -200,8 +200,7 @@ def read_config(path: Path) -> dict[str, Any]:
     # A start that changes the configuration adds the new hash to the manifest before it writes the
     # configuration. If it is killed in between, the stored configuration still has an earlier hash.
     hashes = [entry["config"] for entry in _entries_of(manifest) if "config" in entry]
-    # Every new manifest has `config_is_sealed`. Without it, an earlier version wrote the
-    # manifest, and the hash isn't checked.
+    # Manifests of earlier versions have no `config_is_sealed`, and their hashes aren't checked.
     if manifest.get("config_is_sealed") and config_hash(config) not in hashes:
         raise Damaged(f"{path / CONFIG} is damaged (the manifest has other hashes): {remedy}")
     return config
@@ -226,6 +225,7 @@ def recorded_resumes(manifest: Mapping[str, Any]) -> list[tuple[int, list[str]]]
         changes += _describe_different_digests(earlier.get("inputs") or {}, entry.get("inputs") or {})
         changes += [f"the code of {file} has changed" for file in (entry.get("changed_code") or {}).values()]
         if not changes and "inputs" not in earlier:
+            # The resume was recorded only because an earlier version had recorded no digests.
             changes = ["the digests of its inputs are recorded from here on"]
         resumes.append((int(entry.get("after") or 0), changes))
     return resumes

@@ -169,18 +169,21 @@ class SignalsOfRun:
         if number in ENDING:
             # The signal is noted before it is passed on, since the next one may come meanwhile.
             self._received.append(number)
-        if signal_of_group is None:
-            n_signalled = signal_ranks(self._launcher, number)
-            if number == CHECKPOINT_SIGNAL:
-                # Before there are ranks, a request for a checkpoint is dropped.
-                if n_signalled:
-                    self._received.append(number)
-                return
-            if n_signalled:
-                return
-            signal_of_group = signal.SIGTERM  # before there are ranks, the launcher itself is ended
+        if signal_of_group is not None:
+            self._signal_group(signal_of_group)
+            return
+        has_ranks = signal_ranks(self._launcher, number) > 0
+        if number == CHECKPOINT_SIGNAL:
+            # Before there are ranks, a request for a checkpoint is dropped.
+            if has_ranks:
+                self._received.append(number)
+        elif not has_ranks:
+            self._signal_group(signal.SIGTERM)  # the launcher itself is ended
+
+    def _signal_group(self, number: int) -> None:
+        """Sends a signal to the launcher and its ranks."""
         with contextlib.suppress(ProcessLookupError):  # all of them have ended already
-            os.killpg(self._launcher, signal_of_group)
+            os.killpg(self._launcher, number)
 
     def exit_code(self, code: int) -> int:
         """Returns the run's exit code from the node launcher's."""

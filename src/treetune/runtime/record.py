@@ -476,8 +476,11 @@ def _rewards_of_domains(row: Mapping[str, Any]) -> list[str]:
     texts = []
     for key, value in row.items():
         domain_and_name = split_domain(key)
-        if domain_and_name is not None and domain_and_name[1] == "reward":
-            texts.append(f"{domain_and_name[0]} {value:.3f}")
+        if domain_and_name is None:  # a metric of all domains together
+            continue
+        domain, name = domain_and_name
+        if name == "reward":
+            texts.append(f"{domain} {value:.3f}")
     return [f"({', '.join(texts)})"] if 0 < len(texts) <= MOST_DOMAINS else []
 
 

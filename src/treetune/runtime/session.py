@@ -136,9 +136,8 @@ class Session:
                 f" after iteration {self.checkpointed}, the last checkpoint, and does {repeated} again"
             )
         if isinstance(stop, Stopped) and stop.code != 128 + signal.SIGINT:
-            # The signal is not that of Ctrl-C. The launcher also sends SIGTERM when another rank has failed.
-            # The same command may then fail again. So the message mentions the command only if the command
-            # would repeat finished iterations.
+            # This may be the launcher's SIGTERM after another rank has failed, and the same command may then
+            # fail again. So the message mentions the command only to say which iterations it would repeat.
             continuation = f"; the same command continues{repetition}" if repetition else ""
             return f"ended by {stop.signal_name}{where}{continuation}"
         return f"stopped{where}; the same command continues{repetition}"

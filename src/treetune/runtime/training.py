@@ -330,14 +330,13 @@ def _score_rows(
         return values_of_episodes
     sequences = Sequences.of(rows)
     with server.asleep():
-        scores = [values_N.double().numpy() for values_N in score(sequences, rows)]
-    # The scores have the trained tokens of all rows, one row after the other.
+        # The columns, each with the trained tokens of all rows, one row after the other.
+        scores_CN = np.stack([scores_N.double().numpy() for scores_N in score(sequences, rows)])
     for episode, values_CT in zip(episodes, values_of_episodes, strict=True):
         if not episode.trained.any():
             continue  # it has no row
         start, end = sequences.starts[next_row], sequences.starts[next_row + 1]
-        for values_T, values_N in zip(values_CT, scores, strict=True):
-            values_T[episode.trained] = values_N[start:end]
+        values_CT[:, episode.trained] = scores_CN[:, start:end]
         next_row += 1
     return values_of_episodes
 

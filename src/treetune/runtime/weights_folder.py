@@ -421,12 +421,16 @@ def make_weights_folder(
     identity = [str(experiment.resolve()), purpose]
     if purpose != "run":
         identity.append(machines[0])
-    # On disk, this is the name of the folder. In memory, each machine has its own folder with a random name,
-    # which a file of this name in the experiment's folder records. The machines of a run share the
-    # experiment's folder, so the name of the file depends on the machine.
-    name = make_name(*identity, *([this_machine] if has_several_machines and in_memory else []))
-    # In memory, the first rank of each machine writes the weights; on disk, the first of all ranks.
-    writes = machines.index(this_machine) == ranks.rank if in_memory else ranks.is_first
+    if in_memory:
+        # Each machine has a folder. `name` is that of the file which records the folder, or of the folder
+        # itself if this user can't write into /dev/shm. Several machines share the experiment's folder, so
+        # their names there differ.
+        name = make_name(*identity, this_machine) if has_several_machines else make_name(*identity)
+        first_rank_of_machine = machines.index(this_machine)
+        writes = ranks.rank == first_rank_of_machine
+    else:
+        name = make_name(*identity)  # of the folder that all ranks share
+        writes = ranks.is_first
     folder: Path | None = None
     if writes:
         held_folders.sweep()

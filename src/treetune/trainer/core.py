@@ -733,9 +733,9 @@ class IterationTraining:
         """The tensors from which token signals are made: the log-probs, entropies and the like of each token
         that are stored with the episodes. They are `_tensors` itself, or a copy with old log-probs."""
         if tensors.old_logprobs_N is None and settings.token_signals == "all":
-            # The old log-probs are computed for token signals alone, and put into a copy, since training must
-            # not use them. It gets old log-probs from its own forward pass, and the bits of the update must
-            # not depend on `token_signals`.
+            # The old log-probs are computed for token signals alone. They are put into a copy, so that the
+            # bits of the update don't depend on `token_signals`: the step still takes its old log-probs from
+            # its own forward pass.
             self._tensors_of_signals = dataclasses.replace(tensors)
             self._tensors_of_signals.set_old_scores(trainer.old_logprobs(sequences))
         self._constant_metrics = tensors.metrics()

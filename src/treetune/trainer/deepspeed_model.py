@@ -145,7 +145,8 @@ class DeepSpeedModel:
         for path, module in self.module.named_modules():
             # A layer with adapters has them in `.lora_…`, and its own weights in `.base_layer`. Both count as
             # one layer, since merging the adapters needs both at the same time.
-            layer_path, _, _ = path.partition(".base_layer" if ".base_layer" in path else ".lora_")
+            suffix = ".base_layer" if ".base_layer" in path else ".lora_"
+            layer_path, _, _ = path.partition(suffix)
             layer = layers.setdefault(layer_path, _Layer({}, {}))
             for name, parameter in module.named_parameters(recurse=False):
                 full_name = f"{path}.{name}" if path else name

@@ -153,7 +153,10 @@ class Meeting:
         """Returns a message that names the ranks without a value, and the machines without any rank."""
         present = [rank for rank in range(self.world_size) if self.store.check([f"{name}/{rank}"])]
         missing = [str(rank) for rank in range(self.world_size) if rank not in present]
-        machines = {json.loads(self.store.get(f"{name}/{rank}"))[0] for rank in present}
+        machines = set()
+        for rank in present:
+            machine, _ = json.loads(self.store.get(f"{name}/{rank}"))
+            machines.add(machine)
         absent = [str(number + 1) for number in range(self.machines) if number not in machines]
         where = f", all of them on machine {', '.join(absent)} of {self.machines}" if absent else ""
         return (

@@ -191,8 +191,8 @@ class CriticTraining:
             configured_rate: The policy's learning rate before the schedule. The critic has the same one if
                 its settings give none.
         """
-        rate = policy_rate * (self.settings.learning_rate or configured_rate) / configured_rate
-        return self.model.step(rate)
+        critic_rate = self.settings.learning_rate or configured_rate
+        return self.model.step(policy_rate * critic_rate / configured_rate)
 
 
 CRITIC_LOSS = "critic_loss.json"

@@ -156,9 +156,9 @@ class Plan:
             return 0  # the server has GPUs of its own
         if not settings.sleep:
             return CONTEXT_BYTES + self.trainer.peak  # it is awake during training, too
-        # While a server that sleeps is awake, the trainer keeps only the weights that score answers
-        # (`scorable`). The canary is a few answers that the engine samples with new weights, to verify them.
-        # The trainer scores them while the server is awake, and ZeRO-3 gathers weights for that.
+        # The server sleeps during training. While it is awake, the trainer keeps only the weights that score
+        # answers (`scorable`). It scores a few answers of new weights then, to verify them (the canary), and
+        # ZeRO-3 gathers weights for that.
         gathered = self.trainer.policy.passing if self.experiment.trainer.zero_stage == 3 else 0
         return CONTEXT_BYTES + self.trainer.scorable + gathered
 
@@ -226,7 +226,7 @@ class Plan:
                 f" server {self.engine.share / GIB:.1f} GiB of a GPU, and with one sequence of"
                 f" {self.engine.context_length:,} tokens it needs {least / GIB:.1f}"
             )
-        gpus = self.machine.gpus or self.machine.ranks
+        gpus = self.machine.gpus or self.machine.ranks  # None: one for each rank
         if settings.devices is None and gpus_of_servers > gpus:
             yield (
                 f"the servers need {gpus_of_servers} GPUs of a machine (tensor_parallel_size"
@@ -462,10 +462,12 @@ def _as_jsonnet(settings: list[tuple[list[str], str]]) -> str:
     for (name, *further_path), value in settings:
         settings_by_name.setdefault(name, []).append((further_path, value))
     texts = []
-    for name, settings_below in settings_by_name.items():
-        # Without a path, this is a setting itself, and the only one of its name. Otherwise it is an object.
-        path, value = settings_below[0]
-        texts.append(f"{name}+: {_as_jsonnet(settings_below)}" if path else f"{name}: {value}")
+    for name, settings_of_name in settings_by_name.items():
+        further_path, value = settings_of_name[0]
+        if further_path:  # `name` is an object that has these settings
+            texts.append(f"{name}+: {_as_jsonnet(settings_of_name)}")
+        else:  # `name` is the setting itself
+            texts.append(f"{name}: {value}")
     return "{" + ", ".join(texts) + "}"
 
 
