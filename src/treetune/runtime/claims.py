@@ -128,11 +128,10 @@ class Claims:
         if content.get("machine") == _machine():
             return not ProcessIdentity(content["pid"], content["started"]).is_alive()
         # The holder is on another machine, whose processes can't be listed, or has not written its identity
-        # yet. So its signs of life count, which are changes of the file's time. How long ago the last change
-        # was is measured by this process's own clock, since other machines' clocks may be wrong. Opening a
-        # file makes network file systems ask the server for its present state.
-        with file.open("rb") as opened:
+        # yet. So its signs of life count: changes of the file's time.
+        with file.open("rb") as opened:  # a network file system asks its server for the present state then
             last_change = os.fstat(opened.fileno()).st_mtime_ns
+        # Other machines' clocks may be wrong. So it counts when this process first saw the last change.
         now = time.monotonic()
         known_change, seen_at = self._seen.get(file, (None, now))
         if last_change != known_change:

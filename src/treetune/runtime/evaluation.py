@@ -515,7 +515,6 @@ def measure_claimed(
     """
     session, directory = resources.session, resources.session.directory
     claim: Claim | None = None
-    # The other ranks have this verdict until `from_first` gives them the first rank's.
     verdict: ClaimVerdict = "measured"
     if session.ranks.is_first and not is_measured(directory, number, evaluation_set):
         claim = claims.take(directory.evaluation(number, evaluation_set.label) / "claims")
@@ -523,10 +522,10 @@ def measure_claimed(
     with contextlib.ExitStack() as stack:
         if claim is not None:
             stack.callback(claim.release)
-            # The process that held the claim may have finished between the first look and `take`.
+            # Another process may have measured the set between the first look and `take`.
             if is_measured(directory, number, evaluation_set):
                 verdict = "measured"
-        verdict = session.ranks.from_first("claim", verdict)
+        verdict = session.ranks.from_first("claim", verdict)  # the first rank decides for all
         if verdict == "ours":
             try:
                 resources.server.load_checkpoint(number)

@@ -67,8 +67,8 @@ def refuse_what_does_not_fit(config: PolicyIteration) -> None:
         if plan.checkpoints.warning and rank == "0":
             print(f"note: {plan.checkpoints.warning}", file=sys.stderr)
         return
-    # Only the first rank prints the message of a SameOnAllRanks. Other machines may be smaller than the first
-    # rank's, so one rank of each raises another ValueError, whose message it prints itself.
+    # A SameOnAllRanks is printed by the first rank alone. Another machine may be smaller than the first
+    # rank's, so one of its ranks raises a plain ValueError, and prints it itself.
     reports_for_machine = plan.machine.nodes > 1 and rank != "0" and local_rank == "0"
     error_class = ValueError if reports_for_machine else SameOnAllRanks
     raise error_class(

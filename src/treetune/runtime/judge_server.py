@@ -44,7 +44,7 @@ def judge_server(session: Session) -> Iterator[RunningJudge | None]:
         )
     # The judge's weights stay in the folder of its model. Only the folder in which the ranks find the judge's
     # servers is needed.
-    _, rendezvous_folder, _ = make_weights_folder(session.directory.path, f"{session.purpose} judge", ranks)
+    rendezvous_folder = make_weights_folder(session.directory.path, f"{session.purpose} judge", ranks).meeting
     # The first rank downloads the model if it isn't on this machine.
     model = ranks.from_first("the judge's model", str(model_folder(settings)) if ranks.is_first else "")
     logs = session.directory.logs

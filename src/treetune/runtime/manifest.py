@@ -218,12 +218,16 @@ def recorded_resumes(manifest: Mapping[str, Any]) -> list[tuple[int, list[str]]]
 
     Example: ``[(12, ["iterations was 40 and is 80", "the code of reward.py has changed"])]``.
     """
+
+    def read(entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+        return entry.get(key) or {}  # earlier versions wrote fewer keys
+
     resumes = []
     for earlier, entry in pairwise(_entries_of(manifest)):
-        changes = list((entry.get("changed") or {}).values())
-        changes += describe_different_bits(earlier.get("bits_rest_on") or {}, entry.get("bits_rest_on") or {})
-        changes += _describe_different_digests(earlier.get("inputs") or {}, entry.get("inputs") or {})
-        changes += [f"the code of {file} has changed" for file in (entry.get("changed_code") or {}).values()]
+        changes = list(read(entry, "changed").values())
+        changes += describe_different_bits(read(earlier, "bits_rest_on"), read(entry, "bits_rest_on"))
+        changes += _describe_different_digests(read(earlier, "inputs"), read(entry, "inputs"))
+        changes += [f"the code of {file} has changed" for file in read(entry, "changed_code").values()]
         if not changes and "inputs" not in earlier:
             # The resume was recorded only because an earlier version had recorded no digests.
             changes = ["the digests of its inputs are recorded from here on"]

@@ -187,7 +187,7 @@ class PolicyServer:
             if self.trainer is not None and self.engine.sleeps:
                 self.trainer.reload()
             yield
-            if self.trainer is not None and self.engine.sleeps:
+            if self.trainer is not None and self.engine.sleeps:  # the block may have made the trainer
                 self.trainer.offload()
 
     def _wait_for_start(self) -> None:

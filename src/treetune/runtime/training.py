@@ -397,10 +397,9 @@ def train(
     else:
         choice = _CheckpointChoice(resources, trainer, iteration, config.choose_checkpoint)
         metrics = _train_and_choose(choice, episodes, clock, on_signals)
-    # `metrics_of_abandoned` replaces metrics of training that have the same names. The distances to reference
-    # and engine must be those of the policy that sampled the episodes. But after a restart, training measures
-    # the distances of the start weights: under an objective with a reference, the KL of the start weights to
-    # themselves, which is 0.
+    # After a restart, training measures how far the start weights are from the reference and the engine: with
+    # a reference, the KL of the start weights to themselves, which is 0. The metrics of the policy that
+    # sampled the episodes replace these.
     metrics |= metrics_of_abandoned
     if (problem := gap_problem(session, iteration, episodes, metrics)) is not None:
         if stops_at_gap(session):

@@ -38,7 +38,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from typing_extensions import override
 
@@ -97,11 +97,8 @@ class WeightsFolder:
     ) -> None:
         self.adapters, self.transfer = adapters, transfer
         self._session = session
-        # The three values are the folder of the weights, the folder in which the engines of all ranks
-        # exchange values, and whether this rank writes weights.
-        self.path, self.meeting, self._writes = make_weights_folder(
-            session.directory.path, session.purpose, session.ranks, in_memory
-        )
+        made = make_weights_folder(session.directory.path, session.purpose, session.ranks, in_memory)
+        self.path, self.meeting, self._writes = made.path, made.meeting, made.writes
 
     def of(self, version: int) -> Path:
         """Returns the subfolder of a version."""
@@ -389,19 +386,24 @@ def describe_missing_room(folder: Path, needed: int) -> str | None:
     )
 
 
-def make_weights_folder(
-    experiment: Path, purpose: str, ranks: Ranks, in_memory: bool = True
-) -> tuple[Path, Path, bool]:
+class MadeFolder(NamedTuple):
+    """What `make_weights_folder` has made."""
+
+    path: Path
+    """The folder of the weights."""
+    meeting: Path
+    """The folder by whose files the engines of all ranks exchange values."""
+    writes: bool
+    """Whether this rank writes weights."""
+
+
+def make_weights_folder(experiment: Path, purpose: str, ranks: Ranks, in_memory: bool = True) -> MadeFolder:
     """Makes an empty folder for weights, which no other user can access. Collective.
 
     With `in_memory`, each machine has a folder of its own in /dev/shm; without it, all ranks share one in the
     experiment's folder. Any user can make files in /dev/shm, so the folder there has a random name, which no
     other user can have taken before. A file in the experiment's folder records this name, so that the next
     start can delete the folder of a killed run.
-
-    Returns:
-        The folder; the folder by whose files the engines of all ranks exchange values; and whether this rank
-        writes weights.
 
     Raises:
         ValueError: The folder exists and belongs to another user.
@@ -457,7 +459,7 @@ def make_weights_folder(
             remove_folder(meeting)
             new_own_folder(meeting)
     ranks.barrier("the weights folder is empty")
-    return folder, meeting, writes
+    return MadeFolder(folder, meeting, writes)
 
 
 def read_name_file(name_file: Path) -> Path | None:

@@ -319,7 +319,8 @@ class Trainer(Part):
         # With `restart: 'every_iteration'`, training begins anew in every iteration, and the schedule spans
         # the steps of a single iteration.
         iterations = 1 if experiment.restart == "every_iteration" else experiment.iterations
-        steps = iterations * self.epochs * math.ceil(rows / (self.minibatch_size or max(rows, 1)))
+        rows_of_step = self.minibatch_size or max(rows, 1)  # at least 1, as a divisor
+        steps = iterations * self.epochs * math.ceil(rows / rows_of_step)
         # For `Warmup`, `warmup_steps` are its `steps`, or 0 if its `may_outlast_training` is true.
         if self.schedule.warmup_steps > steps:
             yield Finding(

@@ -451,15 +451,20 @@ class PolicyTrainer:
     def restart(self, episodes: Collection[Episode] = (), on_signals: OnSignals | None = None) -> Metrics:
         """Resets policy and optimiser to the start model. Collective.
 
-        The policy before the reset has sampled `episodes`. With `measure_kl`, the metrics are the KL of that
-        policy to the start model on these episodes, and the gap between its log-probs and the engine's.
-        Without `measure_kl`, there are no metrics. `on_signals` gets that policy's scores of the tokens of
-        the episodes, such as entropies, if they are computed.
+        Args:
+            episodes: The episodes that the old policy, the one before the reset, has sampled.
+            on_signals: Gets the old policy's scores of the episodes' tokens, such as entropies, if they are
+                computed.
+
+        Returns:
+            With `measure_kl`, the KL of the old policy to the start model on the episodes, and the gap
+            between its log-probs and the engine's; else no metrics.
         """
         assert self.critic is None, "a critic is trained on from iteration to iteration"
         assert self.average is None, "a moving average is refused with `restart`"
         assert self.reward_model is None, "a reward model is trained on from iteration to iteration"
-        settings, tensors = self.settings, None
+        settings = self.settings
+        tensors: IterationTensors | None = None
         if episodes and (settings.measure_kl or settings.token_signals == "all"):
             # The episodes are only scored, and no step is taken on them.
             sequences = sequences_of_rank(episodes, settings, self.ranks, units_by_step=[], scores_all=True)
@@ -703,8 +708,11 @@ class IterationTraining:
         learned_rewards = None
         if trainer.reward_model is None:
             # Whether a model is run over all sequences before the first step.
-            scores_all = settings.token_signals == "all" or (
-                scores_old or settings.keeps_reference or trainer.critic is not None
+            scores_all = (
+                scores_old
+                or settings.keeps_reference
+                or trainer.critic is not None
+                or settings.token_signals == "all"
             )
             sequences = sequences_of_rank(
                 episodes, settings, trainer.ranks, units_by_step, scores_all=scores_all

@@ -643,8 +643,10 @@ def _candidate_changes_of_engine(plan: Plan) -> Iterator[Change]:
         yield Change("engines.policy.sleep", True, 2)
     configured_share = plan.experiment.engines.policy.gpu_memory_utilization
     if configured_share is not None:
+        # A larger share helps if the engine doesn't fit into its own.
         yield from (Change(SHARE_KEY, share, 3) for share in TRIED_SHARES if share > configured_share)
-        # A smaller cache makes sampling slower, so smaller shares cost more.
+        # A smaller share leaves more for the trainer. Its smaller cache makes sampling slower, so the
+        # smaller a share, the higher its cost.
         for number, share in enumerate(TRIED_SHARES):
             if share < configured_share:
                 yield Change(SHARE_KEY, share, 3 + number)
