@@ -102,7 +102,7 @@ class EvaluationSet(Part):
         except ValueError as error:
             yield Finding.of(error, self._find_key(str(error)))
             return
-        # Without `max_tokens`, the set has the rollout's own `max_tokens`, which the rollout checks itself.
+        # The rollout checks its own `max_tokens` itself. Here that of the set is checked.
         if self.max_tokens is not None and rollout.sampling is not None:
             yield from check_lengths(rollout, experiment.context_length)
 
@@ -416,8 +416,8 @@ class PolicyIteration(Runtime):
             for placed in placed_parts(rollouts)
         )
         environments: list[Environment] = []
-        for task in self.all_tasks if uses_environments_of_tasks else ():
-            for part in parts_of(task):
+        if uses_environments_of_tasks:
+            for part in itertools.chain.from_iterable(map(parts_of, self.all_tasks)):
                 environment = environment_of(part)
                 if environment is not None:
                     environments.append(environment)

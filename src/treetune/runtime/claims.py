@@ -75,9 +75,9 @@ class Claims:
     """
 
     def __init__(self, lease_s: float = LEASE_S, beat_s: float = BEAT_S) -> None:
-        """Sets after which time this process judges another holder dead, and how often it shows its own life.
+        """Makes the claims of this process.
 
-        A sign of life is a change of a claim's file by its holder.
+        A holder shows that it is alive by changes of its claim's file, its signs of life.
 
         Args:
             lease_s: The seconds without a sign of life after which a holder on another machine loses its

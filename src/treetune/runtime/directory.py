@@ -217,8 +217,8 @@ class ExperimentDirectory:
         return [i for i in self.checkpoints() if self._is_regular(i)]
 
     def _is_regular(self, i: int) -> bool:
-        """Returns whether a checkpoint was due by iterations. All checkpoints of earlier versions were, and
-        have no entry about it."""
+        """Returns whether a checkpoint was due by iterations. Checkpoints of earlier versions have no entry
+        about it, and all of them were."""
         try:
             state = read_record(self.checkpoint(i) / STATE, remedy="")  # its error is not shown
             return bool(state.get("regular", True))
@@ -410,8 +410,8 @@ def verify_answers(path: Path) -> None:
 def is_over_after(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> bool:
     """Returns whether the run ends after `done` iterations: there are no more, or the token budget is spent.
 
-    With a token budget, the `done` iterations must have been sampled, since their tokens are counted. The
-    last one need not be trained yet.
+    With a token budget, the tokens of the `done` iterations are counted. So these iterations must have been
+    sampled, but they need not be trained yet.
     """
     return done >= iterations_of(config, directory, done)
 

@@ -270,14 +270,17 @@ def write_evaluation(folder: Path, summary: dict[str, Any], trajectories: Iterab
 
 def _describe(summary: dict[str, Any]) -> str:
     """Returns a summary as one line for people: ``pass@1 0.480 [0.431, 0.529] on 500 problems``."""
-    note = f", {summary['too_long']} of them with too long a prompt" if summary["too_long"] else ""
-    by_domain = ", ".join(
-        f"{domain} {summary_of_domain['pass_at_1']:.3f}"
-        for domain, summary_of_domain in summary.get("domains", {}).items()
-    )
+    notes = ""
+    if summary["too_long"]:
+        notes += f", {summary['too_long']} of them with too long a prompt"
+    domains = []
+    for domain, summary_of_domain in summary.get("domains", {}).items():
+        domains.append(f"{domain} {summary_of_domain['pass_at_1']:.3f}")
+    if domains:
+        notes += f" ({', '.join(domains)})"
     return (
         f"pass@1 {summary['pass_at_1']:.3f} [{summary['ci_low']:.3f}, {summary['ci_high']:.3f}]"
-        f" on {summary['n_problems']} problems{note}{f' ({by_domain})' if by_domain else ''}"
+        f" on {summary['n_problems']} problems{notes}"
     )
 
 
@@ -488,10 +491,9 @@ def measure_until_end(resources: RunResources, claims: Claims, every_s: float = 
         if not numbers and not is_running:
             return
         claimed_by_others = [pair for pair, verdict in verdicts.items() if verdict == "another's"]
-        # If this process has measured a set, or if none was left to others, it looks again at once: there may
-        # be new checkpoints by now.
-        if numbers and (not claimed_by_others or "ours" in verdicts.values()):
-            continue
+        has_measured = "ours" in verdicts.values()
+        if numbers and (has_measured or not claimed_by_others):
+            continue  # there may be new checkpoints by now, so it looks again without a pause
         if claimed_by_others:
             number, label = claimed_by_others[0]
             holder = claims.holder(directory.evaluation(number, label) / "claims")

@@ -95,6 +95,7 @@ def size_engine(config: PolicyIteration, settings: VllmSettings) -> VllmSettings
     with contextlib.suppress(ValueError):
         plan = plan_here(config)
         if plan is not None and plan.engine is not None and plan.machine.device == "cuda":
+            # The engine's settings in the plan have its share of a GPU already.
             return replace(plan.engine.settings, max_num_seqs=plan.sequences_at_once)
     return settings
 

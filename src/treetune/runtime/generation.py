@@ -384,14 +384,16 @@ def _check_answered(resources: RunResources, request: Request, completions: Sequ
     # A rollout without `sampling` should sample with the default temperature, top_p and top_k. `max_tokens`
     # has no default and is not compared, so its value here doesn't matter.
     expected = resources.session.config.rollout.sampling or SamplingParams(max_tokens=1)
-    for key in ("temperature", "top_p", "top_k"):
-        requested_value, expected_value = getattr(request.sampling, key), getattr(expected, key)
-        if request.priority == ANSWER_PRIORITY and requested_value != expected_value:
-            raise ValueError(
-                f"the rollout requested answers with {key} = {requested_value}, but its property `sampling`"
-                f" has {expected_value}, with which the trainer would compute their log-probs: request"
-                " answers with `sampling`, or samples that aren't trained with the priority CONTINUATIONS"
-            )
+    if request.priority == ANSWER_PRIORITY:  # other samples aren't trained
+        for key in ("temperature", "top_p", "top_k"):
+            requested_value, expected_value = getattr(request.sampling, key), getattr(expected, key)
+            if requested_value != expected_value:
+                raise ValueError(
+                    f"the rollout requested answers with {key} = {requested_value}, but its property"
+                    f" `sampling` has {expected_value}, with which the trainer would compute their log-probs:"
+                    " request answers with `sampling`, or samples that aren't trained with the priority"
+                    " CONTINUATIONS"
+                )
     if resources.reference is not None:
         resources.reference.on_result(request, completions)
 

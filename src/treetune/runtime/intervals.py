@@ -50,4 +50,5 @@ def bootstrap(values: Sequence[float], seed: int) -> tuple[float, float]:
     size = len(values)
     means = sorted(math.fsum(generator.choices(values, k=size)) / size for _ in range(RESAMPLES))
     tail = (1 - CONFIDENCE_LEVEL) / 2
+    # As many means lie below the first of these two as above the second.
     return means[int(tail * len(means))], means[int((1 - tail) * len(means)) - 1]

@@ -67,7 +67,7 @@ def begin_or_resume(
     """
     bits_now = facts_that_decide_bits(ranks, config.engines.policy)
     inputs = inputs_of(config)
-    if not (directory.config_file).is_file() or not directory.has_work():
+    if not directory.config_file.is_file() or not directory.has_work():
         write_record(directory.manifest_file, _first_manifest(config, plain, inputs, bits_now))
         write_json(directory.config_file, plain)
         return unsafe_remarks(plain)
@@ -377,7 +377,8 @@ def _describe_different_digests(earlier_inputs: Mapping[str, Any], inputs: Mappi
     ):
         before, now = earlier_inputs.get(name, {}), inputs.get(name, {})
         for key in ("digest", "commit"):
-            if before.get(key) and now.get(key) and before[key] != now[key]:
+            are_recorded = before.get(key) and now.get(key)
+            if are_recorded and before[key] != now[key]:
                 path_before = before.get("path") or before.get("name")
                 path_now = now.get("path") or now.get("name")
                 changes.append(

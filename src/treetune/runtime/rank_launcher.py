@@ -113,9 +113,9 @@ def start_ranks(
             listener.bind(("127.0.0.1", 0))
             port = listener.getsockname()[1]
     devices: Sequence[str] = gpus()[:ranks]
-    # The folder in which the ranks find each other. The environment tells them its random name.
-    meeting = tempfile.mkdtemp(prefix=f"{held_folders.FOLDER_PREFIX}meeting-")
-    environment = {**os.environ, STARTED_BY: str(os.getpid()), held_folders.MEETING: meeting}
+    # The ranks find each other in this folder. The environment tells them its random name.
+    meeting_folder = tempfile.mkdtemp(prefix=f"{held_folders.FOLDER_PREFIX}meeting-")
+    environment = {**os.environ, STARTED_BY: str(os.getpid()), held_folders.MEETING: meeting_folder}
     environment["OMP_NUM_THREADS"] = threads_each(ranks)
     if not devices:
         devices = [str(i) for i in range(ranks)]  # on a CPU: the launcher starts a rank for each entry
@@ -150,7 +150,7 @@ def start_ranks(
         signal.signal(number, signals.pass_on)
     code = launcher.wait()
     _wait_for_group(launcher.pid)
-    remove_folder(Path(meeting))
+    remove_folder(Path(meeting_folder))
     return signals.exit_code(code)
 
 
@@ -200,7 +200,8 @@ class SignalsOfRun:
 def _launcher_command(nodes: Sequence[str], node: int, devices: Sequence[str], port: int) -> list[str]:
     """Returns the beginning of the node launcher's command; see `start_ranks`. Each machine has the same
     `devices`."""
-    world = base64.urlsafe_b64encode(json.dumps({name: list(devices) for name in nodes}).encode()).decode()
+    devices_by_node = {name: list(devices) for name in nodes}
+    world = base64.urlsafe_b64encode(json.dumps(devices_by_node).encode()).decode()
     address = "127.0.0.1" if len(nodes) == 1 else nodes[0]
     return [
         *(sys.executable, "-u", "-m", "deepspeed.launcher.launch", f"--world_info={world}"),

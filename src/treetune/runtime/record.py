@@ -132,8 +132,8 @@ def describe_repetition(directory: ExperimentDirectory, start: int) -> str:
     if not rows:
         return ""
     iterations = name_iterations(start + 1, start + len(rows))
-    are = "is" if len(rows) == 1 else "are"
-    begin = f", the last checkpoint: {iterations} had been finished after it and {are}"
+    verb = "is" if len(rows) == 1 else "are"
+    begin = f", the last checkpoint: {iterations} had been finished after it and {verb}"
     # Iterations whose episodes are stored are only trained again.
     if all(is_generated(directory, start + number) for number in range(len(rows))):
         seconds = sum(row.get("seconds/training", 0.0) for row in rows)

@@ -269,7 +269,7 @@ class WandbSink(Sink):
 
 
 def _first_missing_offline(directory: Path, values: Mapping[str, Any]) -> int:
-    """Returns the first iteration that is missing in the files of earlier processes.
+    """Returns the first iteration that is missing in the files of the run's last process.
 
     A kill loses points that W&B had not written yet. So W&B's files are read to see which points they have.
     If the files are gone, they were synchronised and then deleted, and no point that was logged is missing.
@@ -281,9 +281,8 @@ def _first_missing_offline(directory: Path, values: Mapping[str, Any]) -> int:
     files = list((directory / folder).glob("run-*.wandb")) if folder else []
     if not files:
         return values.get("first_missing", 0)
-    last_written = -1
-    for file in files:
-        last_written = max(last_written, max(_steps_in(file), default=-1))
+    steps = [step for file in files for step in _steps_in(file)]
+    last_written = max(steps, default=-1)
     # The last process has logged from iteration `began` on. If it was killed before W&B wrote a point, its
     # files have none, and `began` is still the first missing one.
     return max(values.get("began", 0), last_written + 1)

@@ -555,9 +555,10 @@ class _CheckpointChoice:
         or steps so far, and whether the training is over. Collective."""
         for step in steps:
             show(step.number, step.of)
-            if self.every is None and step.epochs is not None:
-                return step.epochs, step.is_last
-            if self.every is not None and (step.number % self.every == 0 or step.is_last):
+            if self.every is None:
+                if step.epochs is not None:  # the step ends an epoch
+                    return step.epochs, step.is_last
+            elif step.number % self.every == 0 or step.is_last:
                 return step.number, step.is_last
         raise AssertionError("the weights after the last step are a candidate")
 
@@ -643,8 +644,8 @@ class _CheckpointChoice:
         return metrics
 
     def _copy_to_evaluations(self, measurement: Path) -> None:
-        """Copies the measurement of the chosen weights to the evaluations, since they are the weights after
-        the iteration."""
+        """Copies the measurement of the chosen weights to the evaluations. These weights are those after the
+        iteration, so their evaluation is done."""
         done = self.iteration + 1
         folder = self.session.directory.evaluation(done, self.set.label)
         if (folder / SUMMARY).is_file():

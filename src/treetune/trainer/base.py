@@ -281,7 +281,7 @@ class Trainer(Part):
         of one step saves the pass: the step's own forward pass gives the old log-probs.
         """
         objective = self.objective
-        # A loss with advantages and ``train/kl`` are computed from the old log-probs.
+        # A loss with advantages needs the old log-probs, and so does the metric ``train/kl``.
         needs_old_logprobs = objective.needs_advantages or (self.keeps_reference and self.measure_kl)
         if isinstance(objective, TeacherObjective) and objective.importance_cap is not None:
             # The loss corrects p / p_engine by the mass that top-p and top-k leave. The pass that computes

@@ -270,8 +270,8 @@ def rows_of_rank(
     With the layout ``tree``, this needs the tokens of all rows; with other layouts, only their lengths.
     """
     batches_by_group = _plan_rows(sequences, units, settings, ranks, keep_units, with_gradient)
-    batches_of_rank = batches_by_group[ranks.rank // settings.sequence_parallel_size]
-    return set(itertools.chain.from_iterable(batch.indices for batch in batches_of_rank))
+    group = ranks.rank // settings.sequence_parallel_size
+    return set(itertools.chain.from_iterable(batch.indices for batch in batches_by_group[group]))
 
 
 def sequences_of_rank(

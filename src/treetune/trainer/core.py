@@ -434,9 +434,9 @@ class PolicyTrainer:
         shape [N]. Collective."""
         assert self.reward_model is not None
 
-        # Returns the factor that the policy's schedule puts on a learning rate. The steps are those of the
-        # reward model, which may take more or fewer steps than the policy.
         def schedule(steps_done: int, steps: int) -> float:
+            """Returns the factor that the policy's schedule puts on a learning rate. The steps are those of
+            the reward model, which may take more or fewer steps than the policy."""
             return self.learning_rate(iteration, steps_done, steps) / self.settings.learning_rate
 
         return self.reward_model.learn_and_score(iteration, sequences, ref_logprobs_N, schedule)
@@ -615,6 +615,7 @@ def _keep_scores(
         tensors.set_old_scores(scores)
         tensors.old_logprobs_mask_N = is_known_N
         return
+    # Tokens that this step has not computed keep their earlier score, or NaN without one.
     earlier = torch.nan if tensors.last_logprobs_N is None else tensors.last_logprobs_N
     tensors.last_logprobs_N = scores.logprobs_N.where(is_known_N, earlier)
 

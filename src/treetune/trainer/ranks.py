@@ -263,8 +263,8 @@ def _private_folder(port: str, rank: int) -> Path:
     if held_folders.MEETING in os.environ:  # `treetune run` has made the folder
         folder = Path(os.environ[held_folders.MEETING])
     else:
-        # The ranks have nothing in common but their launcher. Its start time is part of the name, since a
-        # later process may get its process id.
+        # The ranks have nothing in common but their launcher. The launcher's start time is part of the name,
+        # since a later launcher may get the same process id.
         launcher = psutil.Process(os.getppid())
         name = (
             f"{held_folders.FOLDER_PREFIX}meeting-{launcher.pid}-{round(launcher.create_time() * 100)}-{port}"

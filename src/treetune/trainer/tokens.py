@@ -323,9 +323,9 @@ def units_of(episodes: Collection[Episode], in_pairs: bool) -> list[Unit]:
     sides = [(episode.pair, episode.chosen, episode.trajectory) for episode in episodes]
     for index, (pair, chosen, trajectory) in enumerate(sides):
         neighbour = index ^ 1  # 0 and 1, 2 and 3, …
-        partner = sides[neighbour][0] if neighbour < len(sides) else None
-        is_first = index % 2 == 0
-        if pair is None or partner != pair or chosen is not is_first:
+        pair_of_neighbour = sides[neighbour][0] if neighbour < len(sides) else None
+        is_first = index % 2 == 0  # the first answer of a pair has to be the chosen one
+        if pair is None or pair_of_neighbour != pair or chosen is not is_first:
             raise ValueError(
                 f"episode {trajectory} is not one of a pair, better answer first, and the objective"
                 " compares answers: choose the selection 'preference_pairs'"

@@ -335,9 +335,11 @@ class Plan:
             "start", "the machine", (libraries, *self._reading_items(), shared), machine.host_memory
         )
         copied_reference = 0 if trainer.reference_stays else trainer.reference
-        # The bytes of the host for one sleeping server: the weights of all of its devices.
-        asleep = engine.weights * engine.settings.tensor_parallel_size if engine is not None else 0
-        sleeps = engine is not None and engine.settings.sleep
+        put_aside_by_trainer, put_aside_by_engines = 0, 0
+        if engine is not None and engine.settings.sleep:
+            put_aside_by_trainer = ranks * trainer.put_aside
+            # A sleeping server puts the weights of all of its devices aside.
+            put_aside_by_engines = servers * engine.weights * engine.settings.tensor_parallel_size
         yield MemoryUse(
             "generation",
             "the machine",
@@ -345,8 +347,8 @@ class Plan:
                 libraries,
                 MemoryItem("offloaded by ZeRO", ranks * self._offloaded_bytes),
                 MemoryItem("the reference", ranks * copied_reference),
-                MemoryItem("put aside by the trainer", ranks * trainer.put_aside if sleeps else 0),
-                MemoryItem("put aside by sleeping engines", servers * asleep if sleeps else 0),
+                MemoryItem("put aside by the trainer", put_aside_by_trainer),
+                MemoryItem("put aside by sleeping engines", put_aside_by_engines),
                 shared,
             ),
             machine.host_memory,
@@ -547,9 +549,9 @@ def _find_smallest_set(
 ) -> tuple[Change, ...] | None:
     """Returns a small set of changes with which the plan fits; None if there is none.
 
-    Begins with the strongest change of every key. If the plan doesn't fit even then, returns None. Otherwise
-    goes through the changes, the most expensive first. Leaves a change out if the plan still fits, or else
-    replaces it by the cheapest change of its key with which the plan fits.
+    Begins with the strongest (most expensive) change of every key. If the plan doesn't fit even then, returns
+    None. Otherwise goes through these changes, the most expensive first. Leaves a change out if the plan
+    still fits, or else replaces it by the cheapest change of its key with which the plan fits.
 
     Args:
         share: The change of the engine's share of a GPU; None for the configured one.
@@ -564,14 +566,10 @@ def _find_smallest_set(
         return None
     for change in sorted(strongest.values(), key=lambda change: -change.cost):
         without = [other for other in chosen if other is not change]
-        weaker = [
-            candidate
-            for candidate in candidates
-            if candidate.key == change.key and candidate.cost < change.cost
-        ]
         alternatives = [without]
-        for candidate in weaker:
-            alternatives.append([*without, candidate])
+        for candidate in candidates:
+            if candidate.key == change.key and candidate.cost < change.cost:
+                alternatives.append([*without, candidate])
         for alternative in alternatives:
             if _plan_if_it_fits(plan, tuple(alternative)):
                 chosen = alternative
@@ -591,11 +589,15 @@ def _cost(changes: Iterable[Change]) -> int:
 def _plan_if_it_fits(plan: Plan, changes: tuple[Change, ...]) -> Plan | None:
     """Returns the plan with these changes. Returns None if the changed plan doesn't fit the machine, or if
     the configuration refuses a change."""
-    changed: Plan | None = plan
     # ZeRO's stage is changed first, since some other changes are refused without it.
-    for change in sorted(changes, key=lambda change: change.key != "trainer.zero_stage"):
-        changed = change.applied(changed) if changed is not None else None
-    return changed if changed is not None and changed.fits else None
+    changes_of_stage = [change for change in changes if change.key == "trainer.zero_stage"]
+    other_changes = [change for change in changes if change.key != "trainer.zero_stage"]
+    for change in (*changes_of_stage, *other_changes):
+        changed = change.applied(plan)
+        if changed is None:
+            return None
+        plan = changed
+    return plan if plan.fits else None
 
 
 def _candidate_changes(plan: Plan) -> Iterator[Change]:

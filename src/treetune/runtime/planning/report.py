@@ -363,7 +363,8 @@ def _memory_of_training(plan: Plan) -> MemoryUse:
 
 
 def _evaluation(plan: Plan) -> PhaseSeconds:
-    """Returns an iteration's share of all evaluations: those during training, or the one at the end."""
+    """Returns an iteration's share of the seconds of all evaluations, those during training and at the
+    end."""
     experiment = plan.experiment
     every = experiment.evaluation.every
     seconds = 0.0
