@@ -61,12 +61,13 @@ def two_sided_jsd(target: tuple[Tensor, Tensor], policy: tuple[Tensor, Tensor]) 
     A two-sided distribution is a pair of log-probs at each position, [C] each: that of a token, and that of
     all other tokens together.
     """
+    log_t_C, log_not_t_C = target
+    log_p_C, log_not_p_C = policy
     # The log-probs of the mean of both distributions.
-    middle = (
-        target[0].logaddexp(policy[0]) - math.log(2),
-        target[1].logaddexp(policy[1]) - math.log(2),
-    )
-    return 0.5 * (two_sided_kl(target, middle) + two_sided_kl(policy, middle))
+    log_mean_C = log_t_C.logaddexp(log_p_C) - math.log(2)
+    log_not_mean_C = log_not_t_C.logaddexp(log_not_p_C) - math.log(2)
+    mean = log_mean_C, log_not_mean_C
+    return 0.5 * (two_sided_kl(target, mean) + two_sided_kl(policy, mean))
 
 
 def rank_target(logits_CV: Tensor, labels_C: Tensor, total_C: Tensor, max_rank: int) -> tuple[Tensor, ...]:

@@ -485,7 +485,9 @@ class PolicyIteration(Runtime):
             "stop_after",
         }
         # With `choose_checkpoint`, the evaluation chooses the weights, so a change of it changes training.
-        return frozenset(keys if settings.get("choose_checkpoint") else keys | {"evaluation"})
+        if not settings.get("choose_checkpoint"):
+            keys.add("evaluation")
+        return frozenset(keys)
 
     @property
     def length_matters(self) -> str | None:

@@ -284,9 +284,9 @@ def _describe(summary: dict[str, Any]) -> str:
     )
 
 
-def _unanswered(problem: Problem, samples: int, length: int, context_length: int) -> list[Trajectory]:
+def _unanswered(problem: Problem, samples: int, prompt_length: int, context_length: int) -> list[Trajectory]:
     """Returns empty answers, which count as wrong, to a problem whose prompt fills the context."""
-    message = f"the prompt of {length} tokens fills the context of {context_length}"
+    message = f"the prompt of {prompt_length} tokens fills the context of {context_length}"
     answer = Trajectory(
         problem=problem,
         sample=0,

@@ -42,9 +42,8 @@ def refuse_exclusive_gpus(sharing_processes: str) -> None:
     if exclusive:
         raise SameOnAllRanks(
             f"the GPUs' compute mode is {exclusive[0]}, which allows one process, but {sharing_processes}"
-            " share a GPU: set"
-            " the mode to Default (sudo nvidia-smi -c 0; on a cluster, request it with the job), or give the"
-            " engine GPUs of its own (engines.policy.devices)"
+            " share a GPU: set the mode to Default (sudo nvidia-smi -c 0; on a cluster, request it with the"
+            " job), or give the engine GPUs of its own (engines.policy.devices)"
         )
 
 

@@ -242,7 +242,8 @@ def changed_code(manifest: Mapping[str, Any]) -> dict[str, str]:
     """
     hashes_before: Mapping[str, str] = {}
     for entry in _entries_of(manifest):
-        hashes_before = entry.get("own_modules", hashes_before)
+        if "own_modules" in entry:
+            hashes_before = entry["own_modules"]
     changed = {}
     for name, hash_now in sorted(own_modules().items()):
         # A module that the run has not imported before counts as unchanged.

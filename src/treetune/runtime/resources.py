@@ -161,7 +161,9 @@ class RunResources:
         turn_journal: TurnJournal | None = None
         if engine is not None and journal is not None:
             engine = JournaledEngine(engine, journal, journals, continuations, observe)
-            other_journals = [*journals, *([earlier] if earlier is not None else [])]
+            other_journals = list(journals)
+            if earlier is not None:
+                other_journals.append(earlier)
             turn_journal = TurnJournal.for_requests(journal, other_journals)
         return RolloutContext(
             task=task or session.config.task,

@@ -74,12 +74,12 @@ class Session:
     def open(
         config: PolicyIteration, plain_config: Mapping[str, Any], lock: Lock = "run"
     ) -> Iterator[Session]:
-        """Joins the ranks, takes the experiment's lock for a purpose, and yields the session. Collective.
+        """Joins the ranks, takes a lock of the experiment, and yields the session. Collective.
 
         An experiment may have one process that runs it, one that analyses it, and several that evaluate it.
 
         Args:
-            lock: The purpose: ``run``, ``analysis`` or ``evaluation``.
+            lock: The lock for what this process does: ``run``, ``analysis`` or ``evaluation``.
         """
         with contextlib.ExitStack() as stack:
             directory = ExperimentDirectory.of(config)

@@ -183,11 +183,11 @@ def _gather_facts(machine: int, listens_at: tuple[str, str, int], plain: Mapping
     """
     interface, address, port = listens_at
     return MachineFacts(
-        machine,
-        platform.node(),
-        interface,
-        address,
-        port,
+        machine=machine,
+        name=platform.node(),
+        interface=interface,
+        address=address,
+        port=port,
         clock=time.time(),
         code=_hash_sources(),
         own_modules=own_modules(),

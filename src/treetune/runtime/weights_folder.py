@@ -193,16 +193,19 @@ class WeightsFolder:
                 if sends_tensors:
                     yield Chunk(path, number, is_last, digest="", tensors=chunk)
 
-                # Waits for files, so that few chunks are in memory. A digest needs the whole file, and the
-                # last chunk says that all files are written.
-                writers.wait(0 if needs_digest or is_last else MOST_UNWRITTEN)
+                # A digest needs the whole file, and the last chunk says that all files are written. Otherwise
+                # this waits only so that few chunks are in memory.
+                needs_all_files = needs_digest or is_last
+                writers.wait(0 if needs_all_files else MOST_UNWRITTEN)
                 if is_last and self._writes:
                     write_index(file_of_weight, folder)
 
                 if not sends_tensors:
-                    digest = digest_of_weights(path) if needs_digest and ranks.is_first else ""
-                    if needs_digest or is_last:
-                        # The other ranks wait here until the file is written.
+                    digest = ""
+                    if needs_digest and ranks.is_first:
+                        digest = digest_of_weights(path)
+                    if needs_all_files:
+                        # The other ranks wait here until the first rank has written the files.
                         digest = ranks.from_first("a chunk of weights", digest)
                     yield Chunk(path, number, is_last, digest)
 

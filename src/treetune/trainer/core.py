@@ -700,7 +700,8 @@ class IterationTraining:
                 self._steps_skipped += 1
             self._steps_done = number
             ends_epoch = number % steps_per_epoch == 0
-            yield StepDone(number, steps, number // steps_per_epoch if ends_epoch else None)
+            epochs = number // steps_per_epoch if ends_epoch else None
+            yield StepDone(number, steps, epochs)
 
     def _score_tokens(self, units_by_step: Sequence[Sequence[Unit]]) -> None:
         """Runs the models over all sequences whose scores the steps or the token signals need. Collective."""

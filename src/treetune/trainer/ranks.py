@@ -83,7 +83,7 @@ class Meeting:
             # torchrun has a store already, and PyTorch knows how to connect to it.
             store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
         elif machines == 1:
-            # Any process that reaches a port can take part. No other user can access this file.
+            # A file, which no other user can access. In a store at a port, any process could take part.
             store = dist.FileStore(
                 str(_private_folder(environment["MASTER_PORT"], rank) / "store"), world_size
             )
@@ -366,8 +366,11 @@ class Ranks:
                 # On the loopback interface, no other machine can connect to the ranks.
                 for variable in (GLOO_INTERFACE, NCCL_INTERFACE):
                     os.environ.setdefault(variable, LOOPBACK_INTERFACE)
+            exchanges_objects = world_size > 1  # by gloo, also on GPUs: see `objects` below
             missing_interface = find_missing_interface(
-                os.environ, uses_gloo=backend == "gloo" or world_size > 1, uses_nccl=backend == "nccl"
+                os.environ,
+                uses_gloo=backend == "gloo" or exchanges_objects,
+                uses_nccl=backend == "nccl",
             )
             meeting.refuse_problems("network interfaces", missing_interface)
             if agree is not None:

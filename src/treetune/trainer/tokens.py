@@ -342,10 +342,10 @@ def flat_of_trained(
     Args:
         values: Returns an episode's values, one for each response token, or None if it has none.
     """
-    rows = []
+    values_by_episode = []
     for episode in episodes:
-        row = values(episode)
-        if row is None:
+        values_of_episode = values(episode)
+        if values_of_episode is None:
             return None
-        rows.append(row[episode.trained].astype(np.float32))
-    return torch.from_numpy(np.concatenate(rows))
+        values_by_episode.append(values_of_episode[episode.trained].astype(np.float32))
+    return torch.from_numpy(np.concatenate(values_by_episode))

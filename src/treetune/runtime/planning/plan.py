@@ -247,7 +247,7 @@ class Plan:
         if engine is None:
             yield MemoryUse("training", "a GPU", tuple(training), room)
             return
-        awake = [
+        engine_awake = [
             MemoryItem("engine: weights", engine.weights),
             # The least share consists of the weights, this item, and the cache of one sequence of the
             # context's length.
@@ -258,24 +258,25 @@ class Plan:
             MemoryItem("engine: KV cache", max(engine.cache, self._bytes_of_one_sequence)),
         ]
         if not self.shares_device:
-            yield MemoryUse("start", "an engine's GPU", tuple(awake), room)
+            yield MemoryUse("start", "an engine's GPU", tuple(engine_awake), room)
             yield MemoryUse("training", "a trainer's GPU", tuple(training), room)
             return
         if not engine.settings.sleep:
-            yield MemoryUse("start", "a GPU", (context, *awake), room)
-            yield MemoryUse("training", "a GPU", (*training, *awake), room)
+            yield MemoryUse("start", "a GPU", (context, *engine_awake), room)
+            yield MemoryUse("training", "a GPU", (*training, *engine_awake), room)
             return
         # From here on, engine and trainer use the GPU in turn. While the engine is awake, the trainer keeps
         # only the weights that score answers.
         scorable = MemoryItem("weights of the trainer, kept to be scored", trainer.scorable)
-        yield MemoryUse("start", "a GPU", (context, *awake), room)
-        yield MemoryUse("generation", "a GPU", (context, scorable, *awake), room)
+        yield MemoryUse("start", "a GPU", (context, *engine_awake), room)
+        yield MemoryUse("generation", "a GPU", (context, scorable, *engine_awake), room)
         # The canary is a few answers that the engine samples with new weights. The trainer scores them, and
         # ZeRO-3 gathers weights for that.
         gathered = trainer.policy.passing if self.experiment.trainer.zero_stage == 3 else 0
         canary = MemoryItem("scoring the canary", gathered)
-        yield MemoryUse("sync", "a GPU", (context, scorable, *awake, canary), room)
-        yield MemoryUse("training", "a GPU", (*training, MemoryItem("engine, asleep", ASLEEP_BYTES)), room)
+        yield MemoryUse("sync", "a GPU", (context, scorable, *engine_awake, canary), room)
+        engine_asleep = MemoryItem("engine, asleep", ASLEEP_BYTES)
+        yield MemoryUse("training", "a GPU", (*training, engine_asleep), room)
 
     @property
     def _bytes_of_one_sequence(self) -> int:
