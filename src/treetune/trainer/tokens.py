@@ -121,9 +121,9 @@ class Sequences:
         """Makes the sequences of episodes.
 
         Args:
-            rows_with_tokens: The numbers of the rows that hold their tokens; None for all. Only with None are
-                the sequences of a critic with prompts of its own (`of_critic`) made, too, since a rank
-                computes other rows for the critic.
+            rows_with_tokens: The numbers of the rows that hold their tokens; None for all. With None, the
+                sequences of a critic that has prompts of its own (`of_critic`) are made, too. Otherwise the
+                caller makes them, since a rank computes other rows for the critic.
 
         Raises:
             ValueError: An episode has no trained token.

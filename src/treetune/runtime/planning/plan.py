@@ -157,8 +157,8 @@ class Plan:
         if not settings.sleep:
             return CONTEXT_BYTES + self.trainer.peak  # it is awake during training, too
         # The server sleeps during training. While it is awake, the trainer keeps only the weights that score
-        # answers (`scorable`). It scores a few answers of new weights then, to verify them (the canary), and
-        # ZeRO-3 gathers weights for that.
+        # answers (`scorable`). Then the trainer scores a few answers of new weights, to verify them (the
+        # canary), for which ZeRO-3 gathers weights.
         gathered = self.trainer.policy.passing if self.experiment.trainer.zero_stage == 3 else 0
         return CONTEXT_BYTES + self.trainer.scorable + gathered
 
