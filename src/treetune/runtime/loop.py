@@ -161,9 +161,9 @@ class Lookahead:
                 " was to end there, or its episodes were deleted): it is sampled from the weights that"
                 " it begins with"
             )
-        # The seconds of episodes on disk go to a clock that counts for no iteration, since most of these
-        # episodes were made while the previous iteration was trained. The first iteration has no previous
-        # one, so its seconds count.
+        # Episodes on disk were made while the previous iteration was trained, or by an earlier process. Their
+        # seconds go to a clock that counts for no iteration. The first iteration has no previous one, so its
+        # seconds count.
         were_made_before = is_on_disk and iteration > 0
         generation_clock = self._clock_of_thread(iteration) if were_made_before else clock
         episodes, metrics = generate(self._resources, iteration, generation_clock)
