@@ -410,7 +410,7 @@ class PolicyIteration(Runtime):
         bubblewrap, that this machine doesn't have. The graders are those of all tasks."""
         graders = list(itertools.chain.from_iterable(task.grader.parts() for task in self.all_tasks))
         rollouts = [rollout for rollout in (self.rollout, self.evaluation.rollout) if rollout is not None]
-        # A rollout in turns uses its own environment, which is a part of it, or else those of the tasks.
+        # A rollout in turns has its own environment, or else uses those of the tasks.
         uses_environments_of_tasks = any(
             isinstance(placed.part, MultiTurn) and placed.part.environment is None
             for placed in placed_parts(rollouts)

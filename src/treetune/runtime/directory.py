@@ -448,8 +448,8 @@ def missing_sets(config: PolicyIteration, directory: ExperimentDirectory, done: 
 def needs_sampling(config: PolicyIteration, directory: ExperimentDirectory, iteration: int) -> bool:
     """Returns whether an engine still has to sample the iteration.
 
-    It doesn't if the rollout samples nothing, if the run is over before this iteration, or if its episodes
-    are on disk.
+    It doesn't if the rollout samples nothing, the run is over before this iteration, or the iteration's
+    episodes are on disk.
     """
     return (
         config.rollout.needs_engine
@@ -467,7 +467,7 @@ def sampling_version(config: PolicyIteration, iteration: int) -> int:
 def will_sample_from(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> bool:
     """Returns whether a later rollout or an evaluation samples from the weights after `done` (one or more)
     iterations."""
-    # These weights sample the iteration that begins with them or, with an overlap, the one after it.
+    # These weights sample the iteration that begins with them or, with an overlap, the next iteration.
     sampled_iteration = done + 1 if config.overlap == "one_step" else done
     is_over = is_over_after(config, directory, done)
     a_rollout_samples = not is_over and needs_sampling(config, directory, sampled_iteration)

@@ -313,9 +313,9 @@ def summarise(
       frequent ones, the first). Samples without an extracted answer don't vote. Answers that `same_answer`
       finds equal vote together, and so do all correct ones. If a domain's grader gives no extracted answer
       for a correct sample, its problems are left out; None if all are.
-    * ``unavailable``: the number of answers that could not be graded. ``unfinished`` and ``mean_tokens``
-      include these answers. The other numbers ignore them: a problem counts with its graded samples, is left
-      out of pass@k if it has fewer than k of them, and is left out of all these numbers if it has none.
+    * ``unavailable``: the number of answers that could not be graded. Only ``unfinished`` and ``mean_tokens``
+      include them. The other numbers are those of the graded samples: problems without any are left out, and
+      problems with fewer than k are left out of ``pass_at_k``.
     """
     n_samples: Counter[str] = Counter()  # by problem, graded or not
     graded_samples: dict[str, list[Trajectory]] = {}  # by problem

@@ -228,8 +228,8 @@ def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) ->
     if ranks.is_first:
         if drawing_rule.reads_pass_rates:
             write_record(folder / PASS_RATES, _pass_rates(answers_of_all_ranks))
-        # Credit may have begun to sample continuations: their seconds are written, too. If this process is
-        # killed during credit, the next process reads them and adds them to its clock.
+        # The seconds of continuations that credit has begun to sample are written, too. If this process is
+        # killed during credit, the next process adds these seconds to its clock.
         _write_phase(folder / ROLLOUT_METRICS, metrics, clock, "generation", begun_phase="credit")
         if samples_answers:
             write_trajectories(folder / TRAJECTORIES, answers_of_all_ranks, iteration)
@@ -341,8 +341,8 @@ def assign_credit(
         episodes, prompt_metrics = with_teacher_prompts(context, teacher, trees, episodes)
         credit_metrics = credit_metrics | prompt_metrics
     n_episodes = sum(ranks.exchange("number of episodes", len(episodes)))
-    # Answers are left out if they could not be graded, or if their prompt has no value ("credit/unvalued"),
-    # for example since none of its continuations could be graded.
+    # Answers are left out if they could not be graded. They are also left out if their prompt has no value
+    # ("credit/unvalued"), for example since none of the prompt's continuations could be graded.
     has_ungraded = bool(metrics_of_ungraded) or "credit/unvalued" in credit_metrics
     # If there are no episodes for another reason, `train` reports it.
     if n_episodes == 0 and has_ungraded:
@@ -375,7 +375,8 @@ def _count_tokens(resources: RunResources, phase: str, clock: Clock) -> Iterator
 
 
 def _check_answered(resources: RunResources, request: Request, completions: Sequence[Completion]) -> None:
-    """Checks answers as they arrive, and passes them to the reference model, which scores them meanwhile.
+    """Checks answers as they arrive, and passes them to the reference model, which scores them while others
+    are sampled.
 
     Raises:
         ValueError: The answers were sampled with other parameters than `rollout.sampling`. The trainer would
@@ -402,8 +403,8 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metr
     """Moves the cost of early continuations from the phase of generation to that of credit. Collective.
 
     Early continuations are those that credit began while answers were still sampled. Two things are moved:
-    the tokens of these continuations, and the seconds in which only they were sampled, after every rank had
-    its last answer.
+    the tokens of these continuations, and the seconds after the last answer of all ranks, in which only
+    continuations were sampled.
 
     Returns:
         ``credit/value_overlap_seconds``: the seconds in which a rank sampled both continuations and answers,

@@ -122,7 +122,7 @@ def refuse_unusable_judge(judge: RunningJudge, task: Task, problems: Sequence[Pr
     try:
         asyncio.run(ask())
     except (EndpointError, Unanswered) as error:
-        # With HTTP 500 a server runs, but fails on this prompt, for example because it can't encode it.
+        # HTTP 500 comes from a server that runs, but fails on this prompt, for example in encoding it.
         can_never_answer = isinstance(error, EndpointError | RequestRefused) or "HTTP 500" in str(error)
         if not can_never_answer:
             return  # the server was killed and will be restarted, and questions wait for that

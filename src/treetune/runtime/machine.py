@@ -301,8 +301,8 @@ def memory_in_use() -> float:
 
 
 def processes_of_the_run(environment: Mapping[str, str] = os.environ) -> list[psutil.Process]:
-    """Returns the launcher of this machine's ranks and all of its descendants; without a launcher, this
-    process and its descendants.
+    """Returns the launcher of this machine's ranks (without a launcher, this process), and all descendants of
+    that process.
 
     Raises:
         psutil.Error: The processes can't be listed.

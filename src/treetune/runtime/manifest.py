@@ -492,8 +492,8 @@ class ChangedKey:
 def find_changed_keys(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[ChangedKey]:
     """Returns the keys whose values differ between two configurations.
 
-    Parts of the same type are compared key by key. A key that one configuration leaves out has its default,
-    so that it equals the same value in the other one.
+    Parts of the same type are compared key by key. A key that a configuration leaves out counts with its
+    default.
     """
     return list(_differences_at(path=(), before=stored, now=plain, root=plain, changeable=False))
 

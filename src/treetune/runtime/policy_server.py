@@ -153,7 +153,7 @@ class PolicyServer:
         with self._session.console.phase(f"weights after iteration {number} into the engine"):
             folder = self.folder.write_stored(number)
             # The engine's log-probs are verified on a few sampled answers (the canary). No trainer has these
-            # weights to score them with, so they are scored with the files.
+            # weights, so the answers are scored with the weights' files.
             trusted = getattr(self._session.config.model, "trust_remote_code", False)
             score = partial(
                 stored_logprobs,

@@ -192,8 +192,8 @@ class SignalsOfRun:
             # The ranks' exit codes depend on where the signal met each rank. So the run's exit code is made
             # from the number of the first signal instead.
             return 128 + self._received[0]
-        # This is right after a request for a checkpoint, too: all ranks then end with 138 (128 + SIGUSR1) or,
-        # if the run fails before it writes the checkpoint, with the code of that failure.
+        # A request for a checkpoint needs no other code: all ranks then end with 138 (128 + SIGUSR1), unless
+        # the run fails before it writes the checkpoint.
         return _code_of_run(code)
 
 
@@ -256,7 +256,7 @@ def _wait_for_group(group: int) -> None:
 
     Ranks end by themselves when their launcher is gone.
     """
-    # First it waits for processes that end by themselves, then for those that it has killed.
+    # The first turn waits for processes that end by themselves, the second one for killed processes.
     for signal_number in (None, signal.SIGKILL):
         if signal_number is not None:
             with contextlib.suppress(ProcessLookupError):

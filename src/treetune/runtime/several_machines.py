@@ -111,8 +111,8 @@ def refuse_machines_that_differ(
         return
     interface, address = meeting.interface()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    # NCCL's own choice may be a bridge of virtual machines, on which it would wait until the deadline. With
-    # "=" it takes exactly this name, and not all names that begin with it.
+    # NCCL's own choice may be a bridge of virtual machines, on which it would wait until the deadline. After
+    # "=", NCCL takes exactly this name, and not all names that begin so.
     os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     # Each machine keeps a file, its mark, in the folder, and the others look for it. All use the first rank's
     # token in the names of the marks.

@@ -601,8 +601,8 @@ class _CheckpointChoice:
     def _find_measurement(self, point: int) -> Path | None:
         """Returns the folder in which the weights after `point` epochs or steps were measured already.
 
-        Returns None if there is no such folder. There is one if the run was interrupted after this
-        measurement, or if these are start weights that an earlier iteration has measured.
+        Returns None if there is no such folder. There is one if the run was interrupted after the
+        measurement, or if an earlier iteration has measured the same start weights.
         """
         iterations = [self.iteration]
         if point == 0 and self.session.config.restart == "every_iteration":
@@ -644,8 +644,8 @@ class _CheckpointChoice:
         return metrics
 
     def _copy_to_evaluations(self, measurement: Path) -> None:
-        """Copies the measurement of the chosen weights to the evaluations. These weights are those after the
-        iteration, so their evaluation is done."""
+        """Copies the measurement of the chosen weights to the evaluations, as the evaluation after the
+        iteration."""
         done = self.iteration + 1
         folder = self.session.directory.evaluation(done, self.set.label)
         if (folder / SUMMARY).is_file():

@@ -254,8 +254,8 @@ class WeightsFolder:
     def keep_only(self, version: int) -> None:
         """Deletes all versions of the weights except this one, from which the engine restarts.
 
-        If adapters are sent, the start model stays, too: it has a subfolder of its own, and an engine that
-        restarts loads it and then the adapters.
+        If adapters are sent, the start model stays, too: an engine that restarts loads first the start model,
+        which has a subfolder of its own, and then the adapters.
         """
         if not self._writes:
             return
@@ -281,9 +281,9 @@ def _weights_for_engine(trainer: PolicyTrainer) -> Iterator[tuple[str, Tensor]]:
 
     config = trainer.model.config
     weights = trainer.weights_in_turn()
-    # The output head is sent as a weight of its own, also if the model ties the head to the embeddings: an
-    # engine may have copied the embeddings into its head at its start. For some models (Gemma 2) the engine
-    # computes logits with the embeddings, and refuses a head.
+    # The output head is sent as a separate weight, also if the model ties the head to the embeddings: an
+    # engine may have copied the embeddings into its head when it started. For some models (Gemma 2) the
+    # engine computes logits with the embeddings, and refuses a head.
     if has_no_head_in_engine(config):
         weights = ((name, weight) for name, weight in weights if name != HEAD_WEIGHT)
     else:
@@ -468,8 +468,8 @@ def make_weights_folder(experiment: Path, purpose: str, ranks: Ranks, in_memory:
 def read_name_file(name_file: Path) -> Path | None:
     """Returns the folder in memory that a run's last start has named in a file.
 
-    Returns None if there is no such file or folder, if the folder belongs to another user, or if its place
-    and name are not those of this program's folders.
+    Returns None if the file or the folder doesn't exist, if the folder belongs to another user, or if this
+    program gives no folder such a path.
     """
     try:
         folder = Path(name_file.read_text())

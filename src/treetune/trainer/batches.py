@@ -443,8 +443,8 @@ def _lay_out(rows: Sequence[Row], layout: Layout) -> tuple[ModelInputs, int]:
     labels_N = torch.cat(labels_by_row)
     tokens = sum(row.length for row in rows)
     if layout == "tree":
-        # All rows become one: their prefix tree. The position of a token is its depth. Its logits are those
-        # of its parent, which may be anywhere before it in the order of the depth-first walk.
+        # All rows become one: their prefix tree. The position id of a token is its depth. The token is
+        # predicted by its parent, which may be anywhere before it in the order of the depth-first walk.
         tree = PrefixTree.of([ids_T.numpy() for ids_T in ids_by_row])
         # The node of each token of each row.
         nodes_by_row = [torch.from_numpy(path) for path in tree.paths]

@@ -318,9 +318,9 @@ class PolicyTrainer:
             # reports those of a dummy.
             if recorder is not None and self.scorer.reports(batch):
                 recorder.add(batch, scored)
-            # The counts of all ranks are summed below, so they are scaled as losses are: by 0 for a dummy (a
-            # repeated micro-batch that only keeps the ranks in step), and by 1 / (number of ranks) for a
-            # micro-batch that several ranks compute together.
+            # The counts of all ranks are summed below, so they are scaled as losses are. `loss_scale` is 0
+            # for a dummy (a repeated micro-batch that only keeps the ranks in step), and 1 / (number of
+            # ranks) for a micro-batch that several ranks compute together.
             metrics[COMPUTED] = batch.computed_tokens * batch.loss_scale
             if self.critic is not None and sequences.of_critic is None:
                 metrics |= self.critic.backward(minibatch, batch, tensors)

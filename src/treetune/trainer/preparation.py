@@ -265,7 +265,7 @@ def prepare(
             tensors.returns_N = rewards_to_come(starts, rewards_N)
     if reward_penalties_N is not None and from_values is None:
         # Only advantages from values contain these penalties already. A token influences its own penalty and
-        # those of the tokens after it, so their sum is subtracted from its advantage.
+        # all later ones, so the sum of these penalties is subtracted from the token's advantage.
         advantages_N = advantages_N - rewards_to_come(starts, reward_penalties_N)
 
     # The normalisation.

@@ -361,8 +361,8 @@ class Scorer:
         return all_N[sequences.flat_index(sequences.first_equal_rows())]
 
     def reports(self, batch: MicroBatch) -> bool:
-        """Returns whether the results of this rank count: one of the ranks that compute a micro-batch
-        together reports it, and no rank reports a dummy."""
+        """Returns whether the results of this rank count. Of the ranks that compute a micro-batch together,
+        one reports the results. No rank reports those of a dummy."""
         return not batch.is_dummy and self.ranks.rank % self.settings.sequence_parallel_size == 0
 
     def answer_logprobs(

@@ -238,8 +238,8 @@ class Plan:
     # GPUs
 
     def _uses_of_gpus(self) -> Iterator[MemoryUse]:
-        """Yields the uses of a GPU: by the trainer alone, by an engine on GPUs of its own, by both at once,
-        or by both in turn, if the engine sleeps during training."""
+        """Yields the uses of a GPU. Trainer and engine use different GPUs, or the same ones: at once or, if
+        the engine sleeps during training, in turn."""
         room = int(USABLE_SHARE * self.machine.device_memory)
         context = MemoryItem("CUDA context of the rank", CONTEXT_BYTES)
         trainer, engine = self.trainer, self.engine

@@ -208,8 +208,8 @@ class _ForwardPasses:
 
 
 def _scoring_passes(plan: Plan) -> int:
-    """Returns the number of passes over all rows before the first step: of the reference, of the policy if
-    there are several steps (or a KL penalty in rewards or advantages), of the critic, of the reward model."""
+    """Returns the number of passes of models over all rows before the first step. The policy has one if there
+    are several steps, or a KL penalty in rewards or advantages."""
     experiment, trainer = plan.experiment, plan.experiment.trainer
     passes = 0
     if trainer.keeps_reference:
