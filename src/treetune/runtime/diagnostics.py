@@ -170,7 +170,7 @@ def _check_sign(
 ) -> CollapseSign:
     """Checks a sign after the last row.
 
-    The sign counts if the last row and enough rows directly before it show the sign (`patience` in all).
+    The sign counts if the last `patience` rows show it.
     """
     check = _CHECKS[sign]
     message = check(settings, watched, rows)

@@ -177,7 +177,8 @@ class PolicyServer:
         if self.engine is None or self.folder is None:
             yield
             return
-        # A server that starts sizes its cache by the free memory. The trainer must not change it then.
+        # While a server starts, it sizes its cache by the free memory. The trainer must not use more or less
+        # memory meanwhile.
         self.engine.wait_settled()
         # An engine that is sent adapters keeps the model that they are added to.
         keep_weights = not weights_follow or self.folder.adapters is not None

@@ -541,7 +541,10 @@ class CollapseWatch:
         return find_last_good(self.session.config.diagnostics, self.signs, last_iteration)
 
     def stop_if_collapsed(self) -> None:
-        """Raises Collapsed if a sign that may stop the run counts. Called after the commit."""
+        """Raises Collapsed if enough iterations in a row have shown a sign that may stop the run.
+
+        It is called when the last of these iterations is written, so that the run can resume after it.
+        """
         if self.stops_run:
             raise Collapsed(
                 _describe_collapse(self.session.config, self.session.directory, self.rows, self.signs)

@@ -146,8 +146,8 @@ def critic_for_credit(
     configured.
 
     Args:
-        values: Computes the value of the state before each trained token. All ranks call it together, each
-            with the answers of all ranks.
+        values: Computes the value of the state before each trained token. All ranks call it together, and
+            every rank passes the answers of all ranks.
     """
     settings = session.config.credit.critic_settings
     assert settings is not None, "a credit that asks the critic has settings for it"
@@ -185,8 +185,8 @@ def reference_for_credit(
     so configured.
 
     Args:
-        logprobs: Computes the log-prob of each trained token. All ranks call it together, each with the rows
-            of all ranks.
+        logprobs: Computes the log-prob of each trained token. All ranks call it together, and every rank
+            passes the rows of all ranks.
     """
 
     def reference_logprobs(texts: Sequence[ScoredText]) -> list[Column]:
@@ -241,7 +241,7 @@ def distributions_for_credit(
 
     Args:
         score_distributions: Computes Σ π² and the entropy at each trained token. All ranks call it together,
-            each with the rows of all ranks.
+            and every rank passes the rows of all ranks.
     """
 
     def squares_and_entropies(episodes: Sequence[Episode]) -> list[tuple[Column, Column]]:
@@ -273,7 +273,8 @@ def divergences_for_credit(
 
     Args:
         score_divergences: Computes the divergence at each trained token, from the rows and the position of
-            each trained token in its answer. All ranks call it together, each with the rows of all ranks.
+            each trained token in its answer. All ranks call it together, and every rank passes the rows of
+            all ranks.
     """
 
     def divergences_along(episodes: Sequence[Episode]) -> list[Column]:
@@ -313,8 +314,8 @@ def _score_rows(
     An episode has T response tokens. The values of a token that isn't trained are 0.
 
     Args:
-        score: Computes the columns, with a value for each trained token. All ranks call it together, each
-            with the rows of all ranks.
+        score: Computes the columns, with a value for each trained token. All ranks call it together, and
+            every rank passes the rows of all ranks.
         columns: The number of columns that `score` computes.
     """
     import numpy as np

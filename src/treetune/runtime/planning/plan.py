@@ -220,13 +220,14 @@ class Plan:
             return
         settings = self.engine.settings
         gpus_of_servers = settings.tensor_parallel_size * servers_on_a_machine(settings, self.machine)
-        if (least := self.engine.least_share) > self.engine.share:
+        bytes_of_engine, least_bytes = self.engine.share, self.engine.least_share
+        if least_bytes > bytes_of_engine:
             yield (
                 f"start: engines.policy.gpu_memory_utilization {settings.gpu_memory_utilization} gives the"
-                f" server {self.engine.share / GIB:.1f} GiB of a GPU, and with one sequence of"
-                f" {self.engine.context_length:,} tokens it needs {least / GIB:.1f}"
+                f" server {bytes_of_engine / GIB:.1f} GiB of a GPU, and with one sequence of"
+                f" {self.engine.context_length:,} tokens it needs {least_bytes / GIB:.1f}"
             )
-        gpus = self.machine.gpus or self.machine.ranks  # None: one for each rank
+        gpus = self.machine.gpus or self.machine.ranks  # without a number of GPUs, each rank has one
         if settings.devices is None and gpus_of_servers > gpus:
             yield (
                 f"the servers need {gpus_of_servers} GPUs of a machine (tensor_parallel_size"
