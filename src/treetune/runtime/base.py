@@ -575,10 +575,10 @@ def check_name(name: str, key: str, expected: str, nested: bool = True) -> Itera
             )
             return
     for part in parts:
-        size = len(part.encode())
-        if size > LONGEST_NAME:
+        n_bytes = len(part.encode())
+        if n_bytes > LONGEST_NAME:
             yield Finding(
-                f"a name of {size} bytes is longer than file systems allow",
+                f"a name of {n_bytes} bytes is longer than file systems allow",
                 key,
                 f"give one of at most {LONGEST_NAME}",
             )
@@ -593,16 +593,16 @@ def check_split(task: Task, split: Split, n_problems: int | None, key: str) -> I
         key: The configuration key of that number.
     """
     try:
-        size = task.size(split)
+        n_existing = task.size(split)
     except ValueError as error:
         # An experiment has no key for the split that it trains on, so the key of the number is named.
         yield Finding.of(error, key if split == "train" else "split")
         return
-    if size is not None and n_problems is not None and n_problems > size:
+    if n_existing is not None and n_problems is not None and n_problems > n_existing:
         yield Finding(
-            f"{key} is {n_problems}, and the {split} split has {size} problems",
+            f"{key} is {n_problems}, and the {split} split has {n_existing} problems",
             key,
-            f"take {size} or fewer, or make the split larger",
+            f"take {n_existing} or fewer, or make the split larger",
         )
 
 

@@ -173,8 +173,9 @@ def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) ->
             server.load_checkpoint(iteration)
         # Some credit asks the trainer for numbers of critic, reference or next-token distributions.
         if config.credit.asks_trainer:
-            state = directory.checkpoint(iteration) / "trainer" if iteration else None
-            stack.enter_context(open_trainer(resources, state_folder=state, trains=False))
+            # Before the first checkpoint, the trainer has the start model.
+            state_folder = directory.checkpoint(iteration) / "trainer" if iteration else None
+            stack.enter_context(open_trainer(resources, state_folder=state_folder, trains=False))
         episodes, metrics = generate(resources, iteration, Clock())
         say(
             f"{len(episodes)} episodes of iteration {iteration + 1}, reward"

@@ -166,8 +166,8 @@ def refuse_other_ranks(directory: ExperimentDirectory, ranks: int) -> None:
     newest = directory.resumable()
     if newest is None:
         return
-    state = directory.checkpoint(newest) / "trainer" / "policy"
-    n_shards = len(list(state.glob(OPTIMISER_SHARDS)))  # 0 if the state is not sharded
+    state_folder = directory.checkpoint(newest) / "trainer" / "policy"
+    n_shards = len(list(state_folder.glob(OPTIMISER_SHARDS)))  # 0 if the state is not sharded
     if n_shards not in (0, ranks):
         raise ValueError(
             f"{directory.path} was trained on {n_shards} ranks up to iteration {newest}, and its optimiser's"

@@ -608,9 +608,9 @@ def _describe_collapse(
     good = find_last_good(config.diagnostics, signs, done - 1)
     assert good is not None  # None only if no sign may stop a run, and here one does
     checkpoints = {number: directory.checkpoint(number) for number in directory.checkpoints()}
-    where = describe_good_weights(good, checkpoints)  # a text that says where the good weights are
+    good_weights = describe_good_weights(good, checkpoints)  # a text that says where they are
     return (
         f"{directory.path} was stopped after iteration {done} of {config.iterations} by"
-        f" diagnostics.on_collapse: {'; '.join(reasons)}. {where[0].upper()}{where[1:]}. To continue from"
-        f" iteration {done} nevertheless, set on_collapse to 'warn', or change the threshold"
+        f" diagnostics.on_collapse: {'; '.join(reasons)}. {good_weights[0].upper()}{good_weights[1:]}. To"
+        f" continue from iteration {done} nevertheless, set on_collapse to 'warn', or change the threshold"
     )

@@ -124,11 +124,14 @@ class Session:
     def farewell(self, stop: Stopped | KeyboardInterrupt) -> str:
         """Returns the last message of a run that a signal ends: where it was, and what the next start
         repeats."""
-        where = ""
+        at_iteration = ""
         if self.iteration is not None:
             # True if the iteration is finished, and the next one has not begun.
-            at_boundary = self.done == self.iteration + 1
-            where = f" after iteration {self.done}" if at_boundary else f" in iteration {self.iteration + 1}"
+            is_at_boundary = self.done == self.iteration + 1
+            if is_at_boundary:
+                at_iteration = f" after iteration {self.done}"
+            else:
+                at_iteration = f" in iteration {self.iteration + 1}"
         repetition = ""
         if self.done > self.checkpointed:
             repeated = name_iterations(self.checkpointed + 1, self.done)
@@ -139,8 +142,8 @@ class Session:
             # This may be the launcher's SIGTERM after another rank has failed, and the same command may then
             # fail again. So the message mentions the command only to say which iterations it would repeat.
             continuation = f"; the same command continues{repetition}" if repetition else ""
-            return f"ended by {stop.signal_name}{where}{continuation}"
-        return f"stopped{where}; the same command continues{repetition}"
+            return f"ended by {stop.signal_name}{at_iteration}{continuation}"
+        return f"stopped{at_iteration}; the same command continues{repetition}"
 
     def remaining_iterations(self, start: int) -> Iterator[int]:
         """Yields the iterations from `start` to the end of the run, which a budget may change on the way."""

@@ -257,11 +257,11 @@ class WandbSink(Sink):
         file = ExperimentDirectory(directory).iteration(iteration) / TRAJECTORIES
         if not file.is_file():
             return None
-        data = []
+        rows = []
         for trajectory in read_trajectories(file)[: self.answers]:
-            row = answer_row(trajectory)
-            data.append([iteration, *(row[column] for column in ANSWER_COLUMNS)])
-        return wandb.Table(columns=["iteration", *ANSWER_COLUMNS], data=data)
+            answer = answer_row(trajectory)
+            rows.append([iteration, *(answer[column] for column in ANSWER_COLUMNS)])
+        return wandb.Table(columns=["iteration", *ANSWER_COLUMNS], data=rows)
 
     @override
     def first_missing(self, handle: _CountedRun) -> int:

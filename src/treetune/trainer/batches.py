@@ -524,17 +524,16 @@ def _pack_into_trees(sequences: Sequences, parts: Sequence[Unit], max_tokens: in
     """Puts the rows of the parts into trees of at most `max_tokens` tokens, in their order. The rows of a
     part stay together; a part with more tokens has a tree to itself."""
     trees: list[_TreeOfRows] = []
-    tree, size = GrowingTree(), 0
+    tree, tokens = GrowingTree(), 0
     rows: Unit = ()
     for part in parts:
-        # The size of the tree with this part is known only once the part is added. If it is too large, the
-        # rows before this part become a tree, and the next tree begins with this part. `grown_size` is then
-        # the size of the next tree.
-        grown_size = _add_rows(tree, sequences, part)
-        if rows and grown_size > max_tokens:
-            trees.append(_TreeOfRows(rows, size))
+        # How many tokens the tree has with this part is known only once the part is added.
+        tokens_with_part = _add_rows(tree, sequences, part)
+        if rows and tokens_with_part > max_tokens:
+            # The rows before this part become a tree, and the next tree begins with this part.
+            trees.append(_TreeOfRows(rows, tokens))
             tree, rows = GrowingTree(), ()
-            grown_size = _add_rows(tree, sequences, part)
-        rows, size = rows + part, grown_size
-    trees.append(_TreeOfRows(rows, size))
+            tokens_with_part = _add_rows(tree, sequences, part)
+        rows, tokens = rows + part, tokens_with_part
+    trees.append(_TreeOfRows(rows, tokens))
     return trees

@@ -400,15 +400,16 @@ class ModelFactory:
     ) -> None:
         self.settings, self.load_model, self.ranks, self.seed = settings, load_model, ranks, seed
         self.load_reference = load_reference or load_model
-        size = settings.sequence_parallel_size
-        if ranks.world_size % size:
+        ranks_together = settings.sequence_parallel_size
+        if ranks.world_size % ranks_together:
             raise ValueError(
-                f"trainer.sequence_parallel_size is {size}, which doesn't divide the run's"
+                f"trainer.sequence_parallel_size is {ranks_together}, which doesn't divide the run's"
                 f" {ranks.world_size} ranks: start it with a multiple (--num_gpus), or set it to 1"
             )
         self.parallel: SequenceParallel | None = None
-        if size > 1:
-            self.parallel = SequenceParallel(ranks.group(size), ranks.rank % size, size)
+        if ranks_together > 1:
+            rank_in_group = ranks.rank % ranks_together
+            self.parallel = SequenceParallel(ranks.group(ranks_together), rank_in_group, ranks_together)
 
     def policy(self) -> DeepSpeedModel:
         """Loads the start model, with an optimiser for its weights or, with LoRA, only for its adapters."""

@@ -158,10 +158,10 @@ class Meeting:
             machine, _ = json.loads(self.store.get(f"{name}/{rank}"))
             machines.add(machine)
         absent = [str(number + 1) for number in range(self.machines) if number not in machines]
-        where = f", all of them on machine {', '.join(absent)} of {self.machines}" if absent else ""
+        on_machines = f", all of them on machine {', '.join(absent)} of {self.machines}" if absent else ""
         return (
             f"rank {self.rank} on {platform.node()} waited {self.deadline_s:.0f} s for rank"
-            f" {', '.join(missing)}{where}: see what it printed, or whether it was started"
+            f" {', '.join(missing)}{on_machines}: see what it printed, or whether it was started"
         )
 
     def interface(self) -> tuple[str, str]:

@@ -382,13 +382,13 @@ class Plan:
         files.
         """
         trainer, ranks = self.experiment.trainer, self.machine.ranks
-        whole = itemsize(trainer) * self.shape.parameters
+        bytes_of_model = itemsize(trainer) * self.shape.parameters
         if not trainer.reads_in_parts:
-            yield MemoryItem("the whole model, read by each rank", ranks * whole)
+            yield MemoryItem("the whole model, read by each rank", ranks * bytes_of_model)
             return
-        yield MemoryItem("the whole model, read by the first rank", whole)
-        # Each part is rounded up.
-        yield MemoryItem("each rank's part of the model", ranks * -(-whole // self.machine.world_size))
+        yield MemoryItem("the whole model, read by the first rank", bytes_of_model)
+        bytes_of_part = -(-bytes_of_model // self.machine.world_size)  # rounded up
+        yield MemoryItem("each rank's part of the model", ranks * bytes_of_part)
 
     @property
     def _offloaded_bytes(self) -> int:
