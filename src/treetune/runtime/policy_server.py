@@ -294,7 +294,7 @@ def stored_logprobs(
                 max_memory={"cpu": SCORED_WITH_BYTES},
                 offload_folder=offload_folder,  # gets weights that are merged from several ones in the files
             ).eval()
-            # Padding on the right changes no logits before it.
+            # The rows are padded on the right, which changes no logits of prompt and answer.
             longest = max(len(prompt) + len(answer) for prompt, answer in all_pairs)
             rows = []
             for prompt, answer in all_pairs:
@@ -305,8 +305,10 @@ def stored_logprobs(
             n_positions = longest - first_position
             logits_BTV = model(input_ids=torch.tensor(rows), logits_to_keep=n_positions).logits
         for (prompt, answer), logits_TV in zip(all_pairs, logits_BTV, strict=True):
+            # The last token of the prompt predicts the first one of the answer.
             begin = len(prompt) - 1 - first_position
             logprobs_TV = (logits_TV[begin : begin + len(answer)] / temperature).log_softmax(-1)
-            scores[prompt, answer] = logprobs_TV.gather(-1, torch.tensor(answer)[:, None])[:, 0].tolist()
+            ids_T1 = torch.tensor(answer)[:, None]
+            scores[prompt, answer] = logprobs_TV.gather(-1, ids_T1)[:, 0].tolist()
     scores = ranks.from_first("log-probs of a checkpoint", scores)
     return [scores[pair] for pair in pairs_of_rank]

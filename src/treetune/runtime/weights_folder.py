@@ -125,7 +125,7 @@ class WeightsFolder:
         problems = [message for message in problem_by_rank if message is not None]
         if problems:
             raise ValueError(problems[0])
-        if model is not None:
+        if model is not None:  # this rank writes
             tokenizer = session.model.tokenizer
             folder_of_model = folder if lora is None else self._start_model
             write_for_engine(saved_weights(model), model.config, tokenizer, folder_of_model)

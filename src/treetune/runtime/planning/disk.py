@@ -65,8 +65,8 @@ class CheckpointSpace:
 
     @property
     def warning(self) -> str | None:
-        """The message about a disk that the run fills before its end. None if it won't fill the disk, if that
-        is unknown, or if there is a `problem`, which says more."""
+        """The message about a disk that the run fills before its end. None if the run won't fill the disk, if
+        the disk's room is unknown, or if there is a `problem`, which says more."""
         if self.room is None or self.problem is not None or self.room >= self.by_the_end:
             return None
         return (
