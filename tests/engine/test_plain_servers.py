@@ -363,7 +363,7 @@ def test_a_server_that_refuses_the_routes_of_weights_keeps_its_own(servers: Serv
 def test_an_evaluation_ends_if_its_server_comes_back_with_other_weights(
     servers: Servers, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], behind_router: bool
 ) -> None:
-    monkeypatch.setattr(addressed, "CHECK_S", 0.1)
+    monkeypatch.setattr(addressed, "CHECK_EVERY_S", 0.1)
     fake = servers.serve(dev_mode=bool(settings), weights="weights 2")
     with round_robin_proxy([fake.url]) as (proxy, _):
         if behind_router:

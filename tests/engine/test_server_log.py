@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from treetune.engine.launch import ERROR_CHARACTERS, diagnosis, ending_error
+from treetune.engine.launch import MOST_ERROR_CHARACTERS, diagnosis, ending_error
 
 LOGS = Path(__file__).parent / "server_logs"
 
@@ -71,4 +71,4 @@ def test_an_unknown_error_is_quoted_and_a_log_without_error_gives_no_diagnosis(
 
 
 def test_long_errors_are_cut() -> None:
-    assert len(ending_error(f"RuntimeError: {'x' * 5000}")) == ERROR_CHARACTERS + 1
+    assert len(ending_error(f"RuntimeError: {'x' * 5000}")) == MOST_ERROR_CHARACTERS + 1

@@ -126,7 +126,7 @@ def test_gpus_that_are_handed_out_by_name_reach_the_ranks(
     )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
     monkeypatch.delenv("NUM_GPUS", raising=False)
-    monkeypatch.setattr(rank_launcher, "MAIN", program)
+    monkeypatch.setattr(rank_launcher, "MAIN_PROGRAM", program)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     ranks = ranks_here()
     try:

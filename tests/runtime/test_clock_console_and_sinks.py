@@ -33,7 +33,7 @@ from treetune.runtime.directory import ExperimentDirectory, metrics_row
 from treetune.runtime.mirrors import Mirrors
 from treetune.runtime.record import summary_line
 from treetune.runtime.sinks import (
-    RECORD,
+    MIRRORS_RECORD,
     WANDB_BLOCK,
     WANDB_CHUNK,
     Sink,
@@ -448,9 +448,9 @@ def test_a_mirror_that_is_switched_on_late_gets_the_points_from_before(tmp_path:
 
 @pytest.mark.parametrize("content", ["[1, 2]", "null", "{", '{"other": {"id": "b"}}'])
 def test_a_damaged_record_of_mirrors_is_written_anew(content: str, tmp_path: Path) -> None:
-    (tmp_path / RECORD).write_text(content)
+    (tmp_path / MIRRORS_RECORD).write_text(content)
     _MirrorState.read(tmp_path, "wandb", name="run").write(id="a")
-    entries = json.loads((tmp_path / RECORD).read_text())
+    entries = json.loads((tmp_path / MIRRORS_RECORD).read_text())
     assert entries["wandb"] == {"id": "a", "name": "run"}
     assert ("other" in entries) == ("other" in content)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from treetune.rollouts.context import RolloutContext
     from treetune.tree import Tree
 
-PROMPT, GOLD = "{prompt}", "{gold}"
+PROMPT_PLACEHOLDER, GOLD_PLACEHOLDER = "{prompt}", "{gold}"
 """The placeholders of the problem's text and of its reference answer in a critic's template."""
 
 
@@ -31,7 +31,7 @@ def fill_template(template: str, prompt: str, placeholder: str, privileged: str)
     """Returns the template with the prompt and the privileged text in the places of their placeholders."""
     # `str.format` isn't used, since it would fail on other braces in the template. The template is split at
     # the prompt, so that a placeholder that occurs in the problem's text is not replaced.
-    before, _, after = template.partition(PROMPT)
+    before, _, after = template.partition(PROMPT_PLACEHOLDER)
     return before.replace(placeholder, privileged) + prompt + after.replace(placeholder, privileged)
 
 
@@ -84,7 +84,9 @@ class CriticPrompts:
         if self._template is None or not problem.gold:
             return episode
         if problem.id not in self._prompts:
-            prompt_ids = privileged_prompt(self._codec, problem, self._template, GOLD, problem.gold)
+            prompt_ids = privileged_prompt(
+                self._codec, problem, self._template, GOLD_PLACEHOLDER, problem.gold
+            )
             self._prompts[problem.id] = prompt_ids
         prompt_ids = self._prompts[problem.id]
         if len(prompt_ids) + len(episode.response_ids) > self._context_length:

@@ -33,7 +33,7 @@ from treetune.vocabulary import Episode, Metrics, Trajectory
 Advantage = Literal["leave_one_out", "local", "global_and_local", "subgroups", "intra_and_inter"]
 StateWeight = Literal["reach", "once", "each"]
 
-SAME_VALUE = 1e-8
+EQUAL_VALUES_TOLERANCE = 1e-8
 """For ``global_and_local``: g(n) and g(p) count as equal if they differ by less than this, as in TreeRL's
 code."""
 
@@ -339,6 +339,6 @@ def _global_and_local(sharing: Sharing, values: dict[int, float]) -> dict[int, f
             local_advantage[node] = global_advantage[node] - global_advantage[parent]
             # As in TreeRL's code, a node with the same g as its parent takes the parent's g(n) − g(p). The
             # prompt has none, since nothing precedes it.
-            if abs(local_advantage[node]) < SAME_VALUE and parent != ROOT:
+            if abs(local_advantage[node]) < EQUAL_VALUES_TOLERANCE and parent != ROOT:
                 local_advantage[node] = local_advantage[parent]
     return {node: global_advantage[node] + local_advantage[node] for node in local_advantage}

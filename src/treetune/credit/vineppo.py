@@ -42,7 +42,13 @@ from treetune.contracts import (
     SampledAnswers,
     UseOfAdvantages,
 )
-from treetune.credit.base import UNUSED_REMEDY, ContinuingCredit, Credit, CriticSettings, TrainerScores
+from treetune.credit.base import (
+    UNUSED_ADVANTAGES_REMEDY,
+    ContinuingCredit,
+    Credit,
+    CriticSettings,
+    TrainerScores,
+)
 from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.states.base import ContinuationPlan, Estimate, StateRule
 from treetune.credit.states.early import EarlyContinuations
@@ -305,7 +311,7 @@ class MonteCarlo(ContinuingCredit):
             because = "it estimates values only to make advantages of them"
         needs = [
             Need(SampledAnswers(), "it continues them as the policy sampled them"),
-            Need(UseOfAdvantages(), because, UNUSED_REMEDY),
+            Need(UseOfAdvantages(), because, UNUSED_ADVANTAGES_REMEDY),
         ]
         if self.siblings_count_into_prompt_value:
             needs.append(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 BUFFER_BYTES = 2**28
 """The bytes of a broadcast's buffer. A weight that is larger gets a larger buffer."""
-BUFFERS = 2
+MOST_BROADCASTS = 2
 """The most broadcasts in flight."""
 
 
@@ -146,7 +146,7 @@ class Nccl(ByRoutes):
             "master_port": free_port(),
             "world_size": 1 + self._workers,
         }
-        sizes = {"packed_buffer_size_bytes": BUFFER_BYTES, "packed_num_buffers": BUFFERS}
+        sizes = {"packed_buffer_size_bytes": BUFFER_BYTES, "packed_num_buffers": MOST_BROADCASTS}
         info = rendezvous | {"rank_offset": 1, "packed": True} | sizes
 
         def join() -> None:
@@ -175,7 +175,7 @@ class Nccl(ByRoutes):
                     src=0,
                     post_iter_func=lambda item: item[1],  # the tensor of a pair (name, tensor)
                     buffer_size_bytes=BUFFER_BYTES,
-                    num_buffers=BUFFERS,
+                    num_buffers=MOST_BROADCASTS,
                 )
 
         info = {"update_info": weight_headers(chunk.tensors)}

@@ -66,22 +66,22 @@ T = TypeVar("T")
 RATE_WINDOW_S = 5.0
 """The rate of tokens is the mean over the last `RATE_WINDOW_S` to ``2 * RATE_WINDOW_S`` seconds."""
 
-QUEUE_FACTOR = 2
+BATCHES_PER_SERVER = 2
 """A server gets up to this many times the samples that it draws at the same time, so that its next samples
 already wait there. All further samples wait in this process, for the server that is free first."""
 
-RETURN_POLL_S = 0.1
+CHECK_LOST_SERVERS_EVERY_S = 0.1
 """Seconds between two checks whether a lost server is back."""
 
 PROBE_CONCURRENCY = 64
 """Most samples of a canary that are requested at the same time."""
 
-NEW_SERVERS_IN_A_ROW = 3
+MOST_NEW_SERVERS_IN_A_ROW = 3
 """If this many syncs in a row need a new server, the run ends, since each of them takes as long as a server's
 start."""
 
 
-TRANSFERS = {"file": FromFolder, "shared_memory": SharedMemory, "cuda_ipc": CudaIpc, "nccl": Nccl}
+TRANSFER_CLASSES = {"file": FromFolder, "shared_memory": SharedMemory, "cuda_ipc": CudaIpc, "nccl": Nccl}
 """The classes of the transfers, by their names."""
 
 
@@ -231,7 +231,7 @@ class VllmEngine(Engine):
             replica.server.wait_anew()
         # Requests go to `_sampled`: to the servers themselves, or only to a router. The router takes as many
         # samples at once as all of its servers together.
-        samples_of_all_servers = QUEUE_FACTOR * settings.max_num_seqs * len(self._replicas)
+        samples_of_all_servers = BATCHES_PER_SERVER * settings.max_num_seqs * len(self._replicas)
         with RequestScheduler(
             self._client,
             self.version,
@@ -245,7 +245,7 @@ class VllmEngine(Engine):
             while scheduler.outstanding:
                 all_open = self._open_servers(scheduler, addresses)
                 # If a server is away, the wait for an event is short, to see soon that it is back.
-                event = scheduler.next() if all_open else scheduler.next(RETURN_POLL_S)
+                event = scheduler.next() if all_open else scheduler.next(CHECK_LOST_SERVERS_EVERY_S)
                 if event is None:
                     self._lose_gone_servers(scheduler, addresses)
                 elif isinstance(event, Lost):
@@ -364,10 +364,10 @@ class VllmEngine(Engine):
             )
         # `attempt` is the one that has succeeded.
         self._new_servers_in_a_row = self._new_servers_in_a_row + 1 if attempt == "new server" else 0
-        if self._new_servers_in_a_row == NEW_SERVERS_IN_A_ROW:
+        if self._new_servers_in_a_row == MOST_NEW_SERVERS_IN_A_ROW:
             raise EngineError(
-                f"the last {NEW_SERVERS_IN_A_ROW} syncs of weights each needed a new server, the last one"
-                f" because {last_problems}. See the servers' logs in {self._logs}"
+                f"the last {MOST_NEW_SERVERS_IN_A_ROW} syncs of weights each needed a new server, the last"
+                f" one because {last_problems}. See the servers' logs in {self._logs}"
             )
         self.version = version
         self._forget_prefixes()
@@ -636,7 +636,7 @@ class Replica:
         method: TransferMethod,
     ) -> None:
         self.number, self.server = number, server
-        self.transfer = TRANSFERS[method](client, settings.sync_timeout, settings.tensor_parallel_size)
+        self.transfer = TRANSFER_CLASSES[method](client, settings.sync_timeout, settings.tensor_parallel_size)
         self.verified: list[Probe] = []
         self._client, self._timeout = client, settings.sync_timeout
         # Each start of a server has its own epoch. A restarted server is awake and has weights again.

@@ -37,7 +37,7 @@ from collections.abc import Callable
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-GRACE_S = 8.0
+SERVER_GRACE_S = 8.0
 """The most seconds of a clean end of the server. vLLM needs one to three."""
 ORPHAN_GRACE_S = 1.0
 """The most seconds of a clean end of the server's children, after the server itself has ended."""
@@ -51,14 +51,14 @@ killed."""
 END_NOW = b"k"
 """The byte on standard input that ends the server at once. Any other byte, or the end of the input, ends it
 cleanly."""
-POLL_S = 0.5
-SHARED_MEMORY = "/dev/shm/psm_"
+POLL_EVERY_S = 0.5
+SHARED_MEMORY_PREFIX = "/dev/shm/psm_"
 """The beginning of the paths of files with which Python's multiprocessing shares memory."""
 NOTES_OF_SHARED_MEMORY = "shared_memory"
 """The file in the scratch folder with a line for each file of shared memory: its name, a space, its inode."""
-NOTE_S = 30.0
+NOTE_SHARED_MEMORY_EVERY_S = 30.0
 """The seconds between two looks for files of shared memory while the engine runs. Most of them are made when
-the server starts, and until then the guard looks every `POLL_S` seconds."""
+the server starts, and until then the guard looks every `POLL_EVERY_S` seconds."""
 
 
 def main(arguments: list[str]) -> int:
@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
     wake_read, ending_signals = _catch_signals()
     server = _spawn(libc, command)
     status: int | None = None  # the server's wait status, once it has ended
-    grace = GRACE_S
+    grace = SERVER_GRACE_S
     # vLLM's engine core, once it has been seen, and the time at which it was first missed. From then on the
     # server has WITHOUT_ENGINE_S seconds to write its error and end by itself.
     engine: int | None = None
@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> int:
                 shared_memory |= present
                 _note_shared_memory(shared_memory, scratch)
             # Until there is an engine, the server is starting, and makes its files.
-            next_look_at = time.monotonic() + (POLL_S if engine is None else NOTE_S)
+            next_look_at = time.monotonic() + (POLL_EVERY_S if engine is None else NOTE_SHARED_MEMORY_EVERY_S)
 
         if engine is None:
             engine = _engine_process()
@@ -104,7 +104,7 @@ def main(arguments: list[str]) -> int:
             grace = 0.0
             break
 
-        readable, _, _ = select.select([0, wake_read], [], [], POLL_S)
+        readable, _, _ = select.select([0, wake_read], [], [], POLL_EVERY_S)
         if wake_read in readable:
             os.read(wake_read, 4096)  # empties the pipe
         if 0 in readable:  # the parent has written, or has closed its end
@@ -230,7 +230,7 @@ def _shared_memory_of(pids: list[int]) -> dict[str, int]:
             for descriptor in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):  # it is closed already, or the file is deleted
                     path = os.readlink(f"/proc/{pid}/fd/{descriptor}")
-                    if path.startswith(SHARED_MEMORY):
+                    if path.startswith(SHARED_MEMORY_PREFIX):
                         inodes[path] = os.lstat(path).st_ino
     return inodes
 

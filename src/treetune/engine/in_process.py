@@ -38,12 +38,12 @@ FEWEST_ROWS = 8
 """The rows of the smallest batch. A matrix product of one to three rows is computed by other code, with other
 last bits. From four rows on, a row's result doesn't depend on their number (measured on a CPU with one
 thread)."""
-BLOCK = 32
+BLOCK_TOKENS = 32
 """Prompts and caches are padded to a multiple of this. So a row is computed in a way that depends only on its
 own length, and not on the other rows. This is also the number of tokens in a block of `_PromptBlocks`."""
-PREFILL_ROWS = 64
+MOST_PREFILL_ROWS = 64
 """The most prompts of one forward pass."""
-STORED_BYTES = 1 << 29
+MOST_STORED_BYTES = 1 << 29
 """The most bytes of keys and values that are stored for later prompts, 512 MiB: 11,000 tokens of a model with
 135 million weights."""
 MOST_SCORED_TOKENS = 1 << 14
@@ -248,7 +248,7 @@ class InProcessEngine(Engine):
         for length, requests_of_length in sorted(by_length.items()):
             fitting_rows = MOST_SCORED_TOKENS // length
             # Batches of fewer rows than `FEWEST_ROWS` are filled up to that many.
-            rows_at_once = min(max(fitting_rows, FEWEST_ROWS), PREFILL_ROWS)
+            rows_at_once = min(max(fitting_rows, FEWEST_ROWS), MOST_PREFILL_ROWS)
             for first in range(0, len(requests_of_length), rows_at_once):
                 batch = requests_of_length[first : first + rows_at_once]
                 logprobs_of_batch = self._text_logprobs([request for _, request in batch], length)
@@ -339,7 +339,7 @@ class InProcessEngine(Engine):
         ]
 
 
-ATTENTION = "treetune_cached"
+CACHED_ATTENTION = "treetune_cached"
 """The name of this engine's attention, by which transformers finds it."""
 LONGEST_PROBE = 600
 """The most tokens of a row with which the engine is compared with its model at the start."""
@@ -370,10 +370,10 @@ def attach_attention(model: Any) -> None:
     from transformers.masking_utils import sdpa_mask
 
     if model.config._attn_implementation == "sdpa":
-        AttentionInterface.register(ATTENTION, cached_attention)
+        AttentionInterface.register(CACHED_ATTENTION, cached_attention)
         # Without this registration, transformers would drop the engine's masks.
-        AttentionMaskInterface.register(ATTENTION, sdpa_mask)
-        model.set_attn_implementation(ATTENTION)
+        AttentionMaskInterface.register(CACHED_ATTENTION, sdpa_mask)
+        model.set_attn_implementation(CACHED_ATTENTION)
     elif longest_window(model) is not None:
         # The engine's masks show a token all tokens before it, so the attention itself has to apply the
         # window, as `cached_attention` does.
@@ -455,7 +455,7 @@ def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
             f" more than {rule.limit} tokens: set context_length to {rule.limit} or less"
         )
     # A few more tokens than a block or the window has, so that the tokens after its end are compared, too.
-    longest_part = max(BLOCK, longest_window(model) or 0)
+    longest_part = max(BLOCK_TOKENS, longest_window(model) or 0)
     length = min(longest_part + 8, LONGEST_PROBE, context_length)
     # The shorter row has half as many tokens: a prompt of one token at least, and then the steps that are
     # compared.
@@ -528,7 +528,7 @@ class _Cache:
         self.positions: Any = None
         """The position of each row's new token: a step computes one token of each row."""
         self.used = 0
-        """The tokens of the longest row, rounded up to a multiple of `BLOCK`."""
+        """The tokens of the longest row, rounded up to a multiple of `BLOCK_TOKENS`."""
 
     def update(self, keys: Any, values: Any, layer: int, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Stores new keys and values of a layer, and returns all keys and values that its attention reads."""
@@ -599,19 +599,19 @@ class _PromptBlocks:
         blocks_of: dict[bytes, list[_Layers]] = {name: [] for name in prompts}
         longest = max((len(ids) for ids in tokens_of.values()), default=0)
         # A prompt of one token has an empty block, from which `_RowBatch` takes the shape of its cache.
-        for start in range(0, max(longest, 1), BLOCK):
+        for start in range(0, max(longest, 1), BLOCK_TOKENS):
             # The prompts that are alike up to the end of this block, by the tokens up to there.
             prompts_of_prefix: dict[bytes, list[bytes]] = {}
             for name, ids in tokens_of.items():
                 if start < max(len(ids), 1):
-                    prompts_of_prefix.setdefault(ids[: start + BLOCK].tobytes(), []).append(name)
+                    prompts_of_prefix.setdefault(ids[: start + BLOCK_TOKENS].tobytes(), []).append(name)
             missing = [prefix for prefix in prompts_of_prefix if prefix not in self._stored]
-            for first in range(0, len(missing), PREFILL_ROWS):
-                prefixes = missing[first : first + PREFILL_ROWS]
+            for first in range(0, len(missing), MOST_PREFILL_ROWS):
+                prefixes = missing[first : first + MOST_PREFILL_ROWS]
                 # All prompts of a prefix have the same earlier blocks, so any one of these prompts will do.
                 examples = [prompts_of_prefix[prefix][0] for prefix in prefixes]
                 computed = self._compute(
-                    [tokens_of[name][start : start + BLOCK] for name in examples],
+                    [tokens_of[name][start : start + BLOCK_TOKENS] for name in examples],
                     [blocks_of[name] for name in examples],
                 )
                 for prefix, block in zip(prefixes, computed, strict=True):
@@ -633,14 +633,14 @@ class _PromptBlocks:
         """Returns the layers of one block of each row.
 
         Args:
-            tokens_of_rows: The tokens of each row's block, at most `BLOCK`. Fewer are padded at the end,
-                where no token sees the padding.
+            tokens_of_rows: The tokens of each row's block, at most `BLOCK_TOKENS`. Fewer are padded at the
+                end, where no token sees the padding.
             earlier_of_rows: For each row, the blocks before its block. All rows have equally many.
         """
         import torch
 
-        start = len(earlier_of_rows[0]) * BLOCK
-        ids_BT = torch.zeros((len(tokens_of_rows), BLOCK), dtype=torch.long)
+        start = len(earlier_of_rows[0]) * BLOCK_TOKENS
+        ids_BT = torch.zeros((len(tokens_of_rows), BLOCK_TOKENS), dtype=torch.long)
         for row, ids in enumerate(tokens_of_rows):
             ids_BT[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
         earlier: _Layers = {}
@@ -655,11 +655,13 @@ class _PromptBlocks:
         cache = _BlockCache(earlier)
         # Token t of the block sees all earlier blocks, the block's tokens before it, and itself. K counts the
         # tokens of the earlier blocks and of this one.
-        mask_TK = torch.ones((BLOCK, start + BLOCK), dtype=torch.bool, device=self._device).tril(start)
+        mask_TK = torch.ones(
+            (BLOCK_TOKENS, start + BLOCK_TOKENS), dtype=torch.bool, device=self._device
+        ).tril(start)
         with torch.no_grad():
             self._model.base_model(
                 input_ids=ids_BT.to(self._device),
-                position_ids=_positions(self._model, start, start + BLOCK).expand(len(ids_BT), -1),
+                position_ids=_positions(self._model, start, start + BLOCK_TOKENS).expand(len(ids_BT), -1),
                 attention_mask=mask_TK.expand(len(ids_BT), 1, -1, -1),
                 past_key_values=cache,
                 use_cache=True,
@@ -679,7 +681,7 @@ class _PromptBlocks:
 
     def _forget(self) -> None:
         """Removes the blocks that were not used for the longest time, until the others fit."""
-        while self._stored_bytes > STORED_BYTES:
+        while self._stored_bytes > MOST_STORED_BYTES:
             oldest = next(iter(self._stored))
             self._stored_bytes -= _bytes_of(self._stored.pop(oldest))
 
@@ -950,8 +952,8 @@ def _positions(model: Any, start: int, end: int) -> Any:
 
 
 def _padded(length: int) -> int:
-    """Returns the length rounded up to a multiple of `BLOCK`, and at least `BLOCK`."""
-    return -(-max(length, 1) // BLOCK) * BLOCK
+    """Returns the length rounded up to a multiple of `BLOCK_TOKENS`, and at least `BLOCK_TOKENS`."""
+    return -(-max(length, 1) // BLOCK_TOKENS) * BLOCK_TOKENS
 
 
 def draw(

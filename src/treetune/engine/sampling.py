@@ -34,7 +34,7 @@ from treetune.engine.requests import Completion, Deferred
 from treetune.exceptions import ServerFailure
 from treetune.vocabulary import TokenIds
 
-POLL_S = 1.0
+EVENT_TIMEOUT_S = 1.0
 
 BUSIER, BUSIER_SAMPLES = 2, 16
 """A server that has a request's prefix in its cache is preferred while it has at most ``BUSIER * n +
@@ -153,7 +153,7 @@ class RequestScheduler:
         for later in deferred:
             later.ready.add_done_callback(lambda _, later=later: self._results.put(later))  # type: ignore[misc]
 
-    def next(self, timeout: float = POLL_S) -> SchedulerEvent | None:
+    def next(self, timeout: float = EVENT_TIMEOUT_S) -> SchedulerEvent | None:
         """Returns the next event; None if there is no event within `timeout` seconds.
 
         An event is the samples of a part of a request, a `Deferred` (requests that waited for something) that

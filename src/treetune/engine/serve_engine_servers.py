@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from typing_extensions import override
 
-from treetune.engine.addressed import ANSWER_S, AddressedServer, ServerState
+from treetune.engine.addressed import ANSWER_TIMEOUT_S, AddressedServer, ServerState
 from treetune.engine.base import EngineLaunch
 from treetune.engine.client import Address, Client
 from treetune.engine.key import WEIGHTS_ROUTE
@@ -132,7 +132,7 @@ class ServeEngineServer(AddressedServer):
         server of this project."""
         address = Address(self._url, self._epoch, self._key)
         try:
-            description = self._client.post(address, WEIGHTS_ROUTE + query, timeout=ANSWER_S)
+            description = self._client.post(address, WEIGHTS_ROUTE + query, timeout=ANSWER_TIMEOUT_S)
         except EngineError as refusal:
             if "HTTP 401" in str(refusal):
                 raise EngineError(

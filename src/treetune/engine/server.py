@@ -33,7 +33,7 @@ from typing_extensions import override
 from treetune.engine.base import EngineLaunch
 from treetune.engine.client import SAMPLES_ROUTE, Address, Client
 from treetune.engine.launch import (
-    END_S,
+    SERVER_END_TIMEOUT_S,
     ServerLaunch,
     ServerProcess,
     diagnosis,
@@ -48,9 +48,9 @@ from treetune.exceptions import EngineError, ServerFailure
 from treetune.store.files import write_json, write_text
 from treetune.store.timeline import SUFFIX, Timeline
 
-POLL_S = 0.1
+POLL_SERVER_EVERY_S = 0.1
 """Seconds between two checks of a server's process."""
-PORT_TRIES = 4
+MOST_PORT_TRIES = 4
 """Most starts of a server on another port, if its port is taken meanwhile."""
 
 
@@ -85,7 +85,7 @@ class Server:
         with self._changed:
             # This ends, since `current_address` or the thread gives the server up after a deadline.
             while (address := self.current_address()) is None:
-                self._changed.wait(POLL_S)
+                self._changed.wait(POLL_SERVER_EVERY_S)
             return address
 
     def current_address(self) -> Address | None:
@@ -215,7 +215,8 @@ class OwnServer(Server):
     @override
     def close(self) -> None:
         self.begin_to_close()
-        self._thread.join(END_S * 3)  # more than `ServerProcess.end` takes, which may wait twice for `END_S`
+        # This is more than `ServerProcess.end` takes, which may wait twice for `SERVER_END_TIMEOUT_S`.
+        self._thread.join(SERVER_END_TIMEOUT_S * 3)
         self._client.close()
         self._timeline.close()
         self._publish()  # so that ranks that still wait for the server stop
@@ -304,7 +305,7 @@ class OwnServer(Server):
                 failed_epoch, reason = self._failed_epoch
                 if self._start_wanted or failed_epoch == self._epoch:
                     return reason
-                self._changed.wait(POLL_S)
+                self._changed.wait(POLL_SERVER_EVERY_S)
             if (code := process.exit_code()) is not None:
                 return f"its process ended with code {code}"
             if failure_file is not None and failure_file.exists():
@@ -313,7 +314,7 @@ class OwnServer(Server):
     def _start(self, weights: Path) -> ServerProcess:
         """Starts a server process, and returns it when it has sampled tokens. Raises EngineError with the end
         of the log if it fails."""
-        for attempt in range(PORT_TRIES):
+        for attempt in range(MOST_PORT_TRIES):
             process = ServerProcess(self._launch, weights, self._log)
             try:
                 self._wait_until_sampling(process)
@@ -321,7 +322,7 @@ class OwnServer(Server):
                 text = process.log_text()
                 process.end(at_once=True)
                 # Another process may have taken the port between `free_port` and the server's start.
-                if "address already in use" in text.lower() and attempt + 1 < PORT_TRIES:
+                if "address already in use" in text.lower() and attempt + 1 < MOST_PORT_TRIES:
                     continue
                 raise EngineError(
                     f"the engine's server did not come up: {failure}.{diagnosis(text)}\n"
@@ -353,7 +354,7 @@ class OwnServer(Server):
                 )
             is_listening = is_listening or listens(process.port)
             if not is_listening:
-                time.sleep(POLL_S)
+                time.sleep(POLL_SERVER_EVERY_S)
                 continue
             # The server may listen before it can sample, so a request that fails is sent again.
             with contextlib.suppress(ServerFailure):
@@ -362,7 +363,7 @@ class OwnServer(Server):
                 for n in (1, 3):
                     self._client.post(process.address(), SAMPLES_ROUTE, warm_up(n), timeout=remaining_s)
                 return
-            time.sleep(POLL_S)
+            time.sleep(POLL_SERVER_EVERY_S)
 
     def _publish(self) -> None:
         """Writes the state of the server for the other ranks."""
@@ -414,10 +415,11 @@ class RemoteServer(Server):
         if state.get("url") and state["epoch"] > self._failed_epoch:
             self._epoch, self._waits_since = state["epoch"], None
             return Address(state["url"], state["epoch"], state["key"])
-        # The first rank tries up to `PORT_TRIES` ports, for up to `start_timeout` each, and then gives up,
-        # too.
+        # The first rank tries up to `MOST_PORT_TRIES` ports, for up to `start_timeout` each, and then gives
+        # up, too.
         self._waits_since = self._waits_since or time.monotonic()
-        if time.monotonic() > self._waits_since + PORT_TRIES * self._settings.start_timeout + END_S:
+        longest_wait_s = MOST_PORT_TRIES * self._settings.start_timeout + SERVER_END_TIMEOUT_S
+        if time.monotonic() > self._waits_since + longest_wait_s:
             raise EngineError(f"the first rank's server did not start in time; its log is {self._log}")
         return None
 

@@ -30,13 +30,13 @@ HIGHEST_TEMPERATURE = 2.0
 VERSIONS_AT_ONCE = 2
 """The number of versions of the weights that are in memory at the same time while an engine loads new
 ones."""
-ON_THE_DEVICE: frozenset[TransferMethod] = frozenset({"cuda_ipc", "nccl"})
+METHODS_ON_THE_DEVICE: frozenset[TransferMethod] = frozenset({"cuda_ipc", "nccl"})
 """The transfers that read the weights on the trainer's device."""
 
 GIB = 2**30
 MOST_SERVERS = 8
 """The most servers that are chosen for a CPU. With more cores, each server gets more threads."""
-SHARE_OF_MEMORY = 1 / 2
+SHARE_OF_HOST_MEMORY = 1 / 2
 """The share of a machine's memory that the servers on a CPU may take together."""
 SERVER_GIB = 3
 """GiB of memory of a server with a small model, without its cache."""
@@ -652,7 +652,7 @@ def servers_that_fill(
     if threads_set.isdecimal() and int(threads_set):
         cores = min(cores, int(threads_set))
     memory = host_memory() if memory is None else memory
-    servers_in_memory = int(SHARE_OF_MEMORY * memory / ((SERVER_GIB + cache_gib) * GIB))
+    servers_in_memory = int(SHARE_OF_HOST_MEMORY * memory / ((SERVER_GIB + cache_gib) * GIB))
     return max(1, min(cores // threads, servers_in_memory, MOST_SERVERS))
 
 

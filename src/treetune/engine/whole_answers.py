@@ -42,7 +42,7 @@ from vllm.v1.request import Request, RequestStatus
 from treetune.engine.client import MODEL_NAME, SAMPLES_ROUTE, SCORES_ROUTE
 from treetune.engine.key import App, Send, respond
 
-JOIN_EVERY = 256
+ARRAYS_TO_JOIN = 256
 """As soon as an unfinished sample has this many arrays of log-probs, they are joined into one. There is an
 array for each token, which takes 300 bytes."""
 
@@ -94,9 +94,9 @@ class WholeAnswersScheduler(Scheduler):
         answer.new_token_ids += output.new_token_ids
         if output.new_logprobs is not None:
             logprobs.append(output.new_logprobs)
-        if logprobs and (output.finished or len(logprobs) == JOIN_EVERY):
+        if logprobs and (output.finished or len(logprobs) == ARRAYS_TO_JOIN):
             # An array for each token takes much memory, so the arrays are joined whenever there are
-            # JOIN_EVERY of them. The first three fields of `LogprobsLists` are arrays with a row for each
+            # ARRAYS_TO_JOIN of them. The first three fields of `LogprobsLists` are arrays with a row for each
             # token; the fourth is None here.
             columns = zip(*(part[:3] for part in logprobs), strict=True)
             logprobs[:] = [LogprobsLists(*(np.concatenate(column) for column in columns))]

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 PACKED, TREE = "treetune_packed", "treetune_tree"
 """The names under which transformers finds the attentions of this file."""
 
-BLOCK = 128
+BLOCK_TOKENS = 128
 """The number of tokens on each side of FlexAttention's blocks, and the number of queries that PyTorch's own
 attention gets at once."""
 
@@ -261,7 +261,7 @@ def tree_attention(
         return sdpa(module, query_1HTD, key_1HTD, value_1HTD, attention_mask, **settings)
     # The keys of all blocks are selected at once and then split. Selecting them block by block would give
     # each block a gradient as long as the row.
-    queries = query_1HTD.split(BLOCK, dim=2)
+    queries = query_1HTD.split(BLOCK_TOKENS, dim=2)
     keys = key_1HTD.index_select(2, tree.keys_M).split(tree.counts, dim=2)
     values = value_1HTD.index_select(2, tree.keys_M).split(tree.counts, dim=2)
     results = []
@@ -278,7 +278,7 @@ def query_blocks(subtree_last_T: Tensor) -> QueryBlocks:
         subtree_last_T: The last node of each node's subtree. Nodes are numbered depth-first.
     """
     keys, masks = [], []
-    for block_Q in torch.arange(len(subtree_last_T), device=subtree_last_T.device).split(BLOCK):
+    for block_Q in torch.arange(len(subtree_last_T), device=subtree_last_T.device).split(BLOCK_TOKENS):
         start = int(block_Q[0])
         ancestors_K = (subtree_last_T[:start] >= start).nonzero().squeeze(-1)
         keys_K = torch.cat([ancestors_K, block_Q])
@@ -314,16 +314,18 @@ def block_mask(subtree_last_T: Tensor) -> BlockMask:
 
     width = len(subtree_last_T)
     # The padding has the value -1: the subtree of such a node ends before the node, so no query sees it.
-    blocks_KS = nn.functional.pad(subtree_last_T, (0, -width % BLOCK), value=-1).unflatten(0, (-1, BLOCK))
-    begins_Q = torch.arange(len(blocks_KS), device=subtree_last_T.device) * BLOCK
+    blocks_KS = nn.functional.pad(subtree_last_T, (0, -width % BLOCK_TOKENS), value=-1).unflatten(
+        0, (-1, BLOCK_TOKENS)
+    )
+    begins_Q = torch.arange(len(blocks_KS), device=subtree_last_T.device) * BLOCK_TOKENS
     before_QK = begins_Q[:, None] > begins_Q
-    whole_QK = before_QK & (begins_Q[:, None] + BLOCK - 1 <= blocks_KS.amin(-1))
+    whole_QK = before_QK & (begins_Q[:, None] + BLOCK_TOKENS - 1 <= blocks_KS.amin(-1))
     seen_QK = before_QK & (begins_Q[:, None] <= blocks_KS.amax(-1))
     seen_QK.fill_diagonal_(True)  # a block sees itself in part
     return BlockMask.from_kv_blocks(
         *list_blocks(seen_QK & ~whole_QK),
         *list_blocks(whole_QK),
-        BLOCK_SIZE=BLOCK,
+        BLOCK_SIZE=BLOCK_TOKENS,
         mask_mod=sees,
         seq_lengths=(width, width),
     )

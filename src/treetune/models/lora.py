@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from peft import LoraConfig
     from torch import Tensor, nn
 
-_NAME = "default"
+_ADAPTER_NAME = "default"
 """The name of the adapters. peft writes it into the names of their weights."""
-_BASE, _A, _B = ".base_layer.", f".lora_A.{_NAME}.weight", f".lora_B.{_NAME}.weight"
+_BASE, _A, _B = ".base_layer.", f".lora_A.{_ADAPTER_NAME}.weight", f".lora_B.{_ADAPTER_NAME}.weight"
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -78,7 +78,7 @@ class Lora:
         with torch.random.fork_rng():
             torch.manual_seed(derive_seed(seed, "lora") % 2**63)
             try:
-                inject_adapter_in_model(self._config(), model, _NAME)
+                inject_adapter_in_model(self._config(), model, _ADAPTER_NAME)
             except ValueError as error:
                 raise ValueError(f"trainer.lora.target_modules: {error}") from error
         self._refuse_tensors(model)
@@ -199,8 +199,8 @@ class Lora:
         adapters = {}
         for name, weight in weights.items():
             if name.endswith((_A, _B)):
-                # In peft's format, names don't contain the name of the adapter (`_NAME`).
-                adapters["base_model.model." + name.replace(f".{_NAME}.weight", ".weight")] = weight
+                # In peft's format, names don't contain the name of the adapter (`_ADAPTER_NAME`).
+                adapters["base_model.model." + name.replace(f".{_ADAPTER_NAME}.weight", ".weight")] = weight
         return adapters
 
     def write(self, adapters: Mapping[str, Tensor], base: str, directory: Path) -> None:

@@ -30,7 +30,7 @@ _CHECKPOINT_NAME = re.compile(r"\d{4,}")
 
 CHECKPOINTS = "checkpoints"
 """The folder of an experiment that holds its checkpoints."""
-LAST = "last"
+LAST_CHECKPOINT = "last"
 """The name in a path that stands for the newest complete checkpoint (`resolve_policy`)."""
 STATE = "state.json"
 """The file that is written last into a checkpoint. A checkpoint is complete if it has this file."""
@@ -74,10 +74,10 @@ def resolve_policy(name_or_path: str) -> str:
     parts = path.parts
     # Looks for `checkpoints/last` or `checkpoints/NUMBER` in the path.
     for depth, (parent, name) in enumerate(itertools.pairwise(parts), start=1):
-        if parent != CHECKPOINTS or not (name == LAST or _CHECKPOINT_NAME.fullmatch(name)):
+        if parent != CHECKPOINTS or not (name == LAST_CHECKPOINT or _CHECKPOINT_NAME.fullmatch(name)):
             continue
         directory = Path(*parts[:depth])
-        if name == LAST:
+        if name == LAST_CHECKPOINT:
             complete = complete_checkpoints(directory)
             if not complete:
                 raise ValueError(

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from treetune.models.attention import PACKED, PackedRow
 
-ATTENTION = "treetune_ulysses"
+ULYSSES_ATTENTION = "treetune_ulysses"
 """The name under which transformers finds the attention of this file."""
 
 
@@ -73,8 +73,8 @@ class SequenceParallel:
                 f"trainer.sequence_parallel_size works with model.attention 'sdpa' and 'flash_attention_2',"
                 f" and this model has {inner!r}"
             )
-        AttentionInterface.register(ATTENTION, _attention)
-        model.set_attn_implementation(ATTENTION)
+        AttentionInterface.register(ULYSSES_ATTENTION, _attention)
+        model.set_attn_implementation(ULYSSES_ATTENTION)
         # `hidden` passes this attention on to `_attention`, which calls it.
         model.base_model.treetune_inner_attention = inner
         for layer in model.modules():

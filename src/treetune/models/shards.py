@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
-_READER = "read_weight"
+_READ_ATTRIBUTE = "read_weight"
 """The name of an attribute that a parameter has as long as its values are only in a file. The attribute is a
 function that reads the values."""
 
@@ -63,7 +63,7 @@ def in_parts(
     for name, weight in parameters.items():
         # It has the right shape, but only one element in memory.
         placeholder = nn.Parameter(torch.empty(1, dtype=dtypes[-1]).expand(weight.shape))
-        setattr(placeholder, _READER, partial(_read_file, name, files[name], dtypes))
+        setattr(placeholder, _READ_ATTRIBUTE, partial(_read_file, name, files[name], dtypes))
         placeholders[id(weight)] = placeholder
     # Modules with tied weights share a parameter, and get the same placeholder.
     for module in model.modules():
@@ -115,7 +115,7 @@ def _read_file(name: str, file: Path, dtypes: tuple[torch.dtype, ...]) -> Tensor
 
 def is_in_file(parameter: nn.Parameter) -> bool:
     """Returns whether a parameter's values are still to be read."""
-    return hasattr(parameter, _READER)
+    return hasattr(parameter, _READ_ATTRIBUTE)
 
 
 def read_whole(module: nn.Module) -> nn.Module:
@@ -154,8 +154,8 @@ class InTurn(nn.Module):
 
 def _read(parameter: nn.Parameter) -> Tensor:
     """Reads the values of a parameter, and marks it as read."""
-    read: Callable[[], Tensor] = getattr(parameter, _READER)
-    delattr(parameter, _READER)
+    read: Callable[[], Tensor] = getattr(parameter, _READ_ATTRIBUTE)
+    delattr(parameter, _READ_ATTRIBUTE)
     return read()
 
 

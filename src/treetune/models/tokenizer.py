@@ -41,7 +41,7 @@ _BRACKETS = (("<", ">"), ("⟨", "⟩"))
 """Brackets around the names of special tokens. The second pair is for alphabets that have the characters of
 the first."""
 
-MULTIPLE = 64
+ROWS_MULTIPLE = 64
 """If a table of embeddings has to grow, the number of its rows becomes a multiple of this number, which makes
 matrix products faster."""
 
@@ -188,7 +188,9 @@ def embed_tokens(model: PreTrainedModel, words: Mapping[int, tuple[int, ...]]) -
     grows = max(words) >= rows
     if grows:
         with torch.random.fork_rng(devices=[]):  # new rows get random values here, which are replaced below
-            model.resize_token_embeddings(max(words) + 1, pad_to_multiple_of=MULTIPLE, mean_resizing=False)
+            model.resize_token_embeddings(
+                max(words) + 1, pad_to_multiple_of=ROWS_MULTIPLE, mean_resizing=False
+            )
     head = model.get_output_embeddings()
     tables = [model.get_input_embeddings().weight]
     for table in (getattr(head, "weight", None), getattr(head, "bias", None)):

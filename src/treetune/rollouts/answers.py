@@ -33,7 +33,7 @@ T = TypeVar("T")
 UNGRADED = Grade(reward=0.0, outcome="no_answer")
 """The grade of an answer that has not been graded yet."""
 
-EXAMPLE_PROBLEMS = 4
+MOST_EXAMPLE_PROBLEMS = 4
 """The number of example problems of a task that `check` looks at."""
 
 
@@ -69,7 +69,7 @@ class SampledRollout(Rollout):
         yield from check_lengths(self, context_length)
         for task in parts_of(experiment.task):
             lengths = experiment.model.prompt_tokens(
-                [problem.prompt for problem in task.examples(EXAMPLE_PROBLEMS)]
+                [problem.prompt for problem in task.examples(MOST_EXAMPLE_PROBLEMS)]
             )
             max_tokens = task.adjust_sampling(self.sampling).max_tokens
             # `lengths` is None if the tokenizer must be loaded to count tokens. If `max_tokens` is too large,
@@ -334,7 +334,7 @@ def is_decided(finish_reason: FinishReason, unfinished_reward: float | None) -> 
     return finish_reason == "length" and unfinished_reward is not None
 
 
-CUT_OFF = "cut off by max_tokens"
+CUT_OFF_MESSAGE = "cut off by max_tokens"
 """The message of the grade of an answer that the budget cut off, whatever its grader says."""
 
 
@@ -351,7 +351,7 @@ def apply_unfinished_reward(
     if unfinished_reward is None or not is_decided(finish_reason, unfinished_reward):
         return grade
     outcome = grade.outcome if grade.is_known else "no_answer"
-    return replace(grade, reward=unfinished_reward, outcome=outcome, message=CUT_OFF)
+    return replace(grade, reward=unfinished_reward, outcome=outcome, message=CUT_OFF_MESSAGE)
 
 
 def before_stop(text: str, stop: Sequence[str]) -> str:

@@ -16,7 +16,13 @@ from annotated_types import Gt
 from typing_extensions import override
 
 from treetune.contracts import Answers, Experiment, Feature, Finding, Need, OneLine, TaskDemonstrations
-from treetune.rollouts.answers import EXAMPLE_PROBLEMS, encode_prompt, measure_trees, rank_share, split_steps
+from treetune.rollouts.answers import (
+    MOST_EXAMPLE_PROBLEMS,
+    encode_prompt,
+    measure_trees,
+    rank_share,
+    split_steps,
+)
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.seeds import derive_seed
@@ -33,7 +39,7 @@ from treetune.vocabulary import (
     token_array,
 )
 
-TAKEN_FOR_RIGHT = Grade(reward=1.0, outcome="ok")
+ASSUMED_RIGHT = Grade(reward=1.0, outcome="ok")
 """The grade of demonstrations that are not graded."""
 
 
@@ -74,7 +80,7 @@ class Demonstrations(Rollout):
             return  # `needs` reports it
         problems: list[Problem] = []
         for task in parts_of(experiment.task):
-            problems += task.examples(EXAMPLE_PROBLEMS)
+            problems += task.examples(MOST_EXAMPLE_PROBLEMS)
         try:
             # The seed 0 is arbitrary, since these demonstrations are only examples.
             texts = [task_of(experiment.task, problem).demonstration(problem, 0) for problem in problems]
@@ -124,7 +130,7 @@ class Demonstrations(Rollout):
                     segments=segments,
                     finish_reason="stop",
                     text=text,
-                    grade=TAKEN_FOR_RIGHT,
+                    grade=ASSUMED_RIGHT,
                     step_ends=_step_ends(context, problem, segments, text),
                 )
                 grade = context.grader.submit(text, problem) if self.graded else None

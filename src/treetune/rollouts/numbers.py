@@ -20,13 +20,13 @@ from typing import Any, Literal
 from treetune.tree import Tree, answers_of, with_answers
 from treetune.vocabulary import Metrics, TextCodec, Trajectory
 
-EVALUATED = ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
+EVALUATED_NUMBERS = ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
 """The numbers of an evaluation's summary that become metrics of the run. There is a metric over all problems,
 and one for each domain."""
 
 Better = Literal["higher", "lower", "neither"]
 
-OF_CORRECT = "_right"
+CORRECT_SUFFIX = "_right"
 """The ending of a metric's name if it is the mean over only the correct answers."""
 LARGEST_SUFFIX = "_max"
 """The ending of a metric's name if it is the largest value."""
@@ -115,7 +115,7 @@ def full_name(name: str) -> str | None:
     """
     for full in declared():
         short = full.partition("/")[2]
-        for ending in ("", OF_CORRECT):
+        for ending in ("", CORRECT_SUFFIX):
             if name in (full + ending, short + ending):
                 return full + ending
     return None
@@ -153,14 +153,14 @@ def add_measured_numbers(trees: Sequence[Tree], codec: TextCodec) -> list[Tree]:
 def columns(trajectories: Iterable[Trajectory]) -> dict[str, list[float]]:
     """Returns the values of each number over the answers that have the number.
 
-    The values of only the correct answers are also returned, under the name with `OF_CORRECT` appended.
+    The values of only the correct answers are also returned, under the name with `CORRECT_SUFFIX` appended.
     """
     columns: dict[str, list[float]] = {}
     for trajectory in trajectories:
         for name, value in trajectory.numbers.items():
             columns.setdefault(name, []).append(value)
             if trajectory.grade.correct:
-                columns.setdefault(name + OF_CORRECT, []).append(value)
+                columns.setdefault(name + CORRECT_SUFFIX, []).append(value)
     return columns
 
 
@@ -197,7 +197,7 @@ def evaluation_metrics(label: str, summary: Mapping[str, Any]) -> Metrics:
             continue
         group, _, name = full.partition("/")
         means = summary.get(group, {})
-        for ending in ("", OF_CORRECT):
+        for ending in ("", CORRECT_SUFFIX):
             if name + ending in means:
                 metrics[f"evaluation/{label}/{full}{ending}"] = means[name + ending]
     return metrics

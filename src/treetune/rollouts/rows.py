@@ -115,7 +115,7 @@ def _offsets(lengths: np.ndarray) -> np.ndarray:
 
 # Episodes
 
-OF_STEPS = ("step_ends", "step_values", "step_errors", "step_rewards")
+FIELDS_OF_STEPS = ("step_ends", "step_values", "step_errors", "step_rewards")
 """Fields of episodes that are tuples with a number for each step, and not arrays."""
 
 
@@ -179,7 +179,7 @@ def _episode_column(episodes: Sequence[Episode], field: pa.Field, codec: TextCod
         return _stretch_column(values, field.type)
     if field.name == "continuations":  # Arrow takes a map as a list of pairs
         return pa.array([list(continuations.items()) for continuations in values], field.type)
-    if field.name in OF_STEPS:
+    if field.name in FIELDS_OF_STEPS:
         return tuples(values, field.type)
     return column_of(values, field.type)
 
@@ -210,7 +210,7 @@ def _episode_values(name: str, column: pa.Array) -> Iterable[Any]:
         return map(_stretches_of, column.to_pylist())
     if name == "continuations":
         return map(_continuations_of, column.to_pylist())
-    if name in OF_STEPS:
+    if name in FIELDS_OF_STEPS:
         return tuples_of(column)
     return values_of(column)
 
@@ -229,7 +229,7 @@ def _continuations_of(
 
 # Trajectories
 
-_TUPLE = "tuple()"
+_TUPLE_KEY = "tuple()"
 """Marks a tuple in a problem's data, since JSON has only lists: ``{"tuple()": [1, 2]}`` is ``(1, 2)``."""
 
 
@@ -420,11 +420,11 @@ def _mark_tuples(value: Any) -> Any:
         TypeError: Keys of an object are not strings, or look like a mark.
     """
     if isinstance(value, dict):
-        if _TUPLE in value or not all(isinstance(key, str) for key in value):
-            raise TypeError(f"an object has keys other than texts, or the key {_TUPLE!r}")
+        if _TUPLE_KEY in value or not all(isinstance(key, str) for key in value):
+            raise TypeError(f"an object has keys other than texts, or the key {_TUPLE_KEY!r}")
         return {key: _mark_tuples(inner) for key, inner in value.items()}
     if isinstance(value, tuple):
-        return {_TUPLE: [_mark_tuples(inner) for inner in value]}
+        return {_TUPLE_KEY: [_mark_tuples(inner) for inner in value]}
     if isinstance(value, list):
         return [_mark_tuples(inner) for inner in value]
     return value
@@ -432,4 +432,4 @@ def _mark_tuples(value: Any) -> Any:
 
 def _restore_tuple(value: dict[str, Any]) -> Any:
     """Returns a JSON object unchanged, or the tuple in its place if it marks one."""
-    return tuple(value[_TUPLE]) if _TUPLE in value else value
+    return tuple(value[_TUPLE_KEY]) if _TUPLE_KEY in value else value

@@ -17,24 +17,24 @@ from typing import NamedTuple
 
 from treetune.contracts import Answers, Part
 from treetune.exceptions import NothingGraded
-from treetune.rollouts.answers import CUT_OFF
+from treetune.rollouts.answers import CUT_OFF_MESSAGE
 from treetune.rollouts.context import RolloutContext
 from treetune.tasks.graders.base import RETURNED_NONE
 from treetune.tree import Tree
 from treetune.vocabulary import Metrics, Trajectory
 
-REASONS = 3
+MOST_REASONS = 3
 """The number of reasons that are reported: the most frequent ones."""
 
-FEWEST_FAILED, BROKEN_SHARE = 8, 0.9
+FEWEST_FAILED_ANSWERS, BROKEN_SHARE = 8, 0.9
 """A grader counts as broken if it failed on more than `BROKEN_SHARE` of a domain's answers, and the domain
-has at least `FEWEST_FAILED` answers."""
+has at least `FEWEST_FAILED_ANSWERS` answers."""
 
-FEWEST_NONE = 4
+FEWEST_NONE_ANSWERS = 4
 """A reward function counts as broken if it returned None for all of a domain's answers, and the domain has at
 least this many."""
 
-RETRY = "the same command grades the stored answers again"
+RETRY_REMEDY = "the same command grades the stored answers again"
 
 
 class _Failures(NamedTuple):
@@ -93,13 +93,13 @@ def report_ungraded(context: RolloutContext, name: str, answers: Sequence[Trajec
 
 def _report_unavailable(context: RolloutContext, name: str, reasons: Counter[str], answers: int) -> None:
     """Logs why answers could not be graded. Raises NothingGraded if no answer could be graded."""
-    more = ", …" if len(reasons) > REASONS else ""
-    listed = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common(REASONS))
+    more = ", …" if len(reasons) > MOST_REASONS else ""
+    listed = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common(MOST_REASONS))
     message = (
         f"{name}: {reasons.total()} of {answers} answers could not be graded and are left out: {listed}{more}"
     )
     if reasons.total() == answers:
-        raise NothingGraded(f"{message}. The run stops here: {RETRY}")
+        raise NothingGraded(f"{message}. The run stops here: {RETRY_REMEDY}")
     context.log.say(message)
 
 
@@ -115,10 +115,10 @@ def _report_failures(
         f"{name}: grading failed on {failed} of {answers} answers{of_domain}, which earn nothing; the first,"
         f" to the problem {first.problem!r}: {first.reason}"
     )
-    if answers >= FEWEST_FAILED and failed > BROKEN_SHARE * answers:
+    if answers >= FEWEST_FAILED_ANSWERS and failed > BROKEN_SHARE * answers:
         raise NothingGraded(
             f"{message}. These are more than {BROKEN_SHARE:.0%}, so that the run stops here. Fix the grader"
-            f" (for a response without an answer it returns None) and rerun: {RETRY}"
+            f" (for a response without an answer it returns None) and rerun: {RETRY_REMEDY}"
         )
     context.log.say(message)
 
@@ -133,11 +133,11 @@ def refuse_only_none(context: RolloutContext, answers: Sequence[Trajectory]) -> 
 
     Raises:
         NothingGraded: In the first iteration, the function returned None for all answers of a domain, counted
-            over all ranks, and they are `FEWEST_NONE` or more.
+            over all ranks, and they are `FEWEST_NONE_ANSWERS` or more.
     """
     if context.iteration != 0:
         return  # all ranks have the same iteration, so either all take part in the exchange below or none
-    finished = [answer for answer in answers if answer.grade.message != CUT_OFF]
+    finished = [answer for answer in answers if answer.grade.message != CUT_OFF_MESSAGE]
     local_counts = Counter(answer.problem.domain for answer in finished)
     local_nones = Counter(
         answer.problem.domain for answer in finished if answer.grade.message == RETURNED_NONE
@@ -149,12 +149,12 @@ def refuse_only_none(context: RolloutContext, answers: Sequence[Trajectory]) -> 
         counts.update(counts_of_rank)
         nones.update(nones_of_rank)
     for domain, count in sorted(counts.items()):
-        if count >= FEWEST_NONE and nones[domain] == count:
+        if count >= FEWEST_NONE_ANSWERS and nones[domain] == count:
             of_domain = f" of the domain {domain}" if domain else ""
             raise NothingGraded(
                 f"iteration 1: the reward function returned None for all {count} answers{of_domain}, so that"
                 " none earns anything, and the run stops here. Return a number for every answer (0.0 for a"
-                f" wrong one; None only for a response without an answer) and rerun: {RETRY}"
+                f" wrong one; None only for a response without an answer) and rerun: {RETRY_REMEDY}"
             )
 
 

@@ -312,7 +312,7 @@ class StopAfter(Part):
 
 
 Overlap = Literal["none", "one_step"]
-WITHOUT_OVERLAP = "or leave overlap at 'none'"
+NO_OVERLAP_REMEDY = "or leave overlap at 'none'"
 """The other way out, at the end of the remedies of `check_overlap`."""
 
 
@@ -630,32 +630,32 @@ def check_overlap(experiment: PolicyIteration) -> Iterator[Finding]:
             "overlap 'one_step' trains on answers of the previous weights, and the loss doesn't correct for"
             " that",
             "trainer.objective.importance_cap",
-            f"{StaleAnswers.remedy}, {WITHOUT_OVERLAP}",
+            f"{StaleAnswers.remedy}, {NO_OVERLAP_REMEDY}",
         )
     if experiment.credit.asks_critic:
         yield Finding(
             "the credit asks the trainer's critic, which is being trained while overlap 'one_step' samples",
             "credit",
-            f"choose values that the engine gives, such as {{type: 'continuations'}}, {WITHOUT_OVERLAP}",
+            f"choose values that the engine gives, such as {{type: 'continuations'}}, {NO_OVERLAP_REMEDY}",
         )
     if experiment.credit.trainer_scores.reference:
         yield Finding(
             "the credit asks the trainer's reference model, which scores while overlap 'one_step' trains",
             "credit",
-            f"set the credit's scorer to 'policy', {WITHOUT_OVERLAP}",
+            f"set the credit's scorer to 'policy', {NO_OVERLAP_REMEDY}",
         )
     if experiment.credit.trainer_scores.distributions:
         yield Finding(
             "the credit asks the trainer for the policy's distributions, while overlap 'one_step' trains it",
             "credit",
-            f"choose a credit that reads no entropies, such as 'probability_mask', {WITHOUT_OVERLAP}",
+            f"choose a credit that reads no entropies, such as 'probability_mask', {NO_OVERLAP_REMEDY}",
         )
     if experiment.choose_checkpoint is not None:
         yield Finding(
             "choose_checkpoint measures candidates in the middle of training, on the engine that overlap"
             " 'one_step' samples the next iteration with",
             "choose_checkpoint",
-            f"leave it out, {WITHOUT_OVERLAP}",
+            f"leave it out, {NO_OVERLAP_REMEDY}",
         )
     if getattr(experiment.engines.policy, "sleep", False):
         yield Finding(
@@ -663,5 +663,5 @@ def check_overlap(experiment: PolicyIteration) -> Iterator[Finding]:
             " at the same time",
             "engines.policy.sleep",
             f"set it to false, so that both share the memory, or give the engine its own devices,"
-            f" {WITHOUT_OVERLAP}",
+            f" {NO_OVERLAP_REMEDY}",
         )

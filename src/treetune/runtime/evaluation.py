@@ -25,7 +25,7 @@ from treetune.exceptions import CheckpointGone
 from treetune.rollouts import unavailable
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.metrics import DOMAIN_PREFIX
-from treetune.rollouts.numbers import EVALUATED, by_group, columns, evaluation_metrics, number_metrics
+from treetune.rollouts.numbers import EVALUATED_NUMBERS, by_group, columns, evaluation_metrics, number_metrics
 from treetune.rollouts.storage import answer_row
 from treetune.runtime.base import EvaluationSet, PolicyIteration
 from treetune.runtime.claims import Claim, Claims
@@ -33,7 +33,7 @@ from treetune.runtime.console import Clock
 from treetune.runtime.directory import (
     ANSWERS,
     JOURNALS,
-    MEASURE_AGAIN,
+    MEASURE_AGAIN_REMEDY,
     SUMMARY,
     ExperimentDirectory,
     is_measured,
@@ -84,7 +84,9 @@ def evaluate(
     metrics: Metrics = {}
     for evaluation_set in resources.session.config.evaluation.sets:
         if is_measured(directory, done, evaluation_set):
-            summary = read_record(directory.evaluation(done, evaluation_set.label) / SUMMARY, MEASURE_AGAIN)
+            summary = read_record(
+                directory.evaluation(done, evaluation_set.label) / SUMMARY, MEASURE_AGAIN_REMEDY
+            )
             metrics |= _metrics_of_summary(evaluation_set.label, summary)
     return metrics
 
@@ -93,7 +95,7 @@ def _metrics_of_summary(label: str, summary: Mapping[str, Any]) -> Metrics:
     """Returns the metrics of a measured set, by names such as ``evaluation/test/pass_at_1``."""
 
     def pick(name_prefix: str, values: Mapping[str, Any]) -> Metrics:
-        return {name_prefix + name: values[name] for name in EVALUATED if values[name] is not None}
+        return {name_prefix + name: values[name] for name in EVALUATED_NUMBERS if values[name] is not None}
 
     metrics = pick(f"evaluation/{label}/", summary)
     for domain, summary_of_domain in summary.get("domains", {}).items():

@@ -18,7 +18,7 @@ from treetune.vocabulary import CORRECT_SCORE, Episode
 if TYPE_CHECKING:
     import pandas as pd
 
-SAMPLED = "sampled"
+SAMPLED_SET = "sampled"
 """The `set` of answers that were sampled to train on."""
 
 
@@ -107,7 +107,7 @@ class RunFrames:
         evaluations."""
         for iteration in self._directory.iterations_with(TRAJECTORIES):
             for answer in read_trajectories(self._directory.iteration(iteration) / TRAJECTORIES):
-                origin = {"set": SAMPLED, "iteration": iteration, "answer": answer.id}
+                origin = {"set": SAMPLED_SET, "iteration": iteration, "answer": answer.id}
                 yield origin | answer_row(answer) | {"correct": answer.grade.correct}
         for done, name in self._directory.evaluations():
             path = self._directory.evaluation(done, name) / ANSWERS

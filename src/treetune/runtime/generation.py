@@ -85,13 +85,13 @@ need it."""
 MEMORY_FILE = "memory.json"
 """In an iteration's folder: what shaping remembers of that iteration and all before it."""
 
-CARRIED = "carried.arrow"
+CARRIED_ANSWERS = "carried.arrow"
 """In an iteration's folder: the answers that a rollout carries over to the next iteration."""
 
-BEGIN_AGAIN = "put it back, or begin again under another experiment_name"
+BEGIN_AGAIN_REMEDY = "put it back, or begin again under another experiment_name"
 """The remedy for a record of an earlier iteration that is gone or damaged."""
 
-FILE_POLL_S = 0.2
+POLL_FILE_EVERY_S = 0.2
 """Seconds between two checks for a file that another machine writes."""
 
 
@@ -243,11 +243,11 @@ def _drawing(session: Session, iteration: int) -> DrawingContext:
 
     @cache
     def read_metrics(earlier_iteration: int) -> Metrics:
-        return _read_earlier(session, earlier_iteration, ROLLOUT_METRICS, HOW_PROBLEMS_WENT)["metrics"]
+        return _read_earlier(session, earlier_iteration, ROLLOUT_METRICS, PURPOSE_OF_DRAWING)["metrics"]
 
     @cache
     def read_pass_rates(earlier_iteration: int) -> dict[str, float]:
-        return _read_earlier(session, earlier_iteration, PASS_RATES, HOW_PROBLEMS_WENT)
+        return _read_earlier(session, earlier_iteration, PASS_RATES, PURPOSE_OF_DRAWING)
 
     config = session.config
     return DrawingContext(config.seed, iteration, config.problem_sampling, read_metrics, read_pass_rates)
@@ -479,7 +479,7 @@ def _read_phase(path: Path, clock: Clock, phase: str, begun_phase: str | None = 
     return record["metrics"]
 
 
-HOW_PROBLEMS_WENT = "which has the policy's results on earlier problems"
+PURPOSE_OF_DRAWING = "which has the policy's results on earlier problems"
 """The purpose of the files that the drawing of problems reads, for the message that one of them is gone."""
 
 
@@ -495,10 +495,10 @@ def _read_earlier(session: Session, iteration: int, name: str, purpose: str) -> 
     path = session.directory.iteration(iteration) / name
     record = None
     if session.ranks.is_first and path.is_file():
-        record = read_record(path, BEGIN_AGAIN)
+        record = read_record(path, BEGIN_AGAIN_REMEDY)
     record = session.ranks.from_first(f"earlier {name}", record)
     if record is None:
-        raise ValueError(f"{path} is gone, {purpose}: {BEGIN_AGAIN}")
+        raise ValueError(f"{path} is gone, {purpose}: {BEGIN_AGAIN_REMEDY}")
     return record
 
 
@@ -524,7 +524,7 @@ def _carry_over(session: Session, iteration: int) -> CarryOver:
     """
     answers: list[Trajectory] = []
     if iteration > 0:
-        path = session.directory.iteration(iteration - 1) / CARRIED
+        path = session.directory.iteration(iteration - 1) / CARRIED_ANSWERS
         if not path.is_file():
             raise ValueError(
                 f"{path} is gone, which has the answers that iteration {iteration + 1} continues: put it"
@@ -535,7 +535,7 @@ def _carry_over(session: Session, iteration: int) -> CarryOver:
     def keep(carried: Sequence[Trajectory]) -> None:
         carried_by_all_ranks = trajectories_on_first(session.ranks, "carried answers", carried)
         if session.ranks.is_first:
-            write_trajectories(session.directory.iteration(iteration) / CARRIED, carried_by_all_ranks)
+            write_trajectories(session.directory.iteration(iteration) / CARRIED_ANSWERS, carried_by_all_ranks)
 
     return CarryOver(answers, keep)
 
@@ -613,5 +613,5 @@ def wait_for_stored_episodes(ranks: Ranks, path: Path) -> StoredEpisodes:
                 f" {ranks.deadline_s:.0f} s: the experiment's folder must be on a file system that all"
                 " machines share"
             )
-        time.sleep(FILE_POLL_S)
+        time.sleep(POLL_FILE_EVERY_S)
     return StoredEpisodes(path)

@@ -41,7 +41,7 @@ INSTRUCTION_SETS = (
 )
 """The flags of /proc/cpuinfo by which libraries choose their kernels."""
 
-SETTINGS = (
+KERNEL_VARIABLES = (
     "ONEDNN_MAX_CPU_ISA",
     "DNNL_MAX_CPU_ISA",
     "ATEN_CPU_CAPABILITY",
@@ -248,7 +248,7 @@ def facts_that_decide_bits(ranks: int, engine: EngineSettings) -> dict[str, Any]
         "ranks": ranks,
         "threads": torch.get_num_threads(),
         "engine_threads": engine.threads(ranks),
-        "settings": {name: os.environ[name] for name in SETTINGS if name in os.environ},
+        "settings": {name: os.environ[name] for name in KERNEL_VARIABLES if name in os.environ},
         "python": platform.python_version(),
         "packages": versions(),
         "torch_kernels": torch.backends.cpu.get_cpu_capability(),

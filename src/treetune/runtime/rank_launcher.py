@@ -32,8 +32,8 @@ from treetune.runtime.machine import gpus
 from treetune.store import held_folders
 from treetune.store.files import remove_folder
 
-MAIN = Path(__file__).resolve().parents[1] / "main.py"
-END_S = 60.0
+MAIN_PROGRAM = Path(__file__).resolve().parents[1] / "main.py"
+RANKS_END_TIMEOUT_S = 60.0
 """The longest that ranks may take to end after their launcher, before they are killed."""
 
 
@@ -123,7 +123,7 @@ def start_ranks(
         environment.setdefault("DS_ACCELERATOR", "cpu")
     command = _launcher_command(nodes, node, devices, port)
     # Ranks read their numbers from the environment, so the launcher adds no --local_rank to the arguments.
-    command += ["--quiet", "--no_local_rank", str(MAIN), *arguments]
+    command += ["--quiet", "--no_local_rank", str(MAIN_PROGRAM), *arguments]
     libc = ctypes.CDLL(None)
     this_process = os.getpid()
 
@@ -249,7 +249,7 @@ def signal_ranks(launcher: int, number: int) -> int:
 
 
 def _wait_for_group(group: int) -> None:
-    """Waits until no process of the group is left, and kills those that are left after `END_S`.
+    """Waits until no process of the group is left, and kills those that are left after `RANKS_END_TIMEOUT_S`.
 
     Ranks end by themselves when their launcher is gone.
     """
@@ -258,7 +258,7 @@ def _wait_for_group(group: int) -> None:
         if signal_number is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal_number)
-        deadline = time.monotonic() + END_S
+        deadline = time.monotonic() + RANKS_END_TIMEOUT_S
         while time.monotonic() < deadline:
             try:
                 os.killpg(group, 0)  # sends nothing, and fails if no process is left

@@ -78,10 +78,10 @@ if TYPE_CHECKING:
     from treetune.trainer.core import PolicyTrainer
 
 
-SHOWN_SECONDS = 0.05
+LEAST_SHOWN_SECONDS = 0.05
 """The line of an iteration leaves out phases of fewer seconds."""
 
-MOST_DOMAINS = 8
+MOST_SHOWN_DOMAINS = 8
 """The line of an iteration leaves out domains if there are more; the report has all."""
 
 
@@ -461,7 +461,7 @@ def summary_line(row: Mapping[str, Any], iterations: int) -> str:
             parts.append(f"{group[1]} {value:.3f}")
     phases = {key.removeprefix("seconds/"): row[key] for key in row if key.startswith("seconds/")}
     total = phases.pop("total")
-    times = [f"{name} {seconds:.1f}" for name, seconds in phases.items() if seconds >= SHOWN_SECONDS]
+    times = [f"{name} {seconds:.1f}" for name, seconds in phases.items() if seconds >= LEAST_SHOWN_SECONDS]
     parts.append(f"{total:.1f} s ({', '.join(times)})")
     if remaining_s := (iterations - row["iteration"] - 1) * total:
         parts.append(f"{format_duration(remaining_s)} left")
@@ -471,14 +471,14 @@ def summary_line(row: Mapping[str, Any], iterations: int) -> str:
 def _rewards_of_domains(row: Mapping[str, Any]) -> list[str]:
     """Returns the mean rewards of all domains as one part of a line: ``["(math 0.500, code 0.324)"]``.
 
-    Returns no part, an empty list, if there are no domains, or more than `MOST_DOMAINS`.
+    Returns no part, an empty list, if there are no domains, or more than `MOST_SHOWN_DOMAINS`.
     """
     texts = []
     for key, value in row.items():
         domain_and_name = split_domain(key)
         if domain_and_name is not None and domain_and_name[1] == "reward":
             texts.append(f"{domain_and_name[0]} {value:.3f}")
-    return [f"({', '.join(texts)})"] if 0 < len(texts) <= MOST_DOMAINS else []
+    return [f"({', '.join(texts)})"] if 0 < len(texts) <= MOST_SHOWN_DOMAINS else []
 
 
 # Signs of collapse

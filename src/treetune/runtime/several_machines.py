@@ -52,7 +52,7 @@ CONNECT_WITHIN_S = 10.0
 CLOCKS_WITHIN_S = 60.0
 """The largest accepted difference between clocks."""
 
-SOCKETS = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME (SOCKET_IFNAME for scripts/slurm/submit.sh)"
+SOCKET_VARIABLES = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME (SOCKET_IFNAME for scripts/slurm/submit.sh)"
 
 
 @dataclass(frozen=True)
@@ -162,8 +162,8 @@ def describe_machine_differences(
             other = next(fact for fact in facts if fact.machine == machine)
             lines.append(
                 f"{name} can't reach {other.name} at {other.address} ({other.interface}): {why}; set"
-                f" {SOCKETS} to the interface that reaches the others, and open all ports between the"
-                " machines"
+                f" {SOCKET_VARIABLES} to the interface that reaches the others, and open all ports between"
+                " the machines"
             )
         lines += [f"{name} {line}" for line in _describe_differences_from_first(rank_facts, first)]
     names = list(name_by_machine.values())

@@ -37,7 +37,7 @@ from treetune.rollouts.model_scores import (
 from treetune.rollouts.storage import SIGNALS, write_token_signals
 from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
 from treetune.runtime.console import Clock
-from treetune.runtime.directory import ANSWERS, MEASURE_AGAIN, SUMMARY, verify_answers
+from treetune.runtime.directory import ANSWERS, MEASURE_AGAIN_REMEDY, SUMMARY, verify_answers
 from treetune.runtime.evaluation import measure_set
 from treetune.runtime.generation import episodes_on_all
 from treetune.runtime.machine import memory_in_use
@@ -448,7 +448,7 @@ def _train_and_choose(
     return choice_metrics | training.finish(on_signals)
 
 
-GAP = "engine/logprob_gap_mean"
+GAP_METRIC = "engine/logprob_gap_mean"
 """The metric of the mean difference between the engine's and the trainer's log-probs of sampled tokens, in
 nats a token."""
 
@@ -463,13 +463,13 @@ def gap_problem(
 ) -> str | None:
     """Returns a message if the log-probs of this iteration's tokens show that the engine did not sample from
     the trained model; None if they don't, or if they aren't comparable."""
-    gap, limit = metrics.get(GAP), gap_limit(session)
+    gap, limit = metrics.get(GAP_METRIC), gap_limit(session)
     if gap is None or gap <= limit or differs_by_design(session, iteration, episodes):
         return None
     return (
         f"iteration {iteration + 1}: the trainer's log-probs of the tokens that the engine sampled differ"
-        f" from the engine's by {gap:.2g} nats a token in the mean ({GAP}), more than the {limit:g} that"
-        " rounding explains. The engine did not sample from the model that is trained. Likely causes: an"
+        f" from the engine's by {gap:.2g} nats a token in the mean ({GAP_METRIC}), more than the {limit:g}"
+        " that rounding explains. The engine did not sample from the model that is trained. Likely causes: an"
         " attention or a position embedding that the two compute differently for longer texts than the"
         " canary's (sliding windows, extended contexts); settings of sampling that the trainer doesn't have"
         " (penalties or other engines.policy.extra_arguments); an engine with a lower precision than"
@@ -585,7 +585,7 @@ class _CheckpointChoice:
             measure_set(self.resources, done, self.set, folder, name)
         self._measurements.append(folder)
         self.points.append(point)
-        self.accuracies.append(read_record(folder / SUMMARY, MEASURE_AGAIN)["pass_at_1"])
+        self.accuracies.append(read_record(folder / SUMMARY, MEASURE_AGAIN_REMEDY)["pass_at_1"])
         is_best_so_far = self.chosen == len(self.accuracies) - 1  # `chosen` is the best candidate's index
         # The state of the last candidate isn't written: if it is chosen, the trainer still has it.
         if is_best_so_far and not is_last:
@@ -649,7 +649,7 @@ class _CheckpointChoice:
         folder = self.session.directory.evaluation(done, self.set.label)
         if (folder / SUMMARY).is_file():
             return
-        summary = read_record(measurement / SUMMARY, MEASURE_AGAIN)
+        summary = read_record(measurement / SUMMARY, MEASURE_AGAIN_REMEDY)
         verify_answers(measurement / ANSWERS)
         write_text(folder / ANSWERS, (measurement / ANSWERS).read_text())
         write_record(folder / SUMMARY, summary | {"iteration": done})

@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from treetune.engine.base import Chunk, TransferMethod
-from treetune.engine.settings import ON_THE_DEVICE, TRANSFER_KEY, VERSIONS_AT_ONCE
+from treetune.engine.settings import METHODS_ON_THE_DEVICE, TRANSFER_KEY, VERSIONS_AT_ONCE
 from treetune.exceptions import CheckpointGone
 from treetune.store import held_folders
 from treetune.store.checksums import digest_of_weights
@@ -69,9 +69,9 @@ CHUNK_BYTES = 2**28
 MOST_UNWRITTEN = 4
 """The most chunks whose files are still being written while the next chunk is made."""
 
-MORE_SHARED_MEMORY = "give it more (docker run --ipc=host; otherwise mount -o remount,size=… /dev/shm)"
+MORE_SHARED_MEMORY_REMEDY = "give it more (docker run --ipc=host; otherwise mount -o remount,size=… /dev/shm)"
 
-START_MODEL = "start-model"
+START_MODEL_FOLDER = "start-model"
 """The subfolder of the model that adapters belong to."""
 
 
@@ -170,7 +170,7 @@ class WeightsFolder:
 
         session, folder = self._session, self.of(version)
         ranks, config = session.ranks, trainer.model.config
-        sends_tensors = self.transfer in ON_THE_DEVICE
+        sends_tensors = self.transfer in METHODS_ON_THE_DEVICE
         # The engine loads each file at once, and checks its digest.
         needs_digest = self.transfer == "shared_memory"
         file_of_weight: dict[str, str] = {}
@@ -211,7 +211,7 @@ class WeightsFolder:
 
     def _copy_weight(self, weight: Tensor) -> Tensor:
         """Copies a weight on the device or to the CPU, so that the copy lasts until its chunk is sent."""
-        if self.transfer in ON_THE_DEVICE:
+        if self.transfer in METHODS_ON_THE_DEVICE:
             return weight.contiguous().clone()
         if not self._writes:
             return weight  # this rank only takes part in gathering it
@@ -269,7 +269,7 @@ class WeightsFolder:
 
     @property
     def _start_model(self) -> Path:
-        return self.path / START_MODEL
+        return self.path / START_MODEL_FOLDER
 
 
 def _weights_for_engine(trainer: PolicyTrainer) -> Iterator[tuple[str, Tensor]]:
@@ -380,8 +380,8 @@ def describe_missing_room(folder: Path, needed: int) -> str | None:
     remedy = "free some space"
     if folder.is_relative_to(SHARED_MEMORY):
         remedy = (
-            f"{MORE_SHARED_MEMORY}, clear it, or set {TRANSFER_KEY} to 'file', which writes them into the"
-            " experiment's folder"
+            f"{MORE_SHARED_MEMORY_REMEDY}, clear it, or set {TRANSFER_KEY} to 'file', which writes them into"
+            " the experiment's folder"
         )
     return (
         f"{folder} has {free / GIB:.1f} GiB free, and the trainer's weights for the engine"

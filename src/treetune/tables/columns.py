@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 from treetune.config.errors import did_you_mean
 from treetune.rollouts.metrics import split_domain
 from treetune.rollouts.numbers import (
-    OF_CORRECT,
+    CORRECT_SUFFIX,
     Better,
     declared,
     declared_ratios,
@@ -72,7 +72,7 @@ def value_named(name: str) -> ValueKind:
         return ValueKind("higher")
     full = full_name(name)
     if full is not None:
-        number = declared()[full.removesuffix(OF_CORRECT)]
+        number = declared()[full.removesuffix(CORRECT_SUFFIX)]
         return ValueKind(number.better, number.share)
     if re.fullmatch(r"pass_at_[1-9]\d*", name):
         return _BASIC_NUMBERS[PASS_AT_1]

@@ -30,7 +30,7 @@ from treetune.exceptions import Stopped
 from treetune.processes.lifetime import exit_on_signals
 from treetune.runtime.console import format_duration
 from treetune.runtime.machine import gpus
-from treetune.runtime.rank_launcher import MAIN, ranks_here, threads_each
+from treetune.runtime.rank_launcher import MAIN_PROGRAM, ranks_here, threads_each
 from treetune.store.files import write_json, write_text
 from treetune.tables.check import refuse_unwritten
 from treetune.tables.runs import (
@@ -178,7 +178,7 @@ class Launcher:
 
     def command(self, run: PlannedRun, command: str, *more: str) -> list[str]:
         """Returns the command line of one of a run's commands. `more` are the command's arguments."""
-        program = self.program or ("python", "-u", relative(MAIN))
+        program = self.program or ("python", "-u", relative(MAIN_PROGRAM))
         # main.py's command `run` starts the ranks, each with the command that follows.
         if self.ranks > 1 and command not in ONE_RANK:
             program += "run", f"--ranks={self.ranks}"

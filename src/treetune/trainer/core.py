@@ -56,7 +56,7 @@ from treetune.vocabulary import Episode, Metrics, TokenIds
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-COMPUTED = "train/computed_tokens"
+COMPUTED_TOKENS_METRIC = "train/computed_tokens"
 """The metric of the tokens that the policy computed for the iteration's updates, on all ranks, without
 padding."""
 
@@ -320,7 +320,7 @@ class PolicyTrainer:
             # The counts of all ranks are summed below, so they are scaled as losses are: by 0 for a dummy (a
             # repeated micro-batch that only keeps the ranks in step), and by 1 / (number of ranks) for a
             # micro-batch that several ranks compute together.
-            metrics[COMPUTED] = batch.computed_tokens * batch.loss_scale
+            metrics[COMPUTED_TOKENS_METRIC] = batch.computed_tokens * batch.loss_scale
             if self.critic is not None and sequences.of_critic is None:
                 metrics |= self.critic.backward(minibatch, batch, tensors)
             for name, value in metrics.items():
@@ -765,7 +765,7 @@ class IterationTraining:
         there are only the counts, which are 0.
         """
         if not self._episodes:
-            return {"train/steps": 0.0, "train/tokens": 0.0, COMPUTED: 0.0}
+            return {"train/steps": 0.0, "train/tokens": 0.0, COMPUTED_TOKENS_METRIC: 0.0}
         settings, tensors, sequences = self._trainer.settings, self._tensors, self._sequences
         # The tensors with the old log-probs that token signals need: `tensors`, or a copy of them.
         tensors_of_signals = self._tensors_of_signals
@@ -780,7 +780,8 @@ class IterationTraining:
             metrics |= tensors.gap_metrics() | tensors.reference_metrics()
         metrics["train/steps"] = float(steps_taken)
         metrics["train/tokens"] = float(sequences.n_tokens)
-        metrics[COMPUTED] = self._sums[COMPUTED]  # a count: the sum replaces the mean
+        # This is a count, so the sum replaces the mean.
+        metrics[COMPUTED_TOKENS_METRIC] = self._sums[COMPUTED_TOKENS_METRIC]
         if self._steps_skipped:
             metrics["train/skipped_steps"] = float(self._steps_skipped)
         return metrics

@@ -23,7 +23,7 @@ from treetune.trainer.ranks import Ranks
 from treetune.trainer.scoring import Scorer
 from treetune.trainer.tokens import Row, Sequences, content_hash_of
 
-LENGTHS = (12, 23, 17)
+PROBE_LENGTHS = (12, 23, 17)
 """The lengths of the rows. Each group of ranks gets a row of each length, so that every group has several
 rows in a batch."""
 
@@ -41,7 +41,7 @@ def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks)
     dtype = next(parameter.dtype for parameter in policy.module.parameters())
     limit = probe_limit(dtype, ranks.device)
     data_parallel_size = ranks.world_size // settings.sequence_parallel_size
-    rows = [torch.tensor(row) for row in probe_rows(model.config, LENGTHS)]
+    rows = [torch.tensor(row) for row in probe_rows(model.config, PROBE_LENGTHS)]
     scorer = Scorer(settings, ranks, temperature=1.0)
 
     def compute_alone(whole: bool = False) -> Tensor:
@@ -53,7 +53,7 @@ def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks)
         with refusing_idle_adapters(model):  # one pass is enough to see which layers the model calls
             alone_N = compute_alone()
         again_N = compute_alone()
-        _refuse(
+        _refuse_large_gap(
             alone_N - again_N,
             limit,
             f"{name} computes different log-probs of the same tokens each time, so that it has randomness in"
@@ -62,15 +62,15 @@ def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks)
         )
         # With sequence parallelism, the model's own forward pass doesn't work: its attention needs all ranks.
         if settings.sequence_parallel_size == 1:
-            _refuse(
+            _refuse_large_gap(
                 alone_N - compute_alone(whole=True),
                 limit,
                 f"the trainer's log-probs differ from those of {name}'s own forward pass, which the trainer"
                 " doesn't reproduce",
                 "train another architecture, or report this one",
             )
-        together_N = scorer.logprobs(policy, _sequences(rows, copies=data_parallel_size))
-        _refuse(
+        together_N = scorer.logprobs(policy, _make_sequences(rows, copies=data_parallel_size))
+        _refuse_large_gap(
             together_N - alone_N.repeat(data_parallel_size),
             limit,
             f"{name}'s log-probs of a row depend on the other rows of its batch (trainer.layout"
@@ -91,7 +91,7 @@ def _logprobs_of_row(policy: DeepSpeedModel, row_T: Tensor, whole: bool) -> Tens
     return logprobs_N.float().cpu()
 
 
-def _refuse(gap_N: Tensor, limit: float, problem: str, remedy: str) -> None:
+def _refuse_large_gap(gap_N: Tensor, limit: float, problem: str, remedy: str) -> None:
     """Raises ValueError if the mean gap exceeds the limit."""
     gap = float(gap_N.abs().mean())
     if not gap <= limit:  # NaN is refused, too
@@ -101,7 +101,7 @@ def _refuse(gap_N: Tensor, limit: float, problem: str, remedy: str) -> None:
         )
 
 
-def _sequences(rows: Sequence[Tensor], copies: int) -> Sequences:
+def _make_sequences(rows: Sequence[Tensor], copies: int) -> Sequences:
     """Returns several copies of the rows as sequences, of which all tokens but the first are trained.
 
     All sequences belong to one problem, since the layout 'tree' merges the rows of a problem. So the probe

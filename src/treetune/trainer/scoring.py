@@ -53,9 +53,9 @@ A policy returns, for each trained token of a micro-batch, the log-prob, the ent
 `statistics` computes from the logits of its position, if there is one. A critic returns the values.
 """
 
-AHEAD = "train/reference_ahead"
+SHARE_AHEAD_METRIC = "train/reference_ahead"
 """The metric of the share of an iteration's trained tokens that the reference scored during sampling."""
-SECONDS = "train/reference_seconds"
+WAITING_SECONDS_METRIC = "train/reference_seconds"
 """The metric of the seconds that training waited for the scores of the other tokens."""
 
 
@@ -437,7 +437,7 @@ class ReferencePrefetch:
         self._has_hung = False
         """Whether the thread has failed to score its rows in time."""
         self._is_closed = False
-        self.metrics: Metrics = {AHEAD: 0.0, SECONDS: 0.0}
+        self.metrics: Metrics = {SHARE_AHEAD_METRIC: 0.0, WAITING_SECONDS_METRIC: 0.0}
         """The metrics of the last `logprobs`."""
         # A daemon, since Python's exit waits for all other threads, also for one whose forward pass hangs.
         self._thread = threading.Thread(target=self._run_thread, name="reference", daemon=True)
@@ -504,8 +504,8 @@ class ReferencePrefetch:
         logprobs_N = ranks.sum(result_N)[sequences.flat_index(first_equal)]
         tokens_scored_before = sum(row.trained for row in sequences.rows if row.content_hash in rank_of_hash)
         self.metrics = {
-            AHEAD: tokens_scored_before / max(1, sequences.n_tokens),
-            SECONDS: time.perf_counter() - start,
+            SHARE_AHEAD_METRIC: tokens_scored_before / max(1, sequences.n_tokens),
+            WAITING_SECONDS_METRIC: time.perf_counter() - start,
         }
         return logprobs_N
 

@@ -38,10 +38,10 @@ from treetune.findings import findings, placed_parts
 from treetune.rollouts.unavailable import least_answers
 from treetune.tasks.base import Task
 
-ENGINES = "the address of a vLLM server, a folder with a model, a transformers model, or an Engine"
+ACCEPTED_ENGINES = "the address of a vLLM server, a folder with a model, a transformers model, or an Engine"
 """A list of the engines that can sample and score, for messages."""
 
-READ_LOGPROBS = (LowProbability, OptimalTokenBaseline, ProbabilityMask)
+PARTS_THAT_READ_LOGPROBS = (LowProbability, OptimalTokenBaseline, ProbabilityMask)
 """Parts that read the log-probs with which tokens were sampled."""
 
 
@@ -132,11 +132,13 @@ def check_credit(
             " rewards alone, such as 'group', or one that samples continuations, such as 'monte_carlo'"
         )
     if credit.scores_texts and has_engine and not engine_scores:
-        raise ValueError(f"the credit {name!r} scores given texts, and the engine can't: give {ENGINES}")
+        raise ValueError(
+            f"the credit {name!r} scores given texts, and the engine can't: give {ACCEPTED_ENGINES}"
+        )
     samples = Continuations() in credit.gives
     missing = []
     if not has_engine and (samples or credit.scores_texts):
-        missing.append(f"engine ({ENGINES})")
+        missing.append(f"engine ({ACCEPTED_ENGINES})")
     if not has_grader and samples:
         missing.append("grader (a function (prompt, text) -> reward, or {'type': 'math'})")
     if not has_sampling and samples:
@@ -153,7 +155,7 @@ def answers_needed(credit: Credit) -> int:
 
 def reads_logprobs(credit: Credit) -> bool:
     """Returns whether the credit reads the log-probs with which tokens were sampled."""
-    return any(isinstance(part, READ_LOGPROBS) for part in _parts_of(credit))
+    return any(isinstance(part, PARTS_THAT_READ_LOGPROBS) for part in _parts_of(credit))
 
 
 def _parts_of(credit: Credit) -> list[Part]:

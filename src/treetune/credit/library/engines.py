@@ -20,7 +20,7 @@ from treetune.vocabulary import TextCodec
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PretrainedConfig
 
-UNBOUNDED = 1 << 20
+UNBOUNDED_CONTEXT_LENGTH = 1 << 20
 """The context length of models whose configuration doesn't have one."""
 
 
@@ -178,7 +178,7 @@ def _launch(
         weights=weights,
         logs=Path(),  # unused: an engine in this process writes no log
         seed=seed,
-        context_length=getattr(config, "max_position_embeddings", None) or UNBOUNDED,
+        context_length=getattr(config, "max_position_embeddings", None) or UNBOUNDED_CONTEXT_LENGTH,
         device=device,
         end_ids=(*codec.end_ids, *end_ids),
         special_ids=special_ids,

@@ -33,7 +33,7 @@ from treetune.contracts import (
     UseOfAdvantages,
     innermost_rollout,
 )
-from treetune.credit.base import THREADS_REMEDY, UNUSED_REMEDY, Credit, TrainerScores
+from treetune.credit.base import THREADS_REMEDY, UNUSED_ADVANTAGES_REMEDY, Credit, TrainerScores
 from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.literature.scored_texts import (
     LEAST_LOGPROB,
@@ -92,7 +92,7 @@ class ImplicitReward(Credit):
             Need(SampledAnswers(), "it compares the reward model with the probabilities of sampling"),
             Need(OneLine(turns=True), "it scores an answer token by token", THREADS_REMEDY),
             Need(Answers(2), "it compares each answer with the others to its problem"),
-            Need(UseOfAdvantages(), "it scores all answers to compute advantages", UNUSED_REMEDY),
+            Need(UseOfAdvantages(), "it scores all answers to compute advantages", UNUSED_ADVANTAGES_REMEDY),
         )
 
     @property

@@ -32,7 +32,7 @@ from treetune.contracts import (
     UseOfAdvantages,
     innermost_rollout,
 )
-from treetune.credit.base import THREADS_REMEDY, UNUSED_REMEDY, Credit, TrainerScores
+from treetune.credit.base import THREADS_REMEDY, UNUSED_ADVANTAGES_REMEDY, Credit, TrainerScores
 from treetune.credit.critic_prompts import privileged_prompt
 from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.grpo import group_advantages
@@ -43,8 +43,8 @@ from treetune.credit.literature.scored_texts import (
     score_texts,
 )
 from treetune.credit.teacher_prompts import (
-    CONTEXT,
-    TEMPLATE,
+    CONTEXT_PLACEHOLDER,
+    DEFAULT_TEMPLATE,
     PrivilegedText,
     privileged_text,
     refuse_template,
@@ -88,7 +88,7 @@ class SelfDistillation(Credit):
     context: PrivilegedText = "gold"
     """The privileged text: the problem's reference answer (``gold``), the text of another right answer to the
     same problem (``right_answer``), or the grader's message on the answer (``feedback``)."""
-    template: str = TEMPLATE
+    template: str = DEFAULT_TEMPLATE
     """The privileged prompt. ``{prompt}`` is the problem's text (of a conversation, its last message), and
     ``{context}`` the privileged text. The model's chat template is put around it, as around every prompt."""
     weight: Annotated[float, Ge(0)] = 1.0
@@ -120,7 +120,7 @@ class SelfDistillation(Credit):
         needs = [
             Need(SampledAnswers(), "it compares the teacher with the probabilities of sampling"),
             Need(OneLine(turns=True), "it scores an answer token by token", THREADS_REMEDY),
-            Need(UseOfAdvantages(), "it scores all answers to compute advantages", UNUSED_REMEDY),
+            Need(UseOfAdvantages(), "it scores all answers to compute advantages", UNUSED_ADVANTAGES_REMEDY),
         ]
         if self.scorer == "policy":
             needs.append(Need(TextScores(), "it scores all answers after other prompts"))
@@ -209,7 +209,9 @@ class SelfDistillation(Credit):
         privileged = privileged_text(tree, leaf, self.context)
         if not privileged:
             return None
-        prompt_ids = privileged_prompt(context.codec, answer.problem, self.template, CONTEXT, privileged)
+        prompt_ids = privileged_prompt(
+            context.codec, answer.problem, self.template, CONTEXT_PLACEHOLDER, privileged
+        )
         # The length has to be strictly less, since vLLM samples one token after the text that it scores.
         fits = len(prompt_ids) + len(answer.response_ids) < context.settings.context_length
         return ScoredText(prompt_ids, answer.response_ids) if fits else None

@@ -18,7 +18,7 @@ from annotated_types import Ge, Gt, Le
 from typing_extensions import override
 
 from treetune.contracts import Answers, Experiment, Finding, Need, UseOfAdvantages
-from treetune.credit.base import UNUSED_REMEDY, Credit, TrainerScores
+from treetune.credit.base import UNUSED_ADVANTAGES_REMEDY, Credit, TrainerScores
 from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.literature.scored_texts import GoldScores, ProblemState
 from treetune.credit.states.base import StateRule
@@ -75,7 +75,7 @@ class Trace(GoldScores, Credit):
     def needs(self) -> tuple[Need, ...]:
         return (
             Need(Answers(2), "it compares each answer with the others to its problem"),
-            Need(UseOfAdvantages(), "it scores the reference answer for them", UNUSED_REMEDY),
+            Need(UseOfAdvantages(), "it scores the reference answer for them", UNUSED_ADVANTAGES_REMEDY),
             *self.gold_needs(),
         )
 

@@ -59,7 +59,7 @@ from treetune.vocabulary import Column, Episode
 Signal = Literal["entropy", "surprise", "relative_surprise", "deviation", "group_divergence"]
 Weights = Literal["group_share", "softmax", "top_share", "interval"]
 
-PASSES: dict[Signal, int] = {
+PASSES_OF_SIGNAL: dict[Signal, int] = {
     "entropy": 1,
     "surprise": 0,
     "relative_surprise": 1,
@@ -162,7 +162,7 @@ class WeightedBy(OverAnotherCredit):
             reference=scores.reference or self.signal == "deviation",
             distributions=scores.distributions or self.signal != "surprise",
             compared_with=compared_with,
-            passes=scores.passes + PASSES[self.signal],
+            passes=scores.passes + PASSES_OF_SIGNAL[self.signal],
         )
 
     @property

@@ -20,7 +20,7 @@ LEAST_STEP_VARIANCE = 1e-4
 """The smallest variance of a step of the walk, and of the noise, where the estimates show none: a standard
 deviation of a hundredth of the range of rewards."""
 
-LAGS = (1, 2, 3, 4)
+FITTED_LAGS = (1, 2, 3, 4)
 """Distances in steps. The values of states at these distances are compared to learn the variance of a step of
 the walk."""
 
@@ -49,16 +49,16 @@ class Smoothed(OverAnother):
         """Returns the values of the estimator `over`, smoothed as noisy observations of a random walk."""
         estimates = self.over.values(valuation)  # `over` is the estimator whose values are smoothed
         # `pool_columns` exchanges columns between ranks by name, so lags are names here: "1", "2", …
-        squares_by_lag: dict[str, list[float]] = {str(lag): [] for lag in LAGS}
+        squares_by_lag: dict[str, list[float]] = {str(lag): [] for lag in FITTED_LAGS}
         variances: list[float] = []
         for step_values in estimates:
             variances += [value.variance for value in step_values if value is not None]
-            for lag in LAGS:
+            for lag in FITTED_LAGS:
                 for value, later in zip(step_values, step_values[lag:]):
                     if value is not None and later is not None:
                         squares_by_lag[str(lag)].append((later.value - value.value) ** 2)
         columns = pool_columns(valuation.context, "value-walks", squares_by_lag | {"variance": variances})
-        pooled_squares_by_lag = {lag: columns[str(lag)] for lag in LAGS}
+        pooled_squares_by_lag = {lag: columns[str(lag)] for lag in FITTED_LAGS}
         step_variance, noise_scale = _fit_walk(pooled_squares_by_lag, columns["variance"])
         smoothed = []
         for step_values, answer in zip(estimates, valuation.answers, strict=True):

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treetune.models.policy_files import CHECKPOINTS
-from treetune.runtime.checkpoint_schedule import WHOLE_CHECKPOINTS
+from treetune.runtime.checkpoint_schedule import MOST_WHOLE_CHECKPOINTS
 from treetune.runtime.machine import in_units
 from treetune.runtime.planning.memory import TrainerMemory, itemsize
 
-CHECKPOINTS_AT_ONCE = WHOLE_CHECKPOINTS + 1
+CHECKPOINTS_AT_ONCE = MOST_WHOLE_CHECKPOINTS + 1
 """Checkpoints with weights and trainer's state that exist at once: those that remain once a new one is
 written, and the new one while it is being written."""
 
@@ -47,9 +47,9 @@ class CheckpointSpace:
     @property
     def by_the_end(self) -> int:
         """Bytes at the end of the run: the checkpoints that exist at once, and the weights of older ones that
-        are kept. `WHOLE_CHECKPOINTS` of the checkpoints whose weights are kept are counted among the
+        are kept. `MOST_WHOLE_CHECKPOINTS` of the checkpoints whose weights are kept are counted among the
         former."""
-        return self.at_once + max(0, self.kept_weights - WHOLE_CHECKPOINTS) * self.weights
+        return self.at_once + max(0, self.kept_weights - MOST_WHOLE_CHECKPOINTS) * self.weights
 
     @property
     def problem(self) -> str | None:

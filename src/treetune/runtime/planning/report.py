@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from treetune.credit.reward_models import reward_model_of
-from treetune.engine.settings import ON_THE_DEVICE, InProcessSettings
+from treetune.engine.settings import METHODS_ON_THE_DEVICE, InProcessSettings
 from treetune.objectives.further_inputs import ReferenceKlObjective, TeacherObjective
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
 from treetune.runtime.machine import in_units
@@ -296,7 +296,7 @@ def _sync(plan: Plan) -> PhaseSeconds:
     size = 0 if adapters else itemsize(trainer) * plan.shape.served
     write_seconds = size / (2 * FILE_BYTES_PER_S)  # four threads write, assumed twice as fast as one
     folder = str(SHARED_MEMORY) if plan.sends_through_memory else "files, as if they were in memory"
-    if method in ON_THE_DEVICE:
+    if method in METHODS_ON_THE_DEVICE:
         # Chunks are written while later ones are transferred, and the update waits for both.
         seconds = max(size / DEVICE_BYTES_PER_S, write_seconds)
         source = f"by {method}, while a copy goes into {folder} at 1.8 GB/s"

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import override
 
 from treetune.rollouts.metrics import DOMAIN_PREFIX, split_domain
-from treetune.rollouts.numbers import LARGEST_SUFFIX, OF_CORRECT, declared, registered
+from treetune.rollouts.numbers import CORRECT_SUFFIX, LARGEST_SUFFIX, declared, registered
 from treetune.runtime.diagnostics import (
     METRICS,
     REMEDIES,
@@ -186,8 +186,8 @@ class NumbersSection(ReportSection):
             if not recorded:
                 continue
             # A number's mean is recorded under its name. With the suffix LARGEST it is the largest value, and
-            # with OF_CORRECT the mean over correct answers.
-            means = {name.removesuffix(LARGEST_SUFFIX).removesuffix(OF_CORRECT) for name in recorded}
+            # with CORRECT_SUFFIX the mean over correct answers.
+            means = {name.removesuffix(LARGEST_SUFFIX).removesuffix(CORRECT_SUFFIX) for name in recorded}
             charts, always_0 = [], []
             # "own" is the colour that the experiment has in this report, and "soft" is grey.
             # The numbers that the group declares come first, in their order. Others may be recorded as well.
@@ -195,7 +195,7 @@ class NumbersSection(ReportSection):
                 metric = f"{group.name}/{name}"
                 series = [
                     Series(name, experiment.curve(metric), "own"),
-                    Series(f"{name} of correct answers", experiment.curve(f"{metric}{OF_CORRECT}"), "soft"),
+                    Series(f"{name} of correct answers", experiment.curve(metric + CORRECT_SUFFIX), "soft"),
                 ]
                 declaration = group.numbers.get(name)
                 if declaration is None:
