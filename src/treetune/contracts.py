@@ -79,7 +79,7 @@ class Finding:
         return part + tuple(step for step in steps if step)  # the key "" is split into one empty step
 
 
-def lacking(messages: Iterable[str]) -> Iterator[Finding]:
+def report_missing(messages: Iterable[str]) -> Iterator[Finding]:
     """Yields a finding of the level "missing" for each message. The messages name the remedies."""
     for message in messages:
         yield Finding(message, level="missing")

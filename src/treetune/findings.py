@@ -72,7 +72,7 @@ def _walk(value: Any, path: KeyPath, holders: tuple[Any, ...]) -> Iterator[Place
         return
     if is_dataclass(value):
         yield Placed(value, path, holders)
-        for name, child in _children(value):
+        for name, child in _fields_of(value):
             yield from _walk(child, (*path, name), (value, *holders))
     elif isinstance(value, Mapping):
         for name, child in value.items():
@@ -82,7 +82,7 @@ def _walk(value: Any, path: KeyPath, holders: tuple[Any, ...]) -> Iterator[Place
             yield from _walk(child, (*path, str(index)), holders)
 
 
-def _children(part: Any) -> list[tuple[str, Any]]:
+def _fields_of(part: Any) -> list[tuple[str, Any]]:
     """Returns the names and values of the fields that a configuration sets, without derived fields."""
     return [(field.name, getattr(part, field.name)) for field in fields(part) if field.init]
 
@@ -158,7 +158,7 @@ def _is_met(need: Need, placed: Placed) -> bool:
     nearest to it. A part that could not be read counts as giving enough.
     """
     for holder in (placed.part, *placed.holders):
-        features = _given_within(holder)
+        features = _features_given_inside(holder)
         if any(feature is UNKNOWN for feature in features):
             return True
         of_its_type = [feature for feature in features if type(feature) is type(need.feature)]
@@ -170,11 +170,11 @@ def _is_met(need: Need, placed: Placed) -> bool:
     return False
 
 
-def _given_within(holder: Any) -> list[Any]:
+def _features_given_inside(holder: Any) -> list[Any]:
     """Returns the features that the parts in an object's fields give, and UNKNOWN for a part that could not
     be read."""
     features: list[Any] = []
-    for _, value in _children(holder):
+    for _, value in _fields_of(holder):
         parts = value if isinstance(value, tuple | list) else [value]
         for part in parts:
             if part is UNKNOWN:
@@ -198,7 +198,7 @@ def _finding_of_lack(feature: Feature, needing: Sequence[tuple[Placed, Need]]) -
     # first, and then those of the objects that hold the part, from the innermost to the outermost.
     too_little: list[str] = []
     for holder in (placed.part, *placed.holders):
-        for other_feature in _given_within(holder):
+        for other_feature in _features_given_inside(holder):
             if type(other_feature) is type(feature):
                 too_little.append(other_feature.words)
     lack = f"what is given is {too_little[0]}" if too_little else "nothing here gives that"

@@ -118,7 +118,7 @@ class GrowingTree:
                 run.children[int(row[offset])] = _Run(row[offset:], self.count - 1)
                 self.size += len(row) - offset
                 return
-            common = _common_prefix(child.token_ids, row[offset:])
+            common = _count_common_tokens(child.token_ids, row[offset:])
             offset += common
             # A row that ends within a run leaves the run whole, since it adds no fork.
             if offset < len(row) and common < len(child.token_ids):
@@ -187,7 +187,7 @@ class GrowingTree:
         return path_T
 
 
-def _common_prefix(first: Ids, second: Ids) -> int:
+def _count_common_tokens(first: Ids, second: Ids) -> int:
     """Returns the length of the longest common prefix of two rows, neither of which is empty."""
     length = min(len(first), len(second))
     differs = first[:length] != second[:length]

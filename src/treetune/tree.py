@@ -323,7 +323,7 @@ class Sharing:
 
     @staticmethod
     def of(tree: Tree) -> Sharing:
-        stretch_of_node = _stretches(tree)
+        stretch_of_node = _number_stretches(tree)
         paths: list[list[int]] = []
         lengths: dict[int, int] = {}
         children: dict[int, list[int]] = {}
@@ -389,7 +389,7 @@ class Sharing:
         return replace(episode, trained=trained, advantages=episode.advantages * scales_T)
 
 
-def _stretches(tree: Tree) -> list[int]:
+def _number_stretches(tree: Tree) -> list[int]:
     """Returns the number of each node's stretch, which is the number of the stretch's first node.
 
     A stretch is a chain of nodes through which the same answers go. A node begins a stretch in three cases:

@@ -29,7 +29,7 @@ from treetune.engine.base import Engine, EngineLaunch, Rendezvous
 from treetune.engine.client import KEEP_ALIVE_S
 from treetune.engine.cuda_transfers import own_address
 from treetune.engine.engine import start_engine
-from treetune.engine.launch import ADAPTER_CONFIG, ServerLaunch, with_time_for
+from treetune.engine.launch import ADAPTER_CONFIG, ServerLaunch, add_reading_time
 from treetune.engine.server import start_servers
 from treetune.engine.settings import GIB, EngineSettings, VllmSettings, host_memory, servers_that_fill
 
@@ -476,6 +476,6 @@ def test_large_weights_have_more_time_to_start_and_to_sync(tmp_path: Path) -> No
     (adapters / ADAPTER_CONFIG).write_text(json.dumps({"base_model_name_or_path": str(model)}))
     settings = VllmSettings(sync_timeout=300, start_timeout=600)
     for folder in (model, adapters):
-        longer = with_time_for(settings, folder)
+        longer = add_reading_time(settings, folder)
         assert (round(longer.sync_timeout), round(longer.start_timeout)) == (952, 1252)
-    assert with_time_for(settings, tmp_path / "nothing") == settings
+    assert add_reading_time(settings, tmp_path / "nothing") == settings

@@ -32,7 +32,7 @@ from treetune.engine.addressed import AddressedServer
 from treetune.engine.base import EngineLaunch
 from treetune.engine.client import Address, Client
 from treetune.engine.engine import VllmEngine, start_engine
-from treetune.engine.launch import free_port
+from treetune.engine.launch import find_free_port
 from treetune.engine.plain_client import PlainClient
 from treetune.engine.requests import Request, SamplingParams
 from treetune.engine.settings import PlainVllmSettings
@@ -298,7 +298,7 @@ def test_two_servers_behind_a_proxy_get_weights_each_and_share_the_requests(serv
 
 def test_a_server_behind_a_proxy_that_is_away_is_waited_for(servers: Servers) -> None:
     fake = servers.serve()
-    nowhere = f"http://127.0.0.1:{free_port()}"
+    nowhere = f"http://127.0.0.1:{find_free_port()}"
     with round_robin_proxy([fake.url]) as (proxy, _):
         engine = servers.engine(proxy, servers=(fake.url, nowhere), start_timeout=1.0)
         with pytest.raises(EngineError, match=rf"{nowhere} has been away for .*vllm serve"):

@@ -31,7 +31,7 @@ from treetune.runtime import console as console_module
 from treetune.runtime.console import PHASES, Clock, Console, format_duration
 from treetune.runtime.directory import ExperimentDirectory, metrics_row
 from treetune.runtime.mirrors import Mirrors
-from treetune.runtime.record import summary_line
+from treetune.runtime.record import format_summary_line
 from treetune.runtime.sinks import (
     MIRRORS_RECORD,
     WANDB_BLOCK,
@@ -145,15 +145,15 @@ def test_the_line_of_an_iteration_has_rewards_evaluations_and_times() -> None:
         "seconds/total": 30.0,
         "seconds/training": 10.0,
     }
-    line = summary_line(row, iterations=10)
+    line = format_summary_line(row, iterations=10)
     for part in ("iteration 3/10", "reward 0.500", "KL 0.0100", "test 0.750", "30.0 s", "training 10.0"):
         assert part in line
     assert "\n" not in line
     assert line.endswith("4 min left")
-    assert "left" not in summary_line(row, iterations=3), "it was the last iteration"
+    assert "left" not in format_summary_line(row, iterations=3), "it was the last iteration"
     assert "threads" not in line
     row |= {"threads/with_parallel": 0.43, "threads/num_tokens_in_the_longest_thread": 61.4}
-    assert "  with threads 43%  longest thread 61.4  " in summary_line(row, iterations=10)
+    assert "  with threads 43%  longest thread 61.4  " in format_summary_line(row, iterations=10)
 
 
 class BrokenSink(Sink):

@@ -13,7 +13,7 @@ from tests.support import stub_server
 from treetune.engine.base import Canary, Chunk, EngineLaunch, Rendezvous, TransferMethod
 from treetune.engine.client import SAMPLES_ROUTE
 from treetune.engine.engine import VllmEngine
-from treetune.engine.guard import descendants
+from treetune.engine.guard import find_descendants
 from treetune.engine.launch import ServerLaunch
 from treetune.engine.requests import Completion, Request, SamplingParams
 from treetune.engine.server import servers_of
@@ -158,4 +158,4 @@ def none_alive(pids: list[int]) -> bool:
 
 
 def below(pid: int) -> list[int]:
-    return descendants(pid)
+    return find_descendants(pid)

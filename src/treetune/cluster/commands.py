@@ -116,7 +116,7 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
     """
     from treetune.engine.client import SAMPLES_ROUTE, Client
     from treetune.engine.key import DESCRIPTION_VARIABLE
-    from treetune.engine.launch import ServerProcess, diagnosis, last_lines, listens
+    from treetune.engine.launch import ServerProcess, diagnose_log, is_listening, read_last_lines
     from treetune.engine.serve_engine_servers import shared_settings
     from treetune.engine.server import warm_up
     from treetune.exceptions import ServerFailure
@@ -130,7 +130,7 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
     try:
         is_ready = False
         while (code := process.exit_code()) is None:
-            if not is_ready and listens(port, launch.host):
+            if not is_ready and is_listening(port, launch.host):
                 # The server is ready once it has sampled a token.
                 try:
                     client.post(process.address(), SAMPLES_ROUTE, warm_up(1), timeout=60.0)
@@ -142,7 +142,7 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
                 override = f"{{engines+: {{policy+: {{addresses: {addresses}, key_file: {key_path}}}}}}}"
                 say(f"it is ready. For the run: --override {shlex.quote(override)}")
             time.sleep(POLL_S)
-        say(f"the server ended with code {code}.{diagnosis(process.log_text())}\n{last_lines(log)}")
+        say(f"the server ended with code {code}.{diagnose_log(process.log_text())}\n{read_last_lines(log)}")
         return code or 1
     finally:
         client.close()

@@ -43,14 +43,14 @@ from treetune.models.chat import TOOL_RESULT
 from treetune.rollouts.answers import Announcer, GrowingRollout, Start, is_decided
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext, required
-from treetune.rollouts.numbers import Number, NumberGroup, declare
+from treetune.rollouts.numbers import Number, NumberGroup, declare_group
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
 from treetune.tasks.mixed import parts_of, task_of
 from treetune.vocabulary import Grade, TextCodec, Trajectory, joined
 
-declare(
+declare_group(
     NumberGroup(
         "turns",
         {

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from treetune.engine.base import Chunk
 from treetune.engine.client import Address
-from treetune.engine.launch import free_port
+from treetune.engine.launch import find_free_port
 from treetune.engine.transfer import ByRoutes
 from treetune.exceptions import ServerFailure
 
@@ -143,7 +143,7 @@ class Nccl(ByRoutes):
         # 1 on.
         rendezvous = {
             "master_address": own_address(address.url),
-            "master_port": free_port(),
+            "master_port": find_free_port(),
             "world_size": 1 + self._workers,
         }
         sizes = {"packed_buffer_size_bytes": BUFFER_BYTES, "packed_num_buffers": MOST_BROADCASTS}

@@ -47,10 +47,10 @@ from treetune.engine.base import (
     check_request,
 )
 from treetune.engine.canary import Gap, Probe, judge_gap
-from treetune.engine.client import Address, Client, RequestPart, parts_of
+from treetune.engine.client import Address, Client, RequestPart, split_request
 from treetune.engine.cuda_transfers import CudaIpc, Nccl
 from treetune.engine.in_process import InProcessEngine
-from treetune.engine.launch import ServerLaunch, with_time_for
+from treetune.engine.launch import ServerLaunch, add_reading_time
 from treetune.engine.plain_servers import connect_plain_servers
 from treetune.engine.requests import Completion, Deferred, OnResult, Request, ScoreRequest
 from treetune.engine.sampling import Answered, Lost, Prefixes, RequestScheduler
@@ -105,7 +105,7 @@ def start_engine(settings: EngineSettings, launch: EngineLaunch) -> Engine:
 
 def start_vllm(settings: VllmSettings, launch: EngineLaunch) -> VllmEngine:
     """Begins to start vLLM servers, or connects to those at `addresses`; see `start_engine`."""
-    settings = with_time_for(settings, launch.weights)
+    settings = add_reading_time(settings, launch.weights)
     if settings.sleep and launch.device != "cuda":
         raise ValueError(
             "engines.policy.sleep is true, but the engine runs on a CPU, where vLLM's sleep frees no memory:"
@@ -125,7 +125,7 @@ def start_vllm(settings: VllmSettings, launch: EngineLaunch) -> VllmEngine:
 
 def start_plain_vllm(settings: PlainVllmSettings, launch: EngineLaunch) -> VllmEngine:
     """Begins to connect to servers that `vllm serve` started; see `start_engine`."""
-    settings = with_time_for(settings, launch.weights)
+    settings = add_reading_time(settings, launch.weights)
     plain = connect_plain_servers(settings, launch)
     return VllmEngine(settings, launch, plain.servers, client=plain.client, router=plain.router)
 
@@ -552,7 +552,7 @@ class _Results:
                 continue
             index = len(self.completions)
             check_request(index, request, self._context_length)
-            parts += parts_of(index, request, self._largest_part)
+            parts += split_request(index, request, self._largest_part)
             self.completions.append([])
         return parts, deferred
 

@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> int:
             break
 
         if time.monotonic() >= next_look_at:
-            present = _shared_memory_of(descendants(os.getpid()))
+            present = _find_shared_memory(find_descendants(os.getpid()))
             if not present.items() <= shared_memory.items():
                 shared_memory |= present
                 _note_shared_memory(shared_memory, scratch)
@@ -96,7 +96,7 @@ def main(arguments: list[str]) -> int:
             next_look_at = time.monotonic() + (POLL_EVERY_S if engine is None else NOTE_SHARED_MEMORY_EVERY_S)
 
         if engine is None:
-            engine = _engine_process()
+            engine = _find_engine_process()
         elif engine_gone_at is None:
             engine_gone_at = None if _is_alive(engine) else time.monotonic()
         elif time.monotonic() - engine_gone_at > WITHOUT_ENGINE_S:
@@ -111,7 +111,7 @@ def main(arguments: list[str]) -> int:
             if os.read(0, 1) == END_NOW:
                 grace = 0.0
             break
-    shared_memory |= _shared_memory_of(descendants(os.getpid()))
+    shared_memory |= _find_shared_memory(find_descendants(os.getpid()))
     status = _end_tree(server, status, grace)
     _delete_shared_memory(shared_memory)
     shutil.rmtree(scratch, ignore_errors=True)
@@ -192,21 +192,21 @@ def _end_tree(server: int, status: int | None, grace: float) -> int | None:
     the first two steps are left out."""
     if grace > 0:
         if status is None:
-            _signal(server, signal.SIGTERM)
+            _send_signal(server, signal.SIGTERM)
             status = _reap_until(_has_ended, server, status, grace)
         # The server has had its time to end its children. Those that are left are asked here.
-        for pid in descendants(os.getpid()):
-            _signal(pid, signal.SIGTERM)
+        for pid in find_descendants(os.getpid()):
+            _send_signal(pid, signal.SIGTERM)
         status = _reap_until(_is_last, server, status, ORPHAN_GRACE_S)
     # A resource tracker of Python's multiprocessing deletes shared memory that its killed owner left, and
     # then ends by itself. So it is killed only after some time.
-    for pid in descendants(os.getpid()):
-        if b"resource_tracker" not in _command_line(pid):
-            _signal(pid, signal.SIGKILL)
+    for pid in find_descendants(os.getpid()):
+        if b"resource_tracker" not in _read_command_line(pid):
+            _send_signal(pid, signal.SIGKILL)
     status = _reap_until(_is_last, server, status, TRACKER_GRACE_S)
-    while left := descendants(os.getpid()):
+    while left := find_descendants(os.getpid()):
         for pid in left:
-            _signal(pid, signal.SIGKILL)
+            _send_signal(pid, signal.SIGKILL)
         status = _reap_until(_is_last, server, status, 0.2)
     return _reap(server, status)
 
@@ -219,10 +219,10 @@ def _has_ended(status: int | None) -> bool:
 def _is_last(status: int | None) -> bool:
     """Returns whether no process below this one is left. It takes the server's status as every `is_done` of
     `_reap_until` does, and doesn't need it."""
-    return not descendants(os.getpid())
+    return not find_descendants(os.getpid())
 
 
-def _shared_memory_of(pids: list[int]) -> dict[str, int]:
+def _find_shared_memory(pids: list[int]) -> dict[str, int]:
     """Returns the inodes of the files with shared memory that these processes have open, by their paths."""
     inodes: dict[str, int] = {}
     for pid in pids:
@@ -253,14 +253,16 @@ def _delete_shared_memory(inodes: dict[str, int]) -> None:
                 os.unlink(path)
 
 
-def _signal(pid: int, number: int) -> None:
+def _send_signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
-def _engine_process() -> int | None:
+def _find_engine_process() -> int | None:
     """Returns vLLM's engine below this process, or None as long as there is none."""
-    engines = [pid for pid in descendants(os.getpid()) if _command_line(pid).startswith(ENGINE_TITLE)]
+    engines = [
+        pid for pid in find_descendants(os.getpid()) if _read_command_line(pid).startswith(ENGINE_TITLE)
+    ]
     return engines[0] if engines else None
 
 
@@ -275,7 +277,7 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-def _command_line(pid: int) -> bytes:
+def _read_command_line(pid: int) -> bytes:
     """Returns the command line of a process; empty if the process has ended."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
@@ -284,7 +286,7 @@ def _command_line(pid: int) -> bytes:
         return b""
 
 
-def descendants(root: int) -> list[int]:
+def find_descendants(root: int) -> list[int]:
     """Returns the living processes below `root`, by the parents that /proc names."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):

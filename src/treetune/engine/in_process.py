@@ -89,7 +89,7 @@ class InProcessEngine(Engine):
         self._trust_remote_code = launch.trust_remote_code
         self._read(launch.weights)
         # Refuses a model whose log-probs aren't those that this engine computes with its cache.
-        refuse_unlike_model(self._model, self._device, self._context_length)
+        refuse_wrong_engine_logprobs(self._model, self._device, self._context_length)
 
     @override
     def generate(
@@ -244,7 +244,7 @@ class InProcessEngine(Engine):
         forward pass; prompts that begin alike are computed again for each text."""
         by_length: dict[int, list[tuple[int, ScoreRequest]]] = {}
         for index, request in requests:
-            by_length.setdefault(_padded(len(request.all_ids)), []).append((index, request))
+            by_length.setdefault(_round_up_to_blocks(len(request.all_ids)), []).append((index, request))
         for length, requests_of_length in sorted(by_length.items()):
             fitting_rows = MOST_SCORED_TOKENS // length
             # Batches of fewer rows than `FEWEST_ROWS` are filled up to that many.
@@ -277,7 +277,7 @@ class InProcessEngine(Engine):
             # Without the head, since the logits of all rows may need far more memory than the model.
             hidden_BTD = backbone_of(self._model)(
                 input_ids=ids_BT.to(self._device),
-                position_ids=_positions(self._model, 0, length).expand(len(ids_BT), -1),
+                position_ids=_make_positions(self._model, 0, length).expand(len(ids_BT), -1),
                 attention_mask=mask_TT.expand(len(ids_BT), 1, -1, -1),
                 use_cache=False,
             ).last_hidden_state
@@ -436,7 +436,7 @@ def cached_attention(
     return results_BGQD.reshape(rows, heads, tokens, -1).transpose(1, 2).contiguous(), None
 
 
-def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
+def refuse_wrong_engine_logprobs(model: Any, device: str, context_length: int) -> None:
     """Compares this engine's log-probs, computed with its cache and its masks, with the model's own.
 
     The engine and the model compute two rows of tokens, of different lengths. The longer row is longer than
@@ -655,13 +655,12 @@ class _PromptBlocks:
         cache = _BlockCache(earlier)
         # Token t of the block sees all earlier blocks, the block's tokens before it, and itself. K counts the
         # tokens of the earlier blocks and of this one.
-        mask_TK = torch.ones(
-            (BLOCK_TOKENS, start + BLOCK_TOKENS), dtype=torch.bool, device=self._device
-        ).tril(start)
+        end = start + BLOCK_TOKENS
+        mask_TK = torch.ones((BLOCK_TOKENS, end), dtype=torch.bool, device=self._device).tril(start)
         with torch.no_grad():
             self._model.base_model(
                 input_ids=ids_BT.to(self._device),
-                position_ids=_positions(self._model, start, start + BLOCK_TOKENS).expand(len(ids_BT), -1),
+                position_ids=_make_positions(self._model, start, end).expand(len(ids_BT), -1),
                 attention_mask=mask_TK.expand(len(ids_BT), 1, -1, -1),
                 past_key_values=cache,
                 use_cache=True,
@@ -814,7 +813,7 @@ class _RowBatch:
         logits. If the cache is too small, it first gets room for more rows or tokens. If half of its rows are
         free, it gets fewer rows.
         """
-        new_rows = _group_alike(samples)
+        new_rows = _group_by_distribution(samples)
         row_count = len(self.rows) + len(new_rows)
         if not row_count:
             return
@@ -828,7 +827,7 @@ class _RowBatch:
         for samples_of_row in self.rows.values():
             all_samples += samples_of_row
         lengths = [len(s.request.prompt_ids) + s.request.sampling.max_tokens for s in all_samples]
-        width = max(_padded(length) for length in lengths)
+        width = max(_round_up_to_blocks(length) for length in lengths)
         is_too_small = row_count > self._height or width > self._width
         if is_too_small or is_half_empty:
             # `_resize` takes the number of heads and the dimension of each layer from these examples: a new
@@ -905,7 +904,7 @@ class _RowBatch:
             ids[row] = sample.ids[-1] if sample.ids else int(prompt_ids[-1])
             positions[row] = len(prompt_ids) + len(sample.ids) - 1
         self._cache.positions = torch.tensor(positions, device=self._device)
-        self._cache.used = _padded(max(positions) + 1)
+        self._cache.used = _round_up_to_blocks(max(positions) + 1)
         # K counts the tokens of the cache that attention reads, `used`. A row's token sees itself and the
         # row's tokens before it.
         mask_BK = torch.arange(self._cache.used, device=self._device) <= self._cache.positions[:, None]
@@ -919,7 +918,7 @@ class _RowBatch:
             ).logits[:, -1]
 
 
-def _group_alike(samples: Sequence[_Sample]) -> list[list[_Sample]]:
+def _group_by_distribution(samples: Sequence[_Sample]) -> list[list[_Sample]]:
     """Returns groups of samples. The samples of a group have the same prompt and the same distribution of the
     next token."""
     groups: dict[object, list[_Sample]] = {}
@@ -938,7 +937,7 @@ def _group_by_last_token(samples: Sequence[_Sample]) -> list[list[_Sample]]:
     return list(groups.values())
 
 
-def _positions(model: Any, start: int, end: int) -> Any:
+def _make_positions(model: Any, start: int, end: int) -> Any:
     """Returns the positions from `start` to `end`, without `end`, on the model's device.
 
     Padding can lie after the last position that a model with learned positions has. No token sees the
@@ -951,7 +950,7 @@ def _positions(model: Any, start: int, end: int) -> Any:
     return positions if most_positions is None else positions.clamp(max=most_positions - 1)
 
 
-def _padded(length: int) -> int:
+def _round_up_to_blocks(length: int) -> int:
     """Returns the length rounded up to a multiple of `BLOCK_TOKENS`, and at least `BLOCK_TOKENS`."""
     return -(-max(length, 1) // BLOCK_TOKENS) * BLOCK_TOKENS
 

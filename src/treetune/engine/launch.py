@@ -312,7 +312,7 @@ class ServerLaunch:
         return [visible[index] if visible else str(index) for index in indices]
 
 
-def with_time_for(settings: TimedSettings, weights: Path) -> TimedSettings:
+def add_reading_time(settings: TimedSettings, weights: Path) -> TimedSettings:
     """Returns settings with longer timeouts of the start and of syncs: they are longer by the time that
     reading the weights takes."""
     adapter_config = weights / ADAPTER_CONFIG
@@ -347,10 +347,10 @@ class ServerProcess:
         variables: Mapping[str, str] | None = None,
     ) -> None:
         self.log = log
-        self.port = port or free_port()
+        self.port = port or find_free_port()
         self.url = f"http://{launch.host}:{self.port}"
         self.key = server_key or secrets.token_urlsafe(32)
-        folder = scratch_folder()
+        folder = make_scratch_folder()
         command = launch.command(weights, self.port)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
@@ -418,21 +418,21 @@ class ServerProcess:
         return ""
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """Returns a port of this machine's loopback on which no process listens at present."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return probe.getsockname()[1]
 
 
-def listens(port: int, host: str = LOOPBACK) -> bool:
+def is_listening(port: int, host: str = LOOPBACK) -> bool:
     """Returns whether a process listens on a port of this machine."""
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex((host, port)) == 0
 
 
-def scratch_folder() -> Path:
+def make_scratch_folder() -> Path:
     """Makes a folder for a server's sockets and temporary files. If this process dies without deleting the
     folder, the next start of a server deletes it (`held_folders.sweep`)."""
     held_folders.sweep()
@@ -476,7 +476,7 @@ MOST_LOG_LINES = 25
 MOST_ERROR_CHARACTERS = 300
 
 
-def last_lines(log: Path) -> str:
+def read_last_lines(log: Path) -> str:
     """Returns the end of a log for an error message, and its path."""
     try:
         lines = log.read_text(errors="replace").splitlines()[-MOST_LOG_LINES:]
@@ -498,7 +498,7 @@ _ERRORS_WITHOUT_CAUSE = ("engine core initialization failed", "see root cause ab
 """Texts of errors that only report another process's error, which is earlier in the log."""
 
 
-def ending_error(log_text: str) -> str:
+def find_ending_error(log_text: str) -> str:
     """Returns the error that ended the server: the last error in its log that doesn't only report another
     one. Returns an empty text if there is none. Warnings and lines of tracebacks are ignored.
     """
@@ -561,10 +561,10 @@ _REMEDIES: list[tuple[Callable[[str], bool], str]] = [
 ]
 
 
-def diagnosis(log_text: str) -> str:
+def diagnose_log(log_text: str) -> str:
     """Returns sentences about the error that ended the server and about the likely remedy. The text is empty
     if there is no error in the log."""
-    error = ending_error(log_text)
+    error = find_ending_error(log_text)
     if not error:
         return ""
     remedy = next((remedy for matches, remedy in _REMEDIES if matches(error.lower())), None)

@@ -36,7 +36,7 @@ from typing import Any, Literal, NoReturn
 
 from typing_extensions import override
 
-from treetune.engine.client import Address, Client, RequestPart, completions_of, scored_completion
+from treetune.engine.client import Address, Client, RequestPart, read_completions, read_scored_completion
 from treetune.engine.requests import Completion, Request, SamplingParams, ScoreRequest
 from treetune.engine.settings import PlainVllmSettings
 from treetune.exceptions import EngineError, ServerFailure, TemporaryFailure
@@ -227,8 +227,8 @@ class PlainClient(Client):
         samples = samples_of_answer(answer, route, expected_weights=address.weights)
         if isinstance(part.request, ScoreRequest):
             logprobs = scores_of_answer(answer, route, part.request)
-            return [scored_completion({"logprobs": logprobs}, part.request, version, seconds)]
-        return completions_of({"samples": samples}, part, version, seconds)
+            return [read_scored_completion({"logprobs": logprobs}, part.request, version, seconds)]
+        return read_completions({"samples": samples}, part, version, seconds)
 
     def body(self, facts: ServerFacts, part: RequestPart, cache_salt: str) -> dict[str, Any]:
         """Returns the JSON body of a part's request.
@@ -297,8 +297,9 @@ class PlainClient(Client):
         if not isinstance(cards, list) or not all(map(_is_card, cards)):
             raise EngineError(
                 f"the server at {address.url} doesn't list its models as vLLM does: expected"
-                f" {{'data': [{{'id': …, 'root': …, 'max_model_len': …}}]}}, got {_excerpt(answer)}. List"
-                f" addresses of vLLM servers in {self._key_path}.addresses, such as `{SERVE_COMMAND}` starts"
+                f" {{'data': [{{'id': …, 'root': …, 'max_model_len': …}}]}}, got {_shorten_answer(answer)}."
+                f" List addresses of vLLM servers in {self._key_path}.addresses, such as `{SERVE_COMMAND}`"
+                " starts"
             )
         card = self._choose_card(address, cards)
         name = card["id"]
@@ -453,7 +454,7 @@ class PlainClient(Client):
         if len(samples) != 1 or not are_whole:
             raise EngineError(
                 f"the server at {address.url} can't be used: {path}: expected one sample with tokens and a"
-                f" log-prob for each token, got {_excerpt(answer)}"
+                f" log-prob for each token, got {_shorten_answer(answer)}"
             )
         return samples[0]
 
@@ -503,7 +504,7 @@ class PlainClient(Client):
 def samples_of_answer(
     answer: Mapping[str, Any], route: Route, *, expected_weights: str
 ) -> list[dict[str, Any]]:
-    """Returns the samples of a route's answer, in their order and in the form that `completions_of` reads.
+    """Returns the samples of a route's answer, in their order and in the form that `read_completions` reads.
 
     Args:
         expected_weights: The name of the weights that all tokens must be sampled by; empty: any. Answers of
@@ -515,10 +516,10 @@ def samples_of_answer(
     """
     choices = answer.get("choices")
     if not isinstance(choices, list) or not choices:
-        raise _other_form("'choices', a list of samples", answer)
+        raise _make_form_failure("'choices', a list of samples", answer)
     for choice in choices:
         if not isinstance(choice, dict) or not isinstance(choice.get("index"), int):
-            raise _other_form("a sample with its 'index'", choice)
+            raise _make_form_failure("a sample with its 'index'", choice)
     choices = sorted(choices, key=lambda choice: choice["index"])
     return [_sample_of_choice(choice, route, expected_weights) for choice in choices]
 
@@ -545,14 +546,14 @@ def scores_of_answer(answer: Mapping[str, Any], route: Route, request: ScoreRequ
         )
     expected = f"'prompt_logprobs', a list with an entry for each of {len(request.all_ids)} tokens"
     if not isinstance(entries, list) or len(entries) != len(request.all_ids):
-        raise _other_form(expected, entries)
+        raise _make_form_failure(expected, entries)
     logprobs: list[float] = []
     entries_of_text = entries[len(request.prompt_ids) :]
     for token_id, entry in zip(request.text_ids.tolist(), entries_of_text, strict=True):
         described = entry.get(str(token_id)) if isinstance(entry, dict) else None
         logprob = described.get("logprob") if isinstance(described, dict) else None
         if logprob is None or not _is_finite_number(logprob):
-            raise _other_form(f"a log-prob of the token {token_id}", entry)
+            raise _make_form_failure(f"a log-prob of the token {token_id}", entry)
         logprobs.append(logprob)
     if max(logprobs) > LOGPROB_ROUNDING:  # above 0 by more than rounding
         raise EngineError(
@@ -571,14 +572,14 @@ def _sample_of_choice(choice: Mapping[str, Any], route: Route, expected_weights:
             f" {COMPLETIONS_ROUTE} knows return_token_ids"
         )
     if not isinstance(token_ids, list) or not all(map(_is_token_id, token_ids)):
-        raise _other_form("'token_ids', a list of integers", token_ids)
+        raise _make_form_failure("'token_ids', a list of integers", token_ids)
     logprobs_of_choice = choice.get("logprobs") or {}
     if not isinstance(logprobs_of_choice, dict):
-        raise _other_form("'logprobs', an object", logprobs_of_choice)
+        raise _make_form_failure("'logprobs', an object", logprobs_of_choice)
     if route == "tokens":
         entries = logprobs_of_choice.get("content") or []
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-            raise _other_form("the 'content' of 'logprobs', a list of objects", entries)
+            raise _make_form_failure("the 'content' of 'logprobs', a list of objects", entries)
         logprobs = [entry.get("logprob") for entry in entries]
         # Versions of vLLM that don't name the weights return no spans.
         spans = choice.get("weight_versions")
@@ -587,9 +588,9 @@ def _sample_of_choice(choice: Mapping[str, Any], route: Route, expected_weights:
     else:
         logprobs = logprobs_of_choice.get("token_logprobs") or []
         if not isinstance(logprobs, list):
-            raise _other_form("'token_logprobs', a list of numbers", logprobs)
+            raise _make_form_failure("'token_logprobs', a list of numbers", logprobs)
     if not all(map(_is_finite_number, logprobs)):
-        raise _other_form("a finite number for each log-prob", logprobs)
+        raise _make_form_failure("a finite number for each log-prob", logprobs)
     return {
         "token_ids": token_ids,
         "logprobs": logprobs,
@@ -603,20 +604,20 @@ def _refuse_other_weights(spans: Any, expected_weights: str) -> None:
         isinstance(span, dict) and isinstance(span.get("version"), str) for span in spans
     )
     if not are_spans:
-        raise _other_form("'weight_versions', a list of objects with a 'version'", spans)
+        raise _make_form_failure("'weight_versions', a list of objects with a 'version'", spans)
     versions = sorted({span["version"] for span in spans})
     if versions != [expected_weights]:
         raise ServerFailure(f"its answer was sampled by the weights {versions}, not by {expected_weights!r}")
 
 
-def _other_form(expected: str, answer: Any) -> ServerFailure:
+def _make_form_failure(expected: str, answer: Any) -> ServerFailure:
     """Returns the error for an answer that doesn't have the form of vLLM's."""
     return ServerFailure(
-        f"its answer has another form than vLLM's: expected {expected}, got {_excerpt(answer)}"
+        f"its answer has another form than vLLM's: expected {expected}, got {_shorten_answer(answer)}"
     )
 
 
-def _excerpt(answer: Any) -> str:
+def _shorten_answer(answer: Any) -> str:
     """Returns the beginning of an answer as JSON, for messages."""
     text = json.dumps(answer, ensure_ascii=False)
     return text if len(text) <= EXCERPT_CHARACTERS else text[:EXCERPT_CHARACTERS] + "…"

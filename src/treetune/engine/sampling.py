@@ -286,7 +286,7 @@ class Prefixes:
         """Remembers that the server with the number `holder` has computed all of `ids`."""
         if len(self._holders) >= self._most:  # a bound on memory; servers have smaller caches
             self._holders.clear()
-        for block in _blocks(ids):
+        for block in _hash_blocks(ids):
             self._holders[block] = holder
 
     def find(self, ids: TokenIds) -> int | None:
@@ -297,7 +297,7 @@ class Prefixes:
         keeps one server for each block of tokens.
         """
         holder_of_longest = None
-        for block in _blocks(ids):
+        for block in _hash_blocks(ids):
             holder = self._holders.get(block)
             if holder is None:
                 break
@@ -309,7 +309,7 @@ class Prefixes:
         self._holders = {block: other for block, other in self._holders.items() if other != holder}
 
 
-def _blocks(ids: TokenIds) -> Iterator[int]:
+def _hash_blocks(ids: TokenIds) -> Iterator[int]:
     """Yields a hash for each whole block of `ids`. The hash is made from that block and all blocks before
     it."""
     block_hash = 0

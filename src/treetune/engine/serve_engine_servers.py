@@ -57,7 +57,7 @@ def shared_settings(launch: ServerLaunch, weights: Path) -> dict[str, Any]:
     """Returns the settings that a server must share with the run."""
     settings = launch.settings
     return {
-        "vllm": _version(),
+        "vllm": _read_vllm_version(),
         "dtype": settings.resolved_dtype(launch.run.device),
         "context_length": launch.context_length,
         "tensor_parallel_size": settings.tensor_parallel_size,
@@ -66,7 +66,7 @@ def shared_settings(launch: ServerLaunch, weights: Path) -> dict[str, Any]:
     }
 
 
-def _version() -> str:
+def _read_vllm_version() -> str:
     try:
         return metadata.version("vllm")
     except metadata.PackageNotFoundError:

@@ -36,12 +36,12 @@ from treetune.engine.launch import (
     SERVER_END_TIMEOUT_S,
     ServerLaunch,
     ServerProcess,
-    diagnosis,
-    last_lines,
-    listens,
+    add_reading_time,
+    diagnose_log,
+    is_listening,
+    read_last_lines,
     refuse_long_paths,
     refuse_wider_windows,
-    with_time_for,
 )
 from treetune.engine.settings import EngineSettings, VllmSettings
 from treetune.exceptions import EngineError, ServerFailure
@@ -272,7 +272,7 @@ class OwnServer(Server):
                     self._error = (
                         f"the engine's server failed {self._failures_in_a_row} times in a row (max_restarts"
                         f" is {self._settings.max_restarts}), the last time: {reason}."
-                        f"{diagnosis(process.log_text())}\n{last_lines(self._log)}"
+                        f"{diagnose_log(process.log_text())}\n{read_last_lines(self._log)}"
                     )
                     self._publish()
                 else:
@@ -321,12 +321,12 @@ class OwnServer(Server):
             except ServerFailure as failure:
                 text = process.log_text()
                 process.end(at_once=True)
-                # Another process may have taken the port between `free_port` and the server's start.
+                # Another process may have taken the port between `find_free_port` and the server's start.
                 if "address already in use" in text.lower() and attempt + 1 < MOST_PORT_TRIES:
                     continue
                 raise EngineError(
-                    f"the engine's server did not come up: {failure}.{diagnosis(text)}\n"
-                    f"{last_lines(self._log)}"
+                    f"the engine's server did not come up: {failure}.{diagnose_log(text)}\n"
+                    f"{read_last_lines(self._log)}"
                 ) from failure
             except BaseException:
                 process.end(at_once=True)
@@ -341,7 +341,7 @@ class OwnServer(Server):
         is no longer wanted.
         """
         deadline = time.monotonic() + self._settings.start_timeout
-        is_listening = False
+        listens = False
         while True:
             if self._closed or self._start_wanted:
                 raise ServerFailure("no longer wanted")
@@ -352,8 +352,8 @@ class OwnServer(Server):
                 raise ServerFailure(
                     f"no token sampled within start_timeout = {self._settings.start_timeout:.0f} s"
                 )
-            is_listening = is_listening or listens(process.port)
-            if not is_listening:
+            listens = listens or is_listening(process.port)
+            if not listens:
                 time.sleep(POLL_SERVER_EVERY_S)
                 continue
             # The server may listen before it can sample, so a request that fails is sent again.
@@ -460,7 +460,7 @@ def start_servers(settings: EngineSettings, run: EngineLaunch, log: Path) -> lis
         # By default, the policy's servers fill the cores, so a judge gets a single server.
         settings = replace(settings, replicas=1, devices=None)
     # `run` has the judge's context length.
-    settings = with_time_for(replace(settings, context_length=None), run.weights)
+    settings = add_reading_time(replace(settings, context_length=None), run.weights)
     launch = ServerLaunch(settings, run, is_trained=False)
     return servers_of(launch, log, run.ranks.folder if run.ranks.world_size > 1 else None)
 

@@ -123,9 +123,9 @@ class AsyncWholeAnswers(WholeAnswersScheduler, AsyncScheduler):
 
 
 class SamplesRoute:
-    """ASGI middleware with the routes `SAMPLES_ROUTE` and `SCORES_ROUTE`; see `payload` and `score_payload`
-    in `treetune.engine.client`. It decodes text only for requests with stop strings. If a client disconnects,
-    its samples are aborted."""
+    """ASGI middleware with the routes `SAMPLES_ROUTE` and `SCORES_ROUTE`; see `make_sampling_body` and
+    `make_scoring_body` in `treetune.engine.client`. It decodes text only for requests with stop strings. If a
+    client disconnects, its samples are aborted."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -175,7 +175,7 @@ class SamplesRoute:
             samples.append(
                 {
                     "token_ids": list(sample.token_ids),
-                    "logprobs": finite(sample.logprobs.logprobs) if sample.logprobs else sample.logprobs,
+                    "logprobs": make_finite(sample.logprobs.logprobs) if sample.logprobs else sample.logprobs,
                     "finish_reason": sample.finish_reason,
                 }
             )
@@ -196,7 +196,7 @@ class SamplesRoute:
             return 400, str(error).encode()
         except Exception as error:  # the client reports the server as failed
             return 500, f"{type(error).__name__}: {error}".encode()
-        logprobs = finite(output.prompt_logprobs.logprobs[-len(text) :])
+        logprobs = make_finite(output.prompt_logprobs.logprobs[-len(text) :])
         return 200, json.dumps({"logprobs": logprobs}, allow_nan=False).encode()
 
     async def _run_over(self, app_state: Any, request: dict[str, Any], reads_cache: bool) -> RequestOutput:
@@ -229,6 +229,6 @@ class SamplesRoute:
         return final_output
 
 
-def finite(logprobs: Iterable[float]) -> list[float]:
+def make_finite(logprobs: Iterable[float]) -> list[float]:
     """Replaces minus infinity, which JSON doesn't have, by the number that vLLM's own routes write."""
     return [max(logprob, -9999.0) for logprob in logprobs]

@@ -72,24 +72,28 @@ def chat_frame(
             " does not use: leave it out"
         )
     # Templates get the date from `strftime_now`, which is replaced by a function that returns a mark.
-    if _TRIAL_DATE in render(tokenizer, chat, [user("1 + 1?")], strftime_now=lambda form: _TRIAL_DATE):
+    if _TRIAL_DATE in render(
+        tokenizer, chat, [user_message("1 + 1?")], strftime_now=lambda form: _TRIAL_DATE
+    ):
         raise ValueError(
             f"the chat template of {name} writes today's date into every prompt, so that the same run would"
             " differ tomorrow: give the date in chat.template_arguments, e.g. {date_string: '26 Jul 2024'}"
         )
     for question in _TRIAL_QUESTIONS:
-        if question not in render(tokenizer, chat, [user(question)]):
+        if question not in render(tokenizer, chat, [user_message(question)]):
             raise ValueError(
                 f"the chat template of {name} leaves the user's question out, whether it is a text or a list"
                 " of parts, so that all problems would have the same prompt: set another template in"
                 " chat.template"
             )
-    if chat.system and chat.system.strip() not in render(tokenizer, chat, [user(_TRIAL_QUESTIONS[0])]):
+    if chat.system and chat.system.strip() not in render(
+        tokenizer, chat, [user_message(_TRIAL_QUESTIONS[0])]
+    ):
         raise ValueError(
             f"the chat template of {name} leaves the system message out: set chat.system to null, and put the"
             " message into the task's prompt"
         )
-    return lambda prompt: render(tokenizer, chat, [user(control.mark(prompt))])
+    return lambda prompt: render(tokenizer, chat, [user_message(control.mark(prompt))])
 
 
 def chat_conversation(
@@ -139,7 +143,10 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> int | None:
     """
     try:
         turns = render(
-            tokenizer, chat, [user("1 + 1?"), _assistant(_TRIAL_ANSWER)], add_generation_prompt=False
+            tokenizer,
+            chat,
+            [user_message("1 + 1?"), _assistant_message(_TRIAL_ANSWER)],
+            add_generation_prompt=False,
         )
     except ValueError:
         return None  # a template for a single question
@@ -160,8 +167,12 @@ def turn_markers(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[str]:
     # Two texts that the template writes: after a question, and between an answer and the next question. Each
     # is described by a chat, the message after which the text begins, and the message before which it ends
     # (None: it ends with the chat).
-    around_question = [user(first)], first, None
-    between_turns = [user(first), _assistant(_TRIAL_ANSWER), user(second)], _TRIAL_ANSWER, second
+    around_question = [user_message(first)], first, None
+    between_turns = (
+        [user_message(first), _assistant_message(_TRIAL_ANSWER), user_message(second)],
+        _TRIAL_ANSWER,
+        second,
+    )
     marker_ids: list[int] = []
     for turns, begins_after, ends_before in (around_question, between_turns):
         try:
@@ -219,9 +230,9 @@ def turn_frame(
 
         The chat has the earlier `turns`, a question, the answer, and the `messages` after the answer.
         """
-        before = [*turns, user("1 + 1?")]
+        before = [*turns, user_message("1 + 1?")]
         prompt = render(tokenizer, chat, before)
-        whole = render(tokenizer, chat, [*before, _assistant(answer), *messages])
+        whole = render(tokenizer, chat, [*before, _assistant_message(answer), *messages])
         # `answer` may be `_TRIAL_ANSWER` with thoughts before it, which the template may leave out.
         _, found_answer, after_answer = whole.partition(_TRIAL_ANSWER)
         if not found_answer:
@@ -244,7 +255,7 @@ def turn_frame(
                     " answers of several turns would differ from the template's: set chat.earlier_turns to"
                     " 'as_sampled' to keep earlier turns as they were sampled"
                 )
-    earlier_turns = [user("0 + 0?"), _assistant("0.")]
+    earlier_turns = [user_message("0 + 0?"), _assistant_message("0.")]
     _, _, after_first = render_chat(_TRIAL_ANSWER, between)
     _, _, after_second = render_chat(_TRIAL_ANSWER, between, earlier_turns)
     if after_first != after_second:
@@ -331,12 +342,12 @@ def _roles_in_parts(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> frozenset
             `question` is the content of the user's message in the chat, if that is another message.
             """
             message = {"role": role, "content": content}
-            user_message = {"role": "user", "content": question}
+            question_message = {"role": "user", "content": question}
             chats = {
                 "user": [message],
-                "system": [message, user_message],
-                "assistant": [user_message, message],
-                "tool": [user_message, {"role": "assistant", "content": question}, message],
+                "system": [message, question_message],
+                "assistant": [question_message, message],
+                "tool": [question_message, {"role": "assistant", "content": question}, message],
             }
             arguments = {"add_generation_prompt": role == "user", **chat.template_arguments}
             try:
@@ -362,9 +373,9 @@ def _make_parts(text: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text}]
 
 
-def user(text: str) -> dict[str, str]:
+def user_message(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def _assistant(text: str) -> dict[str, str]:
+def _assistant_message(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}

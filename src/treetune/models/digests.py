@@ -30,7 +30,7 @@ def model_digest(name_or_path: str, revision: str | None) -> dict[str, str]:
     if Path(path).is_dir():
         return {"name": name_or_path, "path": path, "digest": folder_digest(Path(path))}
     identity = {"name": name_or_path, "revision": revision or "main"}
-    commit = _commit_in_cache(path, identity["revision"])
+    commit = _find_commit_in_cache(path, identity["revision"])
     if commit:
         identity["commit"] = commit
     return identity
@@ -44,13 +44,13 @@ def folder_digest(folder: Path) -> str:
         if file.name in _DESCRIBES_NO_WEIGHTS:
             continue
         digest_of_file = hashlib.blake2b(digest_size=16)
-        for piece in _pieces(file):
+        for piece in _read_pieces(file):
             digest_of_file.update(piece)
         digest.update(f"{file.name}\0{digest_of_file.hexdigest()}\n".encode())
     return digest.hexdigest()
 
 
-def _pieces(file: Path) -> Iterator[bytes]:
+def _read_pieces(file: Path) -> Iterator[bytes]:
     """Yields the content of a file. Of a large file, yields only the size and samples: the beginning, the
     end, and pieces in between."""
     size = file.stat().st_size
@@ -66,7 +66,7 @@ def _pieces(file: Path) -> Iterator[bytes]:
             yield content.read(SAMPLE_BYTES)
 
 
-def _commit_in_cache(name: str, revision: str) -> str | None:
+def _find_commit_in_cache(name: str, revision: str) -> str | None:
     """Returns the commit of a branch or tag in the local cache of the hub; None if the cache doesn't have
     it."""
     from transformers.utils import cached_file

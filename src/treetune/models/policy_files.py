@@ -161,10 +161,10 @@ def write_policy(
     with whole_folder(directory) as unfinished:
         # Files have a tied weight once, under its first name.
         untied = {name: weight for name, weight in weights.items() if name not in architecture.tied}
-        tensors = _on_cpu(dict(architecture.convert_to_saved(untied.items())))
+        tensors = _copy_to_cpu(dict(architecture.convert_to_saved(untied.items())))
         save_torch_state_dict(tensors, unfinished)
         config_to_write = copy.deepcopy(config)
-        config_to_write.dtype = _dtype(tensors)
+        config_to_write.dtype = _find_dtype(tensors)
         config_to_write.architectures = [type(architecture.skeleton).__name__]
         _save_config(config_to_write, tokenizer, unfinished)
         tokenizer.save_pretrained(unfinished)
@@ -185,10 +185,10 @@ def write_critic(weights: Mapping[str, torch.Tensor], config: PretrainedConfig, 
     from safetensors.torch import save_file
 
     with whole_folder(directory) as unfinished:
-        tensors = _on_cpu(weights)
+        tensors = _copy_to_cpu(weights)
         save_file(tensors, unfinished / WEIGHTS, metadata={"format": "pt"})
         config_to_write = copy.deepcopy(config)
-        config_to_write.dtype = _dtype(tensors)
+        config_to_write.dtype = _find_dtype(tensors)
         config_to_write.save_pretrained(unfinished)
 
 
@@ -272,9 +272,9 @@ def write_for_engine(
     elif config.tie_word_embeddings or HEAD_WEIGHT not in tensors:
         # A copy, since the format refuses two names for the same memory.
         tensors[HEAD_WEIGHT] = tensors[embeddings_among(tensors)].clone()
-    tensors = _on_cpu(dict(architecture.convert_to_saved(tensors.items())))
+    tensors = _copy_to_cpu(dict(architecture.convert_to_saved(tensors.items())))
     if not (directory / "config.json").is_file():
-        describe_for_engine(config, tokenizer, directory, _dtype(tensors))
+        describe_for_engine(config, tokenizer, directory, _find_dtype(tensors))
     unfinished = directory / f".{WEIGHTS}.{os.getpid()}"
     try:
         with explain_failed_write(directory):
@@ -319,7 +319,7 @@ def explain_failed_write(directory: Path) -> Iterator[None]:
         raise OSError(f"the weights could not be written to {directory} for the engine: {why}") from error
 
 
-def _on_cpu(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _copy_to_cpu(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Returns the weights on the CPU, each in memory of its own.
 
     ZeRO keeps weights as views of a flat buffer, which safetensors refuses to write.
@@ -332,7 +332,7 @@ def _on_cpu(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return result
 
 
-def _dtype(weights: Mapping[str, torch.Tensor]) -> torch.dtype:
+def _find_dtype(weights: Mapping[str, torch.Tensor]) -> torch.dtype:
     """Returns the number format of the weights, which may differ from the one in the configuration."""
     return next(weight.dtype for weight in weights.values() if weight.is_floating_point())
 

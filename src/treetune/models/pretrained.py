@@ -20,7 +20,7 @@ from treetune.models.chat import Chat
 from treetune.models.digests import model_digest
 from treetune.models.policy_files import resolve_policy
 from treetune.models.presence import check_presence
-from treetune.models.saved_weights import some_names
+from treetune.models.saved_weights import list_some_names
 from treetune.models.shapes import Shape, published_shape, shape_of
 from treetune.models.sources import Alphabet, ModelSource, character_tokens
 from treetune.models.tokenizer import (
@@ -306,7 +306,7 @@ class PretrainedModel(ModelSource):
         from transformers import AutoConfig, GenerationConfig
 
         from treetune.exceptions import NotInParts
-        from treetune.models.shards import in_parts, weight_files
+        from treetune.models.shards import make_model_in_parts, weight_files
 
         path = resolve_policy(self.name_or_path)
         for is_set, key in (
@@ -324,7 +324,7 @@ class PretrainedModel(ModelSource):
                 raise NotInParts("it has no safetensors files")
             # Values are cast to the first dtype, and then to the second, as when a loaded model is cast.
             dtypes = (getattr(torch, self.dtype), dtype)
-            model = in_parts(config, files, dtypes, attn_implementation=self.attention)
+            model = make_model_in_parts(config, files, dtypes, attn_implementation=self.attention)
         except (OSError, ValueError, ImportError) as error:
             raise ValueError(self._describe_failed_load("model", path, error)) from error
         with contextlib.suppress(OSError):  # it has no such file
@@ -338,17 +338,17 @@ class PretrainedModel(ModelSource):
         have weights that the model doesn't have."""
         if missing := sorted(loading["missing_keys"]):
             raise ValueError(
-                f"the files in {path} don't have all weights of a {name}: {some_names(missing)} are missing,"
-                " and would be random. Download the whole model again; a checkpoint of an early version,"
-                " which did not write buffers, must be trained again"
+                f"the files in {path} don't have all weights of a {name}: {list_some_names(missing)}"
+                " are missing, and would be random. Download the whole model again; a checkpoint of an early"
+                " version, which did not write buffers, must be trained again"
             )
         unexpected = sorted(
             weight for weight in loading["unexpected_keys"] if not weight.startswith(self.unused_weights)
         )
         if unexpected:
             raise ValueError(
-                f"the files in {path} have weights that a {name} doesn't have: {some_names(unexpected)}. If"
-                " they are not needed, put the beginning of their names into model.unused_weights:"
+                f"the files in {path} have weights that a {name} doesn't have: {list_some_names(unexpected)}."
+                " If they are not needed, put the beginning of their names into model.unused_weights:"
                 f" ['{unexpected[0].partition('.')[0]}.']"
             )
 

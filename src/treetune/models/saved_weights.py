@@ -93,9 +93,9 @@ class Architecture:
         unexpected = given_names - self.names - self.tied
         faults = []
         if missing:
-            faults.append(f"{some_names(sorted(missing))} are missing")
+            faults.append(f"{list_some_names(sorted(missing))} are missing")
         if unexpected:
-            faults.append(f"{some_names(sorted(unexpected))} are unexpected")
+            faults.append(f"{list_some_names(sorted(unexpected))} are unexpected")
         if faults:
             raise ValueError(
                 f"the weights for {where} are not those of a {type(self.skeleton).__name__}:"
@@ -216,7 +216,7 @@ def model_class(config: PretrainedConfig) -> type[PreTrainedModel]:
     return classes[0]
 
 
-def some_names(names: Sequence[str]) -> str:
+def list_some_names(names: Sequence[str]) -> str:
     """Returns the first names, and the number of the others: ``a, b, c, d, e and 7 more``."""
     shown = ", ".join(names[:MOST_NAMES])
     return shown if len(names) <= MOST_NAMES else f"{shown} and {len(names) - MOST_NAMES} more"

@@ -73,9 +73,9 @@ class SequenceParallel:
                 f"trainer.sequence_parallel_size works with model.attention 'sdpa' and 'flash_attention_2',"
                 f" and this model has {inner!r}"
             )
-        AttentionInterface.register(ULYSSES_ATTENTION, _attention)
+        AttentionInterface.register(ULYSSES_ATTENTION, _compute_attention)
         model.set_attn_implementation(ULYSSES_ATTENTION)
-        # `hidden` passes this attention on to `_attention`, which calls it.
+        # `hidden` passes this attention on to `_compute_attention`, which calls it.
         model.base_model.treetune_inner_attention = inner
         for layer in model.modules():
             # The number of heads of queries for each head of keys. A rank now has a share of each kind.
@@ -112,7 +112,7 @@ class SequenceParallel:
             input_ids=ids_BT[:, part],
             position_ids=positions_BT[:, part],
             use_cache=False,
-            shared=(self, attend),  # the backbone passes it on to `_attention` in every layer
+            shared=(self, attend),  # the backbone passes it on to `_compute_attention` in every layer
         ).last_hidden_state
 
     def own_positions(self, positions_N: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -161,7 +161,7 @@ def _pad(ids_BT: Tensor, positions_BT: Tensor | None, multiple: int) -> tuple[Te
     return nn.functional.pad(ids_BT, (0, len(padding_T))), positions_BT
 
 
-def _attention(
+def _compute_attention(
     module: nn.Module,
     query_BHtD: Tensor,
     key_BHtD: Tensor,

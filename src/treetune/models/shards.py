@@ -27,7 +27,7 @@ _READ_ATTRIBUTE = "read_weight"
 function that reads the values."""
 
 
-def in_parts(
+def make_model_in_parts(
     config: PretrainedConfig,
     files: Mapping[str, Path],
     dtypes: tuple[torch.dtype, torch.dtype],
@@ -102,7 +102,7 @@ def may_be_ignored(model: PreTrainedModel, name: str) -> bool:
 
 
 def _read_file(name: str, file: Path, dtypes: tuple[torch.dtype, ...]) -> Tensor:
-    """Reads a weight, and casts it to each dtype in turn (see `in_parts`)."""
+    """Reads a weight, and casts it to each dtype in turn (see `make_model_in_parts`)."""
     from safetensors import safe_open
 
     # The file is opened for each weight, so that its mapping doesn't stay in memory.
@@ -122,7 +122,7 @@ def read_whole(module: nn.Module) -> nn.Module:
     """Reads all weights that are still in files into memory of this rank's own, and returns the module."""
     for parameter in module.parameters():
         if is_in_file(parameter):
-            parameter.data = _read(parameter).clone()  # the weight may be a view of the mapped file
+            parameter.data = _read_values(parameter).clone()  # the weight may be a view of the mapped file
     return module
 
 
@@ -145,14 +145,14 @@ class InTurn(nn.Module):
         for parameter in self.module.parameters(recurse):
             if is_in_file(parameter):
                 if self.reads:
-                    parameter.data = _read(parameter)
+                    parameter.data = _read_values(parameter)
                 else:
                     # Memory for the values that DeepSpeed sends from the first rank.
                     parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype)
             yield parameter
 
 
-def _read(parameter: nn.Parameter) -> Tensor:
+def _read_values(parameter: nn.Parameter) -> Tensor:
     """Reads the values of a parameter, and marks it as read."""
     read: Callable[[], Tensor] = getattr(parameter, _READ_ATTRIBUTE)
     delattr(parameter, _READ_ATTRIBUTE)
@@ -198,7 +198,7 @@ NamedWeight = tuple[str, "Tensor"]
 """A weight's name in the model, and the weight."""
 
 
-def with_head(weights: Iterable[NamedWeight], names: Iterable[str], tied: bool) -> Iterator[NamedWeight]:
+def add_head(weights: Iterable[NamedWeight], names: Iterable[str], tied: bool) -> Iterator[NamedWeight]:
     """Yields the weights with a separate output head, which the engine needs (`write_for_engine`).
 
     If the head is tied to the embeddings, or has no name of its own, the embeddings are yielded twice:
@@ -214,7 +214,7 @@ def with_head(weights: Iterable[NamedWeight], names: Iterable[str], tied: bool) 
             yield HEAD_WEIGHT, weight
 
 
-def in_chunks(
+def split_into_chunks(
     weights: Iterable[NamedWeight], most_bytes: int, keep: Callable[[Tensor], Tensor]
 ) -> Iterator[tuple[dict[str, Tensor], bool]]:
     """Yields chunks of weights in their order, each with True if it is the last one and False if not.

@@ -354,7 +354,7 @@ def apply_unfinished_reward(
     return replace(grade, reward=unfinished_reward, outcome=outcome, message=CUT_OFF_MESSAGE)
 
 
-def before_stop(text: str, stop: Sequence[str]) -> str:
+def cut_at_stop(text: str, stop: Sequence[str]) -> str:
     """Returns the text that graders read: the text up to the first stop string.
 
     Example: ``before_stop("4\\n\\nProblem:", ["Problem:"])`` is ``"4\\n\\n"``.
@@ -378,7 +378,7 @@ def split_steps(
     step of its own, or belongs to the last step. It is a step of its own if another token in its place could
     have begun a step.
     """
-    graded_text = before_stop(text, stop)
+    graded_text = cut_at_stop(text, stop)
     boundaries = task_of(context.task, problem).answer_boundaries(graded_text)
     # The last boundary is the end of the graded text. The last step reaches to the end of the whole text, so
     # that the tokens of a stop string belong to it.

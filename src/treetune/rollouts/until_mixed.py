@@ -142,7 +142,7 @@ class UntilMixed(RolloutAround):
             trees = _share_between_ranks(context, sampled_problems, trees)
         # The metrics of all answers replace the rounds' means with the same names (by `|` below).
         metrics_of_answers = trajectory_metrics(context, answers_of(trees))
-        return trees, _average(rounds) | metrics_of_answers | {
+        return trees, _average_metrics(rounds) | metrics_of_answers | {
             "rollout/rounds": float(len(rounds)),
             "rollout/groups_dropped": 1.0 - mixed_groups / len(sampled_problems),
             "rollout/groups_lacking": float(max(0, self.groups - mixed_groups)),
@@ -168,7 +168,7 @@ class _Round(NamedTuple):
     """The metrics of all ranks."""
 
 
-def _average(rounds: Sequence[_Round]) -> Metrics:
+def _average_metrics(rounds: Sequence[_Round]) -> Metrics:
     """Returns the means of the rounds' metrics, weighted by the number of problems."""
     values: dict[str, list[float]] = {}
     weights: dict[str, list[float]] = {}

@@ -26,7 +26,7 @@ from treetune.runtime.analysis import Analyzer
 from treetune.runtime.diagnostics import Diagnostics
 from treetune.runtime.first_prompt import describe_first_prompt
 from treetune.runtime.first_reward import describe_first_reward
-from treetune.runtime.machine import gpus
+from treetune.runtime.machine import list_gpus
 from treetune.runtime.sinks import Sink
 from treetune.tasks.base import Split, Task
 from treetune.tasks.drawing import Replacement
@@ -434,7 +434,7 @@ class PolicyIteration(Runtime):
             sleeps_here = getattr(engine, "sleep", False) and getattr(engine, "addresses", None) is None
             if not named_devices and not sleeps_here:
                 continue
-            available = gpus()
+            available = list_gpus()
             if sleeps_here and not available:
                 yield Finding(
                     "sleep needs a GPU, and this machine has none",
@@ -455,7 +455,7 @@ class PolicyIteration(Runtime):
     @override
     def examine(self, plain: Mapping[str, Any]) -> Iterator[str]:
         """Yields messages on programs without a sandbox, on batches, on the first prompt and its reward."""
-        yield from unsafe_remarks(plain)
+        yield from describe_unsafe_keys(plain)
         uneven = self.trainer.uneven_steps(self)
         if uneven is not None:
             yield uneven
@@ -513,7 +513,7 @@ class PolicyIteration(Runtime):
         yield from self.missing_devices()
 
 
-def without_sandbox(plain: Any, key: str = "") -> list[str]:
+def find_keys_without_sandbox(plain: Any, key: str = "") -> list[str]:
     """Returns the keys of a configuration whose programs run without a sandbox.
 
     Args:
@@ -531,14 +531,14 @@ def without_sandbox(plain: Any, key: str = "") -> list[str]:
     else:
         return []
     for name, value in items:
-        keys += without_sandbox(value, f"{key}.{name}" if key else str(name))
+        keys += find_keys_without_sandbox(value, f"{key}.{name}" if key else str(name))
     return keys
 
 
-def unsafe_remarks(plain: Mapping[str, Any]) -> list[str]:
+def describe_unsafe_keys(plain: Mapping[str, Any]) -> list[str]:
     """Returns a warning for each key of a configuration whose programs run without a sandbox."""
     risk = "programs that the model writes run with your rights, and can reach your files and your network"
-    return [f"{key} is unsafe_local: {risk}" for key in without_sandbox(plain)]
+    return [f"{key} is unsafe_local: {risk}" for key in find_keys_without_sandbox(plain)]
 
 
 LONGEST_NAME = 200

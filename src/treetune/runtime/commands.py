@@ -16,7 +16,7 @@ from treetune.runtime.checkpoint_schedule import tidy_checkpoints
 from treetune.runtime.claims import Claims
 from treetune.runtime.console import Clock
 from treetune.runtime.directory import ExperimentDirectory, is_over_after, iterations_of
-from treetune.runtime.evaluation import find_unmeasured, measure_claimed, measure_until_end, set_problems
+from treetune.runtime.evaluation import find_unmeasured, measure_claimed, measure_until_end, problems_of_set
 from treetune.runtime.fitting import (
     refuse_engines_on_exclusive_gpus,
     refuse_what_does_not_fit,
@@ -68,7 +68,7 @@ def preflight(config: PolicyIteration) -> None:
     if missing := config.missing_for_grades():
         raise ValueError("grading answers needs what is missing here: " + "; ".join(missing))
     for evaluation_set in config.evaluation.sets:
-        set_problems(config, evaluation_set)
+        problems_of_set(config, evaluation_set)
 
 
 def check_shaping(config: PolicyIteration) -> None:

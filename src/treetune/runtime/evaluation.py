@@ -25,7 +25,13 @@ from treetune.exceptions import CheckpointGone
 from treetune.rollouts import unavailable
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.metrics import DOMAIN_PREFIX
-from treetune.rollouts.numbers import EVALUATED_NUMBERS, by_group, columns, evaluation_metrics, number_metrics
+from treetune.rollouts.numbers import (
+    EVALUATED_NUMBERS,
+    collect_number_columns,
+    evaluation_metrics,
+    group_numbers,
+    number_metrics,
+)
 from treetune.rollouts.storage import answer_row
 from treetune.runtime.base import EvaluationSet, PolicyIteration
 from treetune.runtime.claims import Claim, Claims
@@ -105,7 +111,7 @@ def _metrics_of_summary(label: str, summary: Mapping[str, Any]) -> Metrics:
     return metrics | evaluation_metrics(label, summary)
 
 
-def set_problems(config: PolicyIteration, evaluation_set: EvaluationSet) -> list[Problem]:
+def problems_of_set(config: PolicyIteration, evaluation_set: EvaluationSet) -> list[Problem]:
     """Returns the problems of a set, in the order of their split.
 
     Raises:
@@ -146,7 +152,7 @@ def measure_set(
     session, config = resources.session, resources.session.config
     ranks, seed, context_length = session.ranks, config.evaluation.seed, config.context_length
     resources.wait_until_ready()
-    problems = set_problems(config, evaluation_set)
+    problems = problems_of_set(config, evaluation_set)
     rollout = evaluation_set.rollout(config)
     prompt_lengths = [len(session.model.codec.encode_prompt(problem)) for problem in problems]
     answerable: list[Problem] = []
@@ -180,7 +186,7 @@ def measure_set(
             if answerable:
                 trees, _ = rollout.run(context, answerable)
                 answers_of_rank = answers_of(trees)
-            services = by_group(resources.service_metrics(grader))
+            services = group_numbers(resources.service_metrics(grader))
         unavailable.report_ungraded(context, f"evaluating {name}", answers_of_rank)
 
         trajectories = trajectories_on_first(ranks, "evaluation", answers_of_rank)
@@ -195,7 +201,7 @@ def measure_set(
         if ranks.is_first:
             for problem, prompt_length in zip(problems, prompt_lengths, strict=True):
                 if prompt_length >= context_length:
-                    trajectories += _unanswered(
+                    trajectories += _make_empty_answers(
                         problem, evaluation_set.samples, prompt_length, context_length
                     )
             if claim is not None and claim.is_lost():
@@ -208,16 +214,16 @@ def measure_set(
                     "split": evaluation_set.split,
                     "iteration": done,
                     **summarise(trajectories, seed, grader.same_answer),
-                    **by_domain(trajectories, seed, grader.same_answer),
+                    **summarise_domains(trajectories, seed, grader.same_answer),
                     "too_long": len(problems) - len(answerable),
                     "temperature": rollout.sampling.temperature,
                     "top_p": rollout.sampling.top_p,
                     "seed": seed,
-                    **by_group(number_metrics(columns(trajectories))),
+                    **group_numbers(number_metrics(collect_number_columns(trajectories))),
                     **services,
                 }
                 write_evaluation(folder, summary, trajectories)
-                session.console.say(f"{name}: {_describe(summary)}")
+                session.console.say(f"{name}: {_describe_summary(summary)}")
         ranks.barrier("evaluation written")
 
 
@@ -241,7 +247,7 @@ def _describe_wrong_count(
     return ""
 
 
-def by_domain(
+def summarise_domains(
     trajectories: Sequence[Trajectory], seed: int, same_answer: SameAnswer | None = None
 ) -> dict[str, Any]:
     """Returns the summary of each domain that has a graded answer: ``{"domains": {"math": {…}, …}}``.
@@ -270,7 +276,7 @@ def write_evaluation(folder: Path, summary: dict[str, Any], trajectories: Iterab
     write_record(folder / SUMMARY, summary | {"answers": digest_of(folder / ANSWERS)})
 
 
-def _describe(summary: dict[str, Any]) -> str:
+def _describe_summary(summary: dict[str, Any]) -> str:
     """Returns a summary as one line for people: ``pass@1 0.480 [0.431, 0.529] on 500 problems``."""
     note = f", {summary['too_long']} of them with too long a prompt" if summary["too_long"] else ""
     by_domain = ", ".join(
@@ -283,7 +289,7 @@ def _describe(summary: dict[str, Any]) -> str:
     )
 
 
-def _unanswered(problem: Problem, samples: int, length: int, context_length: int) -> list[Trajectory]:
+def _make_empty_answers(problem: Problem, samples: int, length: int, context_length: int) -> list[Trajectory]:
     """Returns empty answers, which count as wrong, to a problem whose prompt fills the context."""
     message = f"the prompt of {length} tokens fills the context of {context_length}"
     answer = Trajectory(

@@ -174,7 +174,7 @@ def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) ->
 
     # Draw the problems.
     all_problems = session.train_problems
-    drawing = _drawing(session, iteration)
+    drawing = _make_drawing_context(session, iteration)
     drawing_rule = config.task.drawing_rule()
     problems = drawing_rule.draw(all_problems, config.problems_per_iteration or len(all_problems), drawing)
 
@@ -189,15 +189,15 @@ def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) ->
             config.rollout,
             seed=config.seed,
             iteration=iteration,
-            journal=_journal(resources, folder, "rollout"),
-            continuations=_journal(resources, folder, "credit"),
+            journal=_journal_path(resources, folder, "rollout"),
+            continuations=_journal_path(resources, folder, "credit"),
             progress=show_progress,
             observe=partial(_check_answered, resources),
         )
         further_problems = FurtherProblems(lambda: drawing_rule.draw_further(all_problems, problems, drawing))
         context = replace(context, further_problems=further_problems)
         if config.rollout.carries:  # such a rollout continues answers that the iteration before began
-            context = replace(context, carry_over=_carry_over(session, iteration))
+            context = replace(context, carry_over=_make_carry_over(session, iteration))
         rollout_context = context
         # A credit may begin to sample continuations of an answer while other answers are still sampled.
         # `attach` returns a context with an observer of the answers, by which `early` gets each answer as
@@ -227,7 +227,7 @@ def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) ->
         answers_of_all_ranks = trajectories_on_first(ranks, "trajectories", answers_of(trees))
     if ranks.is_first:
         if drawing_rule.reads_pass_rates:
-            write_record(folder / PASS_RATES, _pass_rates(answers_of_all_ranks))
+            write_record(folder / PASS_RATES, _compute_pass_rates(answers_of_all_ranks))
         # Credit may have begun to sample continuations: their seconds are written, too. If this process is
         # killed during credit, the next process reads them and adds them to its clock.
         _write_phase(folder / ROLLOUT_METRICS, metrics, clock, "generation", begun_phase="credit")
@@ -237,7 +237,7 @@ def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) ->
     return RolloutPhase(trees, metrics, early)
 
 
-def _drawing(session: Session, iteration: int) -> DrawingContext:
+def _make_drawing_context(session: Session, iteration: int) -> DrawingContext:
     """Returns what a rule for drawing problems may read. Files of earlier iterations are read only if the
     rule asks for them, and each file once."""
 
@@ -253,7 +253,7 @@ def _drawing(session: Session, iteration: int) -> DrawingContext:
     return DrawingContext(config.seed, iteration, config.problem_sampling, read_metrics, read_pass_rates)
 
 
-def _pass_rates(answers: Sequence[Trajectory]) -> dict[str, float]:
+def _compute_pass_rates(answers: Sequence[Trajectory]) -> dict[str, float]:
     """Returns the share of right answers of each problem, among those that could be graded."""
     correct_by_problem: dict[str, list[bool]] = {}
     for answer in answers:
@@ -284,10 +284,10 @@ def _run_credit_phase(
             config.rollout,
             seed=config.seed,
             iteration=iteration,
-            journal=_journal(resources, folder, "credit") if config.credit.needs_engine else None,
+            journal=_journal_path(resources, folder, "credit") if config.credit.needs_engine else None,
             # An environment's replies to early continuations are in the rollout's journal, with its replies
             # to answers.
-            earlier=_journal(resources, folder, "rollout"),
+            earlier=_journal_path(resources, folder, "rollout"),
             progress=show_progress,
         )
         context = replace(context, shaping_memory=memory)
@@ -435,7 +435,7 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metr
 # Files of an iteration
 
 
-def _journal(resources: RunResources, folder: Path, phase: str) -> Path | None:
+def _journal_path(resources: RunResources, folder: Path, phase: str) -> Path | None:
     """Returns the file of this rank's answered requests in a phase; None if nothing is sampled."""
     if resources.server.engine is None:
         return None
@@ -515,7 +515,7 @@ def read_shaping_memory(session: Session, iteration: int) -> ShapingMemory:
     return ShapingMemory(_read_earlier(session, iteration - 1, MEMORY_FILE, purpose))
 
 
-def _carry_over(session: Session, iteration: int) -> CarryOver:
+def _make_carry_over(session: Session, iteration: int) -> CarryOver:
     """Returns the answers that the iteration before carried over, of all ranks, and a function that stores
     those of this iteration.
 

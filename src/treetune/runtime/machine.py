@@ -188,7 +188,7 @@ def query_gpus(field: str, environment: Mapping[str, str] = os.environ) -> list[
     return [line.strip() for line in process.stdout.splitlines()]
 
 
-def gpus() -> list[str]:
+def list_gpus() -> list[str]:
     """Returns the GPUs to use: those that CUDA_VISIBLE_DEVICES names or, if it isn't set, all by number."""
     visible = _visible_gpus(os.environ)
     if visible is not None:
@@ -201,12 +201,12 @@ def gpus() -> list[str]:
     return []
 
 
-def in_units(size: int) -> str:
+def format_bytes(size: int) -> str:
     """Returns a number of bytes as text: ``1.50 GiB``, or ``12.0 MiB`` if it is less than 0.1 GiB."""
     return f"{size / GIB:.2f} GiB" if size >= GIB / 10 else f"{size / MIB:.1f} MiB"
 
 
-def processor() -> tuple[str, frozenset[str]]:
+def read_processor() -> tuple[str, frozenset[str]]:
     """Returns the first processor: its name with family, model, stepping and cache, and its flags.
 
     The name alone is not enough: virtual machines call many generations "Intel(R) Xeon(R) Processor".
@@ -225,7 +225,7 @@ def processor() -> tuple[str, frozenset[str]]:
     return ", ".join(description), frozenset(flags.split())
 
 
-def versions() -> dict[str, str]:
+def read_versions() -> dict[str, str]:
     """Returns the installed versions of the packages that results depend on."""
     installed = {}
     for package in PACKAGES:
@@ -241,7 +241,7 @@ def facts_that_decide_bits(ranks: int, engine: EngineSettings) -> dict[str, Any]
     """
     import torch
 
-    model, flags = processor()
+    model, flags = read_processor()
     facts: dict[str, Any] = {
         "processor": model,
         "instruction_sets": [name for name in INSTRUCTION_SETS if name in flags],
@@ -250,7 +250,7 @@ def facts_that_decide_bits(ranks: int, engine: EngineSettings) -> dict[str, Any]
         "engine_threads": engine.threads(ranks),
         "settings": {name: os.environ[name] for name in KERNEL_VARIABLES if name in os.environ},
         "python": platform.python_version(),
-        "packages": versions(),
+        "packages": read_versions(),
         "torch_kernels": torch.backends.cpu.get_cpu_capability(),
     }
     if torch.cuda.is_available():

@@ -33,7 +33,7 @@ from treetune.config.schema import keys_of
 from treetune.contracts import Part
 from treetune.credit.reward_models import reward_model_of
 from treetune.exceptions import Damaged
-from treetune.runtime.base import PolicyIteration, Runtime, unsafe_remarks, without_sandbox
+from treetune.runtime.base import PolicyIteration, Runtime, describe_unsafe_keys, find_keys_without_sandbox
 from treetune.runtime.directory import CONFIG, ExperimentDirectory
 from treetune.runtime.machine import describe_different_bits, facts_that_decide_bits
 from treetune.store.checksums import config_hash, read_record, write_record
@@ -70,14 +70,14 @@ def begin_or_resume(
     if not (directory.config_file).is_file() or not directory.has_work():
         write_record(directory.manifest_file, _first_manifest(config, plain, inputs, bits_now))
         write_json(directory.config_file, plain)
-        return unsafe_remarks(plain)
+        return describe_unsafe_keys(plain)
     refuse_other_ranks(directory, ranks)
     manifest = read_manifest(directory)
     earlier_inputs = newest_inputs(manifest)
     # The start model may be in another folder now: only its content counts.
     is_same_model = _is_same_model(earlier_inputs, inputs)
     changed_keys = refuse_changed_settings(directory.path, plain, config, same_model=is_same_model)
-    remarks = unsafe_remarks(plain)
+    remarks = describe_unsafe_keys(plain)
     if earlier_inputs is not None and any(changed.key[0] == "evaluation" for changed in changed_keys):
         # Another evaluation may measure other problems, and the changed key is reported already. So only the
         # splits of the task are compared.
@@ -113,7 +113,7 @@ def begin_or_resume(
                 "after": directory.resumable() or 0,
                 "config": config_hash(plain),
                 "changed": {changed.name: str(changed) for changed in changed_keys},
-                "command": command_line(),
+                "command": describe_command(),
                 "bits_rest_on": bits_now,
                 "inputs": inputs,
                 "own_modules": own_modules(),
@@ -144,12 +144,12 @@ def _first_manifest(
         "config": config_hash(plain),
         "config_is_sealed": True,  # `read_config` compares the stored configuration with the hash `config`
         "seed": config.seed,
-        "command": command_line(),
+        "command": describe_command(),
         "system": platform.platform(),
         "commit": code_commit(),
         "own_modules": own_modules(),
         "own_folders": searched()[0],  # where the user's own modules are looked for
-        "without_sandbox": without_sandbox(plain),
+        "without_sandbox": find_keys_without_sandbox(plain),
         "data": {split: data_hash(config.task, split) for split in SPLITS},
         "inputs": inputs,
         "bits_rest_on": bits,
@@ -176,7 +176,7 @@ def refuse_other_ranks(directory: ExperimentDirectory, ranks: int) -> None:
         )
 
 
-def command_line() -> dict[str, Any]:
+def describe_command() -> dict[str, Any]:
     """Returns the arguments, the folder and the APP_ variables that this process was started with."""
     variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith("APP_")}
     return {"words": sys.argv[1:], "folder": os.getcwd(), "variables": variables}
@@ -267,7 +267,7 @@ def _warn_of_changed_code(
     )
 
 
-def different_keys(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[str]:
+def find_different_keys(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[str]:
     """Returns the keys in which two configurations differ and that change results, such as
     ``["trainer.learning_rate"]``."""
     return [difference.name for difference in find_changed_keys(stored, plain) if not difference.changeable]
@@ -416,11 +416,11 @@ def rows_digest(task: Task, split: Any) -> dict[str, Any] | None:
     for problem in problems:
         messages = [[message.role, message.content] for message in problem.messages]
         row = [problem.id, problem.prompt, problem.gold, messages, problem.data]
-        digest.update(json.dumps(row, sort_keys=True, default=_stable).encode())
+        digest.update(json.dumps(row, sort_keys=True, default=_make_stable_text).encode())
     return {"count": len(problems), "digest": digest.hexdigest()}
 
 
-def _stable(value: Any) -> str:
+def _make_stable_text(value: Any) -> str:
     """Returns a text for a value that JSON can't hold. The text is the same in every process."""
     # The order of a set differs between processes, and so does an address in memory.
     text = repr(sorted(value, key=repr)) if isinstance(value, set | frozenset) else repr(value)
@@ -505,7 +505,7 @@ def _differences_at(
         changeable: Whether a run can be resumed with another value of the key, since the key changes no
             result.
     """
-    if before == now or _plain(before) == _plain(now):
+    if before == now or _as_plain(before) == _as_plain(now):
         return
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         # Parts of different types aren't compared key by key: only their types are reported.
@@ -532,17 +532,17 @@ def _differences_at(
         yield ChangedKey(path, before, now, changeable)
 
 
-def _plain(value: Any) -> Any:
+def _as_plain(value: Any) -> Any:
     """Returns a value in JSON's types. The values of a configuration have these types already, but the
     defaults of keys that are left out are Python objects. `NOT_SET`, which stands for a key without a value
     and without a default, stays as it is."""
     if value is NOT_SET or isinstance(value, str | int | float | bool | None):
         return value
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_as_plain(item) for item in value]
     plain = value if isinstance(value, Mapping) else as_plain(value)
     if isinstance(plain, Mapping):
-        return {key: _plain(item) for key, item in plain.items()}
+        return {key: _as_plain(item) for key, item in plain.items()}
     return plain
 
 
@@ -550,5 +550,5 @@ def _shorten(value: Any) -> str:
     """Returns a value for a message, of at most `MOST_VALUE_CHARACTERS` characters."""
     if value is NOT_SET:
         return "not set"
-    text = repr(_plain(value))
+    text = repr(_as_plain(value))
     return text if len(text) <= MOST_VALUE_CHARACTERS else text[: MOST_VALUE_CHARACTERS - 1] + "…"

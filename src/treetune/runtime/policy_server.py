@@ -156,13 +156,13 @@ class PolicyServer:
             # weights to score them with, so they are scored with the files.
             trusted = getattr(self._session.config.model, "trust_remote_code", False)
             score = partial(
-                stored_logprobs,
+                compute_stored_logprobs,
                 self._session.ranks,
                 folder,
                 self._session.temperature,
                 trust_remote_code=trusted,
             )
-            self.engine.load(folder, number, _canary(self._session, score))
+            self.engine.load(folder, number, _make_canary(self._session, score))
             self.folder.keep_only(number)
 
     @contextmanager
@@ -211,7 +211,7 @@ class PolicyServer:
             else:
                 chunks = self.folder.send(trainer, version)
             temperature = self._session.temperature
-            canary = _canary(self._session, lambda pairs: trainer.score(pairs, temperature))
+            canary = _make_canary(self._session, lambda pairs: trainer.score(pairs, temperature))
             report = self.engine.load(self.folder.of(version), version, canary, chunks)
             self.folder.keep_only(version)
         if report.gave_up:
@@ -243,7 +243,7 @@ def refuse_unreachable_server(config: PolicyIteration, ranks: Ranks) -> None:
 # Canaries
 
 
-def _canary(session: Session, score: LogprobFunction) -> Canary:
+def _make_canary(session: Session, score: LogprobFunction) -> Canary:
     """Returns a canary, which checks the engine's weights.
 
     The engine answers a few prompts. Its log-probs of these answers must equal those that `score` computes.
@@ -256,7 +256,7 @@ def _canary(session: Session, score: LogprobFunction) -> Canary:
     )
 
 
-def stored_logprobs(
+def compute_stored_logprobs(
     ranks: Ranks,
     weights: Path,
     temperature: float,

@@ -28,7 +28,7 @@ from pathlib import Path
 import psutil
 
 from treetune.processes.lifetime import CHECKPOINT_SIGNAL, ENDING, PR_SET_PDEATHSIG, STARTED_BY
-from treetune.runtime.machine import gpus
+from treetune.runtime.machine import list_gpus
 from treetune.store import held_folders
 from treetune.store.files import remove_folder
 
@@ -37,7 +37,7 @@ RANKS_END_TIMEOUT_S = 60.0
 """The longest that ranks may take to end after their launcher, before they are killed."""
 
 
-def ranks_here(num_gpus: int | None = None, ranks: int | None = None) -> int:
+def count_ranks_here(num_gpus: int | None = None, ranks: int | None = None) -> int:
     """Returns the number of ranks on this machine.
 
     If the user asked for no number, this is NUM_GPUS from the environment. Without NUM_GPUS, there is one
@@ -51,7 +51,7 @@ def ranks_here(num_gpus: int | None = None, ranks: int | None = None) -> int:
         ValueError: A number is not above 0, the two numbers differ, the machine has fewer GPUs, or several
             ranks would use parts of GPUs (MIG).
     """
-    available = gpus()
+    available = list_gpus()
     for option, number in (("--num_gpus", num_gpus), ("--ranks", ranks)):
         if number is not None and number < 1:
             raise ValueError(f"{option} is {number}; it must be a whole number above 0")
@@ -84,7 +84,7 @@ def ranks_here(num_gpus: int | None = None, ranks: int | None = None) -> int:
     return n_ranks
 
 
-def threads_each(processes: int) -> str:
+def threads_per_process(processes: int) -> str:
     """Returns OMP_NUM_THREADS for each of several processes: the configured one, or an equal share of the
     cores, since processes that all use all cores are many times slower."""
     text = os.environ.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // processes))
@@ -112,11 +112,11 @@ def start_ranks(
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             port = listener.getsockname()[1]
-    devices: Sequence[str] = gpus()[:ranks]
+    devices: Sequence[str] = list_gpus()[:ranks]
     # The folder in which the ranks find each other. The environment tells them its random name.
     meeting = tempfile.mkdtemp(prefix=f"{held_folders.FOLDER_PREFIX}meeting-")
     environment = {**os.environ, STARTED_BY: str(os.getpid()), held_folders.MEETING: meeting}
-    environment["OMP_NUM_THREADS"] = threads_each(ranks)
+    environment["OMP_NUM_THREADS"] = threads_per_process(ranks)
     if not devices:
         devices = [str(i) for i in range(ranks)]  # on a CPU: the launcher starts a rank for each entry
         # Otherwise DeepSpeed warns three times that it finds no accelerator.

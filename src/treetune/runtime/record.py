@@ -320,7 +320,7 @@ class Record:
             session.directory.append_metrics(row)
         self._mirrors.log(iteration, row)
         session.last_row = row
-        session.console.say(summary_line(row, iterations_of(config, session.directory, done)))
+        session.console.say(format_summary_line(row, iterations_of(config, session.directory, done)))
         self._iteration_s = iteration_s
         watch.stop_if_collapsed()
         # A run that is over ends as usual, with exit code 0.
@@ -429,7 +429,7 @@ def _explain_failure(folder: Path) -> Iterator[None]:
 # The line of an iteration, for people
 
 
-def summary_line(row: Mapping[str, Any], iterations: int) -> str:
+def format_summary_line(row: Mapping[str, Any], iterations: int) -> str:
     """Returns the line that the console shows of a finished iteration: rewards, loss, scores, seconds.
 
     Example::

@@ -39,7 +39,7 @@ from typing import Any
 import treetune
 from treetune.config.folders import DIGITS_OF_HASH, own_modules
 from treetune.exceptions import MachinesDiffer
-from treetune.runtime.machine import versions
+from treetune.runtime.machine import read_versions
 from treetune.store.checksums import config_hash
 from treetune.store.files import own_folder
 from treetune.trainer.ranks import Meeting
@@ -192,7 +192,7 @@ def _gather_facts(machine: int, listens_at: tuple[str, str, int], plain: Mapping
         code=_hash_sources(),
         own_modules=own_modules(),
         python=platform.python_version(),
-        packages=versions(),
+        packages=read_versions(),
         configuration=config_hash(plain),
     )
 

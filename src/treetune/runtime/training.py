@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treetune.credit.critic_prompts import CriticPrompts
-from treetune.credit.episodes import scoring_row
+from treetune.credit.episodes import make_scoring_row
 from treetune.credit.gae import from_values_of
 from treetune.credit.reward_models import RewardModelCredit, reward_model_of
 from treetune.exceptions import Damaged
@@ -160,7 +160,7 @@ def critic_for_credit(
 
         from treetune.trainer.tokens import Sequences
 
-        rows_of_rank = [prompts.add_to(scoring_row(answer), answer.problem) for answer in answers]
+        rows_of_rank = [prompts.add_to(make_scoring_row(answer), answer.problem) for answer in answers]
         rows, first_row = _rows_on_all(session.ranks, "critic", rows_of_rank)
         if not rows:  # no rank has an answer, so all ranks return here
             return []
@@ -402,7 +402,7 @@ def train(
     # the distances of the start weights: under an objective with a reference, the KL of the start weights to
     # themselves, which is 0.
     metrics |= metrics_of_abandoned
-    if (problem := gap_problem(session, iteration, episodes, metrics)) is not None:
+    if (problem := describe_gap_problem(session, iteration, episodes, metrics)) is not None:
         if stops_at_gap(session):
             raise RuntimeError(
                 f"{problem}. This iteration's update is dropped. To train nevertheless, set"
@@ -458,7 +458,7 @@ gaps of 0.01 to 0.05 are typical, and larger ones for mixtures of experts, whose
 experts."""
 
 
-def gap_problem(
+def describe_gap_problem(
     session: Session, iteration: int, episodes: Collection[Episode], metrics: Metrics
 ) -> str | None:
     """Returns a message if the log-probs of this iteration's tokens show that the engine did not sample from

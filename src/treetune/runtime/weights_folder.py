@@ -122,7 +122,9 @@ class WeightsFolder:
         problem: str | None = None
         if self._writes:
             model = session.model.load_on_cpu()
-            problem = describe_missing_room(self.path, room_needed(model, adapters_alone=lora is not None))
+            problem = describe_missing_room(
+                self.path, count_needed_bytes(model, adapters_alone=lora is not None)
+            )
         # All ranks raise, also those whose machine has room: a collective start fails as a whole.
         problem_by_rank = session.ranks.exchange("room for the weights", problem)
         problems = [message for message in problem_by_rank if message is not None]
@@ -166,7 +168,7 @@ class WeightsFolder:
         import torch
 
         from treetune.models.policy_files import describe_for_engine
-        from treetune.models.shards import in_chunks, shard_path, write_index
+        from treetune.models.shards import shard_path, split_into_chunks, write_index
 
         session, folder = self._session, self.of(version)
         ranks, config = session.ranks, trainer.model.config
@@ -175,7 +177,7 @@ class WeightsFolder:
         needs_digest = self.transfer == "shared_memory"
         file_of_weight: dict[str, str] = {}
         """The name of the file that has a weight, by the weight's name. It becomes the folder's index."""
-        chunks = in_chunks(_weights_for_engine(trainer), CHUNK_BYTES, self._copy_weight)
+        chunks = split_into_chunks(_weights_for_engine(trainer), CHUNK_BYTES, self._copy_weight)
         with _FileWriters(folder, ranks.deadline_s) as writers:
             for number, (chunk, is_last) in enumerate(chunks):
                 path = shard_path(folder, number)
@@ -277,7 +279,7 @@ def _weights_for_engine(trainer: PolicyTrainer) -> Iterator[tuple[str, Tensor]]:
     Collective."""
     from treetune.models.policy_files import HEAD_WEIGHT, has_no_head_in_engine
     from treetune.models.saved_weights import architecture_of
-    from treetune.models.shards import with_head
+    from treetune.models.shards import add_head
 
     config = trainer.model.config
     weights = trainer.weights_in_turn()
@@ -287,7 +289,7 @@ def _weights_for_engine(trainer: PolicyTrainer) -> Iterator[tuple[str, Tensor]]:
     if has_no_head_in_engine(config):
         weights = ((name, weight) for name, weight in weights if name != HEAD_WEIGHT)
     else:
-        weights = with_head(weights, trainer.weight_names, config.tie_word_embeddings)
+        weights = add_head(weights, trainer.weight_names, config.tie_word_embeddings)
     yield from architecture_of(config).convert_to_saved(weights)
 
 
@@ -355,7 +357,7 @@ class _FileWriters(AbstractContextManager["_FileWriters"]):
             wait(self._unwritten, self._deadline_s)
 
 
-def room_needed(model: PreTrainedModel, *, adapters_alone: bool) -> int:
+def count_needed_bytes(model: PreTrainedModel, *, adapters_alone: bool) -> int:
     """Returns the bytes that the weights take in the folder.
 
     Two versions exist at a time, since the old one is deleted only when the engine has the new one. With

@@ -13,7 +13,7 @@ from typing import Any
 
 from treetune.engine.settings import GIB, host_memory
 from treetune.runtime.console import format_duration
-from treetune.runtime.machine import processor, versions
+from treetune.runtime.machine import read_processor, read_versions
 from treetune.store.files import write_json, write_text
 from treetune.tables.curves import Curve, curves, curves_json, panel_curves, panel_notes
 from treetune.tables.experiments_table import write_experiments_table
@@ -113,8 +113,8 @@ def _account(plan: TableRuns, command: str) -> dict[str, str]:
     """Returns how the table was made: command, time, machine and versions."""
     seconds = sum(run.seconds for run in plan.runs)
     finished = sum(status.state == "finished" for status in plan.statuses.values())
-    name, _, _ = processor()[0].partition(",")  # without family, model, stepping and cache
-    packages = {"Python": platform.python_version(), **versions()}
+    name, _, _ = read_processor()[0].partition(",")  # without family, model, stepping and cache
+    packages = {"Python": platform.python_version(), **read_versions()}
     return {
         "command": command,
         "runs": f"{finished} of {len(plan.runs)} finished",

@@ -37,7 +37,7 @@ from treetune.trainer.base import Trainer
 from treetune.trainer.batches import Minibatch, micro_batches, sequences_of_rank
 from treetune.trainer.deepspeed_model import DeepSpeedModel, ModelFactory, Reference
 from treetune.trainer.preparation import FromImplicitRewards, IterationTensors, prepare
-from treetune.trainer.probe import refuse_unlike_model
+from treetune.trainer.probe import refuse_wrong_trainer_logprobs
 from treetune.trainer.ranks import Ranks
 from treetune.trainer.reward_model import RewardModelTraining
 from treetune.trainer.scoring import PolicyScores, ReferencePrefetch, Scorer
@@ -108,7 +108,7 @@ class PolicyTrainer:
         self.scorer = Scorer(settings, ranks, temperature)
         self.factory = ModelFactory(settings, load_model, ranks, seed, load_reference)
         self.policy = self.factory.policy()
-        refuse_unlike_model(self.policy, settings, ranks)
+        refuse_wrong_trainer_logprobs(self.policy, settings, ranks)
         self.reference: Reference | None = None
         if settings.keeps_reference:
             # A function and not the model itself, since `restart` replaces `self.policy`.
@@ -133,7 +133,7 @@ class PolicyTrainer:
         if reward_model is not None:
             model = self.factory.reward_model(load_reward_model)
             if load_reward_model is not None:  # else it is the policy's model, which was compared above
-                refuse_unlike_model(model, settings, ranks)
+                refuse_wrong_trainer_logprobs(model, settings, ranks)
             self.reward_model = RewardModelTraining(model, reward_model, self.scorer, seed)
 
     def _teacher(self, settings: Teacher) -> TeacherModel:

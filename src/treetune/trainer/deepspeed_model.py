@@ -53,7 +53,7 @@ class DeepSpeedModel:
         self._copies: list[Tensor] = []
         """The memory on the CPU to which `offload` copies the storages. It stays after `reload`, since
         pinning memory takes long."""
-        config = _config(settings, ranks)
+        config = _make_deepspeed_config(settings, ranks)
         trained = [p for p in module.parameters() if p.requires_grad]
         matrices = [p for p in trained if p.ndim > 1]
         vectors = [p for p in trained if p.ndim <= 1]
@@ -215,7 +215,7 @@ class DeepSpeedModel:
                 for storage in self._storages
             ]
         for copy, storage in zip(self._copies, self._storages, strict=True):
-            copy.copy_(_bytes_of(storage), non_blocking=True)
+            copy.copy_(_view_bytes(storage), non_blocking=True)
         self._wait_for_copies()
         for storage in self._storages:
             storage.resize_(0)
@@ -226,7 +226,7 @@ class DeepSpeedModel:
             return
         for copy, storage in zip(self._copies, self._storages, strict=True):
             storage.resize_(copy.nbytes)
-            _bytes_of(storage).copy_(copy, non_blocking=True)
+            _view_bytes(storage).copy_(copy, non_blocking=True)
         self._wait_for_copies()
         self._storages = []
 
@@ -248,7 +248,7 @@ class _Layer(NamedTuple):
     """The persistent buffers, which are never sharded."""
 
 
-def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+def _view_bytes(storage: torch.UntypedStorage) -> Tensor:
     """Returns a storage as a tensor of bytes, without copying it."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
@@ -316,7 +316,9 @@ def shard_reference(module: nn.Module, settings: Trainer, ranks: Ranks) -> Any:
     import deepspeed
 
     # The reference has no optimiser, and its shards stay on the device.
-    config = _config(replace(settings, offload_optimizer=False, offload_parameters=False), ranks)
+    config = _make_deepspeed_config(
+        replace(settings, offload_optimizer=False, offload_parameters=False), ranks
+    )
     del config["optimizer"]
     shard_weights(module, config, settings, ranks)
     engine, *_ = deepspeed.initialize(model=module, config=config)
@@ -331,7 +333,7 @@ def cast_parameters(module: nn.Module, dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(dtype)
 
 
-def _config(settings: Trainer, ranks: Ranks) -> dict[str, Any]:
+def _make_deepspeed_config(settings: Trainer, ranks: Ranks) -> dict[str, Any]:
     """Returns DeepSpeed's configuration, as `deepspeed.initialize` takes it."""
     on_gpu = ranks.device.type == "cuda"
     offload = {"device": "cpu", "pin_memory": on_gpu}

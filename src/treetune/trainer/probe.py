@@ -28,7 +28,7 @@ PROBE_LENGTHS = (12, 23, 17)
 rows in a batch."""
 
 
-def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks) -> None:
+def refuse_wrong_trainer_logprobs(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks) -> None:
     """Refuses a model of which the trainer computes other log-probs than the model itself. Collective.
 
     Raises:

@@ -85,7 +85,7 @@ class Meeting:
         elif machines == 1:
             # Any process that reaches a port can take part. No other user can access this file.
             store = dist.FileStore(
-                str(_private_folder(environment["MASTER_PORT"], rank) / "store"), world_size
+                str(_make_private_folder(environment["MASTER_PORT"], rank) / "store"), world_size
             )
         else:
             address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
@@ -174,7 +174,7 @@ class Meeting:
         is_first_machine = self.machine == 0
         interfaces = psutil.net_if_addrs()
         if configured_name := os.environ.get(GLOO_INTERFACE, "").split(",")[0]:
-            configured_address = _address_of(configured_name)
+            configured_address = _find_address(configured_name)
             if configured_address is None:
                 raise ValueError(_describe_missing_interface(GLOO_INTERFACE, configured_name))
             if not is_first_machine:
@@ -211,7 +211,7 @@ class Meeting:
         raise ValueError(f"no network interface of {platform.node()} has the address {address}")
 
 
-def _address_of(interface: str) -> str | None:
+def _find_address(interface: str) -> str | None:
     """Returns the IPv4 address of a network interface of this machine, or else its IPv6 address. Returns None
     if it has none, or if there is no such interface."""
     addresses = psutil.net_if_addrs().get(interface, ())
@@ -235,12 +235,12 @@ def find_missing_interface(environment: Mapping[str, str], *, uses_gloo: bool, u
     """
     if uses_gloo:  # it needs all interfaces of the list
         for name in environment.get(GLOO_INTERFACE, "").split(","):
-            if name and _address_of(name) is None:
+            if name and _find_address(name) is None:
                 return _describe_missing_interface(GLOO_INTERFACE, name)
     names = environment.get(NCCL_INTERFACE, "")
     if uses_nccl and names and not names.startswith("^"):  # "^eth0,lo": all interfaces but these
         # NCCL needs one interface of the list. "eth" stands for all names that begin so, "=eth" for this one.
-        present = [name for name in psutil.net_if_addrs() if _address_of(name) is not None]
+        present = [name for name in psutil.net_if_addrs() if _find_address(name) is not None]
         if names.startswith("="):
             is_there = any(name in present for name in names[1:].split(","))
         else:
@@ -251,7 +251,7 @@ def find_missing_interface(environment: Mapping[str, str], *, uses_gloo: bool, u
     return None
 
 
-def _private_folder(port: str, rank: int) -> Path:
+def _make_private_folder(port: str, rank: int) -> Path:
     """Returns a folder for the ranks of one launcher, which no other user can access.
 
     Raises:

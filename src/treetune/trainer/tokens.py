@@ -134,7 +134,7 @@ class Sequences:
             critic_has_prompts |= episode.critic_prompt_ids is not None
             teacher_has_prompts |= episode.teacher_prompt_ids is not None
             start = result.starts[-1]
-            for token_ids, predicting in _rows(episode):
+            for token_ids, predicting in _split_into_rows(episode):
                 has_tokens = rows_with_tokens is None or len(result.rows) in rows_with_tokens
                 row = Row(
                     length=len(token_ids),
@@ -147,7 +147,7 @@ class Sequences:
                 )
                 result.rows.append(row)
                 start = row.end
-            if start == result.starts[-1]:  # no row: `_rows` yields only rows with a trained token
+            if start == result.starts[-1]:  # no row: `_split_into_rows` yields only rows with a trained token
                 raise ValueError(f"episode {episode.trajectory} has no token to train on")
             result.starts.append(start)
             result.first_rows.append(len(result.rows))
@@ -287,7 +287,7 @@ def _early_rewards(episode: Episode) -> list[EarlyReward]:
     return early
 
 
-def _rows(episode: Episode) -> Iterator[tuple[TokenIds, np.ndarray]]:
+def _split_into_rows(episode: Episode) -> Iterator[tuple[TokenIds, np.ndarray]]:
     """Yields the token ids and the predicting positions of each row of an episode; see `training_rows`.
 
     A predicting position is one whose next token is trained. The episode's stretches are consecutive pieces
@@ -333,7 +333,7 @@ def units_of(episodes: Collection[Episode], in_pairs: bool) -> list[Unit]:
     return [(index, index + 1) for index in range(0, len(sides), 2)]
 
 
-def flat_of_trained(
+def flatten_trained(
     episodes: Iterable[Episode], values: Callable[[Episode], np.ndarray | None]
 ) -> Tensor | None:
     """Returns the values of the trained tokens of all episodes, float32 of shape [N]. Returns None if an

@@ -591,15 +591,15 @@ class TestStart:
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         assert machine.query_gpus("memory.total", {"CUDA_VISIBLE_DEVICES": visible}) == answers
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        names = ",".join(machine.gpus())
+        names = ",".join(machine.list_gpus())
         assert answers == ([f"--id={names}"] if names else [])
 
 
 def test_sizes_are_written_in_readable_units():
-    from treetune.runtime.machine import in_units
+    from treetune.runtime.machine import format_bytes
 
-    assert in_units(GIB) == "1.00 GiB"
-    assert in_units(3 * 2**20) == "3.0 MiB"
+    assert format_bytes(GIB) == "1.00 GiB"
+    assert format_bytes(3 * 2**20) == "3.0 MiB"
 
 
 def test_a_disk_without_room_for_checkpoints_is_refused_and_one_that_fills_up_is_noted(monkeypatch):
@@ -613,7 +613,7 @@ def test_a_disk_without_room_for_checkpoints_is_refused_and_one_that_fills_up_is
         (space.at_once, "it fits, but checkpoints take"),
         (space.by_the_end, "it fits"),
     ):
-        monkeypatch.setattr(disk, "_room", lambda folder, experiment, free=free: free)
+        monkeypatch.setattr(disk, "_count_available_bytes", lambda folder, experiment, free=free: free)
         again = plan(BIG, machine=dataclasses.replace(described_machine(8, 80), is_here=True))
         assert as_text(again).splitlines() and report.verdict_of(again).startswith(verdict)
         assert as_data(again)["fits"] == (free >= space.at_once)

@@ -148,7 +148,7 @@ def check_credit(
         raise ValueError(f"the credit {name!r} {work}: give {', '.join(missing)}")
 
 
-def answers_needed(credit: Credit) -> int:
+def count_needed_answers(credit: Credit) -> int:
     """Returns how many answers of each group the credit needs: 2 for RLOO, 1 for REINFORCE."""
     return max(map(least_answers, _parts_of(credit)), default=1)
 
@@ -185,7 +185,7 @@ def check_answers(
     name = credit.registered_name() or type(credit).__name__
     sizes = Counter(answer.group for answer in answers)  # the number of answers of each group
     smallest_group, least = min(sizes.items(), key=lambda group_and_size: group_and_size[1])
-    needed = answers_needed(credit)
+    needed = count_needed_answers(credit)
     if least < needed:
         raise ValueError(
             f"the credit {name!r} compares each answer with the others of its group, and the group"

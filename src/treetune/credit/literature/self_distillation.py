@@ -188,7 +188,7 @@ class SelfDistillation(Credit):
             episode = make_episode(context, answer)
             differences_T = np.zeros(len(answer.response_ids))  # δ
             if text is not None:
-                differences_T = _differences(episode, teacher_T=next(upcoming_scores))
+                differences_T = _subtract_policy_logprobs(episode, teacher_T=next(upcoming_scores))
                 logprob_gap -= float(differences_T.sum())
                 compared_tokens += int(episode.trained.sum())
             advantages_T = self._advantages(differences_T, outcome_advantage)
@@ -245,7 +245,7 @@ def _mean_over_ranks(context: RolloutContext, name: str, total: float, count: in
     return total_of_ranks / count_of_ranks
 
 
-def _differences(episode: Episode, teacher_T: Column) -> Column:
+def _subtract_policy_logprobs(episode: Episode, teacher_T: Column) -> Column:
     """Returns δ of an answer's tokens: the teacher's log-prob of each token minus the log-prob with which the
     policy sampled it."""
     import numpy as np

@@ -100,7 +100,7 @@ class Trace(GoldScores, Credit):
         outcome_advantages: list[float] = []
         for tree in trees:
             rewards = [leaf.reward for leaf in tree.leaves]
-            outcome_advantages += standardized(rewards) if self.std else centred(rewards)
+            outcome_advantages += standardize_rewards(rewards) if self.std else centre_rewards(rewards)
         upcoming = iter(logprobs)
         episodes = []
         for answer, outcome_advantage in zip(answers, outcome_advantages, strict=True):
@@ -180,7 +180,7 @@ def td_credits(values: Sequence[float], td_steps: int, discount: float, terminal
     return step_credits
 
 
-def centred(rewards: Sequence[float]) -> list[float]:
+def centre_rewards(rewards: Sequence[float]) -> list[float]:
     """Returns the rewards of a group minus their mean. Equal rewards become exact zeros."""
     if len(set(rewards)) == 1:
         return [0.0] * len(rewards)
@@ -188,10 +188,10 @@ def centred(rewards: Sequence[float]) -> list[float]:
     return [reward - mean_reward for reward in rewards]
 
 
-def standardized(rewards: Sequence[float]) -> list[float]:
+def standardize_rewards(rewards: Sequence[float]) -> list[float]:
     """Returns the rewards of a group minus their mean, divided by their standard deviation, which is that of
     the population (divided by n, not by n − 1)."""
-    centred_rewards = centred(rewards)
+    centred_rewards = centre_rewards(rewards)
     if not any(centred_rewards):
         return centred_rewards
     deviation = pstdev(rewards)

@@ -216,7 +216,7 @@ class WeightedBy(OverAnotherCredit):
             self._weighted_row(episode, weights_T)
             for episode, weights_T in zip(episodes, weights, strict=True)
         ]
-        return standardised_by_sign(episodes, rows) if self.standardise else rows
+        return standardise_by_sign(episodes, rows) if self.standardise else rows
 
     def _signals(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Column]:
         """Returns the signal of each response token, by episode. Collective."""
@@ -381,7 +381,7 @@ def top_share_weights(
     return [signals_T >= least for signals_T, least in zip(signals, thresholds, strict=True)]
 
 
-def standardised_by_sign(episodes: Sequence[Episode], rows: Sequence[Episode]) -> list[Episode]:
+def standardise_by_sign(episodes: Sequence[Episode], rows: Sequence[Episode]) -> list[Episode]:
     """Returns rows whose advantages are standardised over the tokens of a problem (GTPO, eq. 6).
 
     For each problem, two sets of tokens are standardised, each by itself: the tokens with a positive

@@ -32,7 +32,7 @@ from treetune.credit.states.base import (
 )
 from treetune.engine.programs import result_of
 from treetune.engine.requests import CONTINUATION_PRIORITY, Completion, Request, SamplingParams
-from treetune.rollouts.answers import CountedSamples, before_stop
+from treetune.rollouts.answers import CountedSamples, cut_at_stop
 from treetune.rollouts.context import AnswerSettings, RolloutContext
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
@@ -229,7 +229,7 @@ class OneLineContinuations:
                 self.grades.append(None)  # its reward is known without a grade
                 continue
             text = context.codec.decode(joined([prefix_ids, completion.token_ids]))
-            graded_text = before_stop(text, self.sampling.stop)
+            graded_text = cut_at_stop(text, self.sampling.stop)
             self.grades.append(context.grader.submit(graded_text, self.prefix.problem))
 
     async def _wait_for_grades(self) -> None:

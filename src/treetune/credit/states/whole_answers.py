@@ -77,7 +77,7 @@ class WholeAnswers(StateRule):
             starts: list[Start] = []
             for state in unfinished_states:
                 answers = answers_by_state[state]
-                count = budget.ask(rounds_by_state[state], partial(_rewards, answers))
+                count = budget.ask(rounds_by_state[state], partial(_list_known_rewards, answers))
                 numbers = range(len(answers), len(answers) + count)
                 starts += self._starts(context, prefixes[state], plan.purpose, numbers)
                 state_of_start += [state] * count
@@ -89,7 +89,7 @@ class WholeAnswers(StateRule):
             for state in unfinished_states:
                 rounds_by_state[state] += 1
         return [
-            _estimate(prefix, answers, budget)
+            _make_estimate(prefix, answers, budget)
             for prefix, answers in zip(prefixes, answers_by_state, strict=True)
         ]
 
@@ -130,23 +130,23 @@ def _context_of_continuations(context: RolloutContext) -> RolloutContext:
     return replace(context, settings=settings)
 
 
-def _rewards(answers: Sequence[Trajectory]) -> list[float]:
+def _list_known_rewards(answers: Sequence[Trajectory]) -> list[float]:
     return [answer.reward for answer in answers if answer.grade.is_known]
 
 
-def _estimate(prefix: AnswerPrefix, answers: Sequence[Trajectory], budget: Budget) -> Estimate:
+def _make_estimate(prefix: AnswerPrefix, answers: Sequence[Trajectory], budget: Budget) -> Estimate:
     """Returns the estimate of a state from its continuations: answers that begin with its prefix."""
-    tokens_of_prefix = _sampled_tokens(prefix.segments)
+    tokens_of_prefix = _count_sampled_tokens(prefix.segments)
     # A budget may leave rewards out of the value, such as those of a pilot, a first round that only decides
     # how many continuations follow. `earned` below has the rewards of all continuations.
-    rewards_for_value = budget.counted(_rewards(answers))
+    rewards_for_value = budget.counted(_list_known_rewards(answers))
     return Estimate(
         earned=tuple(answer.reward if answer.grade.is_known else None for answer in answers),
         rewards=tuple(rewards_for_value),
         unfinished=sum(answer.unfinished for answer in answers),
-        tokens=sum(_sampled_tokens(answer.segments) - tokens_of_prefix for answer in answers),
+        tokens=sum(_count_sampled_tokens(answer.segments) - tokens_of_prefix for answer in answers),
     )
 
 
-def _sampled_tokens(segments: Sequence[Segment]) -> int:
+def _count_sampled_tokens(segments: Sequence[Segment]) -> int:
     return sum(len(segment.token_ids) for segment in segments if segment.origin == "sampled")

@@ -112,13 +112,13 @@ class Filtered(OverAnother):
         """
         g, h = self.behind, self.before
         if g is None:
-            g = _best_gain(errors[: len(CANDIDATE_GAINS)])
+            g = _choose_best_gain(errors[: len(CANDIDATE_GAINS)])
         if h is None:
-            h = _best_gain(errors[len(CANDIDATE_GAINS) :])
+            h = _choose_best_gain(errors[len(CANDIDATE_GAINS) :])
         return g, h
 
 
-def _best_gain(errors: Sequence[float]) -> float:
+def _choose_best_gain(errors: Sequence[float]) -> float:
     """Returns the gain with the smallest error; among equals the smallest gain, since `min` takes the first
     and `CANDIDATE_GAINS` rises."""
     best = min(range(len(CANDIDATE_GAINS)), key=errors.__getitem__)

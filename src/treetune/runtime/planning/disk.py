@@ -9,7 +9,7 @@ from pathlib import Path
 
 from treetune.models.policy_files import CHECKPOINTS
 from treetune.runtime.checkpoint_schedule import MOST_WHOLE_CHECKPOINTS
-from treetune.runtime.machine import in_units
+from treetune.runtime.machine import format_bytes
 from treetune.runtime.planning.memory import TrainerMemory, itemsize
 
 CHECKPOINTS_AT_ONCE = MOST_WHOLE_CHECKPOINTS + 1
@@ -58,9 +58,9 @@ class CheckpointSpace:
         if self.room is None or self.room >= self.at_once:
             return None
         return (
-            f"checkpoints: the disk of {self.folder} has room for {in_units(self.room)}, and {self.number}"
-            f" checkpoints of {in_units(self.weights + self.state)} exist at once: free some space, or set"
-            " directory (APP_DIRECTORY) to another disk"
+            f"checkpoints: the disk of {self.folder} has room for {format_bytes(self.room)}, and"
+            f" {self.number} checkpoints of {format_bytes(self.weights + self.state)} exist at once: free"
+            " some space, or set directory (APP_DIRECTORY) to another disk"
         )
 
     @property
@@ -70,8 +70,8 @@ class CheckpointSpace:
         if self.room is None or self.problem is not None or self.room >= self.by_the_end:
             return None
         return (
-            f"checkpoints take {in_units(self.by_the_end)} by the end of the run, and the disk of"
-            f" {self.folder} has room for {in_units(self.room)}: free some space, raise"
+            f"checkpoints take {format_bytes(self.by_the_end)} by the end of the run, and the disk of"
+            f" {self.folder} has room for {format_bytes(self.room)}: free some space, raise"
             " checkpoints.keep_every, or set directory (APP_DIRECTORY) to another disk"
         )
 
@@ -96,11 +96,11 @@ def checkpoint_space(memory: TrainerMemory) -> CheckpointSpace:
         # A short run has fewer checkpoints.
         number=min(CHECKPOINTS_AT_ONCE, experiment.iterations),
         kept_weights=experiment.iterations // every if every else 0,
-        room=_room(folder, folder / experiment.experiment_name) if machine.is_here else None,
+        room=_count_available_bytes(folder, folder / experiment.experiment_name) if machine.is_here else None,
     )
 
 
-def _room(folder: Path, experiment: Path) -> int:
+def _count_available_bytes(folder: Path, experiment: Path) -> int:
     """Returns the sum of the free bytes of a folder's disk and the bytes of the experiment's checkpoints.
 
     The sum is the room for all checkpoints of the experiment, those that are on the disk already included.

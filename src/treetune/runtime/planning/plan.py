@@ -23,7 +23,7 @@ from typing import Any
 
 from treetune.engine.settings import TRANSFER_KEY, VERSIONS_AT_ONCE, VllmSettings
 from treetune.models.shapes import Shape
-from treetune.runtime.machine import GIB, SCORED_WITH_BYTES, Machine, in_units
+from treetune.runtime.machine import GIB, SCORED_WITH_BYTES, Machine, format_bytes
 from treetune.runtime.planning.disk import CheckpointSpace, checkpoint_space
 from treetune.runtime.planning.memory import (
     ASLEEP_BYTES,
@@ -85,10 +85,10 @@ class MemoryUse:
         """The message for a use that doesn't fit, with its largest items."""
         assert self.room is not None
         largest = sorted(self.items, key=lambda item: -item.size)[:3]
-        parts = ", ".join(f"{item.what} {in_units(item.size)}" for item in largest)
+        parts = ", ".join(f"{item.what} {format_bytes(item.size)}" for item in largest)
         return (
-            f"{self.phase}: {self.where} has {in_units(self.room)}, and {in_units(self.needed)} are needed"
-            f" ({parts})"
+            f"{self.phase}: {self.where} has {format_bytes(self.room)}, and {format_bytes(self.needed)}"
+            f" are needed ({parts})"
         )
 
 

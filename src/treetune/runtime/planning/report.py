@@ -17,7 +17,7 @@ from treetune.credit.reward_models import reward_model_of
 from treetune.engine.settings import METHODS_ON_THE_DEVICE, InProcessSettings
 from treetune.objectives.further_inputs import ReferenceKlObjective, TeacherObjective
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
-from treetune.runtime.machine import in_units
+from treetune.runtime.machine import format_bytes
 from treetune.runtime.planning.memory import IterationWork, itemsize, servers_on_a_machine
 from treetune.runtime.planning.plan import MemoryUse, Plan, Remedy, find_remedy
 from treetune.store.held_folders import SHARED_MEMORY
@@ -441,10 +441,10 @@ def as_text(plan: Plan) -> str:
         "",
     ]
     for use in plan.uses:
-        room = "(size unknown)" if use.room is None else f"of {in_units(use.room)}"
+        room = "(size unknown)" if use.room is None else f"of {format_bytes(use.room)}"
         verdict = "" if use.fits else "  DOES NOT FIT"
-        lines.append(f"{use.phase}, {use.where}: {in_units(use.needed)} {room}{verdict}")
-        lines += [f"    {in_units(item.size):>11}  {item.what}" for item in use.items if item.size]
+        lines.append(f"{use.phase}, {use.where}: {format_bytes(use.needed)} {room}{verdict}")
+        lines += [f"    {format_bytes(item.size):>11}  {item.what}" for item in use.items if item.size]
     if plan.engine is not None:
         engine = plan.engine
         lines += [
@@ -454,14 +454,14 @@ def as_text(plan: Plan) -> str:
             f" ({plan.sequences_at_once:,} are sampled at the same time)",
         ]
     space = plan.checkpoints
-    free = "(free space unknown)" if space.room is None else f"of {in_units(space.room)}"
+    free = "(free space unknown)" if space.room is None else f"of {format_bytes(space.room)}"
     verdict = "  DOES NOT FIT" if space.problem else ""
     lines += [
         "",
-        f"checkpoints, disk of {space.folder}: {in_units(space.at_once)} {free} at once,"
-        f" {in_units(space.by_the_end)} by the end{verdict}",
-        f"    {in_units(space.weights):>11}  weights of a checkpoint",
-        f"    {in_units(space.state):>11}  state of the trainer, of those that a run can resume from",
+        f"checkpoints, disk of {space.folder}: {format_bytes(space.at_once)} {free} at once,"
+        f" {format_bytes(space.by_the_end)} by the end{verdict}",
+        f"    {format_bytes(space.weights):>11}  weights of a checkpoint",
+        f"    {format_bytes(space.state):>11}  state of the trainer, of those that a run can resume from",
     ]
     lines += ["", f"micro-batches: up to {trainer.micro_batch:,} tokens on a rank", *_work(plan), ""]
     by_phase = list(estimate_phases(plan))

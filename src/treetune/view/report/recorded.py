@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import override
 
 from treetune.rollouts.metrics import DOMAIN_PREFIX, split_domain
-from treetune.rollouts.numbers import CORRECT_SUFFIX, LARGEST_SUFFIX, declared, registered
+from treetune.rollouts.numbers import CORRECT_SUFFIX, LARGEST_SUFFIX, declared_numbers, registered_groups
 from treetune.runtime.diagnostics import (
     METRICS,
     REMEDIES,
@@ -178,7 +178,7 @@ class NumbersSection(ReportSection):
     def html(self, experiment: StoredExperiment) -> str:
         """Shows the charts of each group of numbers. A number that was always 0 has no chart."""
         groups = []
-        for group in registered().values():
+        for group in registered_groups().values():
             prefix = f"{group.name}/"
             recorded: set[str] = set()
             for row in experiment.metrics:
@@ -215,7 +215,7 @@ class NumbersSection(ReportSection):
     @override
     def columns(self, summary: Mapping[str, Any]) -> Mapping[str, str]:
         cells = {}
-        for full, number in declared().items():
+        for full, number in declared_numbers().items():
             group, _, name = full.partition("/")
             numbers = summary.get(group)  # of any type: another program may have written a key of this name
             value = numbers.get(name) if isinstance(numbers, Mapping) else None
