@@ -193,7 +193,7 @@ def _finding_of_lack(feature: Feature, needing: Sequence[tuple[Placed, Need]]) -
     Its key is that of the first part in `needing`, and its text names all of them.
     """
     placed, need = needing[0]
-    who = " and ".join(f"{label(other)} ({other_need.because})" for other, other_need in needing)
+    needing_parts = " and ".join(f"{label(other)} ({other_need.because})" for other, other_need in needing)
     # The features of the needed type that are given, but give less than needed. Those of the part itself come
     # first, and then those of the objects that hold the part, from the innermost to the outermost.
     too_little: list[str] = []
@@ -203,7 +203,7 @@ def _finding_of_lack(feature: Feature, needing: Sequence[tuple[Placed, Need]]) -
                 too_little.append(other_feature.words)
     lack = f"what is given is {too_little[0]}" if too_little else "nothing here gives that"
     verb = "needs" if len(needing) == 1 else "need"
-    what = f"{who} {verb} {feature.words}, and {lack}"
+    what = f"{needing_parts} {verb} {feature.words}, and {lack}"
     # A key that begins with `CONFIG_ROOT` counts from the configuration's root, and not from the part.
     return placed.path, Finding(what, (CONFIG_ROOT, *placed.path), need.remedy or feature.remedy)
 

@@ -51,7 +51,7 @@ class PrefixTree:
         growing = GrowingTree()
         for row in rows:
             growing.add(row)
-        return growing.laid_out()
+        return growing.lay_out()
 
 
 @dataclass(eq=False, slots=True)
@@ -94,7 +94,7 @@ class GrowingTree:
         """The number of rows that were added."""
         return len(self._rows)
 
-    def first(self, number: int, length: int) -> int:
+    def first_equal_row(self, number: int, length: int) -> int:
         """Returns the number of the first row with the same first `length` tokens as row `number`."""
         row = self._rows[number]
         run = self._root
@@ -125,7 +125,7 @@ class GrowingTree:
                 child.split(common)
             run = child
 
-    def laid_out(self) -> PrefixTree:
+    def lay_out(self) -> PrefixTree:
         """Returns the finished tree, with the numbers of its nodes.
 
         The numbers are computed from the runs, since the tokens of a run have consecutive numbers.

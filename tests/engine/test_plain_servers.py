@@ -100,7 +100,7 @@ def test_answers_that_arrive_together_after_a_pause_have_the_rate_of_the_pause(
     monkeypatch.setattr("treetune.engine.engine.time", SimpleNamespace(monotonic=lambda: now))
     tokens_before = engine.tokens
     for seed in range(2, 5):
-        engine._count(answers(seed))
+        engine._count_tokens(answers(seed))
         now += 0.001
     assert engine.tokens_per_second == pytest.approx((engine.tokens - tokens_before) / 60.0, rel=0.01)
 

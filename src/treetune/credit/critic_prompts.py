@@ -31,8 +31,8 @@ def fill_template(template: str, prompt: str, placeholder: str, privileged: str)
     """Returns the template with the prompt and the privileged text in the places of their placeholders."""
     # `str.format` isn't used, since it would fail on other braces in the template. The template is split at
     # the prompt, so that a placeholder that occurs in the problem's text is not replaced.
-    before, _, after = template.partition(PROMPT_PLACEHOLDER)
-    return before.replace(placeholder, privileged) + prompt + after.replace(placeholder, privileged)
+    beginning, _, end = template.partition(PROMPT_PLACEHOLDER)
+    return beginning.replace(placeholder, privileged) + prompt + end.replace(placeholder, privileged)
 
 
 def privileged_prompt(

@@ -200,7 +200,7 @@ class MonteCarlo(ContinuingCredit):
                 step_values[0] = self._prompt_value(valuation, answer)
             if step_values[0] is None:
                 continue  # the prompt has no value: there is nothing to compare the other values with
-            episodes.append(self._episode(context, valuation, answer, step_values))
+            episodes.append(self._make_episode(context, valuation, answer, step_values))
         metrics = _value_metrics(valuation.all_estimates) | advantage_metrics(context, episodes)
         unvalued_answers = len(answers_of(trees)) - len(episodes)
         metrics_of_ungraded = _report_ungraded(context, valuation.all_estimates, unvalued_answers)
@@ -218,7 +218,7 @@ class MonteCarlo(ContinuingCredit):
         rewards_of_siblings = rewards_below(answer.tree, shared_tokens, answer.leaf, length=0)
         return value_of_rewards([*rewards_of_continuations, *rewards_of_siblings])
 
-    def _episode(
+    def _make_episode(
         self,
         context: RolloutContext,
         valuation: Valuation,
@@ -354,9 +354,9 @@ class MonteCarlo(ContinuingCredit):
         # The smallest and the largest number of continuations of a state. The usual total counts the smallest
         # for each state.
         least_samples, most_samples = self.values.budget(self.samples).bounds
-        usual = round(answers * usual_states * least_samples)
-        most = answers * min(most_states, limit) * most_samples
-        return usual, most
+        usual_continuations = round(answers * usual_states * least_samples)
+        most_continuations = answers * min(most_states, limit) * most_samples
+        return usual_continuations, most_continuations
 
     @override
     def is_unbiased(self, context: RolloutContext) -> bool:

@@ -87,11 +87,11 @@ class CudaIpc(ByRoutes):
             torch.cat(bytes_of_weights, out=buffer[: sum(sizes)])
             # The copy must be complete before the request below lets the server's process read the buffer.
             torch.cuda.current_stream().synchronize()
-            info = weight_headers(chunk.tensors) | {
+            body = weight_headers(chunk.tensors) | {
                 "tensor_sizes": sizes,
                 "ipc_handles_pickled": self._handle,
             }
-            self._post(address, "/update_weights", {"update_info": info})
+            self._post(address, "/update_weights", {"update_info": body})
 
     @override
     def end(self, address: Address, directory: Path) -> None:
@@ -147,7 +147,7 @@ class Nccl(ByRoutes):
             "world_size": 1 + self._workers,
         }
         sizes = {"packed_buffer_size_bytes": BUFFER_BYTES, "packed_num_buffers": MOST_BROADCASTS}
-        info = rendezvous | {"rank_offset": 1, "packed": True} | sizes
+        body = rendezvous | {"rank_offset": 1, "packed": True} | sizes
 
         def join() -> None:
             """Joins the process group; returns when the workers have joined it, too."""
@@ -157,7 +157,7 @@ class Nccl(ByRoutes):
             with torch.cuda.device(self._device):
                 self._group = trainer_init(rendezvous)
 
-        self._post_while_working(join, address, "/init_weight_transfer_engine", {"init_info": info})
+        self._post_while_working(join, address, "/init_weight_transfer_engine", {"init_info": body})
 
     @override
     def send(self, address: Address, chunk: Chunk) -> None:
@@ -178,8 +178,8 @@ class Nccl(ByRoutes):
                     num_buffers=MOST_BROADCASTS,
                 )
 
-        info = {"update_info": weight_headers(chunk.tensors)}
-        self._post_while_working(broadcast, address, "/update_weights", info)
+        body = {"update_info": weight_headers(chunk.tensors)}
+        self._post_while_working(broadcast, address, "/update_weights", body)
 
     @override
     def close(self) -> None:

@@ -256,7 +256,7 @@ class VllmEngine(Engine):
                 else:
                     servers_with_answers.add(event.server)
                     if not isinstance(event.part.request, ScoreRequest):  # its tokens weren't sampled
-                        self._count(event.completions)
+                        self._count_tokens(event.completions)
                     completions = results.add(event.part, event.completions)
                     # None if other parts of the request are missing.
                     if completions is not None and on_result is not None:
@@ -278,7 +278,7 @@ class VllmEngine(Engine):
         """Opens the servers that are running and don't take requests yet, and adds their addresses to
         `addresses`. Returns whether all servers take requests now."""
         closed = [replica for replica in self._sampled if replica.number not in scheduler.opened]
-        addresses_of_closed = self._each(closed, Replica.awake)
+        addresses_of_closed = self._call_for_each(closed, Replica.wake)
         opened = {}
         for replica, address in zip(closed, addresses_of_closed, strict=True):
             if address is not None:
@@ -288,14 +288,14 @@ class VllmEngine(Engine):
             scheduler.open(opened)
         return None not in addresses_of_closed
 
-    def _each(self, replicas: Sequence[Replica], work: Callable[[Replica], T]) -> list[T]:
+    def _call_for_each(self, replicas: Sequence[Replica], work: Callable[[Replica], T]) -> list[T]:
         """Calls `work` for all replicas at the same time, in threads, and returns the results in their
         order."""
         if len(replicas) < 2:
             return [work(replica) for replica in replicas]
         return list(self._threads.map(work, replicas))
 
-    def _count(self, completions: list[Completion]) -> None:
+    def _count_tokens(self, completions: list[Completion]) -> None:
         """Adds the tokens to the total and to the rate."""
         count = sum(len(completion.token_ids) for completion in completions)
         self.tokens += count
@@ -418,7 +418,7 @@ class VllmEngine(Engine):
         def take(replica: Replica) -> None:
             replica.take(updates[replica], version, canary, self._context_length)
 
-        self._each(list(updates), take)
+        self._call_for_each(list(updates), take)
 
         # Compare the log-probs of the canary's few samples with the trainer's.
         gap_of_replica, part_seconds = self._verify(updates, canary)
@@ -438,7 +438,7 @@ class VllmEngine(Engine):
     ) -> dict[Replica, Delivery]:
         """Sends this rank's servers their new weights, all at the same time. Returns the result of each."""
         loading = [replica for replica in replicas if replica.server.loads_weights]
-        deliveries = self._each(loading, lambda replica: replica.delivery(by_transfer))
+        deliveries = self._call_for_each(loading, lambda replica: replica.prepare_delivery(by_transfer))
         try:
             send_all(chunks or (), deliveries, directory)
         except BaseException:
@@ -460,18 +460,18 @@ class VllmEngine(Engine):
         if canary is None:
             return dict.fromkeys(updates, Gap(math.nan, math.nan)), {}
         started = time.monotonic()
-        # Pairs of prompt and sample, by a key that is equal for equal pairs (`Update.pairs`). Servers with
-        # the same weights have drawn the same samples, which are scored once. Every rank calls `score`, even
-        # if it has no server and nothing to score, since scoring may be collective.
+        # Pairs of prompt and sample, by a key that is equal for equal pairs (`Update.pairs_by_key`). Servers
+        # with the same weights have drawn the same samples, which are scored once. Every rank calls `score`,
+        # even if it has no server and nothing to score, since scoring may be collective.
         pairs: dict[tuple[int, bytes, bytes], tuple[TokenIds, TokenIds]] = {}
         for update in updates.values():
-            pairs |= update.pairs()
+            pairs |= update.pairs_by_key()
         scores = dict(zip(pairs, canary.score(list(pairs.values())), strict=True))
         seconds = {"score_canary": time.monotonic() - started}
         tolerance = canary.tolerance or self._settings.tolerance(self._device)
         gaps = {}
         for replica, update in updates.items():
-            scores_of_trainer = [scores[key] for key in update.pairs()]
+            scores_of_trainer = [scores[key] for key in update.pairs_by_key()]
             probes = [
                 Probe(prompt, completion.token_ids, completion.logprobs.tolist(), of_trainer)
                 for (prompt, completion), of_trainer in zip(update.sampled, scores_of_trainer, strict=True)
@@ -503,7 +503,8 @@ class VllmEngine(Engine):
         # A server that several ranks share is put to sleep by the one rank that also loads its weights.
         replicas_of_this_rank = [replica for replica in self._replicas if replica.server.loads_weights]
         # vLLM's level 1 keeps the weights in the host's memory, and level 2 drops them.
-        self._each(replicas_of_this_rank, lambda replica: replica.fall_asleep(1 if keep_weights else 2))
+        level = 1 if keep_weights else 2
+        self._call_for_each(replicas_of_this_rank, lambda replica: replica.fall_asleep(level))
         # In the block the trainer uses the servers' memory. So a server that dies in the block must not be
         # started again before the block ends.
         for replica in self._replicas:
@@ -512,7 +513,7 @@ class VllmEngine(Engine):
         try:
             yield
         finally:
-            # The servers are woken when they are needed (`Replica.awake`).
+            # The servers are woken when they are needed (`Replica.wake`).
             for replica in self._replicas:
                 replica.server.set_held(held=False)
 
@@ -608,7 +609,7 @@ class Update:
     problem: str | None = None
     """The reason why the attempt failed; None if it didn't."""
 
-    def pairs(self) -> dict[tuple[int, bytes, bytes], tuple[TokenIds, TokenIds]]:
+    def pairs_by_key(self) -> dict[tuple[int, bytes, bytes], tuple[TokenIds, TokenIds]]:
         """Returns the pairs of prompt and sample, by a key that is equal for equal pairs of different
         servers."""
         pairs = {}
@@ -662,7 +663,7 @@ class Replica:
             except ServerFailure as failure:
                 self.server.report_failure(address, str(failure))
 
-    def awake(self) -> Address | None:
+    def wake(self) -> Address | None:
         """Wakes the server if it sleeps, and returns its address. Returns None while the server is being
         started."""
         with self._lock:
@@ -672,7 +673,8 @@ class Replica:
                 self.server.report_failure(address, "it was asked to sample after its weights were dropped")
                 return None
             # Weights and cache are woken separately, and the weights first: a sync needs only the weights
-            # until the new ones have come (`delivery`), and without the cache its peak of memory is lower.
+            # until the new ones have come (`prepare_delivery`), and without the cache its peak of memory is
+            # lower.
             self._wake("weights")
             self._wake("kv_cache")
             return self.server.current_address()  # asked again, since waking the server may have failed
@@ -691,7 +693,7 @@ class Replica:
         if tag == "kv_cache":
             self._asleep_epoch = None
 
-    def delivery(self, by_transfer: bool) -> Delivery:
+    def prepare_delivery(self, by_transfer: bool) -> Delivery:
         """Prepares the server for new weights, and returns the delivery that will send them: by the server's
         transfer, or from a complete folder. If the preparation fails, the delivery has the problem."""
         transfer = self.transfer if by_transfer else FromFolder(self._client, self._timeout)

@@ -204,8 +204,8 @@ def _end_tree(server: int, status: int | None, grace: float) -> int | None:
         if b"resource_tracker" not in _read_command_line(pid):
             _send_signal(pid, signal.SIGKILL)
     status = _reap_until(_is_last, server, status, TRACKER_GRACE_S)
-    while left := find_descendants(os.getpid()):
-        for pid in left:
+    while remaining_pids := find_descendants(os.getpid()):
+        for pid in remaining_pids:
             _send_signal(pid, signal.SIGKILL)
         status = _reap_until(_is_last, server, status, 0.2)
     return _reap(server, status)
@@ -301,9 +301,9 @@ def find_descendants(root: int) -> list[int]:
             children.setdefault(int(parent), []).append(int(name))
     pids, frontier = [], [root]
     while frontier:
-        below = children.get(frontier.pop(), [])
-        pids += below
-        frontier += below
+        child_pids = children.get(frontier.pop(), [])
+        pids += child_pids
+        frontier += child_pids
     return pids
 
 

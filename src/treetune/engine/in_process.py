@@ -755,13 +755,14 @@ class _GenerateCall:
     def wait_for_deferred(self) -> None:
         """Returns when the requests of a `Deferred` are known; at once if there is none."""
         if self._deferred:
-            wait([later.ready for later in self._deferred], return_when=FIRST_COMPLETED)
+            wait([deferred.ready for deferred in self._deferred], return_when=FIRST_COMPLETED)
 
     def add_known_requests(self) -> None:
         """Adds the requests that a `Deferred` stands for, if they are known by now."""
-        for later in [later for later in self._deferred if later.ready.done()]:
-            self._deferred.remove(later)
-            self.add_requests(later.requests())
+        ready = [deferred for deferred in self._deferred if deferred.ready.done()]
+        for deferred in ready:
+            self._deferred.remove(deferred)
+            self.add_requests(deferred.requests())
 
 
 class _WaitingSamples:

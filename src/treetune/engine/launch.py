@@ -304,9 +304,9 @@ class ServerLaunch:
         elif visible and max(indices) >= len(visible):
             fault = f"GPUs {list(indices)}, and this process sees {len(visible)}"
         if fault:
-            which = f"server {self.replica + 1} of {count}" if count > 1 else "engine"
+            server_name = f"server {self.replica + 1} of {count}" if count > 1 else "engine"
             raise ValueError(
-                f"the {which} of rank {rank} needs {fault}: change engines.policy.replicas,"
+                f"the {server_name} of rank {rank} needs {fault}: change engines.policy.replicas,"
                 " engines.policy.devices or engines.policy.tensor_parallel_size"
             )
         return [visible[index] if visible else str(index) for index in indices]
@@ -318,8 +318,8 @@ def add_reading_time(settings: TimedSettings, weights: Path) -> TimedSettings:
     adapter_config = weights / ADAPTER_CONFIG
     if adapter_config.is_file():  # the server reads the model that the adapters belong to
         weights = Path(json.loads(adapter_config.read_text())["base_model_name_or_path"])
-    size = sum(file.stat().st_size for file in weights.glob("*.safetensors"))
-    reading_s = size / BYTES_READ_PER_S
+    weight_bytes = sum(file.stat().st_size for file in weights.glob("*.safetensors"))
+    reading_s = weight_bytes / BYTES_READ_PER_S
     return replace(
         settings,
         start_timeout=settings.start_timeout + reading_s,

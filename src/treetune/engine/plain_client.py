@@ -341,16 +341,16 @@ class PlainClient(Client):
 
     def _choose_card(self, address: Address, cards: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """Returns the description of the configured model among those that the server lists."""
-        wanted = self._settings.model
+        wanted_model = self._settings.model
         names = [card.get("id") for card in cards]
-        fitting_cards = [card for card in cards if wanted is None or card.get("id") == wanted]
+        fitting_cards = [card for card in cards if wanted_model is None or card.get("id") == wanted_model]
         if len(fitting_cards) == 1:
             return fitting_cards[0]
         listed = ", ".join(map(repr, names)) or "no model"
-        if wanted is not None:
+        if wanted_model is not None:
             raise EngineError(
-                f"the server at {address.url} has {listed}, and {self._key_path}.model is {wanted!r}: set it"
-                " to a name that the server has"
+                f"the server at {address.url} has {listed}, and {self._key_path}.model is {wanted_model!r}:"
+                " set it to a name that the server has"
             )
         raise EngineError(
             f"the server at {address.url} has {listed}: set {self._key_path}.model to the name of the policy"

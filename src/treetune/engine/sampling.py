@@ -150,8 +150,8 @@ class RequestScheduler:
         self.outstanding += len(parts) + len(deferred)
         if parts:
             self._client.loop.call_soon_threadsafe(self._queue_parts, list(parts))
-        for later in deferred:
-            later.ready.add_done_callback(lambda _, later=later: self._results.put(later))  # type: ignore[misc]
+        for request in deferred:
+            request.ready.add_done_callback(lambda _, request=request: self._results.put(request))  # type: ignore[misc]
 
     def next(self, timeout: float = EVENT_TIMEOUT_S) -> SchedulerEvent | None:
         """Returns the next event; None if there is no event within `timeout` seconds.
@@ -240,8 +240,8 @@ class RequestScheduler:
         server.samples -= part.n
         if self._prefixes is not None:
             for completion in completions:
-                whole = np.concatenate([part.request.prompt_ids, completion.token_ids])
-                self._prefixes.add(server.number, whole)
+                all_ids = np.concatenate([part.request.prompt_ids, completion.token_ids])
+                self._prefixes.add(server.number, all_ids)
         self._results.put(Answered(part, completions, server.number))
         self._send()
 
@@ -277,8 +277,8 @@ class Prefixes:
     blocks, all of them are forgotten.
     """
 
-    def __init__(self, most: int = MOST_BLOCKS) -> None:
-        self._most = most
+    def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
+        self._most = most_blocks
         self._holders: dict[int, int] = {}
         """The number of the server that was last added for a block, by the block's hash."""
 
@@ -306,7 +306,7 @@ class Prefixes:
 
     def forget(self, holder: int) -> None:
         """Forgets a server whose cache is gone."""
-        self._holders = {block: other for block, other in self._holders.items() if other != holder}
+        self._holders = {block: server for block, server in self._holders.items() if server != holder}
 
 
 def _hash_blocks(ids: TokenIds) -> Iterator[int]:

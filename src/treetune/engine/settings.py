@@ -334,8 +334,8 @@ class VllmSettings(EngineSettings):
         # process and its clients. If there are more threads than free cores, OpenMP's threads spin while they
         # wait for each other.
         servers = self.replicas_on("cpu") * (ranks if self.servers == "per_rank" else 1)
-        share = len(os.sched_getaffinity(0)) // servers
-        return self.omp_threads or max(1, share - 1)
+        threads_of_server = len(os.sched_getaffinity(0)) // servers
+        return self.omp_threads or max(1, threads_of_server - 1)
 
     def resolved_dtype(self, device: str) -> Dtype:
         """Returns the precision that the server computes in on `device`."""
@@ -697,7 +697,7 @@ def is_quantised(arguments: Sequence[str]) -> bool:
 def host_memory() -> int:
     """Returns the bytes of memory that this process may use: the machine's, or the limit of its control
     group."""
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     # The files of versions 2 and 1 of control groups. Without a limit, the first one contains "max".
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
@@ -705,8 +705,8 @@ def host_memory() -> int:
         except OSError:
             continue
         if text.isdecimal():
-            return min(whole, int(text))
-    return whole
+            return min(machine_bytes, int(text))
+    return machine_bytes
 
 
 def _findings_on_temperatures(engine: EngineSettings, experiment: Experiment) -> Iterator[Finding]:

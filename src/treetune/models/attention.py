@@ -88,10 +88,10 @@ def attach_packed_attention(model: nn.Module) -> None:
     """
     from transformers import AttentionInterface
 
-    if others := layers_without_full_attention(model):
+    if other_kinds := layers_without_full_attention(model):
         raise ValueError(
             f"trainer.layout 'packed' with model.attention 'sdpa' needs full attention in every layer, and"
-            f" {type(model).__name__} has {', '.join(sorted(others))}: set model.attention to"
+            f" {type(model).__name__} has {', '.join(sorted(other_kinds))}: set model.attention to"
             " 'flash_attention_2', or trainer.layout to 'padded'"
         )
     AttentionInterface.register(PACKED, packed_attention)
@@ -114,10 +114,10 @@ def attach_tree_attention(model: nn.Module) -> None:
             f"trainer.layout 'tree' needs an attention that takes any mask, and {attention!r} doesn't: set"
             " model.attention to 'flex_attention' (on a GPU) or 'sdpa', or trainer.layout to 'packed'"
         )
-    if others := layers_without_full_attention(model):
+    if other_kinds := layers_without_full_attention(model):
         raise ValueError(
             f"trainer.layout 'tree' needs full attention in every layer, and {type(model).__name__} has"
-            f" {', '.join(sorted(others))}: set it to 'padded' or 'packed'"
+            f" {', '.join(sorted(other_kinds))}: set it to 'padded' or 'packed'"
         )
     if attention == "sdpa":
         AttentionInterface.register(TREE, tree_attention)
@@ -314,9 +314,8 @@ def block_mask(subtree_last_T: Tensor) -> BlockMask:
 
     width = len(subtree_last_T)
     # The padding has the value -1: the subtree of such a node ends before the node, so no query sees it.
-    blocks_KS = nn.functional.pad(subtree_last_T, (0, -width % BLOCK_TOKENS), value=-1).unflatten(
-        0, (-1, BLOCK_TOKENS)
-    )
+    padded = nn.functional.pad(subtree_last_T, (0, -width % BLOCK_TOKENS), value=-1)
+    blocks_KS = padded.unflatten(0, (-1, BLOCK_TOKENS))
     begins_Q = torch.arange(len(blocks_KS), device=subtree_last_T.device) * BLOCK_TOKENS
     before_QK = begins_Q[:, None] > begins_Q
     whole_QK = before_QK & (begins_Q[:, None] + BLOCK_TOKENS - 1 <= blocks_KS.amin(-1))

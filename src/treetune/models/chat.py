@@ -163,15 +163,15 @@ def turn_markers(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[str]:
     prompts may contain them.
     """
     added_tokens = {token_id: str(token) for token_id, token in tokenizer.added_tokens_decoder.items()}
-    first, second = _TRIAL_QUESTIONS
+    first_question, second_question = _TRIAL_QUESTIONS
     # Two texts that the template writes: after a question, and between an answer and the next question. Each
     # is described by a chat, the message after which the text begins, and the message before which it ends
     # (None: it ends with the chat).
-    around_question = [user_message(first)], first, None
+    around_question = [user_message(first_question)], first_question, None
     between_turns = (
-        [user_message(first), _assistant_message(_TRIAL_ANSWER), user_message(second)],
+        [user_message(first_question), _assistant_message(_TRIAL_ANSWER), user_message(second_question)],
         _TRIAL_ANSWER,
-        second,
+        second_question,
     )
     marker_ids: list[int] = []
     for turns, begins_after, ends_before in (around_question, between_turns):
@@ -230,21 +230,21 @@ def turn_frame(
 
         The chat has the earlier `turns`, a question, the answer, and the `messages` after the answer.
         """
-        before = [*turns, user_message("1 + 1?")]
-        prompt = render(tokenizer, chat, before)
-        whole = render(tokenizer, chat, [*before, _assistant_message(answer), *messages])
+        earlier_messages = [*turns, user_message("1 + 1?")]
+        prompt = render(tokenizer, chat, earlier_messages)
+        rendered_chat = render(tokenizer, chat, [*earlier_messages, _assistant_message(answer), *messages])
         # `answer` may be `_TRIAL_ANSWER` with thoughts before it, which the template may leave out.
-        _, found_answer, after_answer = whole.partition(_TRIAL_ANSWER)
+        _, found_answer, after_answer = rendered_chat.partition(_TRIAL_ANSWER)
         if not found_answer:
             raise ValueError(f"the chat template of {name} leaves earlier answers out of a chat")
-        return prompt, whole, after_answer
+        return prompt, rendered_chat, after_answer
 
     thinks = "</think>" in str(tokenizer.chat_template)
     if chat.earlier_turns == "as_templated":
         # An answer without thoughts and, if the template knows thoughts, one with them.
         for answer in (_TRIAL_ANSWER, *([_TRIAL_THOUGHT + _TRIAL_ANSWER] if thinks else [])):
-            prompt, whole, _ = render_chat(answer, between)
-            if not whole.startswith(prompt + answer):
+            prompt, rendered_chat, _ = render_chat(answer, between)
+            if not rendered_chat.startswith(prompt + answer):
                 change = (
                     "it leaves the thoughts out"
                     if answer != _TRIAL_ANSWER
@@ -331,9 +331,9 @@ def _roles_in_parts(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> frozenset
     """
     if not tokenizer.chat_template:
         return frozenset()
-    results = _ROLES_BY_TEMPLATE.setdefault(tokenizer, {})
+    roles_by_template = _ROLES_BY_TEMPLATE.setdefault(tokenizer, {})
     key = repr((tokenizer.chat_template, sorted(chat.template_arguments.items(), key=str)))
-    if key not in results:
+    if key not in roles_by_template:
         text = "Say 5 words."
 
         def shows_text(role: str, content: Any, question: Any) -> bool:
@@ -364,8 +364,8 @@ def _roles_in_parts(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> frozenset
                 roles.add(role)
             if role == "user" and "user" in roles:
                 question = _make_parts(question)
-        results[key] = frozenset(roles)
-    return results[key]
+        roles_by_template[key] = frozenset(roles)
+    return roles_by_template[key]
 
 
 def _make_parts(text: str) -> list[dict[str, str]]:

@@ -78,7 +78,7 @@ class Lora:
         with torch.random.fork_rng():
             torch.manual_seed(derive_seed(seed, "lora") % 2**63)
             try:
-                inject_adapter_in_model(self._config(), model, _ADAPTER_NAME)
+                inject_adapter_in_model(self._make_peft_config(), model, _ADAPTER_NAME)
             except ValueError as error:
                 raise ValueError(f"trainer.lora.target_modules: {error}") from error
         self._refuse_tensors(model)
@@ -152,7 +152,7 @@ class Lora:
                     " linear layers alone: name such layers, or train all weights"
                 )
 
-    def _config(self) -> LoraConfig:
+    def _make_peft_config(self) -> LoraConfig:
         """Returns these settings as peft takes them."""
         from peft import LoraConfig
 
@@ -176,19 +176,20 @@ class Lora:
         Args:
             weights: The weights of a model that `apply` has changed, by name.
         """
-        result = {}
+        merged_weights = {}
         for name, weight in weights.items():
             if name.endswith((_A, _B)):
                 continue
-            layer, is_base, kind = name.rpartition(_BASE)
+            layer, is_base, parameter_name = name.rpartition(_BASE)
             if not is_base:  # a layer without adapters
-                result[name] = weight
+                merged_weights[name] = weight
                 continue
-            if kind == "weight" and layer + _A in weights:  # the other kind is "bias", which has no adapter
+            # The other name is "bias", which has no adapter.
+            if parameter_name == "weight" and layer + _A in weights:
                 product = weights[layer + _B].float() @ weights[layer + _A].float()
                 weight = (weight.float() + self.scale * product).to(weight.dtype)
-            result[f"{layer}.{kind}"] = weight
-        return result
+            merged_weights[f"{layer}.{parameter_name}"] = weight
+        return merged_weights
 
     def merged_names(self, names: Iterable[str]) -> list[str]:
         """Returns the names of the weights that `merged` would return for weights with these names."""
@@ -217,7 +218,7 @@ class Lora:
 
         # vLLM doesn't support ``all-linear``, so the layers are listed by the last parts of their names.
         layer_names = {name.split(".lora_")[0].rpartition(".")[2] for name in adapters}
-        config = self._config().to_dict() | {
+        config = self._make_peft_config().to_dict() | {
             "base_model_name_or_path": base,
             "target_modules": sorted(layer_names),
             "peft_type": "LORA",

@@ -102,11 +102,11 @@ class PretrainedModel(ModelSource):
     @property
     @override
     def longest(self) -> int | None:
-        return longest_context(self._local("config.json"))
+        return longest_context(self._read_local_json("config.json"))
 
     @override
     def prompt_tokens(self, prompts: Sequence[str]) -> list[int] | None:
-        vocabulary = self._characters()
+        vocabulary = self._read_characters()
         # Without a tokenizer, tokens can be counted only if they are characters, and if no chat is written
         # around the prompt.
         if vocabulary is None or self.chat is not None:
@@ -116,14 +116,14 @@ class PretrainedModel(ModelSource):
 
     @override
     def single_tokens(self) -> frozenset[str] | None:
-        vocabulary = self._characters()
+        vocabulary = self._read_characters()
         return None if vocabulary is None else frozenset([*vocabulary, *self.added_tokens])
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         yield from super().check(experiment)
-        yield from self._missing_here()
-        rule = length_rule(self._local("config.json"))
+        yield from self._find_missing()
+        rule = length_rule(self._read_local_json("config.json"))
         if rule is not None and experiment.context_length > rule.limit:
             yield Finding(
                 f"the model has {rule.kind}, which computes all rows of a batch differently if one of them"
@@ -132,7 +132,7 @@ class PretrainedModel(ModelSource):
                 "$.context_length",
                 f"lower it to {rule.limit} or less, or choose a model without {rule.kind}",
             )
-        vocabulary = self._characters()
+        vocabulary = self._read_characters()
         if vocabulary is None:
             return
         try:
@@ -148,7 +148,7 @@ class PretrainedModel(ModelSource):
                 "choose a model that was trained on this task, or one with a larger vocabulary",
             )
 
-    def _local(self, name: str) -> dict[str, Any]:
+    def _read_local_json(self, name: str) -> dict[str, Any]:
         """Returns a JSON file of the model; empty if the model is not in a local folder."""
         try:
             path = Path(resolve_policy(self.name_or_path)) / name
@@ -159,10 +159,10 @@ class PretrainedModel(ModelSource):
             return {}  # loading the model reports the error
         return content if isinstance(content, dict) else {}
 
-    def _characters(self) -> list[str] | None:
+    def _read_characters(self) -> list[str] | None:
         """Returns the vocabulary of a tokenizer whose tokens are single characters, as those of tiny models
         are. Returns None for any other tokenizer, and if the model is not in a local folder."""
-        tokenizer = self._local("tokenizer.json")
+        tokenizer = self._read_local_json("tokenizer.json")
         model = tokenizer.get("model") or {}
         if model.get("type") != "WordLevel":
             return None
@@ -178,17 +178,17 @@ class PretrainedModel(ModelSource):
     @override
     def check_at_start(self) -> None:
         resolve_policy(self.name_or_path)
-        for finding in self._missing_here():
+        for finding in self._find_missing():
             if finding.level == "missing":
                 raise ValueError(f"{finding.what}: {finding.remedy}")
 
-    def _missing_here(self) -> Iterator[Finding]:
+    def _find_missing(self) -> Iterator[Finding]:
         """Yields a finding for each thing that the model needs and this machine doesn't have: the model's
         folder, a GPU, a package. Yields a warning for a model that the start has to download."""
         yield from check_presence(self.name_or_path, self.revision, "name_or_path")
-        yield from self._missing_kernels()
+        yield from self._find_missing_kernels()
 
-    def _missing_kernels(self) -> Iterator[Finding]:
+    def _find_missing_kernels(self) -> Iterator[Finding]:
         """Yields a finding for each kind of kernels that the settings name and that can't run here."""
         to_sdpa = "set model.attention to 'sdpa'"
         # Each entry has the package (None for PyTorch's own kernels), the setting that names the kernels, its

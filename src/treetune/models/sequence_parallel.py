@@ -61,11 +61,11 @@ class SequenceParallel:
                 f"trainer.sequence_parallel_size {self.size} doesn't divide the {heads} attention heads (of"
                 f" {kv_heads} keys and values) of {type(model).__name__}: take a divisor of both"
             )
-        others = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
-        if others:
+        other_kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
+        if other_kinds:
             raise ValueError(
                 f"trainer.sequence_parallel_size needs full attention in every layer, and"
-                f" {type(model).__name__} has {', '.join(sorted(others))}: set it to 1"
+                f" {type(model).__name__} has {', '.join(sorted(other_kinds))}: set it to 1"
             )
         inner = config._attn_implementation
         if inner not in ("sdpa", "flash_attention_2", PACKED):

@@ -467,11 +467,11 @@ def _offsets_by_window(token_ids: Sequence[int], codec: TextCodec, text: str) ->
     return offsets if text[decoded_chars:] == undecoded_text else None
 
 
-def _count_common_characters(text: str, other: str) -> int:
+def _count_common_characters(text: str, other_text: str) -> int:
     """Returns the length of the beginning that two texts share."""
-    if other.startswith(text):
+    if other_text.startswith(text):
         return len(text)
-    for index, (character, other_character) in enumerate(zip(text, other)):
+    for index, (character, other_character) in enumerate(zip(text, other_text)):
         if character != other_character:
             return index
-    return min(len(text), len(other))
+    return min(len(text), len(other_text))

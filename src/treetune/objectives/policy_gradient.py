@@ -267,10 +267,10 @@ def without_skipped(objective: Objective, metrics: Mapping[str, float]) -> dict[
         return dict(metrics)
     # Every comparison with NaN is false, so with this `not` a ratio of NaN counts as too large.
     is_skipped = not metrics[RATIO_METRIC] <= objective.ratio_threshold
-    result = {**metrics, SKIPPED_BY_RATIO: float(is_skipped)}
+    step_metrics = {**metrics, SKIPPED_BY_RATIO: float(is_skipped)}
     if is_skipped:
-        result |= {name: 0.0 for name in LOSS_METRICS if name in metrics}
-    return result
+        step_metrics |= {name: 0.0 for name in LOSS_METRICS if name in metrics}
+    return step_metrics
 
 
 @Objective.register("ppo")

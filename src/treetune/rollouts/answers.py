@@ -357,7 +357,7 @@ def apply_unfinished_reward(
 def cut_at_stop(text: str, stop: Sequence[str]) -> str:
     """Returns the text that graders read: the text up to the first stop string.
 
-    Example: ``before_stop("4\\n\\nProblem:", ["Problem:"])`` is ``"4\\n\\n"``.
+    Example: ``cut_at_stop("4\\n\\nProblem:", ["Problem:"])`` is ``"4\\n\\n"``.
     """
     end = len(text)
     for stop_string in stop:

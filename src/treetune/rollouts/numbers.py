@@ -111,7 +111,7 @@ def declared_numbers() -> dict[str, Number]:
 def find_full_name(name: str) -> str | None:
     """Returns the name of a declared number with its group; None for a name that is not declared.
 
-    Example: ``full_name("parallel_count_right")`` is ``"threads/parallel_count_right"``.
+    Example: ``find_full_name("parallel_count_right")`` is ``"threads/parallel_count_right"``.
     """
     for full in declared_numbers():
         short = full.partition("/")[2]

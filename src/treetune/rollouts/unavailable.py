@@ -93,10 +93,11 @@ def report_ungraded(context: RolloutContext, name: str, answers: Sequence[Trajec
 
 def _report_unavailable(context: RolloutContext, name: str, reasons: Counter[str], answers: int) -> None:
     """Logs why answers could not be graded. Raises NothingGraded if no answer could be graded."""
-    more = ", …" if len(reasons) > MOST_REASONS else ""
+    ellipsis = ", …" if len(reasons) > MOST_REASONS else ""
     listed = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common(MOST_REASONS))
     message = (
-        f"{name}: {reasons.total()} of {answers} answers could not be graded and are left out: {listed}{more}"
+        f"{name}: {reasons.total()} of {answers} answers could not be graded and are left out:"
+        f" {listed}{ellipsis}"
     )
     if reasons.total() == answers:
         raise NothingGraded(f"{message}. The run stops here: {RETRY_REMEDY}")
@@ -160,11 +161,11 @@ def refuse_only_none(context: RolloutContext, answers: Sequence[Trajectory]) -> 
 
 def least_answers(credit: Part) -> int:
     """Returns how many graded answers to a problem a credit needs: the number in its `needs`, or else 1."""
-    least = 1
+    fewest_answers = 1
     for need in credit.needs:
         if isinstance(need.feature, Answers):
-            least = max(least, need.feature.count)
-    return least
+            fewest_answers = max(fewest_answers, need.feature.count)
+    return fewest_answers
 
 
 def drop_ungraded(context: RolloutContext, trees: Sequence[Tree], credit: Part) -> tuple[list[Tree], Metrics]:
@@ -173,23 +174,23 @@ def drop_ungraded(context: RolloutContext, trees: Sequence[Tree], credit: Part) 
     A problem with fewer remaining answers than `credit` needs is left out whole. The metric
     ``episodes/groups_ungraded`` counts such problems over all ranks, if there are any.
     """
-    least = least_answers(credit)
-    kept = []
+    fewest_answers = least_answers(credit)
+    kept_trees = []
     dropped = 0
     for tree in trees:
         known_leaves = [leaf for leaf, answer in enumerate(tree.leaves) if answer.grade.is_known]
         if len(known_leaves) == len(tree.leaves):
-            kept.append(tree)
-        elif len(known_leaves) >= least:
-            kept.append(tree.keeping(known_leaves))
+            kept_trees.append(tree)
+        elif len(known_leaves) >= fewest_answers:
+            kept_trees.append(tree.keeping(known_leaves))
         else:
             dropped += 1
     dropped_of_all = sum(context.ranks.exchange("ungraded", dropped))
     if not dropped_of_all:
-        return kept, {}
-    graded = "none" if least == 1 else f"fewer than {least}"
+        return kept_trees, {}
+    graded = "none" if fewest_answers == 1 else f"fewer than {fewest_answers}"
     context.log.say(
         f"iteration {context.iteration + 1}: {dropped_of_all} problems are left out, because {graded} of"
         " their answers could be graded"
     )
-    return kept, {"episodes/groups_ungraded": float(dropped_of_all)}
+    return kept_trees, {"episodes/groups_ungraded": float(dropped_of_all)}

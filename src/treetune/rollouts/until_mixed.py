@@ -86,11 +86,12 @@ class UntilMixed(RolloutAround):
                 "lower it",
             )
         else:
-            further = (self.max_rounds - 1) * (self.problems_per_round or first_round)
-            most = first_round + further
-            if self.groups > most:
+            further_problems = (self.max_rounds - 1) * (self.problems_per_round or first_round)
+            most_problems = first_round + further_problems
+            if self.groups > most_problems:
                 yield Finding(
-                    f"{self.groups} groups are asked for, and {self.max_rounds} rounds have {most} problems",
+                    f"{self.groups} groups are asked for, and {self.max_rounds} rounds have"
+                    f" {most_problems} problems",
                     "groups",
                     "lower groups, or raise max_rounds or problems_per_iteration",
                 )
@@ -132,8 +133,8 @@ class UntilMixed(RolloutAround):
             if further_problems is None:
                 source = context.further_problems
                 further_problems = [] if source is None else list(source.draw())
-            size = self.problems_per_round or len(problems)
-            problems_of_round, further_problems = further_problems[:size], further_problems[size:]
+            count = self.problems_per_round or len(problems)
+            problems_of_round, further_problems = further_problems[:count], further_problems[count:]
             if not problems_of_round:
                 break
         if mixed_groups < self.groups:

@@ -181,8 +181,10 @@ def _check_sign(
     n_rows_with_sign = 1
     while n_rows_with_sign < len(rows) and check(settings, watched, rows[:-n_rows_with_sign]) is not None:
         n_rows_with_sign += 1
-    since = int(rows[-n_rows_with_sign]["iteration"])
-    return CollapseSign(sign, since, counts=n_rows_with_sign >= settings.patience, description=message)
+    first_iteration = int(rows[-n_rows_with_sign]["iteration"])
+    return CollapseSign(
+        sign, first_iteration, counts=n_rows_with_sign >= settings.patience, description=message
+    )
 
 
 def find_stopping_signs(settings: Diagnostics, findings: Mapping[Sign, CollapseSign]) -> list[CollapseSign]:
@@ -260,7 +262,7 @@ def _mixed_share(row: MetricsRow) -> float | None:
 
 
 def _describe_if_low(
-    sign: Sign, rows: Sequence[MetricsRow], floor: float | None, share: float | None, first: int
+    sign: Sign, rows: Sequence[MetricsRow], floor: float | None, share: float | None, beginning: int
 ) -> str | None:
     """Returns a text if the sign's metric is below a lower bound; None if it isn't.
 
@@ -268,34 +270,40 @@ def _describe_if_low(
 
     Args:
         floor: The lower bound; None for none.
-        share: The lower bound as a share of the metric's mean over the `first` rows; None for none.
+        share: The lower bound as a share of the metric's mean over the `beginning` rows; None for none.
     """
     (metric,) = METRICS[sign]
     value = rows[-1][metric]
     if floor is not None and value < floor:
         return f"below {floor:g} ({value:.3g})"
-    if share is not None and len(rows) > first:
-        at_beginning = fmean(row[metric] for row in rows[:first])
+    if share is not None and len(rows) > beginning:
+        at_beginning = fmean(row[metric] for row in rows[:beginning])
         if value < share * at_beginning:
             return f"below {share:g} of what it was at the beginning ({value:.3g} of {at_beginning:.3g})"
     return None
 
 
-def _entropy_low(settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]) -> str | None:
+def _describe_low_entropy(
+    settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]
+) -> str | None:
     low = _describe_if_low(
         "entropy_low", rows, settings.entropy_floor, settings.entropy_share, settings.beginning
     )
     return low and f"entropy in nats per token is {low}"
 
 
-def _answers_short(settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]) -> str | None:
+def _describe_short_answers(
+    settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]
+) -> str | None:
     low = _describe_if_low(
         "answers_short", rows, settings.length_floor, settings.length_share, settings.beginning
     )
     return low and f"the mean length of answers in tokens is {low}"
 
 
-def _answers_at_limit(settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]) -> str | None:
+def _describe_answers_at_limit(
+    settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]
+) -> str | None:
     """Returns a text if the mean answer of the last row has almost as many tokens as an answer may have.
     Returns None if it is shorter."""
     assert watched.max_tokens is not None and settings.limit_share is not None
@@ -308,13 +316,17 @@ def _answers_at_limit(settings: Diagnostics, watched: WatchedRun, rows: Sequence
     )
 
 
-def _truncated(settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]) -> str | None:
+def _describe_truncated_answers(
+    settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]
+) -> str | None:
     share, ceiling = rows[-1]["episodes/unfinished"], settings.unfinished_ceiling
     assert ceiling is not None
     return f"more than {ceiling:g} of the answers are cut off ({share:.3g})" if share > ceiling else None
 
 
-def _no_spread(settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]) -> str | None:
+def _describe_missing_spread(
+    settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]
+) -> str | None:
     """Returns a text if the answers of the last row teach nothing, since they differ too rarely in score or
     all have the advantage 0; None otherwise."""
     row, floor = rows[-1], settings.mixed_floor
@@ -331,7 +343,9 @@ def _no_spread(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Metric
     return None
 
 
-def _gradient_noise(settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]) -> str | None:
+def _describe_gradient_noise(
+    settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]
+) -> str | None:
     """Returns a text if the gradient norms of the last `window` iterations vary too much. Returns None if
     they vary less, if there are fewer iterations, or if the mean norm is 0 or NaN."""
     ceiling = settings.gradient_variation_ceiling
@@ -352,12 +366,12 @@ def _gradient_noise(settings: Diagnostics, watched: WatchedRun, rows: Sequence[M
 
 
 _CHECKS: dict[Sign, Callable[[Diagnostics, WatchedRun, Sequence[MetricsRow]], str | None]] = {
-    "entropy_low": _entropy_low,
-    "answers_short": _answers_short,
-    "answers_at_limit": _answers_at_limit,
-    "truncated": _truncated,
-    "no_spread": _no_spread,
-    "gradient_noise": _gradient_noise,
+    "entropy_low": _describe_low_entropy,
+    "answers_short": _describe_short_answers,
+    "answers_at_limit": _describe_answers_at_limit,
+    "truncated": _describe_truncated_answers,
+    "no_spread": _describe_missing_spread,
+    "gradient_noise": _describe_gradient_noise,
 }
 
 REMEDIES: Mapping[Sign, str] = {

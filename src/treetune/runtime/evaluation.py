@@ -90,9 +90,8 @@ def evaluate(
     metrics: Metrics = {}
     for evaluation_set in resources.session.config.evaluation.sets:
         if is_measured(directory, done, evaluation_set):
-            summary = read_record(
-                directory.evaluation(done, evaluation_set.label) / SUMMARY, MEASURE_AGAIN_REMEDY
-            )
+            folder = directory.evaluation(done, evaluation_set.label)
+            summary = read_record(folder / SUMMARY, MEASURE_AGAIN_REMEDY)
             metrics |= _metrics_of_summary(evaluation_set.label, summary)
     return metrics
 
@@ -333,13 +332,13 @@ def summarise(
     # pass@1
     counts: list[int] = []
     correct_counts: list[int] = []
-    shares: list[float] = []
+    correct_shares: list[float] = []
     for group in groups:
         correct = sum(sample.grade.correct for sample in group)
         counts.append(len(group))
         correct_counts.append(correct)
-        shares.append(correct / len(group))
-    low, high = interval_of_mean(shares, seed)
+        correct_shares.append(correct / len(group))
+    low, high = interval_of_mean(correct_shares, seed)
 
     # pass@k. A k above every problem's number of graded samples would leave no problem for it.
     n = min(n_samples.values())  # that of every problem, as `measure_set` has checked
@@ -368,7 +367,7 @@ def summarise(
     return {
         "n_problems": len(groups),
         "samples": n,
-        "pass_at_1": math.fsum(shares) / len(shares),
+        "pass_at_1": math.fsum(correct_shares) / len(correct_shares),
         "ci_low": low,
         "ci_high": high,
         "pass_at_k": mean_pass_at,
@@ -433,16 +432,16 @@ def majority_is_right(group: Sequence[Trajectory], same_answer: SameAnswer | Non
     votes_of_class: dict[str, int] = {}  # by the first answer of each class of equal answers
     for answer, votes in wrong_votes.items():
         representative = answer
-        for other in votes_of_class:
+        for earlier_answer in votes_of_class:
             if comparisons == MOST_COMPARISONS:
                 break
             comparisons += 1
-            is_same = same_answer(answer, other, problem)
+            is_same = same_answer(answer, earlier_answer, problem)
             if is_same is None:
                 # The comparison hung or crashed. Each further comparison might take a whole deadline.
                 comparisons = MOST_COMPARISONS
             elif is_same:
-                representative = other
+                representative = earlier_answer
                 break
         votes_of_class[representative] = votes_of_class.get(representative, 0) + votes
         if beats_right_answers(representative, votes_of_class[representative]):

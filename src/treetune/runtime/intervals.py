@@ -31,15 +31,12 @@ def wilson_interval(successes: float, trials: int) -> tuple[float, float]:
     """Returns Wilson's interval of a binomial share (Journal of the American Statistical Association 22,
     1927).
 
-    Example: ``wilson(12, 30)`` is about (0.246, 0.577).
+    Example: ``wilson_interval(12, 30)`` is about (0.246, 0.577).
     """
     share, scale = successes / trials, 1 + NORMAL_QUANTILE**2 / trials
     centre = (share + NORMAL_QUANTILE**2 / (2 * trials)) / scale
-    half_width = (
-        NORMAL_QUANTILE
-        / scale
-        * math.sqrt(share * (1 - share) / trials + NORMAL_QUANTILE**2 / (4 * trials**2))
-    )
+    variance = share * (1 - share) / trials + NORMAL_QUANTILE**2 / (4 * trials**2)
+    half_width = NORMAL_QUANTILE / scale * math.sqrt(variance)
     # For a share of 0 the lower bound is exactly 0, and for 1 the upper bound exactly 1. Rounding would miss
     # both.
     lower = centre - half_width if successes else 0.0

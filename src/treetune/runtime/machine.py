@@ -212,10 +212,10 @@ def read_processor() -> tuple[str, frozenset[str]]:
     The name alone is not enough: virtual machines call many generations "Intel(R) Xeon(R) Processor".
     """
     try:
-        first, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
+        first_core, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
     except OSError:
         return platform.processor() or platform.machine(), frozenset()
-    lines = (line.partition(":") for line in first.splitlines())
+    lines = (line.partition(":") for line in first_core.splitlines())
     facts = {name.strip(): value.strip() for name, _, value in lines}
     description = [facts.get("model name", platform.machine())]
     description += [

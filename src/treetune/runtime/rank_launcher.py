@@ -239,13 +239,13 @@ def signal_for_group(number: int, earlier: Sequence[int]) -> int | None:
 def signal_ranks(launcher: int, number: int) -> int:
     """Sends a signal to the ranks that a node launcher has started, and returns how many there are."""
     # The launcher or a rank may have ended meanwhile, which is no error.
-    sent = 0
+    signalled_ranks = 0
     with contextlib.suppress(psutil.Error):
         for rank in psutil.Process(launcher).children():
             with contextlib.suppress(psutil.Error):
                 rank.send_signal(number)
-                sent += 1
-    return sent
+                signalled_ranks += 1
+    return signalled_ranks
 
 
 def _wait_for_group(group: int) -> None:

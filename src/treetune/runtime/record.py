@@ -509,17 +509,17 @@ class CollapseWatch:
         self.rows.append(metrics_row(iteration, 0.0, metrics))
         self.signs = self.session.ranks.from_first("diagnosis", _find_signs(self.session.config, self.rows))
         sign_metrics: Metrics = {}
-        for sign, now in self.signs.items():
-            before = signs_before.get(sign, CollapseSign(sign))
-            if now.counts and not before.counts:
-                assert now.since is not None
+        for sign, finding in self.signs.items():
+            finding_before = signs_before.get(sign, CollapseSign(sign))
+            if finding.counts and not finding_before.counts:
+                assert finding.since is not None
                 self.session.console.say(
-                    f"warning: {sign} in iterations {now.since + 1} to {iteration + 1}: {now.description};"
-                    f" {REMEDIES[sign]}"
+                    f"warning: {sign} in iterations {finding.since + 1} to {iteration + 1}:"
+                    f" {finding.description}; {REMEDIES[sign]}"
                 )
-            elif before.counts and not now.counts:
+            elif finding_before.counts and not finding.counts:
                 self.session.console.say(f"{sign} is over in iteration {iteration + 1}")
-            sign_metrics[f"diagnostics/{sign}"] = float(now.counts)
+            sign_metrics[f"diagnostics/{sign}"] = float(finding.counts)
         if self.session.config.diagnostics.stops:
             sign_metrics["diagnostics/stop"] = float(self.stops_run)
         return sign_metrics

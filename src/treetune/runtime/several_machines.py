@@ -109,7 +109,7 @@ def refuse_machines_that_differ(
     """
     if meeting.machines == 1:
         return
-    interface, address = meeting.interface()
+    interface, address = meeting.find_interface()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     # NCCL's own choice may be a bridge of virtual machines, on which it would wait until the deadline. With
     # "=" it takes exactly this name, and not all names that begin with it.

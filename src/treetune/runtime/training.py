@@ -125,15 +125,15 @@ def scores_for_credit(session: Session, server: PolicyServer, trainer: PolicyTra
     if credit.asks_critic:
         critic = critic_for_credit(session, server, trainer.values)
         scores = replace(scores, critic=critic)
-    asked = credit.trainer_scores
-    if asked.reference:
+    needed_scores = credit.trainer_scores
+    if needed_scores.reference:
         reference = reference_for_credit(session, server, trainer.logprobs_of_reference)
         scores = replace(scores, reference=reference)
-    if asked.distributions:
+    if needed_scores.distributions:
         distributions = distributions_for_credit(session, server, trainer.distributions)
         divergences = divergences_for_credit(session, server, trainer.group_divergences)
         scores = replace(scores, distributions=distributions, group_divergences=divergences)
-    if asked.distributions and asked.reference:
+    if needed_scores.distributions and needed_scores.reference:
         distances = distances_for_credit(session, server, trainer.reference_distances)
         scores = replace(scores, reference_distances=distances)
     return scores

@@ -318,17 +318,17 @@ class _FileWriters(AbstractContextManager["_FileWriters"]):
 
     def start(self, write: Callable[..., None], *arguments: Any) -> None:
         """Starts a thread that calls a function, which writes a file."""
-        written: Future[None] = Future()
+        write_result: Future[None] = Future()
 
         def write_file() -> None:
             try:
                 write(*arguments)
             except BaseException as error:  # `wait` raises it
-                written.set_exception(error)
+                write_result.set_exception(error)
             else:
-                written.set_result(None)
+                write_result.set_result(None)
 
-        self._unwritten.append(written)
+        self._unwritten.append(write_result)
         # A daemon, since Python's exit waits for all other threads, also for one whose disk hangs.
         threading.Thread(target=write_file, name="weights-writer", daemon=True).start()
 
@@ -340,15 +340,15 @@ class _FileWriters(AbstractContextManager["_FileWriters"]):
             Exception: What the write of a file has raised.
         """
         while len(self._unwritten) > most_unwritten:
-            written = self._unwritten.popleft()
+            write_result = self._unwritten.popleft()
             # Not `result(timeout)`: its TimeoutError could also be that of the write, from a network's disk.
-            if wait([written], self._deadline_s).not_done:
+            if wait([write_result], self._deadline_s).not_done:
                 self._has_hung = True
                 raise TimeoutError(
                     f"a file with weights for the engine was not written into {self._folder} within"
                     f" {self._deadline_s:.0f} s (rank_deadline): see whether its disk hangs"
                 )
-            written.result()
+            write_result.result()
 
     @override
     def __exit__(self, *error: object) -> None:

@@ -524,7 +524,7 @@ def _pack_into_trees(sequences: Sequences, parts: Sequence[Unit], max_tokens: in
     """Puts the rows of the parts into trees of at most `max_tokens` tokens, in their order. The rows of a
     part stay together; a part with more tokens has a tree to itself."""
     trees: list[_TreeOfRows] = []
-    tree, size = GrowingTree(), 0
+    tree, tokens_of_tree = GrowingTree(), 0
     rows: Unit = ()
     for part in parts:
         # The size of the tree with this part is known only once the part is added. If it is too large, the
@@ -532,9 +532,9 @@ def _pack_into_trees(sequences: Sequences, parts: Sequence[Unit], max_tokens: in
         # the size of the next tree.
         grown_size = _add_rows(tree, sequences, part)
         if rows and grown_size > max_tokens:
-            trees.append(_TreeOfRows(rows, size))
+            trees.append(_TreeOfRows(rows, tokens_of_tree))
             tree, rows = GrowingTree(), ()
             grown_size = _add_rows(tree, sequences, part)
-        rows, size = rows + part, grown_size
-    trees.append(_TreeOfRows(rows, size))
+        rows, tokens_of_tree = rows + part, grown_size
+    trees.append(_TreeOfRows(rows, tokens_of_tree))
     return trees

@@ -187,13 +187,13 @@ class PolicyTrainer:
         A unit is a sequence, or the pair of sequences that a preference objective compares. Every epoch
         shuffles all units and cuts them into minibatches. The last minibatch of an epoch may be smaller.
         """
-        size = self.settings.minibatch_size or len(units)
+        minibatch_size = self.settings.minibatch_size or len(units)
         steps = []
         for epoch in range(self.settings.epochs):
             order = list(units)
             derived_random(self.seed, iteration, "minibatches", epoch).shuffle(order)
-            for start in range(0, len(order), size):
-                steps.append(order[start : start + size])
+            for start in range(0, len(order), minibatch_size):
+                steps.append(order[start : start + minibatch_size])
         return steps
 
     def has_something_to_learn(self, minibatch: Minibatch, tensors: IterationTensors) -> bool:

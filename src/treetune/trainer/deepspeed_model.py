@@ -400,15 +400,15 @@ class ModelFactory:
     ) -> None:
         self.settings, self.load_model, self.ranks, self.seed = settings, load_model, ranks, seed
         self.load_reference = load_reference or load_model
-        size = settings.sequence_parallel_size
-        if ranks.world_size % size:
+        group_size = settings.sequence_parallel_size
+        if ranks.world_size % group_size:
             raise ValueError(
-                f"trainer.sequence_parallel_size is {size}, which doesn't divide the run's"
+                f"trainer.sequence_parallel_size is {group_size}, which doesn't divide the run's"
                 f" {ranks.world_size} ranks: start it with a multiple (--num_gpus), or set it to 1"
             )
         self.parallel: SequenceParallel | None = None
-        if size > 1:
-            self.parallel = SequenceParallel(ranks.group(size), ranks.rank % size, size)
+        if group_size > 1:
+            self.parallel = SequenceParallel(ranks.group(group_size), ranks.rank % group_size, group_size)
 
     def policy(self) -> DeepSpeedModel:
         """Loads the start model, with an optimiser for its weights or, with LoRA, only for its adapters."""

@@ -155,13 +155,13 @@ class Meeting:
         missing = [str(rank) for rank in range(self.world_size) if rank not in present]
         machines = {json.loads(self.store.get(f"{name}/{rank}"))[0] for rank in present}
         absent = [str(number + 1) for number in range(self.machines) if number not in machines]
-        where = f", all of them on machine {', '.join(absent)} of {self.machines}" if absent else ""
+        absent_machines = f", all of them on machine {', '.join(absent)} of {self.machines}" if absent else ""
         return (
             f"rank {self.rank} on {platform.node()} waited {self.deadline_s:.0f} s for rank"
-            f" {', '.join(missing)}{where}: see what it printed, or whether it was started"
+            f" {', '.join(missing)}{absent_machines}: see what it printed, or whether it was started"
         )
 
-    def interface(self) -> tuple[str, str]:
+    def find_interface(self) -> tuple[str, str]:
         """Returns the name and the address of the network interface that reaches the other machines: the one
         that GLOO_SOCKET_IFNAME names, or else the one of the route to them.
 
@@ -458,8 +458,8 @@ class Ranks:
         received = []
         for source in range(self.world_size):
             output: list[Any] = [None]  # gets the object that `source` sends to this rank
-            sent = list(for_ranks) if source == self.rank else None
-            dist.scatter_object_list(output, sent, src=source, group=self.objects)
+            sent_values = list(for_ranks) if source == self.rank else None
+            dist.scatter_object_list(output, sent_values, src=source, group=self.objects)
             received += output
         return received
 

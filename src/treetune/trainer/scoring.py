@@ -93,10 +93,10 @@ class _ChunkComparison:
         """Compares the next chunk of positions, and returns one number for each position of the chunk."""
         # The pass has no gradient: a backward pass would compute each chunk a second time.
         assert not torch.is_grad_enabled(), "a backward pass would call this again, with an earlier chunk"
-        first, last = self._positions_done, self._positions_done + len(labels_C)
-        assert last <= len(self._logprobs_NV), "both models run over the same positions"
-        self._positions_done = last
-        return (self._compare(self._logprobs_NV[first:last], logits_CV.log_softmax(-1)),)
+        start, end = self._positions_done, self._positions_done + len(labels_C)
+        assert end <= len(self._logprobs_NV), "both models run over the same positions"
+        self._positions_done = end
+        return (self._compare(self._logprobs_NV[start:end], logits_CV.log_softmax(-1)),)
 
     @property
     def has_all_positions(self) -> bool:

@@ -183,13 +183,13 @@ def check_answers(
         has_text: Whether there is a tokenizer that decodes the answers.
     """
     name = credit.registered_name() or type(credit).__name__
-    sizes = Counter(answer.group for answer in answers)  # the number of answers of each group
-    smallest_group, least = min(sizes.items(), key=lambda group_and_size: group_and_size[1])
-    needed = count_needed_answers(credit)
-    if least < needed:
+    group_sizes = Counter(answer.group for answer in answers)  # the number of answers of each group
+    smallest_group, smallest_size = min(group_sizes.items(), key=lambda group_and_size: group_and_size[1])
+    needed_answers = count_needed_answers(credit)
+    if smallest_size < needed_answers:
         raise ValueError(
             f"the credit {name!r} compares each answer with the others of its group, and the group"
-            f" {smallest_group!r} has {least}: give {needed} or more answers of each group"
+            f" {smallest_group!r} has {smallest_size}: give {needed_answers} or more answers of each group"
         )
     if any(answer.fork is not None for answer in answers) and CreditForTrees() not in credit.gives:
         raise ValueError(
@@ -219,7 +219,7 @@ def check_answers(
     has_turns = any(answer.sampled is not None and not answer.sampled.all() for answer in answers)
     # The parts of the credit check whether they fit an experiment. `root` takes the experiment's place: it
     # has substitutes for the rollout, the engine and the trainer.
-    rollout = AnswersElsewhere(sampling, least, has_turns)
+    rollout = AnswersElsewhere(sampling, smallest_size, has_turns)
     root = CallOfLibrary(rollout, ScoringEngine(), credit, OtherTrainer(), task, context_length)
     for _, finding in findings(root):
         if finding.level == "warning":

@@ -51,10 +51,10 @@ class FunctionEngine(Engine):
         unsent: list[Request] = []
         deferred: list[Deferred] = []
 
-        def add_requests(new: Sequence[Request | Deferred]) -> None:
+        def add_requests(new_requests: Sequence[Request | Deferred]) -> None:
             """Adds requests to be sampled, and each `Deferred`, which stands for requests that wait for a
             result."""
-            for request in new:
+            for request in new_requests:
                 if isinstance(request, Deferred):
                     deferred.append(request)
                 else:
@@ -64,10 +64,11 @@ class FunctionEngine(Engine):
         while unsent or deferred:
             # If there are requests to sample, this doesn't wait. If there are none, it waits until one of
             # `deferred` is ready, such as one that follows from a grade.
-            wait([later.ready for later in deferred], 0 if unsent else None, FIRST_COMPLETED)
-            for later in [later for later in deferred if later.ready.done()]:
-                deferred.remove(later)
-                add_requests(later.requests())
+            wait([request.ready for request in deferred], 0 if unsent else None, FIRST_COMPLETED)
+            ready = [request for request in deferred if request.ready.done()]
+            for request in ready:
+                deferred.remove(request)
+                add_requests(request.requests())
             requests_of_call = list(unsent)
             unsent.clear()
             for completions in self._sample(requests_of_call):

@@ -62,11 +62,11 @@ def read_servers(engine: Any) -> CallersServers | None:
     if is_address(engine):
         return CallersServers(addresses=(_without_slash(engine),), weight_transfer="none")
     if isinstance(engine, list | tuple):
-        others = [address for address in engine if not is_address(address)]
-        if others:
+        not_addresses = [address for address in engine if not is_address(address)]
+        if not_addresses:
             raise ValueError(
-                f"engine is a list with {_hide_secret(others[0])}: list addresses of servers with the same"
-                " model, such as 'http://127.0.0.1:8000'"
+                f"engine is a list with {_hide_secret(not_addresses[0])}: list addresses of servers with the"
+                " same model, such as 'http://127.0.0.1:8000'"
             )
         return CallersServers(addresses=tuple(map(_without_slash, engine)), weight_transfer="none")
     settings = engine

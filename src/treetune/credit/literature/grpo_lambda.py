@@ -85,7 +85,7 @@ def sum_traces(tokens: int, decay: float, trace: TraceForm = "recent", floor: fl
     tr(s, t), the trace of token t at a later token s, is decay^(s − t). With the trace ``both``, it is the
     larger one of decay^(s − t) and decay^t.
 
-    Example: ``summed_traces(3, 0.5)`` is ``[1.75, 1.5, 1.0]``.
+    Example: ``sum_traces(3, 0.5)`` is ``[1.75, 1.5, 1.0]``.
 
     Args:
         tokens: T, the number of tokens of the answer.

@@ -175,7 +175,7 @@ class SelfDistillation(Credit):
             rewards = [leaf.reward for leaf in tree.leaves]
             outcome_advantages += group_advantages(rewards, self.std, eps=1e-6)
             for leaf in range(len(tree.leaves)):
-                texts.append(self._scored_text(context, tree, leaf))
+                texts.append(self._make_scored_text(context, tree, leaf))
         scores, metrics = score_texts(context, [text for text in texts if text is not None], self.scorer)
 
         # The teacher's log-probs, one entry for each answer that has a text, in the order of the answers.
@@ -191,7 +191,7 @@ class SelfDistillation(Credit):
                 differences_T = _subtract_policy_logprobs(episode, teacher_T=next(upcoming_scores))
                 logprob_gap -= float(differences_T.sum())
                 compared_tokens += int(episode.trained.sum())
-            advantages_T = self._advantages(differences_T, outcome_advantage)
+            advantages_T = self._compute_advantages(differences_T, outcome_advantage)
             episodes.append(replace(episode, advantages=advantages_T))
 
         teacher_kl = _mean_over_ranks(context, "teacher-gap", logprob_gap, compared_tokens)
@@ -202,7 +202,7 @@ class SelfDistillation(Credit):
             metrics["credit/without_context"] = without_context
         return episodes, metrics | advantage_metrics(context, episodes)
 
-    def _scored_text(self, context: RolloutContext, tree: Tree, leaf: int) -> ScoredText | None:
+    def _make_scored_text(self, context: RolloutContext, tree: Tree, leaf: int) -> ScoredText | None:
         """Returns the text for the teacher to score: the answer after its privileged prompt. Returns None if
         there is no privileged text, or if prompt and answer together don't fit into the context."""
         answer = tree.leaves[leaf]
@@ -216,7 +216,7 @@ class SelfDistillation(Credit):
         fits = len(prompt_ids) + len(answer.response_ids) < context.settings.context_length
         return ScoredText(prompt_ids, answer.response_ids) if fits else None
 
-    def _advantages(self, differences_T: Column, outcome_advantage: float) -> Column:
+    def _compute_advantages(self, differences_T: Column, outcome_advantage: float) -> Column:
         """Returns the advantages of an answer's tokens.
 
         Args:

@@ -198,7 +198,7 @@ class WeightedBy(OverAnotherCredit):
 
     @override
     def weigh_tokens(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
-        signals = self._signals(context, episodes)
+        signals = self._compute_signals(context, episodes)
         if self.weights == "group_share":
             weights = group_share_weights(episodes, signals, self.base, self.bonus)
         elif self.weights == "softmax":
@@ -213,12 +213,11 @@ class WeightedBy(OverAnotherCredit):
             lowest, highest = self.bounds
             weights = [(signals_T >= lowest) & (signals_T <= highest) for signals_T in signals]
         rows = [
-            self._weighted_row(episode, weights_T)
-            for episode, weights_T in zip(episodes, weights, strict=True)
+            self._weigh_row(episode, weights_T) for episode, weights_T in zip(episodes, weights, strict=True)
         ]
         return standardise_by_sign(episodes, rows) if self.standardise else rows
 
-    def _signals(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Column]:
+    def _compute_signals(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Column]:
         """Returns the signal of each response token, by episode. Collective."""
         import numpy as np
 
@@ -251,7 +250,7 @@ class WeightedBy(OverAnotherCredit):
             for surprises_T, entropies_T in zip(surprises, entropies, strict=True)
         ]
 
-    def _weighted_row(self, episode: Episode, weights_T: Column) -> Episode:
+    def _weigh_row(self, episode: Episode, weights_T: Column) -> Episode:
         """Returns the row with its advantages multiplied by the weights. With `drop`, tokens of weight 0 are
         not trained, unless no token would be left to train."""
         assert episode.advantages is not None, "`needs` asks for a credit with advantages"
@@ -364,10 +363,10 @@ def top_share_weights(
             ``answer`` by itself.
     """
 
-    def threshold(values: Sequence[float]) -> float:
+    def threshold(signals: Sequence[float]) -> float:
         """Returns the smallest of the `share` of the values that are the largest."""
-        count = max(1, int(share * len(values)))
-        return sorted(values)[-count] if values else 0.0
+        count = max(1, int(share * len(signals)))
+        return sorted(signals)[-count] if signals else 0.0
 
     values_by_episode = []
     for episode, signals_T in zip(episodes, signals, strict=True):

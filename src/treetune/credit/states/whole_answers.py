@@ -50,7 +50,7 @@ class WholeAnswers(StateRule):
         quiet_log = replace(context.log, progress=lambda done, total: None)
         quiet_context = replace(context, log=quiet_log)
         first_count = plan.budget.ask(0, _no_rewards)
-        starts = self._starts(context, prefix, plan.purpose, range(first_count))
+        starts = self._make_starts(context, prefix, plan.purpose, range(first_count))
         rollout = _rollout_of_continuations(context, plan.sampling)
         return await rollout.answers(_context_of_continuations(quiet_context), starts)
 
@@ -79,7 +79,7 @@ class WholeAnswers(StateRule):
                 answers = answers_by_state[state]
                 count = budget.ask(rounds_by_state[state], partial(_list_known_rewards, answers))
                 numbers = range(len(answers), len(answers) + count)
-                starts += self._starts(context, prefixes[state], plan.purpose, numbers)
+                starts += self._make_starts(context, prefixes[state], plan.purpose, numbers)
                 state_of_start += [state] * count
             sampled = context.engine.run(rollout.answers(context_of_continuations, starts))
             for state, answer in zip(state_of_start, sampled, strict=True):
@@ -93,7 +93,7 @@ class WholeAnswers(StateRule):
             for prefix, answers in zip(prefixes, answers_by_state, strict=True)
         ]
 
-    def _starts(
+    def _make_starts(
         self, context: RolloutContext, prefix: AnswerPrefix, purpose: str, numbers: Sequence[int]
     ) -> list[Start]:
         """Returns a start for each of these numbers, which number the continuations of a state from 0 on.

@@ -97,7 +97,7 @@ class Filtered(OverAnother):
         filtered = []
         for step_values, answer in zip(estimates, valuation.answers, strict=True):
             g, h = gains_by_tree[answer.states[0].tree]
-            filtered.append(filter_values(step_values, answer.reward, behind=g, before=h))
+            filtered.append(filter_values(step_values, answer.reward, gain_from_later=g, gain_from_earlier=h))
         return filtered
 
     def _choose_gains(self, errors: Sequence[float]) -> tuple[float, float]:
@@ -173,15 +173,18 @@ def _smooth_from_earlier(observations: Sequence[float], gain: float) -> list[flo
     return estimates
 
 
-def filter_values(step_values: StepValues, reward: float, behind: float, before: float) -> StepValues:
+def filter_values(
+    step_values: StepValues, reward: float, gain_from_later: float, gain_from_earlier: float
+) -> StepValues:
     """Returns an answer's values and baselines after smoothing.
 
-    The value of a state is smoothed with the values of later states and the reward, by the gain g (`behind`).
-    The baseline of a state is smoothed with the baselines of earlier states, by the gain h (`before`).
+    The value of a state is smoothed with the values of later states and the reward, by the gain g
+    (`gain_from_later`). The baseline of a state is smoothed with the baselines of earlier states, by the gain
+    h (`gain_from_earlier`).
     """
     baselines = [value.baseline_or_value for value in step_values if value is not None]
-    smoothed_values = iter(_smooth_from_later(_observations(step_values, reward), behind))
-    smoothed_baselines = iter(_smooth_from_earlier(baselines, before))
+    smoothed_values = iter(_smooth_from_later(_observations(step_values, reward), gain_from_later))
+    smoothed_baselines = iter(_smooth_from_earlier(baselines, gain_from_earlier))
     filtered: StepValues = []
     for value in step_values:
         if value is not None:

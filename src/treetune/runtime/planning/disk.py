@@ -107,9 +107,9 @@ def _count_available_bytes(folder: Path, experiment: Path) -> int:
     """
     # The folder may not exist yet, but one of its parents does, on the same disk.
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
-    taken = 0
+    checkpoint_bytes = 0
     for file in (experiment / CHECKPOINTS).rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # a run that is under way deletes old checkpoints
             if file.is_file() and not file.is_symlink():
-                taken += file.stat().st_size
-    return shutil.disk_usage(existing).free + taken
+                checkpoint_bytes += file.stat().st_size
+    return shutil.disk_usage(existing).free + checkpoint_bytes
