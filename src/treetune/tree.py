@@ -90,9 +90,9 @@ class Tree:
 
         An answer that branched off from an answer of the tree shares the nodes before their fork.
         """
-        shared = self._shared_nodes(trajectory.fork)  # one for each of the answer's first segments
-        node = shared[-1] if shared else ROOT
-        for segment in trajectory.segments[len(shared) :]:
+        shared_nodes = self._shared_nodes(trajectory.fork)  # one for each of the answer's first segments
+        node = shared_nodes[-1] if shared_nodes else ROOT
+        for segment in trajectory.segments[len(shared_nodes) :]:
             self.nodes.append(Node(segment, node))
             node = len(self.nodes) - 1
         self.leaves.append(trajectory)

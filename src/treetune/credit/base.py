@@ -228,10 +228,10 @@ class GroupCredit(Credit):
             rewards = [answer.reward for answer in tree.leaves]
             try:
                 tree_advantages = self.advantages(rewards)
-                wrong = _describe_wrong_count(tree_advantages, len(rewards))
-                if wrong is not None:
+                wrong_count = _describe_wrong_count(tree_advantages, len(rewards))
+                if wrong_count is not None:
                     raise ValueError(
-                        f"advantages() returned {wrong}; return one number per answer ({len(rewards)})"
+                        f"advantages() returned {wrong_count}; return one number per answer ({len(rewards)})"
                     )
                 advantages += map(float, tree_advantages)
             # This is the error above, an error in a user's `advantages`, or one of `float`, which can't
@@ -277,18 +277,18 @@ class TokenCredit(Credit):
         for tree in trees:
             rows = self.token_advantages(tree.leaves)
             message = f"{type(self).__name__}, problem {tree.problem.id!r}: token_advantages() returned"
-            wrong = _describe_wrong_count(rows, len(tree.leaves))
-            if wrong is not None:
+            wrong_count = _describe_wrong_count(rows, len(tree.leaves))
+            if wrong_count is not None:
                 raise ValueError(
-                    f"{message} {wrong}; return one list per answer ({len(tree.leaves)}), with one number"
-                    " per token"
+                    f"{message} {wrong_count}; return one list per answer ({len(tree.leaves)}), with one"
+                    " number per token"
                 )
             for number, (row, answer) in enumerate(zip(rows, tree.leaves, strict=True)):
                 tokens = len(answer.response_ids)
-                wrong = _describe_wrong_count(row, tokens)
-                if wrong is not None:
+                wrong_count = _describe_wrong_count(row, tokens)
+                if wrong_count is not None:
                     raise ValueError(
-                        f"{message} {wrong} for answer {number}; return one number per token ({tokens})"
+                        f"{message} {wrong_count} for answer {number}; return one number per token ({tokens})"
                     )
             for answer, row in zip(tree.leaves, rows, strict=True):
                 episode = make_episode(context, answer)

@@ -109,7 +109,7 @@ class TreeCredit(Credit):
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         episodes: list[Episode] = []
         for tree in trees:
-            episodes += self._episodes(context, tree)
+            episodes += self._make_episodes(context, tree)
         return episodes, advantage_metrics(context, episodes)
 
     def __post_init__(self) -> None:
@@ -119,10 +119,10 @@ class TreeCredit(Credit):
                 f" weight is {self.weight!r}, which trains these once: set weight to 'each'"
             )
 
-    def _episodes(self, context: RolloutContext, tree: Tree) -> list[Episode]:
+    def _make_episodes(self, context: RolloutContext, tree: Tree) -> list[Episode]:
         """Returns the training rows of a tree's answers. A step is a node, or a turn within one."""
         sharing = Sharing.of(tree)
-        values, advantages = self._values_and_advantages(sharing, tree.leaves)
+        values, advantages = self._compute_values_and_advantages(sharing, tree.leaves)
         episodes = []
         for index, (leaf, path) in enumerate(zip(tree.leaves, sharing.paths, strict=True)):
             steps = _steps_of_nodes(leaf, [sharing.lengths[node] for node in path])
@@ -145,7 +145,7 @@ class TreeCredit(Credit):
             episodes.append(episode)
         return episodes
 
-    def _values_and_advantages(
+    def _compute_values_and_advantages(
         self, sharing: Sharing, answers: Sequence[Trajectory]
     ) -> tuple[dict[int, float], list[list[float]]]:
         """Returns the values by node, and for each answer the advantages of its nodes."""

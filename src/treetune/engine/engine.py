@@ -279,13 +279,13 @@ class VllmEngine(Engine):
         `addresses`. Returns whether all servers take requests now."""
         closed = [replica for replica in self._sampled if replica.number not in scheduler.opened]
         addresses_of_closed = self._call_for_each(closed, Replica.wake)
-        opened = {}
+        opened_addresses = {}
         for replica, address in zip(closed, addresses_of_closed, strict=True):
             if address is not None:
-                opened[replica.number] = address
-        if opened:
-            addresses |= opened
-            scheduler.open(opened)
+                opened_addresses[replica.number] = address
+        if opened_addresses:
+            addresses |= opened_addresses
+            scheduler.open(opened_addresses)
         return None not in addresses_of_closed
 
     def _call_for_each(self, replicas: Sequence[Replica], work: Callable[[Replica], T]) -> list[T]:
@@ -569,8 +569,8 @@ class _Results:
             return None
         del self._parts[part.index]
         completions_in_order: list[Completion] = []
-        for first in sorted(parts_of_request):
-            completions_in_order += parts_of_request[first]
+        for first_sample in sorted(parts_of_request):
+            completions_in_order += parts_of_request[first_sample]
         self.completions[part.index] = completions_in_order
         return completions_in_order
 

@@ -88,9 +88,9 @@ def main(arguments: list[str]) -> int:
             break
 
         if time.monotonic() >= next_look_at:
-            present = _find_shared_memory(find_descendants(os.getpid()))
-            if not present.items() <= shared_memory.items():
-                shared_memory |= present
+            present_files = _find_shared_memory(find_descendants(os.getpid()))
+            if not present_files.items() <= shared_memory.items():
+                shared_memory |= present_files
                 _note_shared_memory(shared_memory, scratch)
             # Until there is an engine, the server is starting, and makes its files.
             next_look_at = time.monotonic() + (POLL_EVERY_S if engine is None else NOTE_SHARED_MEMORY_EVERY_S)

@@ -881,15 +881,15 @@ class _RowBatch:
         rows = list(self.rows)
         for layer, examples in layers.items():
             old = self._cache.layers.get(layer)
-            moved = []
+            resized = []
             for index, example in enumerate(examples):
                 heads, dimension = example.shape[-3], example.shape[-1]
                 new = example.new_zeros((height, heads, width, dimension))
                 if old is not None and rows:
                     common_width = min(width, old[index].shape[2])
                     new[: len(rows), :, :common_width] = old[index][rows, :, :common_width]
-                moved.append(new)
-            self._cache.layers[layer] = moved[0], moved[1]
+                resized.append(new)
+            self._cache.layers[layer] = resized[0], resized[1]
         self._height, self._width = height, width
         # The k-th present row is now row k of the cache.
         self.rows = dict(enumerate(self.rows.values()))

@@ -127,7 +127,7 @@ class ProgramLoop(asyncio.AbstractEventLoop):
         """Runs all tasks that are ready until each of them waits, and returns their new requests. Raises what
         the program raised."""
         # The tasks ask asyncio for the running loop. Another loop may run already, as in a notebook.
-        outer = asyncio._get_running_loop()
+        outer_loop = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
         try:
             while self._ready:
@@ -135,7 +135,7 @@ class ProgramLoop(asyncio.AbstractEventLoop):
                 if not handle.cancelled():
                     handle._run()
         finally:
-            asyncio._set_running_loop(outer)
+            asyncio._set_running_loop(outer_loop)
         if self._program.done():
             self._program.result()  # raises the program's error, if it raised one
         requests, self._new_requests = self._new_requests, []

@@ -404,9 +404,9 @@ class VllmSettings(EngineSettings):
                     "the engine shares the trainer's GPUs, and NCCL can't connect a GPU with itself: give the"
                     " engine devices of its own"
                 )
-            elif shared := sorted(trainers_gpus.intersection(self.devices)):
+            elif shared_gpus := sorted(trainers_gpus.intersection(self.devices)):
                 obstacles["nccl"] = (
-                    f"GPUs {shared} of its devices are the trainer's, and NCCL can't connect a GPU with"
+                    f"GPUs {shared_gpus} of its devices are the trainer's, and NCCL can't connect a GPU with"
                     " itself: choose other devices"
                 )
         if len(set(machines)) > 1:
@@ -714,11 +714,11 @@ def _findings_on_temperatures(engine: EngineSettings, experiment: Experiment) ->
     engines = getattr(experiment, "engines", None)
     if engines is not None and engines.policy is not engine:
         return  # a judge's server, which never samples from the policy
-    for key, temperature in _temperatures(experiment):
+    for key, temperature in _find_temperatures(experiment):
         yield from engine.check_temperature(temperature, key)
 
 
-def _temperatures(experiment: Experiment) -> Iterator[tuple[str, float]]:
+def _find_temperatures(experiment: Experiment) -> Iterator[tuple[str, float]]:
     """Yields the key and the value of each temperature at which the policy is sampled.
 
     `experiment` may also be a pipeline that estimates the difficulty of rows. The pipeline has its

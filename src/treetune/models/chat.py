@@ -65,10 +65,10 @@ def chat_frame(
     template = tokenizer.chat_template
     texts = list(template.values()) if isinstance(template, dict) else [template]
     template_words = set(re.findall(r"\w+", " ".join(texts)))
-    unknown = sorted(set(chat.template_arguments) - template_words)
-    if unknown:
+    unknown_arguments = sorted(set(chat.template_arguments) - template_words)
+    if unknown_arguments:
         raise ValueError(
-            f"chat.template_arguments sets {', '.join(unknown)}, which the chat template of {name}"
+            f"chat.template_arguments sets {', '.join(unknown_arguments)}, which the chat template of {name}"
             " does not use: leave it out"
         )
     # Templates get the date from `strftime_now`, which is replaced by a function that returns a mark.
@@ -187,8 +187,8 @@ def turn_markers(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[str]:
         marker_ids.append(end)
     markers = [added_tokens[token_id] for token_id in dict.fromkeys(marker_ids) if token_id in added_tokens]
     vocabulary = set(added_tokens.values())
-    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    return [marker for marker in markers if marker in special or not _has_partner(marker, vocabulary)]
+    special_tokens = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return [marker for marker in markers if marker in special_tokens or not _has_partner(marker, vocabulary)]
 
 
 def _has_partner(tag: str, tokens: set[str]) -> bool:

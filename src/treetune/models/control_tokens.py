@@ -35,12 +35,12 @@ def refuse_hidden_stops(tokenizer: PreTrainedTokenizerBase, stops: Iterable[str]
     special token by its id.)"""
     specials = special_tokens(tokenizer)
     for stop in stops:
-        inside = [special for special in specials if special in stop and special != stop]
-        if inside and stop not in specials:
+        contained = [special for special in specials if special in stop and special != stop]
+        if contained and stop not in specials:
             raise ValueError(
-                f"the stop string {stop!r} contains the special token {inside[0]!r}, which the text of an"
-                f" answer doesn't contain, so that it would never be found: use {inside[0]!r} alone, or leave"
-                " it out"
+                f"the stop string {stop!r} contains the special token {contained[0]!r}, which the text of"
+                f" an answer doesn't contain, so that it would never be found: use {contained[0]!r} alone, or"
+                " leave it out"
             )
 
 

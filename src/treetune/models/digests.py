@@ -53,16 +53,16 @@ def folder_digest(folder: Path) -> str:
 def _read_pieces(file: Path) -> Iterator[bytes]:
     """Yields the content of a file. Of a large file, yields only the size and samples: the beginning, the
     end, and pieces in between."""
-    size = file.stat().st_size
+    file_bytes = file.stat().st_size
     with file.open("rb") as content:
-        if size <= WHOLE_BYTES:
+        if file_bytes <= WHOLE_BYTES:
             while piece := content.read(2**20):
                 yield piece
             return
-        yield str(size).encode()
+        yield str(file_bytes).encode()
         # The samples are at equal distances: the first one begins the file, and the last one ends it.
         for number in range(SAMPLED_BLOCKS):
-            content.seek((size - SAMPLE_BYTES) * number // (SAMPLED_BLOCKS - 1))
+            content.seek((file_bytes - SAMPLE_BYTES) * number // (SAMPLED_BLOCKS - 1))
             yield content.read(SAMPLE_BYTES)
 
 

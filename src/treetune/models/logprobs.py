@@ -375,13 +375,13 @@ class CriticModule(nn.Module):
         self.values_of = values_of or _only_output
         turn_dropout_off(model)
         self.backbone, self.parallel = backbone_of(model), parallel
-        size = model.config.get_text_config().hidden_size
+        hidden_size = model.config.get_text_config().hidden_size
         dtype = next(self.backbone.parameters()).dtype
-        self.head = nn.Linear(size, outputs, dtype=dtype)
+        self.head = nn.Linear(hidden_size, outputs, dtype=dtype)
         generator = torch.Generator().manual_seed(seed % 2**63)
         with torch.no_grad():
-            # From N(0, 1 / (size + 1)), as in VinePPO.
-            weight = torch.randn(outputs, size, generator=generator) / (size + 1) ** 0.5
+            # From N(0, 1 / (hidden_size + 1)), as in VinePPO.
+            weight = torch.randn(outputs, hidden_size, generator=generator) / (hidden_size + 1) ** 0.5
             self.head.weight.copy_(weight)
             self.head.bias.zero_()
 

@@ -204,11 +204,11 @@ class Lora:
                 adapters["base_model.model." + name.replace(f".{_ADAPTER_NAME}.weight", ".weight")] = weight
         return adapters
 
-    def write(self, adapters: Mapping[str, Tensor], base: str, directory: Path) -> None:
+    def write(self, adapters: Mapping[str, Tensor], base_model: str, directory: Path) -> None:
         """Writes a folder that peft's ``PeftModel.from_pretrained`` and vLLM read.
 
         Args:
-            base: The path or name of the model that the adapters belong to.
+            base_model: The path or name of the model that the adapters belong to.
         """
         from safetensors.torch import save_file
 
@@ -219,7 +219,7 @@ class Lora:
         # vLLM doesn't support ``all-linear``, so the layers are listed by the last parts of their names.
         layer_names = {name.split(".lora_")[0].rpartition(".")[2] for name in adapters}
         config = self._make_peft_config().to_dict() | {
-            "base_model_name_or_path": base,
+            "base_model_name_or_path": base_model,
             "target_modules": sorted(layer_names),
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -252,9 +252,9 @@ def refusing_idle_adapters(model: nn.Module) -> Iterator[None]:
     from peft.tuners.lora import LoraLayer
 
     adapted = {path: layer for path, layer in model.named_modules() if isinstance(layer, LoraLayer)}
-    called: set[str] = set()
+    called_layers: set[str] = set()
     hooks = [
-        layer.register_forward_hook(lambda *_, path=path: called.add(path.rpartition(".")[2]))
+        layer.register_forward_hook(lambda *_, path=path: called_layers.add(path.rpartition(".")[2]))
         for path, layer in adapted.items()
     ]
     try:
@@ -262,9 +262,9 @@ def refusing_idle_adapters(model: nn.Module) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-    idle = sorted({path.rpartition(".")[2] for path in adapted} - called)
+    idle = sorted({path.rpartition(".")[2] for path in adapted} - called_layers)
     if idle:
-        used = sorted(called)
+        used = sorted(called_layers)
         raise ValueError(
             f"trainer.lora puts adapters on {', '.join(idle)}, which {type(model).__name__} never calls as"
             " layers, so that they would not be trained: set trainer.lora.target_modules to other layers,"

@@ -160,8 +160,8 @@ def write_policy(
     architecture.refuse_other_weights(weights, directory)
     with whole_folder(directory) as unfinished:
         # Files have a tied weight once, under its first name.
-        untied = {name: weight for name, weight in weights.items() if name not in architecture.tied}
-        tensors = _copy_to_cpu(dict(architecture.convert_to_saved(untied.items())))
+        untied_weights = {name: weight for name, weight in weights.items() if name not in architecture.tied}
+        tensors = _copy_to_cpu(dict(architecture.convert_to_saved(untied_weights.items())))
         save_torch_state_dict(tensors, unfinished)
         config_to_write = copy.deepcopy(config)
         config_to_write.dtype = _find_dtype(tensors)

@@ -195,8 +195,8 @@ def _compute_attention(
     parts = []
     for heads_BHtD in (query_BHtD, key_BHtD, value_BHtD):
         # There may be fewer heads of keys than ranks. Then each head is copied, and several ranks get it.
-        copies = max(size // heads_BHtD.shape[1], 1)
-        heads_BHtD = heads_BHtD.repeat_interleave(copies, dim=1)
+        copies_of_head = max(size // heads_BHtD.shape[1], 1)
+        heads_BHtD = heads_BHtD.repeat_interleave(copies_of_head, dim=1)
         parts.append(heads_BHtD.unflatten(1, (size, -1)).transpose(0, 1))  # [P, B, h, t, D]
     head_counts = [part.shape[2] for part in parts]
     # Queries, keys and values in a single exchange: all heads of some tokens become some heads of all tokens.

@@ -183,11 +183,11 @@ def weight_files(path: str, revision: str | None) -> dict[str, Path] | None:
                 return None
             files[file_name] = file
         return {weight: files[file_name] for weight, file_name in file_names.items()}
-    single = find("model.safetensors")
-    if single is None:
+    single_file = find("model.safetensors")
+    if single_file is None:
         return None
-    with safe_open(single, framework="pt") as content:
-        return dict.fromkeys(content.keys(), single)
+    with safe_open(single_file, framework="pt") as content:
+        return dict.fromkeys(content.keys(), single_file)
 
 
 INDEX = "model.safetensors.index.json"

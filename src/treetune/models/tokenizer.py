@@ -125,13 +125,13 @@ def add_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> Non
     """
     from tokenizers import AddedToken
 
-    special = []
+    special_tokens = []
     for token in tokenizer.added_tokens_decoder.values():
         if token.special and str(token) in tokens:
-            special.append(str(token))
-    if special:
+            special_tokens.append(str(token))
+    if special_tokens:
         raise ValueError(
-            f"model.added_tokens has {', '.join(map(repr, special))}, which is a special token of the"
+            f"model.added_tokens has {', '.join(map(repr, special_tokens))}, which is a special token of the"
             " tokenizer, and the text of an answer doesn't contain those: leave it out, or choose another"
             " name"
         )
@@ -159,7 +159,7 @@ def word_ids(tokenizer: PreTrainedTokenizerBase, token: str) -> tuple[int, ...]:
     return ids
 
 
-def embed_tokens(model: PreTrainedModel, words: Mapping[int, tuple[int, ...]]) -> None:
+def embed_tokens(model: PreTrainedModel, ids_of_words: Mapping[int, tuple[int, ...]]) -> None:
     """Initialises the rows of new tokens in the embeddings and in the head, in place. Other rows stay the
     same.
 
@@ -170,26 +170,26 @@ def embed_tokens(model: PreTrainedModel, words: Mapping[int, tuple[int, ...]]) -
     stay tied.
 
     Args:
-        words: By the id of each new token, the ids of the old tokens that spell its word (`word_ids`).
+        ids_of_words: By the id of each new token, the ids of the old tokens that spell its word (`word_ids`).
 
     Raises:
         ValueError: The model has fewer rows than the tokenizer has old tokens.
     """
     import torch
 
-    if not words:
+    if not ids_of_words:
         return
     rows = model.get_input_embeddings().num_embeddings
-    if min(words) > rows:  # the new ids begin where the old tokens end
+    if min(ids_of_words) > rows:  # the new ids begin where the old tokens end
         raise ValueError(
-            f"the model embeds {rows} tokens, and its tokenizer has {min(words)} without those of"
+            f"the model embeds {rows} tokens, and its tokenizer has {min(ids_of_words)} without those of"
             " model.added_tokens: they don't belong together"
         )
-    grows = max(words) >= rows
+    grows = max(ids_of_words) >= rows
     if grows:
         with torch.random.fork_rng(devices=[]):  # new rows get random values here, which are replaced below
             model.resize_token_embeddings(
-                max(words) + 1, pad_to_multiple_of=ROWS_MULTIPLE, mean_resizing=False
+                max(ids_of_words) + 1, pad_to_multiple_of=ROWS_MULTIPLE, mean_resizing=False
             )
     head = model.get_output_embeddings()
     tables = [model.get_input_embeddings().weight]
@@ -200,7 +200,7 @@ def embed_tokens(model: PreTrainedModel, words: Mapping[int, tuple[int, ...]]) -
         for table in tables:
             if grows:
                 table[rows:] = table[:rows].mean(0, dtype=torch.float32).to(table.dtype)
-            for token, word in words.items():
+            for token, word in ids_of_words.items():
                 table[token] = table[list(word)].mean(0, dtype=torch.float32).to(table.dtype)
 
 

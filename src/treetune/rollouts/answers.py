@@ -233,11 +233,11 @@ def rank_share(context: RolloutContext, problems: Sequence[Problem]) -> Sequence
     if not problems:
         raise ValueError("there are no problems to roll out from")
     counts = Counter(problem.id for problem in problems)
-    twice = [problem_id for problem_id, count in counts.items() if count > 1]
-    if twice:
+    repeated_ids = [problem_id for problem_id, count in counts.items() if count > 1]
+    if repeated_ids:
         raise ValueError(
-            f"{len(twice)} problems are listed twice in iteration {context.iteration}, {twice[0]!r} "
-            "the first: take fewer problems per iteration, or more samples of each"
+            f"{len(repeated_ids)} problems are listed twice in iteration {context.iteration},"
+            f" {repeated_ids[0]!r} the first: take fewer problems per iteration, or more samples of each"
         )
     return contiguous_share(problems, context.ranks.rank, context.ranks.world_size)
 

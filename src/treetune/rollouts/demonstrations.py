@@ -114,7 +114,7 @@ class Demonstrations(Rollout):
             for sample in range(self.samples):
                 seed = derive_seed(context.seed, context.iteration, problem.id, sample, "demonstration")
                 demonstration = task_of(context.task, problem).demonstration(problem, seed)
-                segments = _segments(context.codec, problem, demonstration)
+                segments = _make_segments(context.codec, problem, demonstration)
                 response_ids = joined([segment.token_ids for segment in segments])
                 length = len(context.codec.encode_prompt(problem)) + len(response_ids)
                 if self.too_long == "leave_out" and length > context.settings.context_length:
@@ -131,7 +131,7 @@ class Demonstrations(Rollout):
                     finish_reason="stop",
                     text=text,
                     grade=ASSUMED_RIGHT,
-                    step_ends=_step_ends(context, problem, segments, text),
+                    step_ends=_find_step_ends(context, problem, segments, text),
                 )
                 grade = context.grader.submit(text, problem) if self.graded else None
                 pending.append(_Pending(answer, grade))
@@ -194,7 +194,7 @@ Format = TypeVar("Format", bound=DemonstrationFormat)
 _FORMATS: dict[str, DemonstrationFormat] = {}
 
 
-def _segments(codec: TextCodec, problem: Problem, text: str) -> tuple[Segment, ...]:
+def _make_segments(codec: TextCodec, problem: Problem, text: str) -> tuple[Segment, ...]:
     """Returns the segments of a demonstration: those of its format, or a single one if it is in none."""
     for demonstration_format in _FORMATS.values():
         segments = demonstration_format.segments(codec, problem, text)
@@ -204,7 +204,7 @@ def _segments(codec: TextCodec, problem: Problem, text: str) -> tuple[Segment, .
     return (Segment(joined([codec.encode_answer(problem, text), end_token])),)
 
 
-def _step_ends(
+def _find_step_ends(
     context: RolloutContext, problem: Problem, segments: Sequence[Segment], text: str
 ) -> tuple[int, ...]:
     """Returns the token offsets at which a demonstration's steps end.

@@ -113,11 +113,11 @@ def find_full_name(name: str) -> str | None:
 
     Example: ``find_full_name("parallel_count_right")`` is ``"threads/parallel_count_right"``.
     """
-    for full in declared_numbers():
-        short = full.partition("/")[2]
+    for full_name in declared_numbers():
+        short_name = full_name.partition("/")[2]
         for ending in ("", CORRECT_SUFFIX):
-            if name in (full + ending, short + ending):
-                return full + ending
+            if name in (full_name + ending, short_name + ending):
+                return full_name + ending
     return None
 
 
@@ -180,8 +180,8 @@ def number_metrics(columns: Mapping[str, Sequence[float]]) -> Metrics:
 def group_numbers(numbers: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """Returns ``{'g/x': 1.0}`` as ``{'g': {'x': 1.0}}``, as an evaluation's files have it."""
     nested: dict[str, dict[str, float]] = {}
-    for full, value in numbers.items():
-        group, _, name = full.partition("/")
+    for full_name, value in numbers.items():
+        group, _, name = full_name.partition("/")
         nested.setdefault(group, {})[name] = value
     return nested
 
@@ -192,14 +192,14 @@ def evaluation_metrics(label: str, summary: Mapping[str, Any]) -> Metrics:
     Example: ``{"evaluation/gsm8k_test/threads/parallel_count": 1.8}``.
     """
     metrics: Metrics = {}
-    for full, number in declared_numbers().items():
+    for full_name, number in declared_numbers().items():
         if not number.while_training:
             continue
-        group, _, name = full.partition("/")
+        group, _, name = full_name.partition("/")
         means = summary.get(group, {})
         for ending in ("", CORRECT_SUFFIX):
             if name + ending in means:
-                metrics[f"evaluation/{label}/{full}{ending}"] = means[name + ending]
+                metrics[f"evaluation/{label}/{full_name}{ending}"] = means[name + ending]
     return metrics
 
 

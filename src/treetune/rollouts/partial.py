@@ -136,7 +136,7 @@ class PartialAnswers(RolloutAround):
         free_places = max(0, len(problems) - len(in_flight))
         new_problems = [problem for problem in problems if problem.id not in in_flight][:free_places]
         for problem in new_problems:  # every rank checks all prompts, so that all stop if one is too long
-            max_tokens = self._sampling(context, problem).max_tokens
+            max_tokens = self._sampling_of_problem(context, problem).max_tokens
             encode_prompt(context, problem, max_tokens, self.max_prompt_tokens)
         carried_problems = [next(iter(answers.values())).problem for answers in in_flight.values()]
         all_problems = carried_problems + new_problems
@@ -184,7 +184,7 @@ class PartialAnswers(RolloutAround):
         """Returns whether all answers to a problem have ended, or used up their tokens."""
         return not any(self._remaining_tokens(context, answer) for answer in group.answers.values())
 
-    def _sampling(self, context: RolloutContext, problem: Problem) -> SamplingParams:
+    def _sampling_of_problem(self, context: RolloutContext, problem: Problem) -> SamplingParams:
         """Returns the task's sampling parameters.
 
         Raises:
@@ -203,7 +203,7 @@ class PartialAnswers(RolloutAround):
         """Returns how many more tokens an answer may have; 0 if it has ended."""
         if answer.finish_reason == "stop":
             return 0
-        max_tokens = self._sampling(context, answer.problem).max_tokens
+        max_tokens = self._sampling_of_problem(context, answer.problem).max_tokens
         return context.settings.token_budget(answer.prompt_ids, max_tokens) - len(answer.response_ids)
 
     def _sample_further(
@@ -244,7 +244,9 @@ class PartialAnswers(RolloutAround):
     ) -> list[Trajectory]:
         """Samples the beginnings of a problem's answers, and returns them."""
         prompt_ids = context.codec.encode_prompt(problem)
-        budget = context.settings.token_budget(prompt_ids, self._sampling(context, problem).max_tokens)
+        budget = context.settings.token_budget(
+            prompt_ids, self._sampling_of_problem(context, problem).max_tokens
+        )
         sampling = self._sampling_of_iteration(context, problem, budget)
         completions = await sampler.sample(Request(prompt_ids, seed=seed, n=self.samples, sampling=sampling))
         new_answers = (
@@ -277,7 +279,7 @@ class PartialAnswers(RolloutAround):
     ) -> SamplingParams:
         """Returns the sampling parameters of an answer that may have `remaining_tokens` more tokens."""
         max_tokens = min(self.tokens_per_iteration, remaining_tokens)
-        return replace(self._sampling(context, problem), max_tokens=max_tokens)
+        return replace(self._sampling_of_problem(context, problem), max_tokens=max_tokens)
 
     async def _make_answer(
         self,

@@ -155,11 +155,11 @@ class OverlongPenalty(Shaping):
         for task in trained_parts_of(experiment.task):
             smallest = min(smallest, task.adjust_sampling(sampling).max_tokens)
         if self.cache > smallest:
-            limit_in_words = "the rollout's max_tokens is"
+            limit_text = "the rollout's max_tokens is"
             if smallest < sampling.max_tokens:
-                limit_in_words = "the smallest max_tokens of a domain is"
+                limit_text = "the smallest max_tokens of a domain is"
             yield Finding(
-                f"the cache has {self.cache} tokens, and {limit_in_words} {smallest}: an answer of no token"
+                f"the cache has {self.cache} tokens, and {limit_text} {smallest}: an answer of no token"
                 " would be punished",
                 "cache",
                 "make it smaller",

@@ -205,7 +205,7 @@ async def _grade_answer(
     return answer
 
 
-def for_fixed_problems(rollout: Rollout) -> Rollout:
+def adapt_to_fixed_problems(rollout: Rollout) -> Rollout:
     """Returns the rollout that makes `samples` answers to each of fixed problems, as in evaluation.
 
     Returns the rollout's `rollout_for_fixed_problems` if it has one. If it has none, returns the rollout
@@ -264,7 +264,7 @@ class RolloutAround(Rollout):
     @property
     @override
     def rollout_for_fixed_problems(self) -> Rollout:
-        return for_fixed_problems(self.rollout)
+        return adapt_to_fixed_problems(self.rollout)
 
     @override
     def check_at_start(self, codec: TextCodec) -> None:

@@ -328,10 +328,10 @@ def _write_stream(
 
     # A stream that was cut between two batches looks complete to Arrow, so the stream's metadata has the
     # number of rows. `SEALED` announces that a file has a checksum after the stream.
-    about: dict[str | bytes, str] = {"treetune": content, "rows": str(len(rows)), SEALED: ""}
+    stream_metadata: dict[str | bytes, str] = {"treetune": content, "rows": str(len(rows)), SEALED: ""}
     if iteration is not None:
-        about["iteration"] = str(iteration)
-    schema = schema.with_metadata(about)
+        stream_metadata["iteration"] = str(iteration)
+    schema = schema.with_metadata(stream_metadata)
     starts = range(0, len(rows), ROWS_PER_BATCH)
 
     def batches() -> Iterator[pa.RecordBatch]:

@@ -149,7 +149,9 @@ class UntilMixed(RolloutAround):
             "rollout/groups_lacking": float(max(0, self.groups - mixed_groups)),
         }
 
-    def _log_missing_groups(self, context: RolloutContext, mixed: int, problems: int, rounds: int) -> None:
+    def _log_missing_groups(
+        self, context: RolloutContext, mixed_groups: int, problems: int, rounds: int
+    ) -> None:
         """Logs that fewer than `groups` problems have answers that differ in score, and why no further round
         follows."""
         reason = "the split has no further problem"
@@ -157,7 +159,8 @@ class UntilMixed(RolloutAround):
             reason = f"max_rounds is {self.max_rounds}"
         context.log.say(
             f"iteration {context.iteration + 1}: {self.groups} problems with answers that differ in score"
-            f" were asked for; went on with {mixed} of {problems} after {rounds} rounds, since {reason}"
+            f" were asked for; went on with {mixed_groups} of {problems} after {rounds} rounds, since"
+            f" {reason}"
         )
 
 

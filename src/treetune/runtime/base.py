@@ -21,7 +21,7 @@ from treetune.findings import missing_requirements, placed_parts
 from treetune.models.sources import ModelSource
 from treetune.rollouts.answers import check_lengths
 from treetune.rollouts.base import Rollout, Selection, Shaping
-from treetune.rollouts.single_turn import for_fixed_problems
+from treetune.rollouts.single_turn import adapt_to_fixed_problems
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.diagnostics import Diagnostics
 from treetune.runtime.first_prompt import describe_first_prompt
@@ -78,7 +78,7 @@ class EvaluationSet(Part):
         Raises:
             ValueError: The settings don't go together.
         """
-        rollout = for_fixed_problems(experiment.evaluation.rollout or experiment.rollout)
+        rollout = adapt_to_fixed_problems(experiment.evaluation.rollout or experiment.rollout)
         settings = {
             "samples": self.samples,
             "temperature": self.temperature,
@@ -143,8 +143,8 @@ class Evaluation(Part):
                 "rollout",
                 "give evaluation.rollout, e.g. {type: 'single_turn', max_tokens: 256}",
             )
-        elif self.rollout is not None and for_fixed_problems(self.rollout) != self.rollout:
-            # `for_fixed_problems` returns another rollout in place of one that can't answer a fixed list.
+        elif self.rollout is not None and adapt_to_fixed_problems(self.rollout) != self.rollout:
+            # `adapt_to_fixed_problems` returns another rollout for one that can't answer a fixed list.
             yield Finding(
                 f"{type(self.rollout).__name__} can't answer a fixed list of problems, and every set needs"
                 " the same number of samples for each problem of such a list",

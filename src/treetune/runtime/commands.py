@@ -100,7 +100,7 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
         refuse_collapsed(config, directory)
     with (
         Session.open(config, plain) as session,
-        PolicyServer.start(session, needed=config.needs_engine, trains=True) as server,
+        PolicyServer.start(session, needs_engine=config.needs_engine, trains=True) as server,
         RunResources.open(session, server) as resources,
         open_trainer(resources) as trainer,
     ):
@@ -160,7 +160,7 @@ def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) ->
     check_shaping(config)
     with (
         Session.open(config, plain) as session,
-        PolicyServer.start(session, needed=config.rollout.needs_engine) as server,
+        PolicyServer.start(session, needs_engine=config.rollout.needs_engine) as server,
         RunResources.open(session, server) as resources,
         ExitStack() as stack,
     ):

@@ -131,13 +131,13 @@ class Console:
             printer.join()
 
     def record_failure(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Writes the traceback of a failure to the log file; standard error shows only its message. An exit
         and a Ctrl-C are no failures. The arguments are those of ``__exit__``."""
         if error is None or isinstance(error, SystemExit | KeyboardInterrupt) or self._file is None:
             return
-        text = "".join(traceback.format_exception(kind, error, trace))
+        text = "".join(traceback.format_exception(error_type, error, trace))
         record = self.log.makeRecord(self.log.name, logging.ERROR, "", 0, text, (), None)
         self._file.handle(record)
 

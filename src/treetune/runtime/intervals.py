@@ -47,7 +47,7 @@ def wilson_interval(successes: float, trials: int) -> tuple[float, float]:
 def bootstrap(values: Sequence[float], seed: int) -> tuple[float, float]:
     """Returns the percentile interval of the mean under resampling of the problems."""
     generator = derived_random(seed, "bootstrap")
-    size = len(values)
-    means = sorted(math.fsum(generator.choices(values, k=size)) / size for _ in range(RESAMPLES))
-    tail = (1 - CONFIDENCE_LEVEL) / 2
-    return means[int(tail * len(means))], means[int((1 - tail) * len(means)) - 1]
+    count = len(values)
+    means = sorted(math.fsum(generator.choices(values, k=count)) / count for _ in range(RESAMPLES))
+    tail_share = (1 - CONFIDENCE_LEVEL) / 2
+    return means[int(tail_share * len(means))], means[int((1 - tail_share) * len(means)) - 1]

@@ -60,9 +60,9 @@ def run_iterations(
     session: Session, server: PolicyServer, resources: RunResources, trainer: PolicyTrainer
 ) -> None:
     """Runs every iteration that the experiment still needs. Collective."""
-    first = resume(session, server, trainer)
-    with Record.open(session, server, trainer, first) as record, Lookahead.open(resources) as lookahead:
-        for iteration in session.remaining_iterations(first):
+    start = resume(session, server, trainer)
+    with Record.open(session, server, trainer, start) as record, Lookahead.open(resources) as lookahead:
+        for iteration in session.remaining_iterations(start):
             clock = Clock(session.console.timeline, iteration)
             with record.before_training(iteration):  # a signal may end the run in this block
                 episodes, metrics = lookahead.take_episodes(iteration, clock)

@@ -88,15 +88,15 @@ class Machine:
     @property
     def description(self) -> str:
         """The machine for people, such as ``4 of 8 GPUs (one for each rank) of 80 GiB``."""
-        several = f"{self.nodes} machines, each with " if self.nodes > 1 else ""
+        machines_text = f"{self.nodes} machines, each with " if self.nodes > 1 else ""
         ranks = "one rank" if self.ranks == 1 else f"{self.ranks} ranks"
         if self.device == "cpu":
             memory = "" if self.host_memory is None else f" and {self.host_memory / GIB:.1f} GiB of memory"
-            return f"{several}no GPU, {self.cores} cores{memory}, {ranks}"
+            return f"{machines_text}no GPU, {self.cores} cores{memory}, {ranks}"
         gpus = "one GPU" if self.ranks == 1 else f"{self.ranks} GPUs"
         if self.gpus is not None and self.gpus > self.ranks:
             gpus = f"{self.ranks} of {self.gpus} GPUs (one for each rank)"
-        return f"{several}{gpus} of {self.device_memory / GIB:.0f} GiB"
+        return f"{machines_text}{gpus} of {self.device_memory / GIB:.0f} GiB"
 
 
 def described_machine(gpus: int, memory_gib: float, nodes: int = 1, host_gib: float | None = None) -> Machine:
@@ -128,10 +128,10 @@ def this_machine(environment: Mapping[str, str] = os.environ, *, is_rank: bool =
     memories = [int(line) * MIB for line in query_gpus("memory.total", environment) if line.isdecimal()]
     # DeepSpeed's launcher sets LOCAL_SIZE to the number of ranks on this machine, torchrun LOCAL_WORLD_SIZE.
     # Both set WORLD_SIZE to the number of ranks on all machines.
-    world = int(environment.get("WORLD_SIZE", "0"))
-    local = int(environment.get("LOCAL_SIZE") or environment.get("LOCAL_WORLD_SIZE", "0"))
+    world_ranks = int(environment.get("WORLD_SIZE", "0"))
+    local_ranks = int(environment.get("LOCAL_SIZE") or environment.get("LOCAL_WORLD_SIZE", "0"))
     ranks_without_launcher = 1 if is_rank else max(1, len(memories))
-    ranks = local or world or ranks_without_launcher
+    ranks = local_ranks or world_ranks or ranks_without_launcher
     return Machine(
         device="cuda" if memories else "cpu",
         ranks=ranks,
@@ -139,7 +139,7 @@ def this_machine(environment: Mapping[str, str] = os.environ, *, is_rank: bool =
         device_memory=min(memories, default=0),  # a run has to fit on the smallest GPU
         host_memory=host_memory(),
         shared_memory=shutil.disk_usage(SHARED_MEMORY).total if os.access(SHARED_MEMORY, os.W_OK) else 0,
-        nodes=max(1, world // ranks),
+        nodes=max(1, world_ranks // ranks),
         gpus=len(memories) or None,
         is_here=True,
     )

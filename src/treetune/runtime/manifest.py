@@ -78,7 +78,7 @@ def begin_or_resume(
     is_same_model = _is_same_model(earlier_inputs, inputs)
     changed_keys = refuse_changed_settings(directory.path, plain, config, same_model=is_same_model)
     remarks = describe_unsafe_keys(plain)
-    if earlier_inputs is not None and any(changed.key[0] == "evaluation" for changed in changed_keys):
+    if earlier_inputs is not None and any(changed_key.key[0] == "evaluation" for changed_key in changed_keys):
         # Another evaluation may measure other problems, and the changed key is reported already. So only the
         # splits of the task are compared.
         rows_of_task = {name: rows for name, rows in earlier_inputs["rows"].items() if name in SPLITS}
@@ -97,11 +97,11 @@ def begin_or_resume(
             "this run was begun by a version that recorded no digest of the start model, so whether the model"
             " is still the same is unknown; its present digest is recorded now"
         )
-    changed_files = changed_code(manifest)
+    changed_files = find_changed_code(manifest)
     if changed_files:
         remarks.append(_warn_of_changed_code(changed_files, directory, config))
-    latest = _entries_of(manifest)[-1]
-    bit_changes = describe_different_bits(latest.get("bits_rest_on", {}), bits_now)
+    last_entry = _entries_of(manifest)[-1]
+    bit_changes = describe_different_bits(last_entry.get("bits_rest_on", {}), bits_now)
     if bit_changes:
         remarks.append(
             "this run was begun on another machine or with other software, so results may differ in the last"
@@ -112,7 +112,7 @@ def begin_or_resume(
             {
                 "after": directory.resumable() or 0,
                 "config": config_hash(plain),
-                "changed": {changed.name: str(changed) for changed in changed_keys},
+                "changed": {changed_key.name: str(changed_key) for changed_key in changed_keys},
                 "command": describe_command(),
                 "bits_rest_on": bits_now,
                 "inputs": inputs,
@@ -231,7 +231,7 @@ def recorded_resumes(manifest: Mapping[str, Any]) -> list[tuple[int, list[str]]]
     return resumes
 
 
-def changed_code(manifest: Mapping[str, Any]) -> dict[str, str]:
+def find_changed_code(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Returns the user's modules whose code differs from the code that the manifest recorded last.
 
     Example: ``{"reward": "reward.py"}``, with each module's file.
@@ -239,12 +239,12 @@ def changed_code(manifest: Mapping[str, Any]) -> dict[str, str]:
     hashes_before: Mapping[str, str] = {}
     for entry in _entries_of(manifest):
         hashes_before = entry.get("own_modules", hashes_before)
-    changed = {}
+    changed_files = {}
     for name, hash_now in sorted(own_modules().items()):
         # A module that the run has not imported before counts as unchanged.
         if hashes_before.get(name, hash_now) != hash_now:
-            changed[name] = relative(sys.modules[name].__file__ or name)
-    return changed
+            changed_files[name] = relative(sys.modules[name].__file__ or name)
+    return changed_files
 
 
 def _warn_of_changed_code(

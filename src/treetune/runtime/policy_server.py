@@ -72,14 +72,14 @@ class PolicyServer:
 
     @staticmethod
     @contextmanager
-    def start(session: Session, *, needed: bool = True, trains: bool = False) -> Iterator[PolicyServer]:
+    def start(session: Session, *, needs_engine: bool = True, trains: bool = False) -> Iterator[PolicyServer]:
         """Starts the engine in the background, on the start model's weights. Collective.
 
         Args:
-            needed: False starts no engine.
+            needs_engine: False starts no engine.
             trains: Whether a trainer will offer new weights.
         """
-        if not needed:
+        if not needs_engine:
             yield PolicyServer(session, engine=None, folder=None)
             return
         config, ranks, directory = session.config, session.ranks, session.directory
@@ -94,10 +94,10 @@ class PolicyServer:
                 policy = size_engine(config, policy)
             transfer: TransferMethod = "file"
             if trains:
-                transfer, why = policy.transfer_method(
+                transfer, reason = policy.transfer_method(
                     device=ranks.device.type, machines=ranks.machines(), adapters=sends_adapters
                 )
-                session.console.note(f"new weights go to the engine by {transfer}: {why}")
+                session.console.note(f"new weights go to the engine by {transfer}: {reason}")
             folder = WeightsFolder(session, adapters, transfer, in_memory=policy.weights_in_memory)
             stack.callback(folder.remove)
             launch = EngineLaunch(

@@ -121,7 +121,7 @@ def start_ranks(
         devices = [str(i) for i in range(ranks)]  # on a CPU: the launcher starts a rank for each entry
         # Otherwise DeepSpeed warns three times that it finds no accelerator.
         environment.setdefault("DS_ACCELERATOR", "cpu")
-    command = _launcher_command(nodes, node, devices, port)
+    command = _make_launcher_command(nodes, node, devices, port)
     # Ranks read their numbers from the environment, so the launcher adds no --local_rank to the arguments.
     command += ["--quiet", "--no_local_rank", str(MAIN_PROGRAM), *arguments]
     libc = ctypes.CDLL(None)
@@ -194,7 +194,7 @@ class SignalsOfRun:
         return _code_of_run(code)
 
 
-def _launcher_command(nodes: Sequence[str], node: int, devices: Sequence[str], port: int) -> list[str]:
+def _make_launcher_command(nodes: Sequence[str], node: int, devices: Sequence[str], port: int) -> list[str]:
     """Returns the beginning of the node launcher's command; see `start_ranks`. Each machine has the same
     `devices`."""
     world = base64.urlsafe_b64encode(json.dumps({name: list(devices) for name in nodes}).encode()).decode()

@@ -132,8 +132,8 @@ def describe_repetition(directory: ExperimentDirectory, start: int) -> str:
     if not rows:
         return ""
     iterations = name_iterations(start + 1, start + len(rows))
-    are = "is" if len(rows) == 1 else "are"
-    begin = f", the last checkpoint: {iterations} had been finished after it and {are}"
+    verb = "is" if len(rows) == 1 else "are"
+    begin = f", the last checkpoint: {iterations} had been finished after it and {verb}"
     # Iterations whose episodes are stored are only trained again.
     if all(is_generated(directory, start + number) for number in range(len(rows))):
         seconds = sum(row.get("seconds/training", 0.0) for row in rows)
@@ -599,12 +599,13 @@ def _describe_collapse(
         f"{finding.sign} since iteration {(finding.since or 0) + 1}: {finding.description}"
         for finding in find_stopping_signs(config.diagnostics, signs)
     ]
-    good = find_last_good(config.diagnostics, signs, done - 1)
-    assert good is not None  # None only if no sign may stop a run, and here one does
+    last_good = find_last_good(config.diagnostics, signs, done - 1)
+    assert last_good is not None  # None only if no sign may stop a run, and here one does
     checkpoints = {number: directory.checkpoint(number) for number in directory.checkpoints()}
-    where = describe_good_weights(good, checkpoints)  # a text that says where the good weights are
+    # A text that says where the good weights are
+    good_weights = describe_good_weights(last_good, checkpoints)
     return (
         f"{directory.path} was stopped after iteration {done} of {config.iterations} by"
-        f" diagnostics.on_collapse: {'; '.join(reasons)}. {where[0].upper()}{where[1:]}. To continue from"
-        f" iteration {done} nevertheless, set on_collapse to 'warn', or change the threshold"
+        f" diagnostics.on_collapse: {'; '.join(reasons)}. {good_weights[0].upper()}{good_weights[1:]}. To"
+        f" continue from iteration {done} nevertheless, set on_collapse to 'warn', or change the threshold"
     )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from treetune.contracts import innermost_rollout
 from treetune.exceptions import Stopped
-from treetune.rollouts.single_turn import for_fixed_problems
+from treetune.rollouts.single_turn import adapt_to_fixed_problems
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console, name_iterations
 from treetune.runtime.directory import ExperimentDirectory, Lock, is_over_after
@@ -241,7 +241,7 @@ class StartModel:
         # Training and evaluation use the same prompts, so the codec gets the tools of one rollout: the run's
         # or, if that has none (as with demonstrations, where it samples nothing), the evaluation's.
         for rollout in (config.rollout, config.evaluation.rollout or config.rollout):
-            if tools := for_fixed_problems(rollout).tools(config.task):
+            if tools := adapt_to_fixed_problems(rollout).tools(config.task):
                 if self.codec.with_tools is None:
                     raise ValueError("tools are called natively in a chat, and model.chat is null: give one")
                 self.codec = self.codec.with_tools(tools)

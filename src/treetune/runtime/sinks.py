@@ -340,15 +340,15 @@ def _records_in(content: bytes) -> Iterator[bytes]:
         if remaining_bytes < WANDB_CHUNK.size:  # the end of a block is too short for a head, and is zeros
             position += remaining_bytes
             continue
-        _, length, kind = WANDB_CHUNK.unpack_from(content, position)
+        _, length, chunk_kind = WANDB_CHUNK.unpack_from(content, position)
         position += WANDB_CHUNK.size
-        is_known_kind = kind in (WHOLE_CHUNK, FIRST_CHUNK, MIDDLE_CHUNK, LAST_CHUNK)
+        is_known_kind = chunk_kind in (WHOLE_CHUNK, FIRST_CHUNK, MIDDLE_CHUNK, LAST_CHUNK)
         if not is_known_kind or position + length > len(content):
             return
         chunk = content[position : position + length]
-        begins_record = kind in (WHOLE_CHUNK, FIRST_CHUNK)
+        begins_record = chunk_kind in (WHOLE_CHUNK, FIRST_CHUNK)
         record = chunk if begins_record else record + chunk
-        if kind in (WHOLE_CHUNK, LAST_CHUNK):
+        if chunk_kind in (WHOLE_CHUNK, LAST_CHUNK):
             yield record
         position += length
 

@@ -369,7 +369,7 @@ def _plan_rows(
     )
     if settings.layout != "tree":
         lengths = [row.length for row in sequences.rows]
-        return plan_batches(lengths, units if keep_units else _single_rows(units))
+        return plan_batches(lengths, units if keep_units else _split_into_single_rows(units))
     # The rows of a tree are computed together, so trees are distributed, and not rows.
     trees = _grow_trees(sequences, units, max_tokens, keep_units)
     units_of_trees = [(index,) for index in range(len(trees))]
@@ -385,7 +385,7 @@ def _with_rows_of_trees(batch: PlannedBatch, trees: Sequence[_TreeOfRows]) -> Pl
     return replace(batch, indices=tuple(rows))
 
 
-def _single_rows(units: Iterable[Unit]) -> list[Unit]:
+def _split_into_single_rows(units: Iterable[Unit]) -> list[Unit]:
     """Returns a unit for each row of the units."""
     return [(row,) for row in itertools.chain.from_iterable(units)]
 
@@ -498,7 +498,7 @@ def _grow_trees(
         if keep_units or _fits_into_tree(sequences, unit, max_tokens):
             parts.append(unit)
         else:
-            parts += _single_rows([unit])
+            parts += _split_into_single_rows([unit])
     trees: list[_TreeOfRows] = []
     for parts in parts_by_problem.values():
         trees += _pack_into_trees(sequences, parts, max_tokens)

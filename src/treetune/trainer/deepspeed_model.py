@@ -529,12 +529,12 @@ def keep_on_cpu(module: nn.Module, device: torch.device) -> Reference:
 
     @contextmanager
     def on_device() -> Iterator[Callable[..., Any]]:
-        copies: dict[nn.Parameter, nn.Parameter] = {}  # on the device, by the weight on the CPU
+        copy_of_weight: dict[nn.Parameter, nn.Parameter] = {}  # on the device, by the weight on the CPU
         for weight in on_cpu.values():
             copy = weight.data.to(device, non_blocking=True)
-            copies[weight] = nn.Parameter(copy, requires_grad=False)
+            copy_of_weight[weight] = nn.Parameter(copy, requires_grad=False)
         for submodule, name, weight in owners:
-            submodule._parameters[name] = copies[weight]
+            submodule._parameters[name] = copy_of_weight[weight]
         try:
             yield module
         finally:

@@ -44,9 +44,11 @@ def refuse_wrong_trainer_logprobs(policy: DeepSpeedModel, settings: Trainer, ran
     rows = [torch.tensor(row) for row in probe_rows(model.config, PROBE_LENGTHS)]
     scorer = Scorer(settings, ranks, temperature=1.0)
 
-    def compute_alone(whole: bool = False) -> Tensor:
+    def compute_alone(by_model_itself: bool = False) -> Tensor:
         """Returns the log-probs of all tokens but the first of each row, each row by itself on every rank."""
-        return torch.cat([_logprobs_of_row(policy, row_T.to(ranks.device), whole) for row_T in rows])
+        return torch.cat(
+            [_logprobs_of_row(policy, row_T.to(ranks.device), by_model_itself) for row_T in rows]
+        )
 
     # The random state stays as it was, so that the probe doesn't change the training.
     with torch.random.fork_rng(devices=[ranks.device] if ranks.device.type == "cuda" else []):
@@ -63,7 +65,7 @@ def refuse_wrong_trainer_logprobs(policy: DeepSpeedModel, settings: Trainer, ran
         # With sequence parallelism, the model's own forward pass doesn't work: its attention needs all ranks.
         if settings.sequence_parallel_size == 1:
             _refuse_large_gap(
-                alone_N - compute_alone(whole=True),
+                alone_N - compute_alone(by_model_itself=True),
                 limit,
                 f"the trainer's log-probs differ from those of {name}'s own forward pass, which the trainer"
                 " doesn't reproduce",
@@ -81,13 +83,13 @@ def refuse_wrong_trainer_logprobs(policy: DeepSpeedModel, settings: Trainer, ran
         )
 
 
-def _logprobs_of_row(policy: DeepSpeedModel, row_T: Tensor, whole: bool) -> Tensor:
-    """Returns the log-probs of all tokens of a row but the first; with `whole`, from the model's own forward
-    pass."""
+def _logprobs_of_row(policy: DeepSpeedModel, row_T: Tensor, by_model_itself: bool) -> Tensor:
+    """Returns the log-probs of all tokens of a row but the first; with `by_model_itself`, from the model's
+    own forward pass."""
     predicting = torch.arange(len(row_T) - 1, device=row_T.device)
     inputs = ModelInputs(row_T[None], predicting, row_T[1:], max_positions=len(predicting))
     with torch.no_grad():
-        logprobs_N, *_ = policy(inputs, 1.0, whole=whole)
+        logprobs_N, *_ = policy(inputs, 1.0, whole=by_model_itself)
     return logprobs_N.float().cpu()
 
 

@@ -240,12 +240,12 @@ def find_missing_interface(environment: Mapping[str, str], *, uses_gloo: bool, u
     names = environment.get(NCCL_INTERFACE, "")
     if uses_nccl and names and not names.startswith("^"):  # "^eth0,lo": all interfaces but these
         # NCCL needs one interface of the list. "eth" stands for all names that begin so, "=eth" for this one.
-        present = [name for name in psutil.net_if_addrs() if _find_address(name) is not None]
+        present_interfaces = [name for name in psutil.net_if_addrs() if _find_address(name) is not None]
         if names.startswith("="):
-            is_there = any(name in present for name in names[1:].split(","))
+            is_there = any(name in present_interfaces for name in names[1:].split(","))
         else:
             prefixes = tuple(name for name in names.split(",") if name)
-            is_there = any(name.startswith(prefixes) for name in present)
+            is_there = any(name.startswith(prefixes) for name in present_interfaces)
         if not is_there:
             return _describe_missing_interface(NCCL_INTERFACE, names)
     return None
@@ -386,8 +386,8 @@ class Ranks:
         timeout = datetime.timedelta(seconds=self.deadline_s)
         # Every rank must make all groups, also those that it isn't in.
         groups = []
-        for first in range(0, self.world_size, size):
-            groups.append(dist.new_group(list(range(first, first + size)), timeout=timeout))
+        for start in range(0, self.world_size, size):
+            groups.append(dist.new_group(list(range(start, start + size)), timeout=timeout))
         return groups[self.rank // size]
 
     def for_thread(self) -> Ranks:

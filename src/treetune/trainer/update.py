@@ -241,8 +241,8 @@ class EntropyCoefficient:
         """Adjusts the coefficient to the mean entropy of the last step's minibatch, which is the same on
         every rank."""
         if self.target is not None:
-            moved = self.value + self.target.rate * (self.target.target - entropy)
-            self.value = min(max(moved, self.target.lowest), self.target.highest)
+            new_value = self.value + self.target.rate * (self.target.target - entropy)
+            self.value = min(max(new_value, self.target.lowest), self.target.highest)
 
     def save(self, directory: Path) -> None:
         if self.target is not None:

@@ -195,11 +195,11 @@ def test_a_tree_of_answers_is_planned_with_its_prompt_once():
     rows = plan(SMALL)
     counts = {"problems": 64, "rows": 512, "prompt_tokens": 300, "answer_tokens": 100, "longest": 1000}
     work = dataclasses.replace(rows.work, **counts, steps=1, epochs=1)
-    assert report.trained_tokens(work, "padded") == 512 * 400
-    assert report.trained_tokens(work, "tree") == 64 * 300 + 512 * 100
+    assert report.count_trained_tokens(work, "padded") == 512 * 400
+    assert report.count_trained_tokens(work, "tree") == 64 * 300 + 512 * 100
     with_shared_beginning = dataclasses.replace(work, shared_prompt_tokens=200)
-    assert report.trained_tokens(with_shared_beginning, "padded") == 512 * 400
-    assert report.trained_tokens(with_shared_beginning, "tree") == 200 + 64 * 100 + 512 * 100
+    assert report.count_trained_tokens(with_shared_beginning, "padded") == 512 * 400
+    assert report.count_trained_tokens(with_shared_beginning, "tree") == 200 + 64 * 100 + 512 * 100
     tree = plan(SMALL, "{trainer+: {layout: 'tree'}}")
     seconds = {estimate.phase: estimate.seconds for estimate in report.estimate_phases(rows)}
     seconds_of_tree = {estimate.phase: estimate.seconds for estimate in report.estimate_phases(tree)}
@@ -222,7 +222,7 @@ def test_trees_compute_a_prompt_once_in_each_step_that_has_an_answer_to_it():
             cuts = [rows[first : first + size] for first in range(0, 12, size)]
             problems_of_steps.append(sum(len(set(cut)) for cut in cuts))
         drawn = 50 * statistics.fmean(problems_of_steps) + 12 * 10
-        planned = report.trained_tokens(dataclasses.replace(work, steps=steps), "tree")
+        planned = report.count_trained_tokens(dataclasses.replace(work, steps=steps), "tree")
         # The plan draws the step of each row on its own, as if steps could have different sizes.
         assert planned == pytest.approx(drawn, rel=0.1)
 

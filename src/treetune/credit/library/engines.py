@@ -84,12 +84,13 @@ class FunctionEngine(Engine):
         if not requests:
             return []
         completions_by_request = [list(completions) for completions in self._sample_requests(requests)]
-        wanted = [request.n for request in requests]
-        returned = [len(completions) for completions in completions_by_request]
-        if returned != wanted:
+        requested_counts = [request.n for request in requests]
+        returned_counts = [len(completions) for completions in completions_by_request]
+        if returned_counts != requested_counts:
             raise EngineError(
-                f"the engine {self._name} returned {returned} completions for {len(requests)} requests, which"
-                f" ask for {wanted}: return a list of n completions for each request"
+                f"the engine {self._name} returned {returned_counts} completions for {len(requests)}"
+                f" requests, which ask for {requested_counts}: return a list of n completions for each"
+                " request"
             )
         return completions_by_request
 

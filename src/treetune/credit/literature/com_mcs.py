@@ -49,10 +49,10 @@ class CompoundValues(OverAnother):
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
         values = self.over.values(valuation)
-        mixed = []
+        mixed_values = []
         for step_values, answer in zip(values, valuation.answers, strict=True):
-            mixed.append(self._mix(step_values, answer.reward))
-        return mixed
+            mixed_values.append(self._mix(step_values, answer.reward))
+        return mixed_values
 
     def _mix(self, step_values: StepValues, reward: float) -> StepValues:
         """Returns the values of an answer, each mixed with the next value of the answer.

@@ -79,9 +79,9 @@ class OneLineStates(StateRule):
         early = context.early_continuations
         states: list[OneLineContinuations] = []
         for prefix in prefixes:
-            # `begun` has the continuations that were sampled during the rollout; the others are sampled here.
-            begun = None if early is None else early.find(prefix.key, plan)
-            states.append(begun or OneLineContinuations(context, prefix, plan))
+            # The continuations that were sampled during the rollout; the others are sampled here.
+            continuations = None if early is None else early.find(prefix.key, plan)
+            states.append(continuations or OneLineContinuations(context, prefix, plan))
         sampled_early = sum(len(state.completions) for state in states)
         counted_samples = CountedSamples(context, earlier_samples=sampled_early)
 

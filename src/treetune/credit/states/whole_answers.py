@@ -65,8 +65,8 @@ class WholeAnswers(StateRule):
         early = context.early_continuations
         answers_by_state: list[list[Trajectory]] = []
         for prefix in prefixes:
-            begun = None if early is None else early.find(prefix.key, plan)
-            answers_by_state.append(list(begun or ()))
+            early_answers = None if early is None else early.find(prefix.key, plan)
+            answers_by_state.append(list(early_answers or ()))
         # A state with early answers has gone through its first round already.
         rounds_by_state = [1 if answers else 0 for answers in answers_by_state]
         # All states go through their rounds together, in one call of the rollout for each round. So the

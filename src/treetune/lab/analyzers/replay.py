@@ -259,7 +259,7 @@ def replay(
     steps: dict[str, ReplayedStep] = {}
     with (
         Session.open(config, plain, "analysis") as session,
-        PolicyServer.start(session, needed=needs_engine) as server,
+        PolicyServer.start(session, needs_engine=needs_engine) as server,
         RunResources.open(session, server) as resources,
     ):
         state = _state_before(session, point, work / STATE if exact else None)

@@ -21,7 +21,7 @@ from treetune.objectives.further_inputs import DistributionObjective, teacher_of
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.model_scores import Critic, Distributions, ModelScores
-from treetune.rollouts.single_turn import for_fixed_problems
+from treetune.rollouts.single_turn import adapt_to_fixed_problems
 from treetune.rollouts.storage import read_trajectories
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import TRAJECTORIES
@@ -92,7 +92,7 @@ def rollout_that_samples(config: PolicyIteration) -> Rollout:
     """
     for rollout in (config.rollout, config.evaluation.rollout):
         if rollout is not None and rollout.needs_engine and rollout.sampling is not None:
-            return for_fixed_problems(rollout)
+            return adapt_to_fixed_problems(rollout)
     raise ValueError(
         "nothing in the experiment samples from the policy: give evaluation.rollout,"
         " e.g. {type: 'single_turn', max_tokens: 256}"

@@ -106,22 +106,26 @@ def estimate_phases(plan: Plan) -> Iterator[PhaseSeconds]:
     iteration has, count by their mean."""
     work, experiment, machine = plan.work, plan.experiment, plan.machine
     if _can_estimate_sampling(plan) and work.is_sampled:
-        prompt_tokens = _prompt_tokens(work, work.problems)
-        yield _sampling(plan, "answers", work.answers, work.answer_tokens, work.context, prompt_tokens)
+        prompt_tokens = _count_prompt_tokens(work, work.problems)
+        yield _estimate_sampling(
+            plan, "answers", work.answers, work.answer_tokens, work.context, prompt_tokens
+        )
         if work.continuations:
             tokens = work.answer_tokens / 2  # on average they begin in the middle of an answer
-            yield _sampling(plan, "continuations", work.continuations, tokens, work.continued_context)
+            yield _estimate_sampling(
+                plan, "continuations", work.continuations, tokens, work.continued_context
+            )
         if work.further_answers:
-            yield _sampling(
+            yield _estimate_sampling(
                 plan, "answers for credit", work.further_answers, work.answer_tokens, work.context
             )
-    yield from _passes_of_trainer(plan)
+    yield from _estimate_trainer_passes(plan)
     if _can_estimate_sampling(plan):
         # Demonstrations need new weights in the engine only for evaluations.
         if work.is_sampled:
-            yield _sync(plan)
+            yield _estimate_sync(plan)
         if experiment.evaluation.sets:
-            yield _evaluation(plan)
+            yield _estimate_evaluation(plan)
     state_bytes = machine.world_size * (plan.trainer.policy.kept + plan.trainer.policy.on_host)
     yield PhaseSeconds(
         "checkpoints",
@@ -130,21 +134,21 @@ def estimate_phases(plan: Plan) -> Iterator[PhaseSeconds]:
     )
 
 
-def _passes_of_trainer(plan: Plan) -> Iterator[PhaseSeconds]:
+def _estimate_trainer_passes(plan: Plan) -> Iterator[PhaseSeconds]:
     """Yields the seconds of the trainer's passes: those that score, for training and for credit, and those of
     the optimiser's steps."""
     work, credit = plan.work, plan.experiment.credit
     forward = _ForwardPasses.of(plan)
     seconds_of_scoring = forward.seconds_of_scoring(work)
     basis = f"2 operations a weight and token; {forward.source}"
-    yield PhaseSeconds("scoring", _scoring_passes(plan) * seconds_of_scoring, basis)
+    yield PhaseSeconds("scoring", _count_scoring_passes(plan) * seconds_of_scoring, basis)
     if credit.trainer_passes:
         # The credit scores all answers, and selection leaves out some of them afterwards.
         # `seconds_of_scoring` is for a pass over the rows that remain, and is scaled to all answers.
         passes_over_rows = credit.trainer_passes * work.answers / max(work.rows, 1)
         basis = f"passes over all answers: {credit.trainer_passes}; {basis}"
         yield PhaseSeconds("scoring for credit", passes_over_rows * seconds_of_scoring, basis)
-    yield _training(plan, forward)
+    yield _estimate_training(plan, forward)
 
 
 @dataclass(frozen=True)
@@ -182,7 +186,7 @@ class _ForwardPasses:
         tokens_of_micro_batch = plan.trainer.micro_batch * trainer.sequence_parallel_size
         return _ForwardPasses(
             weights=plan.shape.parameters,
-            tokens=trained_tokens(plan.work, trainer.layout),
+            tokens=count_trained_tokens(plan.work, trainer.layout),
             operations_per_second=operations_per_second,
             launch_seconds=launch_seconds,
             groups=max(1, machine.world_size // trainer.sequence_parallel_size),
@@ -207,7 +211,7 @@ class _ForwardPasses:
         return compute_seconds + micro_batches * self.launch_seconds
 
 
-def _scoring_passes(plan: Plan) -> int:
+def _count_scoring_passes(plan: Plan) -> int:
     """Returns the number of passes over all rows before the first step: of the reference, of the policy if
     there are several steps (or a KL penalty in rewards or advantages), of the critic, of the reward model."""
     experiment, trainer = plan.experiment, plan.experiment.trainer
@@ -225,7 +229,7 @@ def _scoring_passes(plan: Plan) -> int:
     return passes
 
 
-def _training(plan: Plan, forward: _ForwardPasses) -> PhaseSeconds:
+def _estimate_training(plan: Plan, forward: _ForwardPasses) -> PhaseSeconds:
     """Returns the seconds of the optimiser's steps. They are counted in forward passes of the policy."""
     experiment, trainer = plan.experiment, plan.experiment.trainer
     has_teacher = isinstance(trainer.objective, TeacherObjective)
@@ -265,14 +269,14 @@ def _can_estimate_sampling(plan: Plan) -> bool:
     return samples_in_process and plan.machine.device == "cpu" and plan.shape.parameters >= TINY_MODEL
 
 
-def _prompt_tokens(work: IterationWork, problems: int) -> float:
+def _count_prompt_tokens(work: IterationWork, problems: int) -> float:
     """Returns the tokens of the prompts of `problems` problems. The tokens with which all prompts begin are
     computed once, and count once."""
     own_tokens = work.prompt_tokens - work.shared_prompt_tokens
     return work.shared_prompt_tokens + problems * own_tokens
 
 
-def _sync(plan: Plan) -> PhaseSeconds:
+def _estimate_sync(plan: Plan) -> PhaseSeconds:
     """Returns the seconds in which the engine gets the new weights."""
     trainer, engine, machine = plan.experiment.trainer, plan.engine, plan.machine
     canary_seconds = CANARY_S
@@ -293,12 +297,12 @@ def _sync(plan: Plan) -> PhaseSeconds:
     method, _ = engine.settings.transfer_method(
         device=machine.device, machines=machine_names, adapters=adapters
     )
-    size = 0 if adapters else itemsize(trainer) * plan.shape.served
-    write_seconds = size / (2 * FILE_BYTES_PER_S)  # four threads write, assumed twice as fast as one
+    weight_bytes = 0 if adapters else itemsize(trainer) * plan.shape.served
+    write_seconds = weight_bytes / (2 * FILE_BYTES_PER_S)  # four threads write, assumed twice as fast as one
     folder = str(SHARED_MEMORY) if plan.sends_through_memory else "files, as if they were in memory"
     if method in METHODS_ON_THE_DEVICE:
         # Chunks are written while later ones are transferred, and the update waits for both.
-        seconds = max(size / DEVICE_BYTES_PER_S, write_seconds)
+        seconds = max(weight_bytes / DEVICE_BYTES_PER_S, write_seconds)
         source = f"by {method}, while a copy goes into {folder} at 1.8 GB/s"
     else:
         # RELOAD_S is the time in which a server reads 7 billion weights.
@@ -307,7 +311,7 @@ def _sync(plan: Plan) -> PhaseSeconds:
     return PhaseSeconds("sync", canary_seconds + seconds, source)
 
 
-def trained_tokens(work: IterationWork, layout: Layout) -> float:
+def count_trained_tokens(work: IterationWork, layout: Layout) -> float:
     """Returns the tokens of an epoch that the trainer computes, without padding.
 
     The layout ``tree`` computes the prompt of a problem once for all of its answers in a step. It also shares
@@ -331,7 +335,7 @@ def trained_tokens(work: IterationWork, layout: Layout) -> float:
     return prompt_tokens + work.rows * answer_tokens
 
 
-def _evaluation(plan: Plan) -> PhaseSeconds:
+def _estimate_evaluation(plan: Plan) -> PhaseSeconds:
     """Returns an iteration's share of all evaluations: those during training, or the one at the end."""
     experiment = plan.experiment
     every = experiment.evaluation.every
@@ -344,13 +348,15 @@ def _evaluation(plan: Plan) -> PhaseSeconds:
         is_measured_last = during_training > 0 and experiment.iterations % every == 0
         evaluations = during_training + (0 if is_measured_last else 1)  # each set is measured at the end
         work = plan.work
-        prompt_tokens = _prompt_tokens(work, problems)
-        evaluation = _sampling(plan, "evaluation", answers, work.answer_tokens, work.context, prompt_tokens)
+        prompt_tokens = _count_prompt_tokens(work, problems)
+        evaluation = _estimate_sampling(
+            plan, "evaluation", answers, work.answer_tokens, work.context, prompt_tokens
+        )
         seconds += evaluation.seconds * evaluations / experiment.iterations
     return PhaseSeconds("evaluation", seconds, "answers as long as in training, at the same rate")
 
 
-def _sampling(
+def _estimate_sampling(
     plan: Plan, phase: str, samples: int, tokens: float, context: float, prompt_tokens: float = 0.0
 ) -> PhaseSeconds:
     """Returns the seconds of sampling with all servers. Device, engine process and HTTP process work at the
@@ -463,7 +469,7 @@ def as_text(plan: Plan) -> str:
         f"    {format_bytes(space.weights):>11}  weights of a checkpoint",
         f"    {format_bytes(space.state):>11}  state of the trainer, of those that a run can resume from",
     ]
-    lines += ["", f"micro-batches: up to {trainer.micro_batch:,} tokens on a rank", *_work(plan), ""]
+    lines += ["", f"micro-batches: up to {trainer.micro_batch:,} tokens on a rank", *_describe_work(plan), ""]
     by_phase = list(estimate_phases(plan))
     scope = "an iteration" if work.is_known else "one problem"
     lines.append(f"seconds of {scope}, by estimate (may be wrong by a factor of two):")
@@ -481,7 +487,7 @@ def as_text(plan: Plan) -> str:
     return "\n".join([*lines, "", verdict_of(plan)])
 
 
-def _work(plan: Plan) -> list[str]:
+def _describe_work(plan: Plan) -> list[str]:
     """Returns the lines on the work of an iteration."""
     work = plan.work
     if work.is_known:
