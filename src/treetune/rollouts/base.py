@@ -54,7 +54,7 @@ class Rollout(Registrable):
     @property
     def rollout_for_fixed_problems(self) -> Rollout | None:
         """The rollout that answers fixed problems, as in evaluation and analyses. None stands for plain
-        sampling with this rollout's settings: callers use `single_turn.for_fixed_problems`, which handles
+        sampling with this rollout's settings: callers use `single_turn.adapt_to_fixed_problems`, which handles
         None."""
         return None
 
