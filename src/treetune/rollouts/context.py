@@ -116,8 +116,8 @@ class RolloutContext:
     ranks: RankGroup = field(default_factory=OneRank)
     log: Log = field(default_factory=Log)
     rollout: Rollout | None = None
-    """The phase's rollout as it answers fixed problems (`adapt_to_fixed_problems`). Credit continues answers with
-    it."""
+    """The phase's rollout as it answers fixed problems (`adapt_to_fixed_problems`). Credit continues
+    answers with it."""
     model_scores: ModelScores = field(default_factory=ModelScores)
     """The numbers that models compute from answers for the credit, such as the critic's values."""
     early_continuations: BegunContinuations | None = None
