@@ -229,7 +229,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_next_start_deletes_the_folders_of_killed_processes(temporary: Path) -> None:
     program = (
         "import sys, tempfile, time; tempfile.tempdir = sys.argv[1]\n"
-        "from treetune.engine.launch import scratch_folder; print(scratch_folder())\n"
+        "from treetune.engine.launch import make_scratch_folder; print(make_scratch_folder())\n"
         "from treetune.store.held_folders import SHARED_MEMORY, hold\n"
         "shared = SHARED_MEMORY / sys.argv[2]; shared.mkdir(); hold(shared); print(shared, flush=True)\n"
         "time.sleep(600)"
@@ -292,8 +292,8 @@ def test_a_server_starts_whatever_lies_in_the_folder_for_temporary_files(
 def test_a_live_process_of_another_pid_namespace_keeps_its_folder(temporary: Path) -> None:
     program = (
         "import sys, tempfile; tempfile.tempdir = sys.argv[1]\n"
-        "from treetune.engine.launch import scratch_folder\n"
-        "print(scratch_folder(), flush=True); sys.stdin.read()"
+        "from treetune.engine.launch import make_scratch_folder\n"
+        "print(make_scratch_folder(), flush=True); sys.stdin.read()"
     )
     inside = ["unshare", "--pid", "--fork", "--user", "--map-root-user"]
     if subprocess.run([*inside, "true"], capture_output=True).returncode:
