@@ -131,8 +131,8 @@ def missing_requirements(parts: Iterable[Any], root: Any = UNKNOWN, kind: type[P
     for part in parts:
         for placed in placed_parts(part):
             if isinstance(placed.part, kind):
-                of_part = _ask(lambda part: part.check(root), placed.part, (Incomplete,))
-                messages += [finding.what for finding in of_part if finding.level == "missing"]
+                findings_of_part = _ask(lambda part: part.check(root), placed.part, (Incomplete,))
+                messages += [finding.what for finding in findings_of_part if finding.level == "missing"]
     return list(dict.fromkeys(messages))
 
 
@@ -161,10 +161,10 @@ def _is_met(need: Need, placed: Placed) -> bool:
         features = _features_given_inside(holder)
         if any(feature is UNKNOWN for feature in features):
             return True
-        of_its_type = [feature for feature in features if type(feature) is type(need.feature)]
-        if of_its_type:
+        features_of_type = [feature for feature in features if type(feature) is type(need.feature)]
+        if features_of_type:
             try:
-                return any(feature.meets(need.feature) for feature in of_its_type)
+                return any(feature.meets(need.feature) for feature in features_of_type)
             except Incomplete:
                 return True
     return False

@@ -111,5 +111,5 @@ def with_critic_prompts(
     rows_of_ranks = sum(count for _, count in counts_by_rank)
     if not rows_of_ranks:
         return with_prompts, {}
-    share = sum(count for count, _ in counts_by_rank) / rows_of_ranks
-    return with_prompts, {"critic/without_own_prompt": share}
+    share_without_prompt = sum(count for count, _ in counts_by_rank) / rows_of_ranks
+    return with_prompts, {"critic/without_own_prompt": share_without_prompt}

@@ -123,5 +123,5 @@ def with_teacher_prompts(
     rows_of_ranks = sum(count for _, count in counts_by_rank)
     if not rows_of_ranks:
         return with_prompts, {}
-    share = sum(count for count, _ in counts_by_rank) / rows_of_ranks
-    return with_prompts, {"credit/without_context": share}
+    share_without_context = sum(count for count, _ in counts_by_rank) / rows_of_ranks
+    return with_prompts, {"credit/without_context": share_without_context}

@@ -473,8 +473,10 @@ class VllmEngine(Engine):
         for replica, update in updates.items():
             scores_of_trainer = [scores[key] for key in update.pairs_by_key()]
             probes = [
-                Probe(prompt, completion.token_ids, completion.logprobs.tolist(), of_trainer)
-                for (prompt, completion), of_trainer in zip(update.sampled, scores_of_trainer, strict=True)
+                Probe(prompt, completion.token_ids, completion.logprobs.tolist(), trainer_logprobs)
+                for (prompt, completion), trainer_logprobs in zip(
+                    update.sampled, scores_of_trainer, strict=True
+                )
                 if completion.logprobs is not None
             ]
             # `replica.verified` holds the probes of the previous weights. If the log-probs fit those better,

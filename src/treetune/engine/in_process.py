@@ -242,10 +242,12 @@ class InProcessEngine(Engine):
     ) -> Iterator[tuple[int, Completion]]:
         """Yields the completion of each request with its index. Texts of about the same length share a
         forward pass; prompts that begin alike are computed again for each text."""
-        by_length: dict[int, list[tuple[int, ScoreRequest]]] = {}
+        requests_by_length: dict[int, list[tuple[int, ScoreRequest]]] = {}
         for index, request in requests:
-            by_length.setdefault(_round_up_to_blocks(len(request.all_ids)), []).append((index, request))
-        for length, requests_of_length in sorted(by_length.items()):
+            requests_by_length.setdefault(_round_up_to_blocks(len(request.all_ids)), []).append(
+                (index, request)
+            )
+        for length, requests_of_length in sorted(requests_by_length.items()):
             fitting_rows = MOST_SCORED_TOKENS // length
             # Batches of fewer rows than `FEWEST_ROWS` are filled up to that many.
             rows_at_once = min(max(fitting_rows, FEWEST_ROWS), MOST_PREFILL_ROWS)
@@ -334,8 +336,10 @@ class InProcessEngine(Engine):
         ]
         scores = canary.score(pairs)
         return [
-            Probe(prompt_ids, ids, [] if sample.logprobs is None else sample.logprobs.tolist(), of_trainer)
-            for (prompt_ids, ids), sample, of_trainer in zip(pairs, sampled, scores, strict=True)
+            Probe(
+                prompt_ids, ids, [] if sample.logprobs is None else sample.logprobs.tolist(), trainer_logprobs
+            )
+            for (prompt_ids, ids), sample, trainer_logprobs in zip(pairs, sampled, scores, strict=True)
         ]
 
 

@@ -63,14 +63,14 @@ class WholeAnswersScheduler(Scheduler):
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         """Returns what is sent to each client after a step, without the outputs of unfinished requests."""
-        by_client = super().update_from_output(scheduler_output, model_runner_output)
-        for client, outputs in list(by_client.items()):
+        outputs_by_client = super().update_from_output(scheduler_output, model_runner_output)
+        for client, outputs in list(outputs_by_client.items()):
             complete = [self._complete(output) for output in outputs.outputs]
             outputs.outputs = [output for output in complete if output is not None]
             has_content = outputs.outputs or outputs.finished_requests or outputs.scheduler_stats
             if not has_content:  # an empty message would only cost time
-                del by_client[client]
-        return by_client
+                del outputs_by_client[client]
+        return outputs_by_client
 
     def _complete(self, output: EngineCoreOutput) -> EngineCoreOutput | None:
         """Returns what is sent to the client after an output of the engine; None if nothing is sent yet.

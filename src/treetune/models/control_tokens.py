@@ -115,8 +115,8 @@ class ControlTokens:
         renamed_tokenizer, original_ids = self._renamed_tokenizer
         # First the stand-ins for the template's control tokens, and then the problem's text for the marks:
         # the other way round, that text would get stand-ins, too.
-        with_stand_ins = self._any.sub(lambda match: self._stand_ins[match.group()], marked)
-        text = self.unmark(with_stand_ins)
+        text_with_stand_ins = self._any.sub(lambda match: self._stand_ins[match.group()], marked)
+        text = self.unmark(text_with_stand_ins)
         ids_in_copy: Sequence[int] = renamed_tokenizer.encode(text, add_special_tokens=False).ids
         # Tokens that are not added tokens have the same id in the copy and in the tokenizer.
         ids = [original_ids.get(token_id, token_id) for token_id in ids_in_copy]

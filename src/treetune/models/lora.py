@@ -226,10 +226,10 @@ class Lora:
             "inference_mode": True,
         }
         directory.mkdir(parents=True, exist_ok=True)
-        on_cpu = {}
+        adapters_on_cpu = {}
         for name, tensor in adapters.items():
-            on_cpu[name] = tensor.detach().to("cpu", copy=True).contiguous()
-        save_file(on_cpu, directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+            adapters_on_cpu[name] = tensor.detach().to("cpu", copy=True).contiguous()
+        save_file(adapters_on_cpu, directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         text = json.dumps(config, default=to_json, indent=2, sort_keys=True)
         (directory / ADAPTER_CONFIG).write_text(text + "\n")
 

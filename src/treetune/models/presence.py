@@ -54,9 +54,9 @@ def _check_cache(name: str, revision: str | None, key: str) -> Iterator[Finding]
         return
     if isinstance(cached, str):
         return
-    of_revision = f" (revision {revision!r})" if revision else ""
+    revision_text = f" (revision {revision!r})" if revision else ""
     absence = (
-        f"the model {name!r}{of_revision} is neither a folder in {Path.cwd()} nor in the local cache"
+        f"the model {name!r}{revision_text} is neither a folder in {Path.cwd()} nor in the local cache"
         f" ({constants.HF_HUB_CACHE})"
     )
     if constants.is_offline_mode():

@@ -190,14 +190,14 @@ class PretrainedModel(ModelSource):
 
     def _find_missing_kernels(self) -> Iterator[Finding]:
         """Yields a finding for each kind of kernels that the settings name and that can't run here."""
-        to_sdpa = "set model.attention to 'sdpa'"
+        sdpa_remedy = "set model.attention to 'sdpa'"
         # Each entry has the package (None for PyTorch's own kernels), the setting that names the kernels, its
         # key, and a remedy.
         kernels: list[tuple[str | None, str, str, str]] = []
         if self.attention == "flash_attention_2":
-            kernels.append(("flash_attn", "model.attention 'flash_attention_2'", "attention", to_sdpa))
+            kernels.append(("flash_attn", "model.attention 'flash_attention_2'", "attention", sdpa_remedy))
         if self.attention == "flex_attention":  # it has no gradient on a CPU
-            kernels.append((None, "model.attention 'flex_attention'", "attention", to_sdpa))
+            kernels.append((None, "model.attention 'flex_attention'", "attention", sdpa_remedy))
         if self.liger:
             kernels.append(("liger_kernel", "model.liger", "liger", "set model.liger to false"))
         for package, setting, key, remedy in kernels:
@@ -356,8 +356,8 @@ class PretrainedModel(ModelSource):
     def _options(self) -> dict[str, Any]:
         return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
 
-    def _describe_failed_load(self, what: str, path: str, error: Exception) -> str:
-        """Returns the message for a failure to load `what`: "model" or "tokenizer"."""
+    def _describe_failed_load(self, subject: str, path: str, error: Exception) -> str:
+        """Returns the message for a failure to load `subject`: "model" or "tokenizer"."""
         message = str(error).strip()
         first_line = message.splitlines()[0] if message else type(error).__name__
         if "scaled_dot_product_attention" in first_line:
@@ -365,11 +365,11 @@ class PretrainedModel(ModelSource):
             return f"{architecture} has no attention {self.attention!r}: set model.attention to 'eager'"
         if "trust_remote_code" in message and not self.trust_remote_code:
             return (
-                f"the {what} of {self.name_or_path!r} has Python code in its folder, which would run with"
+                f"the {subject} of {self.name_or_path!r} has Python code in its folder, which would run with"
                 " your rights: read it, and set model.trust_remote_code to true if you trust it"
             )
         return (
-            f"the {what} of {self.name_or_path!r} could not be loaded from {path}: {first_line} "
+            f"the {subject} of {self.name_or_path!r} could not be loaded from {path}: {first_line} "
             "If this is meant to be a directory, it doesn't exist in the working directory; if it is a name"
             " on the Hugging Face hub, the hub must be reachable, or the model in the cache."
         )

@@ -160,11 +160,11 @@ class PartialAnswers(RolloutAround):
         carried_answers: list[Trajectory] = []
         trained_answers: list[Trajectory] = []
         for problem, answers in groups:
-            in_order = [answers[sample] for sample in sorted(answers)]
+            answers_in_order = [answers[sample] for sample in sorted(answers)]
             if problem.id in trained_problems:
-                trained_answers += in_order
+                trained_answers += answers_in_order
             else:
-                carried_answers += in_order
+                carried_answers += answers_in_order
         carry_over.keep(carried_answers)
         trees, metrics = measure_trees(context, trees_of(trained_answers))
 

@@ -44,15 +44,15 @@ def apply_shaping(
             columns[f"{shaping.label}/{name}"] = values
         for bonuses_of_answer, bonus in zip(bonuses_of_answers, bonuses, strict=True):
             bonuses_of_answer.append(bonus)
-    with_bonuses = []
+    answers_with_bonuses = []
     for trajectory, bonuses_of_answer in zip(trajectories, bonuses_of_answers, strict=True):
-        with_bonuses.append(replace(trajectory, bonus=math.fsum(bonuses_of_answer)))
-    columns["episodes/reward"] = [trajectory.reward for trajectory in with_bonuses]
+        answers_with_bonuses.append(replace(trajectory, bonus=math.fsum(bonuses_of_answer)))
+    columns["episodes/reward"] = [trajectory.reward for trajectory in answers_with_bonuses]
     all_columns = pool_columns(context, "shaping-metrics", columns)
     metrics = {name: mean(values) for name, values in all_columns.items() if values}
     if all_columns["episodes/reward"]:
         metrics["episodes/reward_std"] = deviation(all_columns["episodes/reward"])
-    return with_answers(trees, with_bonuses), metrics
+    return with_answers(trees, answers_with_bonuses), metrics
 
 
 def indices_by_problem(trajectories: Sequence[Trajectory]) -> dict[str, list[int]]:

@@ -110,11 +110,11 @@ def _report_failures(
     """Logs on how many of a domain's answers grading failed. Raises NothingGraded if it failed on nearly all
     of them."""
     failed = sum(failures_of_rank.answers for failures_of_rank in failures)
-    first = failures[0]
-    of_domain = f" of the domain {domain}" if domain else ""
+    first_failure = failures[0]
+    domain_text = f" of the domain {domain}" if domain else ""
     message = (
-        f"{name}: grading failed on {failed} of {answers} answers{of_domain}, which earn nothing; the first,"
-        f" to the problem {first.problem!r}: {first.reason}"
+        f"{name}: grading failed on {failed} of {answers} answers{domain_text}, which earn nothing; the"
+        f" first, to the problem {first_failure.problem!r}: {first_failure.reason}"
     )
     if answers >= FEWEST_FAILED_ANSWERS and failed > BROKEN_SHARE * answers:
         raise NothingGraded(
@@ -151,11 +151,11 @@ def refuse_only_none(context: RolloutContext, answers: Sequence[Trajectory]) -> 
         nones.update(nones_of_rank)
     for domain, count in sorted(counts.items()):
         if count >= FEWEST_NONE_ANSWERS and nones[domain] == count:
-            of_domain = f" of the domain {domain}" if domain else ""
+            domain_text = f" of the domain {domain}" if domain else ""
             raise NothingGraded(
-                f"iteration 1: the reward function returned None for all {count} answers{of_domain}, so that"
-                " none earns anything, and the run stops here. Return a number for every answer (0.0 for a"
-                f" wrong one; None only for a response without an answer) and rerun: {RETRY_REMEDY}"
+                f"iteration 1: the reward function returned None for all {count} answers{domain_text}, so"
+                " that none earns anything, and the run stops here. Return a number for every answer (0.0 for"
+                f" a wrong one; None only for a response without an answer) and rerun: {RETRY_REMEDY}"
             )
 
 

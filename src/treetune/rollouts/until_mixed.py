@@ -208,14 +208,14 @@ def _share_between_ranks(
     by_problem = {tree.problem.id: tree for tree in trees}
     world_size = context.ranks.world_size
     if world_size > 1:
-        for_each_rank = []
+        messages_to_ranks = []
         for rank in range(world_size):
             share = contiguous_share(problems, rank, world_size)
             # This rank can only hand out the trees of problems that it has sampled itself.
             trees_for_rank = [by_problem[problem.id] for problem in share if problem.id in by_problem]
-            for_each_rank.append(trajectories_to_bytes(answers_of(trees_for_rank)))
+            messages_to_ranks.append(trajectories_to_bytes(answers_of(trees_for_rank)))
         answers: list[Trajectory] = []
-        for data in context.ranks.hand_out("rounds", for_each_rank):
-            answers += trajectories_from_bytes(data)
+        for message in context.ranks.hand_out("rounds", messages_to_ranks):
+            answers += trajectories_from_bytes(message)
         by_problem = {tree.problem.id: tree for tree in trees_of(answers)}
     return [by_problem[problem.id] for problem in rank_share(context, problems) if problem.id in by_problem]

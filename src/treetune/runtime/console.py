@@ -323,5 +323,9 @@ class Clock:
         The seconds of phases that earlier processes finished are included.
         """
         total = time.perf_counter() - self._start + self._earlier
-        by_phase = {f"seconds/{name}": self.seconds[name] for name in PHASES}
-        return {**by_phase, "seconds/other": total - sum(by_phase.values()), "seconds/total": total}
+        seconds_by_phase = {f"seconds/{name}": self.seconds[name] for name in PHASES}
+        return {
+            **seconds_by_phase,
+            "seconds/other": total - sum(seconds_by_phase.values()),
+            "seconds/total": total,
+        }

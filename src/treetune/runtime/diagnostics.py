@@ -277,9 +277,9 @@ def _describe_if_low(
     if floor is not None and value < floor:
         return f"below {floor:g} ({value:.3g})"
     if share is not None and len(rows) > beginning:
-        at_beginning = fmean(row[metric] for row in rows[:beginning])
-        if value < share * at_beginning:
-            return f"below {share:g} of what it was at the beginning ({value:.3g} of {at_beginning:.3g})"
+        mean_at_beginning = fmean(row[metric] for row in rows[:beginning])
+        if value < share * mean_at_beginning:
+            return f"below {share:g} of what it was at the beginning ({value:.3g} of {mean_at_beginning:.3g})"
     return None
 
 

@@ -278,13 +278,13 @@ def write_evaluation(folder: Path, summary: dict[str, Any], trajectories: Iterab
 def _describe_summary(summary: dict[str, Any]) -> str:
     """Returns a summary as one line for people: ``pass@1 0.480 [0.431, 0.529] on 500 problems``."""
     note = f", {summary['too_long']} of them with too long a prompt" if summary["too_long"] else ""
-    by_domain = ", ".join(
+    domains_text = ", ".join(
         f"{domain} {summary_of_domain['pass_at_1']:.3f}"
         for domain, summary_of_domain in summary.get("domains", {}).items()
     )
     return (
         f"pass@1 {summary['pass_at_1']:.3f} [{summary['ci_low']:.3f}, {summary['ci_high']:.3f}]"
-        f" on {summary['n_problems']} problems{note}{f' ({by_domain})' if by_domain else ''}"
+        f" on {summary['n_problems']} problems{note}{f' ({domains_text})' if domains_text else ''}"
     )
 
 

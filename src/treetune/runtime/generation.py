@@ -407,9 +407,9 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metr
         the longest of all ranks. They stay with generation.
     """
     tokens_and_calls = engine.sampled[CONTINUATION_PRIORITY], engine.calls
-    by_rank = ranks.exchange("continuations among answers", tokens_and_calls)
-    tokens = sum(tokens_of_rank for tokens_of_rank, _ in by_rank)
-    calls_by_rank = [calls for _, calls in by_rank]
+    counts_by_rank = ranks.exchange("continuations among answers", tokens_and_calls)
+    tokens = sum(tokens_of_rank for tokens_of_rank, _ in counts_by_rank)
+    calls_by_rank = [calls for _, calls in counts_by_rank]
     # The times of calls are seconds since the engine was made; the clock wants seconds since 1970.
     engine_made_at = time.time() - engine.now()
     # A call (`CallTimes`) is one program, a coroutine that requests samples, which the engine ran. Its span

@@ -274,9 +274,9 @@ def compute_stored_logprobs(
         pairs: The prompts and answers of this rank's server.
     """
     pairs_of_rank = [(tuple(map(int, prompt)), tuple(map(int, answer))) for prompt, answer in pairs]
-    by_rank = ranks.exchange("samples of a checkpoint", pairs_of_rank)
+    pairs_by_rank = ranks.exchange("samples of a checkpoint", pairs_of_rank)
     # Each pair is scored once: all ranks use the same prompts, and their servers often give the same answers.
-    all_pairs = list(dict.fromkeys(itertools.chain.from_iterable(by_rank)))
+    all_pairs = list(dict.fromkeys(itertools.chain.from_iterable(pairs_by_rank)))
     scores: dict[Any, list[float]] = {}
     if ranks.is_first and all_pairs:
         import torch

@@ -378,9 +378,12 @@ class Record:
                 if reward_model:
                     assert trainer.reward_model is not None
                     # `architecture` is the policy's configuration, and this is the reward model's.
-                    of_reward_model = trainer.reward_model.model.module.model.config
+                    architecture_of_reward_model = trainer.reward_model.model.module.model.config
                     write_policy(
-                        reward_model, of_reward_model, session.model.tokenizer, folder / "reward_model"
+                        reward_model,
+                        architecture_of_reward_model,
+                        session.model.tokenizer,
+                        folder / "reward_model",
                     )
                 digests = {}
                 for part in folder.iterdir():

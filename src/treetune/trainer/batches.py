@@ -251,8 +251,10 @@ def micro_batches(
         if with_teacher:
             # Without any privileged prompt, the teacher sees the policy's rows. Its results don't count then.
             sequences_of_teacher = sequences.of_teacher or sequences
-            of_teacher = micro_batch(sequences_of_teacher, planned.indices, settings.layout, ranks.device)
-            batch = replace(batch, teacher_inputs=of_teacher.inputs)
+            batch_of_teacher = micro_batch(
+                sequences_of_teacher, planned.indices, settings.layout, ranks.device
+            )
+            batch = replace(batch, teacher_inputs=batch_of_teacher.inputs)
         yield batch
 
 
@@ -298,10 +300,10 @@ def sequences_of_rank(
     sequences = _with_tokens_of_rank(episodes, settings, ranks, units_by_step, scores_all)
     if sequences.critic_has_prompts:
         # The critic computes the values of all sequences before the first step.
-        of_critic = _with_tokens_of_rank(
+        sequences_of_critic = _with_tokens_of_rank(
             EpisodesOfCritic(episodes), settings, ranks, units_by_step, scores_all=True
         )
-        sequences = replace(sequences, of_critic=of_critic)
+        sequences = replace(sequences, of_critic=sequences_of_critic)
     return sequences
 
 

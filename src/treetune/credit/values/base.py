@@ -160,12 +160,12 @@ class Valuation:
 
     def by_tree(self, items_of_answers: Sequence[T]) -> list[Sequence[T]]:
         """Splits a sequence with one item for each answer into one sequence for each tree."""
-        by_tree = []
+        items_by_tree = []
         start = 0
         for tree in self.trees:
-            by_tree.append(items_of_answers[start : start + len(tree.leaves)])
+            items_by_tree.append(items_of_answers[start : start + len(tree.leaves)])
             start += len(tree.leaves)
-        return by_tree
+        return items_by_tree
 
     def sample(
         self, answer_states: Iterable[AnswerState], budget: Budget | None = None, balanced: bool = True

@@ -194,22 +194,24 @@ class ControlVariate(OverAnother):
         moments_by_rank = valuation.context.ranks.exchange("value-moments", moments_by_tree)
         all_moments = list(itertools.chain.from_iterable(moments_by_rank))
         sums = Sums(all_moments, columns=3)
-        total = _Moments(*sums.as_floats())
-        if total.states:
+        total_moments = _Moments(*sums.as_floats())
+        if total_moments.states:
             # The noise of a state's two differences is independent, so the mean of their products estimates
             # the critic's mean squared error.
-            critic_error = math.sqrt(max(total.products / total.states, 0.0))
+            critic_error = math.sqrt(max(total_moments.products / total_moments.states, 0.0))
             valuation.metrics["credit/critic_error"] = critic_error
-            valuation.metrics["credit/critic_weight"] = 1 - total.share
+            valuation.metrics["credit/critic_weight"] = 1 - total_moments.share
         # The share is c, the weight of the other estimator's value in the baseline. For each tree's answers,
         # it is learnt from all other trees.
-        shares = [_Moments(*sums.without(moments)).share for moments in moments_by_tree]
-        with_baselines: list[StepValues] = []
+        weight_of_tree = [_Moments(*sums.without(moments)).share for moments in moments_by_tree]
+        values_with_baselines: list[StepValues] = []
         for step_values, critic, answer in zip(values, values_of_critic, valuation.answers, strict=True):
-            share = shares[answer.states[0].tree]
+            weight = weight_of_tree[answer.states[0].tree]
             pairs = zip(step_values, critic, strict=True)
-            with_baselines.append([_mix_baseline(value, of_critic, share) for value, of_critic in pairs])
-        return with_baselines
+            values_with_baselines.append(
+                [_mix_baseline(value, value_of_critic, weight) for value, value_of_critic in pairs]
+            )
+        return values_with_baselines
 
 
 def _subtract_critic(

@@ -486,10 +486,10 @@ def find_remedy(plan: Plan) -> Remedy | None:
             continue
         # The memory of a larger machine's host is unknown.
         larger = replace(machine, ranks=gpus, nodes=nodes, host_memory=None, gpus=None)
-        on_more = replace(plan, machine=larger)
-        if on_more.fits:
+        plan_on_more_gpus = replace(plan, machine=larger)
+        if plan_on_more_gpus.fits:
             return Remedy((), gpus, nodes)
-        if (changes := _find_changes(on_more)) is not None:
+        if (changes := _find_changes(plan_on_more_gpus)) is not None:
             return Remedy(changes, gpus, nodes)
     return None
 
@@ -536,9 +536,9 @@ def _with_more_servers(plan: Plan, changes: tuple[Change, ...]) -> tuple[Change,
         return changes
     most_servers = plan.machine.ranks // settings.tensor_parallel_size
     for replicas in range(most_servers, settings.replicas_on("cuda"), -1):
-        with_replicas = (*changes, Change("engines.policy.replicas", replicas, 0))
-        if _plan_if_it_fits(plan, with_replicas):
-            return with_replicas
+        changes_with_replicas = (*changes, Change("engines.policy.replicas", replicas, 0))
+        if _plan_if_it_fits(plan, changes_with_replicas):
+            return changes_with_replicas
     return changes
 
 

@@ -508,11 +508,11 @@ def as_text(plan: Plan) -> str:
             f" needs {format_bytes(usual.needed)}",
             "",
         ]
-    by_phase = list(estimate_phases(plan))
+    estimates = list(estimate_phases(plan))
     scope = "an iteration" if work.is_known else "one problem"
     lines.append(f"seconds of {scope}, by estimate (may be wrong by a factor of two):")
-    lines += [f"    {estimate.seconds:8.1f}  {estimate.phase}: {estimate.source}" for estimate in by_phase]
-    lines.append(f"    {sum(estimate.seconds for estimate in by_phase):8.1f}  in all")
+    lines += [f"    {estimate.seconds:8.1f}  {estimate.phase}: {estimate.source}" for estimate in estimates]
+    lines.append(f"    {sum(estimate.seconds for estimate in estimates):8.1f}  in all")
     if work.is_sampled and not _can_estimate_sampling(plan):
         lines.append("not estimated: sampling, continuations, sync and evaluation without a vLLM server")
     if shape.parameters < TINY_MODEL:
