@@ -363,21 +363,21 @@ def top_share_weights(
             ``answer`` by itself.
     """
 
-    def threshold(signals: Sequence[float]) -> float:
+    def find_threshold(values: Sequence[float]) -> float:
         """Returns the smallest of the `share` of the values that are the largest."""
-        count = max(1, int(share * len(signals)))
-        return sorted(signals)[-count] if signals else 0.0
+        count = max(1, int(share * len(values)))
+        return sorted(values)[-count] if values else 0.0
 
     values_by_episode = []
     for episode, signals_T in zip(episodes, signals, strict=True):
         values_by_episode.append(signals_T[episode.trained].tolist())
     if among == "answer":
-        thresholds = [threshold(values) for values in values_by_episode]
+        thresholds = [find_threshold(values) for values in values_by_episode]
     else:
         values_of_rank = list(itertools.chain.from_iterable(values_by_episode))
         pooled = pool_columns(context, "signals", {"signal": values_of_rank})["signal"]
-        thresholds = [threshold(pooled)] * len(episodes)
-    return [signals_T >= least for signals_T, least in zip(signals, thresholds, strict=True)]
+        thresholds = [find_threshold(pooled)] * len(episodes)
+    return [signals_T >= threshold for signals_T, threshold in zip(signals, thresholds, strict=True)]
 
 
 def standardise_by_sign(episodes: Sequence[Episode], rows: Sequence[Episode]) -> list[Episode]:
