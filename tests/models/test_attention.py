@@ -27,7 +27,7 @@ from tests.support.tiny_trainer import dense_mask, one_rank, tiny_model
 from treetune.models import attention
 from treetune.models.attention import (
     BLOCK_TOKENS,
-    PACKED,
+    PACKED_ATTENTION,
     PackedRow,
     attach_packed_attention,
     attach_tree_attention,
@@ -151,7 +151,7 @@ def test_no_mask_is_made() -> None:
         masks.append(mask)
         return attention.packed_attention(module, query, key, value, mask, **options)
 
-    AttentionInterface.register(PACKED, record_mask)
+    AttentionInterface.register(PACKED_ATTENTION, record_mask)
     logprobs_and_gradients(model, packed_inputs())
     assert masks == [None, None]
 
@@ -167,7 +167,7 @@ def test_a_model_that_hands_on_no_positions_and_sliding_windows_are_refused_with
 
 @pytest.mark.parametrize(
     ("device", "layout", "implementation"),
-    [("cuda", "packed", PACKED), ("cuda", "padded", "sdpa"), ("cpu", "packed", "sdpa")],
+    [("cuda", "packed", PACKED_ATTENTION), ("cuda", "padded", "sdpa"), ("cpu", "packed", "sdpa")],
 )
 def test_packing_on_a_gpu_uses_packed_attention_by_default(
     device: str, layout: Any, implementation: str

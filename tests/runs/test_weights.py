@@ -32,7 +32,7 @@ from treetune.models.lora import Lora
 from treetune.models.policy_files import read_policy
 from treetune.models.pretrained import PretrainedModel
 from treetune.models.saved_weights import saved_weights
-from treetune.models.shards import HEAD_WEIGHT, INDEX, add_head, split_into_chunks
+from treetune.models.shards import HEAD_WEIGHT, INDEX_FILE, add_head, split_into_chunks
 from treetune.models.tokenizer import character_tokenizer
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.runtime import commands, weights_folder
@@ -174,7 +174,7 @@ def sent(
                 if transfer == "shared_memory":
                     assert chunk.digest == digest_of_weights(chunk.path), "it is there when it is sent"
                 is_whole = chunk.last and transfer != "nccl"
-                assert (folder.of(1) / INDEX).is_file() == is_whole, "the last one makes it whole"
+                assert (folder.of(1) / INDEX_FILE).is_file() == is_whole, "the last one makes it whole"
                 chunks.append(chunk)
             weights, architecture = read_policy(folder.of(1))
             assert not architecture.tie_word_embeddings
@@ -233,7 +233,7 @@ def test_a_chunk_is_whole_on_its_gpu_and_goes_to_the_engine_before_it_is_written
             assert chunk.tensors
             engine_has_one.set()
         assert written_on == [3] * number
-        assert (folder.of(1) / INDEX).is_file()
+        assert (folder.of(1) / INDEX_FILE).is_file()
         folder.remove()
 
 

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 Observe = Callable[[Request, Sequence[Completion]], None]
 """A function that is called with each request and its samples, before the program gets them."""
 
-FLUSH_S = 0.2
+FLUSH_EVERY_S = 0.2
 """The shortest time between two writes to disk, in seconds, unless many rows wait. A row that comes sooner
 waits until another row comes after this time, a row is read, or the program ends. A killed process loses the
 rows that wait."""
@@ -92,8 +92,10 @@ class JournaledEngine(EngineWrapper):
     ) -> None:
         super().__init__(engine)
         self._observe = observe
-        self._answers = Journal(path, other_paths, flush_s=FLUSH_S)
-        self._continuations = Journal(continuations, flush_s=FLUSH_S) if continuations else self._answers
+        self._answers = Journal(path, other_paths, flush_s=FLUSH_EVERY_S)
+        self._continuations = (
+            Journal(continuations, flush_s=FLUSH_EVERY_S) if continuations else self._answers
+        )
         self.sampled: Counter[int] = Counter()
         self.calls: list[CallTimes] = []
         self._made = time.perf_counter()  # `now` counts the seconds from here

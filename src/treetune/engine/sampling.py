@@ -36,8 +36,8 @@ from treetune.vocabulary import TokenIds
 
 EVENT_TIMEOUT_S = 1.0
 
-BUSIER, BUSIER_SAMPLES = 2, 16
-"""A server that has a request's prefix in its cache is preferred while it has at most ``BUSIER * n +
+BUSIER_FACTOR, BUSIER_SAMPLES = 2, 16
+"""A server that has a request's prefix in its cache is preferred while it has at most ``BUSIER_FACTOR * n +
 BUSIER_SAMPLES`` samples in flight, where n is the number of samples in flight on the server with the fewest.
 Beyond that, computing the prefix again costs less than waiting for the busier server."""
 
@@ -218,8 +218,9 @@ class RequestScheduler:
         if self._prefixes is not None:
             # The server that has the beginning of the prompt in its cache is chosen if it isn't much busier.
             holder = self._prefixes.find(part.request.prompt_ids)
+            most_samples = BUSIER_FACTOR * idlest.samples + BUSIER_SAMPLES
             for server in free:
-                if server.number == holder and server.samples <= BUSIER * idlest.samples + BUSIER_SAMPLES:
+                if server.number == holder and server.samples <= most_samples:
                     return server
         return idlest
 

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-PACKED, TREE = "treetune_packed", "treetune_tree"
+PACKED_ATTENTION, TREE_ATTENTION = "treetune_packed", "treetune_tree"
 """The names under which transformers finds the attentions of this file."""
 
 BLOCK_TOKENS = 128
@@ -94,8 +94,8 @@ def attach_packed_attention(model: nn.Module) -> None:
             f" {type(model).__name__} has {', '.join(sorted(other_kinds))}: set model.attention to"
             " 'flash_attention_2', or trainer.layout to 'padded'"
         )
-    AttentionInterface.register(PACKED, packed_attention)
-    model.set_attn_implementation(PACKED)
+    AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+    model.set_attn_implementation(PACKED_ATTENTION)
 
 
 def attach_tree_attention(model: nn.Module) -> None:
@@ -120,8 +120,8 @@ def attach_tree_attention(model: nn.Module) -> None:
             f" {', '.join(sorted(other_kinds))}: set it to 'padded' or 'packed'"
         )
     if attention == "sdpa":
-        AttentionInterface.register(TREE, tree_attention)
-        model.set_attn_implementation(TREE)
+        AttentionInterface.register(TREE_ATTENTION, tree_attention)
+        model.set_attn_implementation(TREE_ATTENTION)
 
 
 def layers_without_full_attention(model: nn.Module) -> set[str]:
@@ -146,9 +146,9 @@ def attention_arguments(
     """
     config: Any = backbone.config
     attention = config._attn_implementation
-    if attention == PACKED:
+    if attention == PACKED_ATTENTION:
         return {"packed": PackedRow.of(position_ids_BT)}
-    if attention == TREE:
+    if attention == TREE_ATTENTION:
         if subtree_last_1T is None:
             # The argument is empty, but it is there: if it were missing, `tree_attention` would report that
             # the model doesn't hand it on.

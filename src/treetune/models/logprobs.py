@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint
 
 from treetune.architectures import LengthRule, length_rule, probe_rows
 from treetune.logits import backbone_of, logits_of
-from treetune.models.attention import PACKED, attention_arguments
+from treetune.models.attention import PACKED_ATTENTION, attention_arguments
 from treetune.models.dropout import turn_dropout_off
 from treetune.models.sequence_parallel import SequenceParallel
 
@@ -319,7 +319,11 @@ class PolicyModule(nn.Module):
         config: Any = self.model.config
         # This package's packed attention gets the boundaries between the sequences, and itself refuses layers
         # of other kinds. On the meta device there are no values to compare.
-        if self._keeps_packed_apart or config._attn_implementation == PACKED or inputs.input_ids_BT.is_meta:
+        if (
+            self._keeps_packed_apart
+            or config._attn_implementation == PACKED_ATTENTION
+            or inputs.input_ids_BT.is_meta
+        ):
             return
         name = type(self.model).__name__
         device = inputs.input_ids_BT.device

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 _ADAPTER_NAME = "default"
 """The name of the adapters. peft writes it into the names of their weights."""
-_BASE, _A, _B = ".base_layer.", f".lora_A.{_ADAPTER_NAME}.weight", f".lora_B.{_ADAPTER_NAME}.weight"
+_BASE_LAYER_PART = ".base_layer."
+_A_SUFFIX = f".lora_A.{_ADAPTER_NAME}.weight"
+_B_SUFFIX = f".lora_B.{_ADAPTER_NAME}.weight"
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -178,28 +180,30 @@ class Lora:
         """
         merged_weights = {}
         for name, weight in weights.items():
-            if name.endswith((_A, _B)):
+            if name.endswith((_A_SUFFIX, _B_SUFFIX)):
                 continue
-            layer, is_base, parameter_name = name.rpartition(_BASE)
+            layer, is_base, parameter_name = name.rpartition(_BASE_LAYER_PART)
             if not is_base:  # a layer without adapters
                 merged_weights[name] = weight
                 continue
             # The other name is "bias", which has no adapter.
-            if parameter_name == "weight" and layer + _A in weights:
-                product = weights[layer + _B].float() @ weights[layer + _A].float()
+            if parameter_name == "weight" and layer + _A_SUFFIX in weights:
+                product = weights[layer + _B_SUFFIX].float() @ weights[layer + _A_SUFFIX].float()
                 weight = (weight.float() + self.scale * product).to(weight.dtype)
             merged_weights[f"{layer}.{parameter_name}"] = weight
         return merged_weights
 
     def merged_names(self, names: Iterable[str]) -> list[str]:
         """Returns the names of the weights that `merged` would return for weights with these names."""
-        return [name.replace(_BASE, ".") for name in names if not name.endswith((_A, _B))]
+        return [
+            name.replace(_BASE_LAYER_PART, ".") for name in names if not name.endswith((_A_SUFFIX, _B_SUFFIX))
+        ]
 
     def adapters(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Returns only the adapters, by their names in a folder of peft's format."""
         adapters = {}
         for name, weight in weights.items():
-            if name.endswith((_A, _B)):
+            if name.endswith((_A_SUFFIX, _B_SUFFIX)):
                 # In peft's format, names don't contain the name of the adapter (`_ADAPTER_NAME`).
                 adapters["base_model.model." + name.replace(f".{_ADAPTER_NAME}.weight", ".weight")] = weight
         return adapters

@@ -32,7 +32,7 @@ CHECKPOINTS = "checkpoints"
 """The folder of an experiment that holds its checkpoints."""
 LAST_CHECKPOINT = "last"
 """The name in a path that stands for the newest complete checkpoint (`resolve_policy`)."""
-STATE = "state.json"
+STATE_FILE = "state.json"
 """The file that is written last into a checkpoint. A checkpoint is complete if it has this file."""
 
 
@@ -54,7 +54,7 @@ def complete_checkpoints(directory: Path) -> list[Path]:
     complete = [
         path
         for path in directory.iterdir()
-        if _CHECKPOINT_NAME.fullmatch(path.name) and (path / STATE).is_file()
+        if _CHECKPOINT_NAME.fullmatch(path.name) and (path / STATE_FILE).is_file()
     ]
     return sorted(complete, key=lambda path: int(path.name))
 
@@ -85,9 +85,9 @@ def resolve_policy(name_or_path: str) -> str:
                     f"points to. {_how_to_make(directory)}"
                 )
             path = complete[-1].joinpath(*parts[depth + 1 :])
-        elif not (directory / name / STATE).is_file():
+        elif not (directory / name / STATE_FILE).is_file():
             raise ValueError(
-                f"there is no complete checkpoint {(directory / name).absolute()} ({STATE} is missing), "
+                f"there is no complete checkpoint {(directory / name).absolute()} ({STATE_FILE} is missing), "
                 f"where {name_or_path!r} points to. {_how_to_make(directory)}"
             )
         break
@@ -128,9 +128,9 @@ def _how_to_make(path: Path) -> str:
     return f"Run the experiment {experiment.name!r} to its end first: {command}"
 
 
-WEIGHTS = "model.safetensors"
+WEIGHTS_FILE = "model.safetensors"
 HEAD_WEIGHT = "lm_head.weight"
-_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
+_EMBEDDING_ENDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
 """The ends of the names of input embeddings, in the families of models that tie them to the head."""
 
 
@@ -186,7 +186,7 @@ def write_critic(weights: Mapping[str, torch.Tensor], config: PretrainedConfig, 
 
     with whole_folder(directory) as unfinished:
         tensors = _copy_to_cpu(weights)
-        save_file(tensors, unfinished / WEIGHTS, metadata={"format": "pt"})
+        save_file(tensors, unfinished / WEIGHTS_FILE, metadata={"format": "pt"})
         config_to_write = copy.deepcopy(config)
         config_to_write.dtype = _find_dtype(tensors)
         config_to_write.save_pretrained(unfinished)
@@ -275,12 +275,12 @@ def write_for_engine(
     tensors = _copy_to_cpu(dict(architecture.convert_to_saved(tensors.items())))
     if not (directory / "config.json").is_file():
         describe_for_engine(config, tokenizer, directory, _find_dtype(tensors))
-    unfinished = directory / f".{WEIGHTS}.{os.getpid()}"
+    unfinished = directory / f".{WEIGHTS_FILE}.{os.getpid()}"
     try:
         with explain_failed_write(directory):
             save_file(tensors, unfinished, metadata={"format": "pt"})
             sync(unfinished)
-            unfinished.replace(directory / WEIGHTS)
+            unfinished.replace(directory / WEIGHTS_FILE)
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -339,7 +339,7 @@ def _find_dtype(weights: Mapping[str, torch.Tensor]) -> torch.dtype:
 
 def embeddings_among(names: Iterable[str]) -> str:
     """Returns the name of the input embeddings. Raises ValueError if there are none, or several."""
-    embeddings = [name for name in names if name.endswith(_EMBEDDINGS)]
+    embeddings = [name for name in names if name.endswith(_EMBEDDING_ENDINGS)]
     if len(embeddings) != 1:
         raise ValueError(
             f"the model has no {HEAD_WEIGHT} and {len(embeddings)} input embeddings"

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from treetune.models.attention import PACKED, PackedRow
+from treetune.models.attention import PACKED_ATTENTION, PackedRow
 
 ULYSSES_ATTENTION = "treetune_ulysses"
 """The name under which transformers finds the attention of this file."""
@@ -68,7 +68,7 @@ class SequenceParallel:
                 f" {type(model).__name__} has {', '.join(sorted(other_kinds))}: set it to 1"
             )
         inner = config._attn_implementation
-        if inner not in ("sdpa", "flash_attention_2", PACKED):
+        if inner not in ("sdpa", "flash_attention_2", PACKED_ATTENTION):
             raise ValueError(
                 f"trainer.sequence_parallel_size works with model.attention 'sdpa' and 'flash_attention_2',"
                 f" and this model has {inner!r}"
@@ -104,7 +104,7 @@ class SequenceParallel:
         attend = partial(
             ALL_ATTENTION_FUNCTIONS[inner_attention], attention_mask=mask_B1TT, position_ids=positions_BT
         )
-        if inner_attention == PACKED:
+        if inner_attention == PACKED_ATTENTION:
             attend = partial(attend, packed=PackedRow.of(positions_BT if is_packed else None))
         part_length = ids_BT.shape[1] // self.size
         part = slice(self.rank * part_length, (self.rank + 1) * part_length)

@@ -173,7 +173,7 @@ def weight_files(path: str, revision: str | None) -> dict[str, Path] | None:
         file = cached_file(path, name, revision=revision, _raise_exceptions_for_missing_entries=False)
         return None if file is None else Path(file)
 
-    index = find(INDEX)
+    index = find(INDEX_FILE)
     if index is not None:
         file_names: dict[str, str] = json.loads(index.read_text())["weight_map"]
         files: dict[str, Path] = {}
@@ -190,7 +190,7 @@ def weight_files(path: str, revision: str | None) -> dict[str, Path] | None:
         return dict.fromkeys(content.keys(), single_file)
 
 
-INDEX = "model.safetensors.index.json"
+INDEX_FILE = "model.safetensors.index.json"
 """The file that lists all weights with their files, in Hugging Face's format. It is written last, so a folder
 that has it is complete."""
 
@@ -256,4 +256,4 @@ def write_index(files: Mapping[str, str], directory: Path) -> None:
     Args:
         files: The name of each weight's file, by the weight's name.
     """
-    write_json(directory / INDEX, {"metadata": {}, "weight_map": dict(files)})
+    write_json(directory / INDEX_FILE, {"metadata": {}, "weight_map": dict(files)})

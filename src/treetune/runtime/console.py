@@ -30,7 +30,7 @@ from treetune.vocabulary import Metrics
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-LOGGER = "treetune"
+LOGGER_NAME = "treetune"
 REFRESH_EVERY_S = 0.2
 """The seconds between two updates of the live line on a terminal."""
 PRINT_EVERY_S = 60.0
@@ -53,7 +53,7 @@ class Console:
         """The row of the timeline's drawing in which phases are shown."""
         self._visible = visible
         self._live = visible and sys.stderr.isatty()
-        self.log = logging.getLogger(LOGGER)
+        self.log = logging.getLogger(LOGGER_NAME)
         self.log.setLevel(logging.INFO)
         # Handlers of the root logger, which libraries may add, would otherwise print each message again.
         self.log.propagate = False

@@ -89,7 +89,7 @@ class Diagnostics:
 
     def thresholds(self, sign: Sign) -> dict[str, float]:
         """Returns the thresholds of a sign that are set, by their keys."""
-        values = {key: getattr(self, key) for key in _THRESHOLDS[sign]}
+        values = {key: getattr(self, key) for key in _THRESHOLDS_OF_SIGN[sign]}
         return {key: value for key, value in values.items() if value is not None}
 
     def needs(self, sign: Sign) -> int:
@@ -109,7 +109,7 @@ class Diagnostics:
         return tuple(sign for sign in self.switched_on if sign in self.stopping)
 
 
-_THRESHOLDS: Mapping[Sign, tuple[str, ...]] = {
+_THRESHOLDS_OF_SIGN: Mapping[Sign, tuple[str, ...]] = {
     "entropy_low": ("entropy_floor", "entropy_share"),
     "answers_short": ("length_floor", "length_share"),
     "answers_at_limit": ("limit_share",),
@@ -171,7 +171,7 @@ def _check_sign(
 
     The sign counts if the last row and enough rows directly before it show the sign (`patience` in all).
     """
-    check = _CHECKS[sign]
+    check = _CHECK_OF_SIGN[sign]
     message = check(settings, watched, rows)
     if message is None:
         # `early`: there may be no message only because there are too few rows to check the sign.
@@ -233,7 +233,7 @@ def describe_good_weights(last_good_number: int, checkpoints: Mapping[int, Path]
 
 # The checks of the signs: each returns what the last row shows, or None if it doesn't show the sign.
 
-METRICS: Mapping[Sign, tuple[str, ...]] = {
+METRICS_OF_SIGN: Mapping[Sign, tuple[str, ...]] = {
     "entropy_low": ("train/entropy",),
     "answers_short": ("episodes/response_tokens",),
     "answers_at_limit": ("episodes/response_tokens",),
@@ -248,7 +248,7 @@ def _has_metric(sign: Sign, watched: WatchedRun, row: MetricsRow) -> bool:
     """Returns whether the row says anything about the sign."""
     if sign == "no_spread":
         return _mixed_share(row) is not None or "credit/advantage_zero" in row  # one of two is enough
-    (metric,) = METRICS[sign]  # each other sign has a single metric
+    (metric,) = METRICS_OF_SIGN[sign]  # each other sign has a single metric
     if metric not in row:
         return False
     # This sign compares the length of answers with their limit, which may be unknown.
@@ -272,7 +272,7 @@ def _describe_if_low(
         floor: The lower bound; None for none.
         share: The lower bound as a share of the metric's mean over the `beginning` rows; None for none.
     """
-    (metric,) = METRICS[sign]
+    (metric,) = METRICS_OF_SIGN[sign]
     value = rows[-1][metric]
     if floor is not None and value < floor:
         return f"below {floor:g} ({value:.3g})"
@@ -365,7 +365,7 @@ def _describe_gradient_noise(
     )
 
 
-_CHECKS: dict[Sign, Callable[[Diagnostics, WatchedRun, Sequence[MetricsRow]], str | None]] = {
+_CHECK_OF_SIGN: dict[Sign, Callable[[Diagnostics, WatchedRun, Sequence[MetricsRow]], str | None]] = {
     "entropy_low": _describe_low_entropy,
     "answers_short": _describe_short_answers,
     "answers_at_limit": _describe_answers_at_limit,
@@ -374,7 +374,7 @@ _CHECKS: dict[Sign, Callable[[Diagnostics, WatchedRun, Sequence[MetricsRow]], st
     "gradient_noise": _describe_gradient_noise,
 }
 
-REMEDIES: Mapping[Sign, str] = {
+REMEDY_OF_SIGN: Mapping[Sign, str] = {
     "entropy_low": "an entropy bonus, a larger batch or a lower learning rate keeps it up",
     "answers_short": "check that short wrong answers don't earn a reward, or give an entropy bonus",
     "answers_at_limit": "raise rollout.max_tokens, or penalise length",

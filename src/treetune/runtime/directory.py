@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from treetune.exceptions import Damaged
-from treetune.models.policy_files import CHECKPOINTS, STATE, complete_checkpoints
+from treetune.models.policy_files import CHECKPOINTS, STATE_FILE, complete_checkpoints
 from treetune.store.checksums import SUMS, digest_of, read_record, record_of, sealed, verify_once
 from treetune.vocabulary import Metrics
 
@@ -220,7 +220,7 @@ class ExperimentDirectory:
         """Returns whether a checkpoint was due by iterations. All checkpoints of earlier versions were, and
         have no entry about it."""
         try:
-            state = read_record(self.checkpoint(i) / STATE, remedy="")  # its error is not shown
+            state = read_record(self.checkpoint(i) / STATE_FILE, remedy="")  # its error is not shown
             return bool(state.get("regular", True))
         except (Damaged, FileNotFoundError):
             # Damaged, or deleted meanwhile. The function that reads the checkpoint reports it.
@@ -229,8 +229,8 @@ class ExperimentDirectory:
     def refuse_misplaced_checkpoint(self, i: int) -> None:
         """Raises Damaged if a checkpoint's folder, or a part of it, belongs to another checkpoint."""
         folder = self.checkpoint(i)
-        state = read_record(folder / STATE, f"delete {folder}")
-        refuse_misplaced(state, folder / STATE, i)
+        state = read_record(folder / STATE_FILE, f"delete {folder}")
+        refuse_misplaced(state, folder / STATE_FILE, i)
         for part, digest in state.get("parts", {}).items():
             sums = folder / part / SUMS
             # A part without checksums was deleted: old checkpoints lose the trainer's state.

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune.exceptions import Collapsed, Damaged, Stopped
-from treetune.models.policy_files import STATE
+from treetune.models.policy_files import STATE_FILE
 from treetune.processes.lifetime import GracefulStop, stopping_gracefully
 from treetune.rollouts.metrics import split_domain
 from treetune.rollouts.numbers import describe_numbers
@@ -36,7 +36,7 @@ from treetune.runtime.base import PolicyIteration
 from treetune.runtime.checkpoint_schedule import CheckpointSchedule, tidy_checkpoints
 from treetune.runtime.console import Clock, format_duration, name_iterations
 from treetune.runtime.diagnostics import (
-    REMEDIES,
+    REMEDY_OF_SIGN,
     CollapseSign,
     Sign,
     WatchedRun,
@@ -395,7 +395,7 @@ class Record:
                     "regular": regular,
                     "parts": digests,
                 }
-                write_record(folder / STATE, state)
+                write_record(folder / STATE_FILE, state)
                 replace_folder(folder, final_folder)
         if session.ranks.is_first:
             keep_every = session.config.checkpoints.keep_every
@@ -518,7 +518,7 @@ class CollapseWatch:
                 assert finding.since is not None
                 self.session.console.say(
                     f"warning: {sign} in iterations {finding.since + 1} to {iteration + 1}:"
-                    f" {finding.description}; {REMEDIES[sign]}"
+                    f" {finding.description}; {REMEDY_OF_SIGN[sign]}"
                 )
             elif finding_before.counts and not finding.counts:
                 self.session.console.say(f"{sign} is over in iteration {iteration + 1}")

@@ -134,12 +134,12 @@ def open_engine(source: Any, codec: TextCodec, special_ids: Mapping[str, int], s
         if (folder / "generation_config.json").is_file():
             generation_config = GenerationConfig.from_pretrained(folder)
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        launch = _launch(folder, config, generation_config, codec, special_ids, seed, device)
+        launch = _make_launch(folder, config, generation_config, codec, special_ids, seed, device)
         return InProcessEngine(InProcessSettings(), launch)
     if hasattr(source, "config") and hasattr(source, "generate"):
         model: Any = source  # of transformers; such models are callable too
         device = model.device.type
-        launch = _launch(Path(), model.config, model.generation_config, codec, special_ids, seed, device)
+        launch = _make_launch(Path(), model.config, model.generation_config, codec, special_ids, seed, device)
         return HeldModelEngine(model, codec, launch)
     if callable(source):
         return FunctionEngine(source)
@@ -149,7 +149,7 @@ def open_engine(source: Any, codec: TextCodec, special_ids: Mapping[str, int], s
     )
 
 
-def _launch(
+def _make_launch(
     weights: Path,
     config: PretrainedConfig,
     generation_config: GenerationConfig | None,

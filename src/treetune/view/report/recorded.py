@@ -14,8 +14,8 @@ from typing_extensions import override
 from treetune.rollouts.metrics import DOMAIN_PREFIX, split_domain
 from treetune.rollouts.numbers import CORRECT_SUFFIX, LARGEST_SUFFIX, declared_numbers, registered_groups
 from treetune.runtime.diagnostics import (
-    METRICS,
-    REMEDIES,
+    METRICS_OF_SIGN,
+    REMEDY_OF_SIGN,
     SIGNS,
     CollapseSign,
     Diagnostics,
@@ -283,10 +283,10 @@ def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: 
     else:
         kind, verdict = "correct", "no"
     messages = [finding.description] if finding.description else []
-    if seen and REMEDIES[sign]:
-        messages.append(REMEDIES[sign])
+    if seen and REMEDY_OF_SIGN[sign]:
+        messages.append(REMEDY_OF_SIGN[sign])
     measured: dict[str, str | None] = {}
-    for name in METRICS[sign]:
+    for name in METRICS_OF_SIGN[sign]:
         if points := experiment.curve(name):
             # The threshold of `gradient_noise` is for the variation of a metric over iterations, and a single
             # value can't be compared with it. With None, the row has only the metric's name.
