@@ -34,7 +34,7 @@ from treetune.engine.engine import VllmEngine  # noqa: E402
 from treetune.engine.guard import find_descendants  # noqa: E402
 from treetune.engine.launch import ServerLaunch  # noqa: E402
 from treetune.engine.requests import Request, SamplingParams  # noqa: E402
-from treetune.engine.server import close_servers, servers_of  # noqa: E402
+from treetune.engine.server import close_servers, make_servers  # noqa: E402
 from treetune.engine.settings import VllmSettings  # noqa: E402
 from treetune.models.policy_files import write_for_engine  # noqa: E402
 from treetune.models.sources import TinyModel  # noqa: E402
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         launch = ServerLaunch(settings, engine_launch)
         command = launch.command(weights, port=0)
         offline_settings = {"arguments": command[command.index("--host") :], "core": True}
-        servers = servers_of(launch, folder / "server.log", None)
+        servers = make_servers(launch, folder / "server.log", None)
         try:
             with Child("offline_vllm", offline_settings, environment=launch.environment(folder)) as offline:
                 offline.wait_ready(deadline=DEADLINE_S)

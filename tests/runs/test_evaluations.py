@@ -34,7 +34,7 @@ from treetune.runtime import commands, evaluation
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.console import Console
 from treetune.runtime.evaluation import pass_at_k, problems_of_set, summarise, summarise_domains
-from treetune.runtime.intervals import bootstrap, interval_of_mean
+from treetune.runtime.intervals import bootstrap_interval, interval_of_mean
 from treetune.tasks.arithmetic import AdditionChain
 from treetune.tasks.graders.base import Grader
 from treetune.vocabulary import Grade, Problem, Segment, Trajectory
@@ -362,9 +362,9 @@ def test_the_interval_of_means_of_several_samples_covers_the_truth_about_as_ofte
 def test_the_interval_is_as_wide_as_the_normal_one_and_leaves_room_where_problems_went_alike() -> None:
     values = [float(i < 300) for i in range(500)]
     half = 1.96 * (0.6 * 0.4 / 500) ** 0.5
-    for interval in (interval_of_mean(values, seed=3), bootstrap(values, seed=3)):
+    for interval in (interval_of_mean(values, seed=3), bootstrap_interval(values, seed=3)):
         assert interval == pytest.approx((0.6 - half, 0.6 + half), abs=0.01)
-    assert bootstrap(values, seed=3) == bootstrap(values, seed=3)
+    assert bootstrap_interval(values, seed=3) == bootstrap_interval(values, seed=3)
     assert interval_of_mean([1.0] * 20, seed=0) == pytest.approx((0.839, 1.0), abs=5e-4)
     assert interval_of_mean([0.0] * 20, seed=0) == pytest.approx((0.0, 0.161), abs=5e-4)
 

@@ -118,7 +118,7 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
     from treetune.engine.key import DESCRIPTION_VARIABLE
     from treetune.engine.launch import ServerProcess, diagnose_log, is_listening, read_last_lines
     from treetune.engine.serve_engine_servers import shared_settings
-    from treetune.engine.server import warm_up
+    from treetune.engine.server import make_warm_up_body
     from treetune.exceptions import ServerFailure
 
     log = log or Path(f"serve_engine-{port}.log")
@@ -133,7 +133,7 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
             if not is_ready and is_listening(port, launch.host):
                 # The server is ready once it has sampled a token.
                 try:
-                    client.post(process.address(), SAMPLES_ROUTE, warm_up(1), timeout=60.0)
+                    client.post(process.address(), SAMPLES_ROUTE, make_warm_up_body(1), timeout=60.0)
                 except ServerFailure:
                     time.sleep(POLL_S)
                     continue
@@ -199,13 +199,13 @@ def print_plan(options: Options) -> int:
 def _machine(options: Options) -> Machine:
     """Returns the machine that the command line describes; this machine if it describes none. Raises
     ValueError for an incomplete description."""
-    from treetune.runtime.machine import described_machine, this_machine
+    from treetune.runtime.machine import make_described_machine, this_machine
 
     if (options.gpus is None) != (options.memory is None):
         raise ValueError("--gpus and --memory go together, as in --gpus 8 --memory 80: give both, or neither")
     if options.gpus is None:
         return this_machine()
-    return described_machine(options.gpus, options.memory, options.machines, options.host_memory)
+    return make_described_machine(options.gpus, options.memory, options.machines, options.host_memory)
 
 
 def start_shape(root: PolicyIteration) -> Shape | None:

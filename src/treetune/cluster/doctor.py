@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from treetune.engine.settings import VERSIONS_AT_ONCE, host_memory
+from treetune.engine.settings import VERSIONS_AT_ONCE, read_host_memory
 from treetune.runtime.fitting import refuse_exclusive_gpus
 from treetune.runtime.weights_folder import GIB, MORE_SHARED_MEMORY_REMEDY
 
@@ -64,7 +64,7 @@ def _diagnoses() -> Iterator[Diagnosis]:
             installed = "not installed"
         remedy = f"tested with {tested}: run scripts/setup.sh to install it"
         yield Diagnosis(package, installed == tested, installed, remedy)
-    cores, memory = len(os.sched_getaffinity(0)), host_memory() / GIB
+    cores, memory = len(os.sched_getaffinity(0)), read_host_memory() / GIB
     yield Diagnosis(
         "cores", cores >= 2, str(cores), "with two or more, sampling and training don't share a core"
     )

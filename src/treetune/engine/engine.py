@@ -55,7 +55,7 @@ from treetune.engine.plain_servers import connect_plain_servers
 from treetune.engine.requests import Completion, Deferred, OnResult, Request, ScoreRequest
 from treetune.engine.sampling import Answered, Lost, Prefixes, RequestScheduler
 from treetune.engine.serve_engine_servers import servers_at_addresses
-from treetune.engine.server import Server, close_servers, servers_of
+from treetune.engine.server import Server, close_servers, make_servers
 from treetune.engine.settings import EngineSettings, InProcessSettings, PlainVllmSettings, VllmSettings
 from treetune.engine.transfer import Delivery, FromFolder, SharedMemory, drop_cache, send_all
 from treetune.exceptions import EngineError, ServerFailure
@@ -119,7 +119,7 @@ def start_vllm(settings: VllmSettings, launch: EngineLaunch) -> VllmEngine:
     else:
         per_rank = settings.servers == "per_rank"
         log = launch.logs / f"server-{ranks.rank if per_rank else 0}.log"
-        servers = servers_of(ServerLaunch(settings, launch), log, None if per_rank else ranks.folder)
+        servers = make_servers(ServerLaunch(settings, launch), log, None if per_rank else ranks.folder)
     return VllmEngine(settings, launch, servers)
 
 

@@ -35,7 +35,7 @@ from treetune.engine import guard, key
 from treetune.engine.base import EngineLaunch, TransferMethod
 from treetune.engine.client import MODEL_NAME, Address
 from treetune.engine.settings import GIB, PlainVllmSettings, VllmSettings
-from treetune.inherited import without_secrets
+from treetune.inherited import remove_secrets
 from treetune.store import held_folders
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -209,7 +209,7 @@ class ServerLaunch:
         environment = {}
         # The launcher started the ranks. With its variables, such as RANK, vLLM would try to join the ranks'
         # process group.
-        for name, value in without_secrets(inherited).items():
+        for name, value in remove_secrets(inherited).items():
             if name not in _LAUNCHER_VARIABLES and not name.startswith(_LAUNCHER_PREFIXES):
                 environment[name] = value
         if self.is_trained:

@@ -361,7 +361,9 @@ class OwnServer(Server):
                 # Two sizes of batches, since some code is compiled at first use for one sample and for
                 # several.
                 for n in (1, 3):
-                    self._client.post(process.address(), SAMPLES_ROUTE, warm_up(n), timeout=remaining_s)
+                    self._client.post(
+                        process.address(), SAMPLES_ROUTE, make_warm_up_body(n), timeout=remaining_s
+                    )
                 return
             time.sleep(POLL_SERVER_EVERY_S)
 
@@ -462,10 +464,10 @@ def start_servers(settings: EngineSettings, run: EngineLaunch, log: Path) -> lis
     # `run` has the judge's context length.
     settings = add_reading_time(replace(settings, context_length=None), run.weights)
     launch = ServerLaunch(settings, run, is_trained=False)
-    return servers_of(launch, log, run.ranks.folder if run.ranks.world_size > 1 else None)
+    return make_servers(launch, log, run.ranks.folder if run.ranks.world_size > 1 else None)
 
 
-def servers_of(launch: ServerLaunch, log: Path, folder: Path | None) -> list[Server]:
+def make_servers(launch: ServerLaunch, log: Path, folder: Path | None) -> list[Server]:
     """Returns an engine's servers, and begins to start them.
 
     Args:
@@ -508,7 +510,7 @@ def failure_file_of(address_file: Path, epoch: int) -> Path:
     return address_file.with_name(f"{address_file.stem}-{epoch}.failed")
 
 
-def warm_up(n: int) -> dict[str, Any]:
+def make_warm_up_body(n: int) -> dict[str, Any]:
     """Returns the body of the smallest request for `n` samples that runs all of the server's code that real
     requests run."""
     sampling = {"n": n, "seed": 0, "max_tokens": 2, "logprobs": 0}

@@ -313,7 +313,7 @@ class VllmSettings(EngineSettings):
             return self.replicas or 1
         if device == "cuda":  # as many as fit on `devices`, or one on the trainer's GPUs
             return len(self.devices or ()) // self.tensor_parallel_size or 1
-        return servers_that_fill((self.omp_threads or 1) * self.tensor_parallel_size, self.kv_cache_gib)
+        return choose_server_count((self.omp_threads or 1) * self.tensor_parallel_size, self.kv_cache_gib)
 
     def caches_prefixes(self, device: str) -> bool:
         """Returns whether a server keeps the keys and values of earlier prompts."""
@@ -631,7 +631,7 @@ class Engines(Part):
         return frozenset({"policy"})
 
 
-def servers_that_fill(
+def choose_server_count(
     threads: int, cache_gib: int, environment: Mapping[str, str] = os.environ, *, memory: int | None = None
 ) -> int:
     """Returns the number of servers for which there are cores and memory, at least one.
@@ -642,7 +642,7 @@ def servers_that_fill(
     Args:
         threads: The threads of a server.
         cache_gib: The memory of a server's cache.
-        memory: The machine's memory in bytes; None: that of this machine (`host_memory`).
+        memory: The machine's memory in bytes; None: that of this machine (`read_host_memory`).
     """
     if int(environment.get("WORLD_SIZE") or 1) > 1:
         return 1
@@ -651,7 +651,7 @@ def servers_that_fill(
     threads_set = environment.get("OMP_NUM_THREADS", "").partition(",")[0]
     if threads_set.isdecimal() and int(threads_set):
         cores = min(cores, int(threads_set))
-    memory = host_memory() if memory is None else memory
+    memory = read_host_memory() if memory is None else memory
     servers_in_memory = int(SHARE_OF_HOST_MEMORY * memory / ((SERVER_GIB + cache_gib) * GIB))
     return max(1, min(cores // threads, servers_in_memory, MOST_SERVERS))
 
@@ -694,7 +694,7 @@ def is_quantised(arguments: Sequence[str]) -> bool:
     return False
 
 
-def host_memory() -> int:
+def read_host_memory() -> int:
     """Returns the bytes of memory that this process may use: the machine's, or the limit of its control
     group."""
     machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -45,7 +45,7 @@ from treetune.runtime.directory import (
     is_measured,
     missing_sets,
 )
-from treetune.runtime.generation import trajectories_on_first
+from treetune.runtime.generation import gather_trajectories_on_first
 from treetune.runtime.intervals import interval_of_mean
 from treetune.runtime.resources import RunResources
 from treetune.seeds import derived_random
@@ -188,7 +188,7 @@ def measure_set(
             services = group_numbers(resources.service_metrics(grader))
         unavailable.report_ungraded(context, f"evaluating {name}", answers_of_rank)
 
-        trajectories = trajectories_on_first(ranks, "evaluation", answers_of_rank)
+        trajectories = gather_trajectories_on_first(ranks, "evaluation", answers_of_rank)
         message = ""
         if ranks.is_first:
             message = _describe_wrong_count(trajectories, answerable, evaluation_set.samples, rollout)

@@ -224,7 +224,7 @@ def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) ->
     if samples_answers:  # demonstrations are cheaper to make again than to store
         tokens_of_rank = sum(tree.sampled_tokens for tree in trees)
         metrics[SAMPLED_TOKENS] = float(sum(ranks.exchange("tokens of answers", tokens_of_rank)))
-        answers_of_all_ranks = trajectories_on_first(ranks, "trajectories", answers_of(trees))
+        answers_of_all_ranks = gather_trajectories_on_first(ranks, "trajectories", answers_of(trees))
     if ranks.is_first:
         if drawing_rule.reads_pass_rates:
             write_record(folder / PASS_RATES, _compute_pass_rates(answers_of_all_ranks))
@@ -350,7 +350,7 @@ def assign_credit(
             " problem is left to learn from. The same command grades the stored answers again"
         )
     # The first rank selects, because a selection may compare episodes of all ranks.
-    all_episodes = episodes_on_first(ranks, "episodes", episodes)
+    all_episodes = gather_episodes_on_first(ranks, "episodes", episodes)
     selected: list[Episode] = []
     selection_metrics: Metrics = {}
     if ranks.is_first:
@@ -533,7 +533,7 @@ def _make_carry_over(session: Session, iteration: int) -> CarryOver:
         answers = read_trajectories(path)
 
     def keep(carried: Sequence[Trajectory]) -> None:
-        carried_by_all_ranks = trajectories_on_first(session.ranks, "carried answers", carried)
+        carried_by_all_ranks = gather_trajectories_on_first(session.ranks, "carried answers", carried)
         if session.ranks.is_first:
             write_trajectories(session.directory.iteration(iteration) / CARRIED_ANSWERS, carried_by_all_ranks)
 
@@ -555,7 +555,7 @@ def trees_of_rank(ranks: Ranks, trajectories: list[Trajectory]) -> list[Tree]:
     return trees_of(answer for answer in trajectories if answer.problem.id in problems_of_rank)
 
 
-def trajectories_on_first(ranks: Ranks, name: str, answers: Sequence[Trajectory]) -> list[Trajectory]:
+def gather_trajectories_on_first(ranks: Ranks, name: str, answers: Sequence[Trajectory]) -> list[Trajectory]:
     """Returns the answers of all ranks, rank after rank, on the first rank; none on the others.
     Collective."""
     if ranks.world_size == 1:
@@ -566,7 +566,7 @@ def trajectories_on_first(ranks: Ranks, name: str, answers: Sequence[Trajectory]
     return all_answers
 
 
-def episodes_on_first(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> list[Episode]:
+def gather_episodes_on_first(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> list[Episode]:
     """Returns the episodes of all ranks, rank after rank, on the first rank; none on the others.
     Collective."""
     if ranks.world_size == 1:
@@ -577,7 +577,7 @@ def episodes_on_first(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> l
     return all_episodes
 
 
-def episodes_of_first(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> list[Episode]:
+def send_episodes_of_first(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> list[Episode]:
     """Returns the episodes of the first rank, on every rank. Collective."""
     if ranks.world_size == 1:
         return list(episodes)
@@ -585,7 +585,7 @@ def episodes_of_first(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> l
     return episodes_from_bytes(ranks.from_first(name, serialised))
 
 
-def episodes_on_all(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> list[Episode]:
+def gather_episodes_on_all(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> list[Episode]:
     """Returns the episodes of all ranks, rank after rank, on every rank. Collective."""
     if ranks.world_size == 1:
         return list(episodes)

@@ -24,7 +24,7 @@ def interval_of_mean(values: Sequence[float], seed: int) -> tuple[float, float]:
     """
     if all(value in (0.0, 1.0) for value in values):
         return wilson_interval(sum(values), len(values))
-    return bootstrap(values, seed)
+    return bootstrap_interval(values, seed)
 
 
 def wilson_interval(successes: float, trials: int) -> tuple[float, float]:
@@ -44,7 +44,7 @@ def wilson_interval(successes: float, trials: int) -> tuple[float, float]:
     return lower, upper
 
 
-def bootstrap(values: Sequence[float], seed: int) -> tuple[float, float]:
+def bootstrap_interval(values: Sequence[float], seed: int) -> tuple[float, float]:
     """Returns the percentile interval of the mean under resampling of the problems."""
     generator = derived_random(seed, "bootstrap")
     count = len(values)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
-from treetune.engine.settings import GIB, host_memory
+from treetune.engine.settings import GIB, read_host_memory
 from treetune.processes.lifetime import launcher_processes
 from treetune.store.held_folders import SHARED_MEMORY
 
@@ -99,7 +99,9 @@ class Machine:
         return f"{machines_text}{gpus} of {self.device_memory / GIB:.0f} GiB"
 
 
-def described_machine(gpus: int, memory_gib: float, nodes: int = 1, host_gib: float | None = None) -> Machine:
+def make_described_machine(
+    gpus: int, memory_gib: float, nodes: int = 1, host_gib: float | None = None
+) -> Machine:
     """Returns a machine from a user's description. With `host_gib` None, the host's memory is unknown."""
     return Machine(
         device="cuda",
@@ -137,7 +139,7 @@ def this_machine(environment: Mapping[str, str] = os.environ, *, is_rank: bool =
         ranks=ranks,
         cores=len(os.sched_getaffinity(0)),
         device_memory=min(memories, default=0),  # a run has to fit on the smallest GPU
-        host_memory=host_memory(),
+        host_memory=read_host_memory(),
         shared_memory=shutil.disk_usage(SHARED_MEMORY).total if os.access(SHARED_MEMORY, os.W_OK) else 0,
         nodes=max(1, world_ranks // ranks),
         gpus=len(memories) or None,

@@ -146,7 +146,7 @@ def _first_manifest(
         "seed": config.seed,
         "command": describe_command(),
         "system": platform.platform(),
-        "commit": code_commit(),
+        "commit": read_code_commit(),
         "own_modules": own_modules(),
         "own_folders": searched()[0],  # where the user's own modules are looked for
         "without_sandbox": find_keys_without_sandbox(plain),
@@ -213,7 +213,7 @@ def _entries_of(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [manifest, *manifest.get("continued", ())]
 
 
-def recorded_resumes(manifest: Mapping[str, Any]) -> list[tuple[int, list[str]]]:
+def list_resumes(manifest: Mapping[str, Any]) -> list[tuple[int, list[str]]]:
     """Returns the resumes that a manifest records, each with the finished iterations before it and a message
     for each change. A resume without changes is not recorded.
 
@@ -442,7 +442,7 @@ def data_hash(task: Task, split: Any) -> str | None:
     return digest.hexdigest()
 
 
-def code_commit() -> str | None:
+def read_code_commit() -> str | None:
     """Returns the git commit of this code, with ``+changes`` if tracked files differ from it. Returns None if
     the code is not in a git checkout."""
     folder = Path(__file__).parent

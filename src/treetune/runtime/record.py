@@ -368,7 +368,7 @@ class Record:
             adapters = trainer.adapters()
             if session.ranks.is_first:
                 architecture = trainer.model.config
-                generation = generation_config(session, trainer)
+                generation = make_generation_config(session, trainer)
                 write_policy(weights, architecture, session.model.tokenizer, folder / "policy", generation)
                 if trainer.settings.lora is not None:
                     base = str(getattr(architecture, "_name_or_path", ""))
@@ -403,7 +403,7 @@ class Record:
         session.ranks.barrier("checkpoint written")
 
 
-def generation_config(session: Session, trainer: PolicyTrainer) -> GenerationConfig | None:
+def make_generation_config(session: Session, trainer: PolicyTrainer) -> GenerationConfig | None:
     """Returns the model's sampling settings, with the tokens that end an answer in this run."""
     config = copy.deepcopy(trainer.model.generation_config)
     if config is not None:

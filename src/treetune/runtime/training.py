@@ -39,7 +39,7 @@ from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
 from treetune.runtime.console import Clock
 from treetune.runtime.directory import ANSWERS, MEASURE_AGAIN_REMEDY, SUMMARY, verify_answers
 from treetune.runtime.evaluation import measure_set
-from treetune.runtime.generation import episodes_on_all
+from treetune.runtime.generation import gather_episodes_on_all
 from treetune.runtime.machine import memory_in_use
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.resources import RunResources
@@ -113,33 +113,33 @@ def open_trainer(
             trainer.load(state_folder)
     with closing(trainer):
         # All scores are replaced, since those of an earlier trainer, which is closed, must not be used.
-        resources.model_scores = scores_for_credit(session, server, trainer)
+        resources.model_scores = make_scores_for_credit(session, server, trainer)
         if trains:
             resources.reference = trainer.prefetch
         yield trainer
 
 
-def scores_for_credit(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> ModelScores:
+def make_scores_for_credit(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> ModelScores:
     """Returns the scores that the run's credit asks the trainer for."""
     credit, scores = session.config.credit, ModelScores()
     if credit.asks_critic:
-        critic = critic_for_credit(session, server, trainer.values)
+        critic = make_critic_for_credit(session, server, trainer.values)
         scores = replace(scores, critic=critic)
     needed_scores = credit.trainer_scores
     if needed_scores.reference:
-        reference = reference_for_credit(session, server, trainer.logprobs_of_reference)
+        reference = make_reference_for_credit(session, server, trainer.logprobs_of_reference)
         scores = replace(scores, reference=reference)
     if needed_scores.distributions:
-        distributions = distributions_for_credit(session, server, trainer.distributions)
-        divergences = divergences_for_credit(session, server, trainer.group_divergences)
+        distributions = make_distributions_for_credit(session, server, trainer.distributions)
+        divergences = make_divergences_for_credit(session, server, trainer.group_divergences)
         scores = replace(scores, distributions=distributions, group_divergences=divergences)
     if needed_scores.distributions and needed_scores.reference:
-        distances = distances_for_credit(session, server, trainer.reference_distances)
+        distances = make_distances_for_credit(session, server, trainer.reference_distances)
         scores = replace(scores, reference_distances=distances)
     return scores
 
 
-def critic_for_credit(
+def make_critic_for_credit(
     session: Session, server: PolicyServer, values: Callable[[Sequences], Tensor]
 ) -> Critic:
     """Returns a critic for the credit. The engine frees its memory while values are computed, if so
@@ -178,7 +178,7 @@ def critic_for_credit(
     return Critic(critic_values)
 
 
-def reference_for_credit(
+def make_reference_for_credit(
     session: Session, server: PolicyServer, logprobs: Callable[[Sequences], Tensor]
 ) -> ReferenceScores:
     """Returns the reference's scores for the credit. The engine frees its memory while they are computed, if
@@ -214,7 +214,7 @@ def _rows_on_all(ranks: Ranks, name: str, rows_of_rank: Sequence[Episode]) -> tu
     All ranks run a model over all rows together, and each rank keeps the results of its own rows.
     """
     counts = ranks.exchange(f"{name}-counts", len(rows_of_rank))
-    rows = episodes_on_all(ranks, f"{name}-rows", rows_of_rank)
+    rows = gather_episodes_on_all(ranks, f"{name}-rows", rows_of_rank)
     return rows, sum(counts[: ranks.rank])
 
 
@@ -233,7 +233,7 @@ def _row_of_text(text: ScoredText) -> Episode:
     )
 
 
-def distributions_for_credit(
+def make_distributions_for_credit(
     session: Session, server: PolicyServer, score_distributions: Callable[[Sequences], tuple[Tensor, Tensor]]
 ) -> Distributions:
     """Returns the policy's distributions for the credit. The engine frees its memory while they are computed,
@@ -250,10 +250,11 @@ def distributions_for_credit(
     return Distributions(squares_and_entropies)
 
 
-def distances_for_credit(
+def make_distances_for_credit(
     session: Session, server: PolicyServer, score_distances: Callable[[Sequences], tuple[Tensor, Tensor]]
 ) -> ReferenceDistances:
-    """Returns the policy's distances from the reference for the credit; see `distributions_for_credit`."""
+    """Returns the policy's distances from the reference for the credit; see
+    `make_distributions_for_credit`."""
 
     def deviations_along(episodes: Sequence[Episode]) -> list[Deviation]:
         columns_by_episode = _score_episodes(session, server, episodes, score_distances)
@@ -262,7 +263,7 @@ def distances_for_credit(
     return ReferenceDistances(deviations_along)
 
 
-def divergences_for_credit(
+def make_divergences_for_credit(
     session: Session, server: PolicyServer, score_divergences: Callable[[Sequences, Tensor], Tensor]
 ) -> GroupDivergences:
     """Returns the divergences of the policy's distributions at each token, for the credit.

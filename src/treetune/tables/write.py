@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from treetune.engine.settings import GIB, host_memory
+from treetune.engine.settings import GIB, read_host_memory
 from treetune.runtime.console import format_duration
 from treetune.runtime.machine import read_processor, read_versions
 from treetune.store.files import write_json, write_text
@@ -119,7 +119,7 @@ def _account(plan: TableRuns, command: str) -> dict[str, str]:
         "command": command,
         "runs": f"{finished} of {len(plan.runs)} finished",
         "time": f"{format_duration(seconds)} for all runs, start-up and evaluation included",
-        "machine": f"{name}, {len(os.sched_getaffinity(0))} cores, {host_memory() / GIB:.0f} GiB memory",
+        "machine": f"{name}, {len(os.sched_getaffinity(0))} cores, {read_host_memory() / GIB:.0f} GiB memory",
         "system": platform.platform(),
         "versions": ", ".join(f"{package} {version}" for package, version in packages.items()),
         "written": time.strftime("%Y-%m-%d %H:%M %Z"),

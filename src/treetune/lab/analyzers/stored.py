@@ -27,7 +27,7 @@ from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import TRAJECTORIES
 from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
-from treetune.runtime.training import critic_for_credit
+from treetune.runtime.training import make_critic_for_credit
 from treetune.seeds import derive_seed
 from treetune.tasks.drawing import draw_problems
 from treetune.trainer.base import Layout
@@ -169,7 +169,7 @@ def credit_critic_at(resources: RunResources, point: int) -> Critic | None:
     def values(sequences: Sequences) -> Tensor:
         return StoredModels(session, point, session.temperature).values(sequences)
 
-    return critic_for_credit(session, resources.server, values)
+    return make_critic_for_credit(session, resources.server, values)
 
 
 def answers_at(

@@ -76,7 +76,7 @@ class CheckpointSpace:
         )
 
 
-def checkpoint_space(memory: TrainerMemory) -> CheckpointSpace:
+def plan_checkpoint_space(memory: TrainerMemory) -> CheckpointSpace:
     """Returns what the checkpoints of an experiment take. The room is known on this machine only."""
     experiment, machine = memory.experiment, memory.machine
     trainer = experiment.trainer

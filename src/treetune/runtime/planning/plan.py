@@ -24,7 +24,7 @@ from typing import Any
 from treetune.engine.settings import TRANSFER_KEY, VERSIONS_AT_ONCE, VllmSettings
 from treetune.models.shapes import Shape
 from treetune.runtime.machine import GIB, SCORED_WITH_BYTES, Machine, format_bytes
-from treetune.runtime.planning.disk import CheckpointSpace, checkpoint_space
+from treetune.runtime.planning.disk import CheckpointSpace, plan_checkpoint_space
 from treetune.runtime.planning.memory import (
     ASLEEP_BYTES,
     PROCESS_BYTES,
@@ -130,7 +130,7 @@ class Plan:
 
     @cached_property
     def checkpoints(self) -> CheckpointSpace:
-        return checkpoint_space(self.trainer)
+        return plan_checkpoint_space(self.trainer)
 
     @cached_property
     def engine(self) -> EngineMemory | None:
