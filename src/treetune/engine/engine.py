@@ -219,7 +219,7 @@ class VllmEngine(Engine):
         settings = self._settings
         results = _Results(self._context_length, settings.largest_part)
         # All requests are checked before anything is sent. So a request that can't be sampled costs nothing.
-        first_parts, first_laters = results.split_requests(requests)
+        first_parts, first_deferred = results.split_requests(requests)
         # The addresses of the servers that take requests, by the servers' numbers.
         addresses: dict[int, Address] = {}
         # The numbers of the servers that have answered since they were last lost.
@@ -241,7 +241,7 @@ class VllmEngine(Engine):
             prefixes=self._prefixes,
         ) as scheduler:
             self._open_servers(scheduler, addresses)
-            scheduler.add(first_parts, first_laters)
+            scheduler.add(first_parts, first_deferred)
             while scheduler.outstanding:
                 all_open = self._open_servers(scheduler, addresses)
                 # If a server is away, the wait for an event is short, to see soon that it is back.

@@ -188,8 +188,8 @@ def clean_up_checkpoints(config: PolicyIteration, plain: Mapping[str, Any]) -> N
     with directory.locked():
         last_good = read_last_good(config, directory)
         deleted = tidy_checkpoints(directory, config.checkpoints.keep_every, last_good)
-    kept = directory.checkpoints()
-    print(f"{directory.path}: deleted {len(deleted)} checkpoints, kept {kept or 'none'}")
+    kept_checkpoints = directory.checkpoints()
+    print(f"{directory.path}: deleted {len(deleted)} checkpoints, kept {kept_checkpoints or 'none'}")
 
 
 def check_finished(config: PolicyIteration, plain: Mapping[str, Any]) -> None:

@@ -113,7 +113,7 @@ def _kl(logprobs_CV: Tensor, other_logprobs_CV: Tensor) -> Tensor:
     return (logprobs_CV.exp() * (logprobs_CV - other_logprobs_CV)).sum(-1)
 
 
-SAME_DISTRIBUTION = 1e-6
+DIVERGENCE_BY_ROUNDING = 1e-6
 """Divergences up to it count as 0: rounding gives equal distributions such divergences, and a credit that
 takes the tokens with the largest ones would choose among equal tokens by chance."""
 
@@ -189,7 +189,7 @@ def _divergences_from_means(chances_CV: Tensor, sizes: Sequence[int]) -> Tensor:
     entropy_of_mean_C = torch.special.entr(means_GV).sum(-1)[group_C]
     divergence_C = entropy_of_mixture_C - (entropy_C + entropy_of_mean_C) / 2
     # By rounding, equal distributions have a tiny divergence, which counts as 0.
-    return divergence_C.where(divergence_C > SAME_DISTRIBUTION, 0.0)
+    return divergence_C.where(divergence_C > DIVERGENCE_BY_ROUNDING, 0.0)
 
 
 @dataclass(frozen=True)

@@ -194,9 +194,9 @@ def process_advantages(rewards: Sequence[Column], gamma: float) -> list[Column]:
         means_of_others = means[:answer] + means[answer + 1 :]
         centred_T = rewards_T - sum(means_of_others) / len(means_of_others)
         returns_T = np.zeros(len(centred_T))
-        later = 0.0  # the return from the next token on
+        later_return = 0.0  # the return from the next token on
         for t in range(len(centred_T) - 1, -1, -1):
-            later = float(centred_T[t]) + gamma * later
-            returns_T[t] = later
+            later_return = float(centred_T[t]) + gamma * later_return
+            returns_T[t] = later_return
         advantages.append(returns_T)
     return advantages
