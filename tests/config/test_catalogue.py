@@ -36,7 +36,7 @@ VARIABLES = ("APP_JUDGE_URL", "APP_SEQUENTIAL_ANSWERS")
 def test_imports_lead_to_files_beside_the_importer_or_below_configs() -> None:
     missing = []
     for path in sorted(CONFIGS.rglob("*sonnet")):
-        for name in lexer.imports(path.read_text(encoding="utf-8")):
+        for name in lexer.imported_names(path.read_text(encoding="utf-8")):
             if not (path.parent / name).is_file() and not (CONFIGS / name).is_file():
                 missing.append(f"{path.relative_to(CONFIGS)} imports {name}")
     assert missing == []

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from treetune import main as command_line
 from treetune.config import lexer
-from treetune.config.explain import COMPUTED, MISSING, Explanation, key_paths, overridden
+from treetune.config.explain import COMPUTED, MISSING, Explanation, describe_overridden_files, key_paths
 from treetune.config.jsonnet import load
 
 
@@ -36,7 +36,9 @@ def places_and_values(
     key: str, *configs: str, overrides: tuple[str, ...] = (), **environ: str
 ) -> list[tuple[str, Any]]:
     config = load([f"{name}.jsonnet" for name in configs], overrides, environ)
-    return [(setting.place, setting.value) for setting in Explanation(config).settings(tuple(key.split(".")))]
+    return [
+        (setting.location, setting.value) for setting in Explanation(config).settings(tuple(key.split(".")))
+    ]
 
 
 def test_files_overrides_and_the_environment_come_in_the_order_of_merging_with_lines() -> None:
@@ -140,12 +142,12 @@ def test_objects_with_the_same_keys_have_their_own_lines() -> None:
 def test_imports_in_comments_and_texts_do_not_count() -> None:
     comments = "// import 'a'\n/* import 'b' */ # import 'c'\n"
     texts = """{ x: 'import "d"', y: import "e", z: |||\n  import 'f'\n||| }"""
-    assert lexer.imports(comments + texts) == ["e"]
+    assert lexer.imported_names(comments + texts) == ["e"]
 
 
 @given(st.text(alphabet="{}'\"|/*#@\\:+ \nab,", max_size=60))
 def test_any_text_can_be_searched(text: str) -> None:
-    lexer.imports(text)
+    lexer.imported_names(text)
     lexer.field_line(text, ("a",))
     assert sum(1 for _ in lexer.tokens(text)) <= len(text)
 
@@ -194,7 +196,9 @@ EXPERIMENT = "{ seed: 1, credit: { type: 'a', n: 1 }, trainer: { rate: 1 } }"
 def notes_on_stack(*texts: str) -> list[str]:
     """On a stack of files that are called 0, 1, 2…"""
     write(**{str(number): text for number, text in enumerate(texts)})
-    return list(overridden(load([f"{number}.jsonnet" for number in range(len(texts))], environ={})))
+    return list(
+        describe_overridden_files(load([f"{number}.jsonnet" for number in range(len(texts))], environ={}))
+    )
 
 
 def test_a_file_that_others_override_is_reported_with_them() -> None:

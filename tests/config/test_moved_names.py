@@ -120,7 +120,7 @@ def test_an_import_of_an_old_name_is_told_the_new_one(
 
 def test_a_missing_library_is_not_taken_for_an_old_name(tmp_path: Path) -> None:
     (tmp_path / "needs_much.py").write_text("from treetune import Task\nimport not_installed_anywhere\n")
-    folders.search_in([tmp_path], ["needs_much"])
+    folders.set_search_folders([tmp_path], ["needs_much"])
     with pytest.raises(ValueError, match="not_installed_anywhere is not installed") as error:
         function_at("needs_much:score")
     assert "write `from treetune" not in str(error.value)

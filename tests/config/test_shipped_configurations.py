@@ -16,7 +16,7 @@ from tests.support.shipped import CONFIGS, ROOT, loaded, whole_configurations
 from treetune import main as command_line
 from treetune.config import lexer
 from treetune.config.explain import Explanation
-from treetune.config.layers import configurations, relative
+from treetune.config.layers import configurations, shorten_path
 
 VINEPPO = "configs/quickstart/vineppo.jsonnet"
 SCREEN_LINES, SCREEN_COLUMNS = 24, 120
@@ -81,7 +81,7 @@ def test_credit_and_objective_of_a_quickstart_experiment_come_from_a_definition(
     for key in (("credit", "type"), ("trainer", "objective", "type")):
         source = explanation.source(key)
         assert source is not None
-        folder = source.removeprefix(relative(CONFIGS) + "/").split("/")[0]
+        folder = source.removeprefix(shorten_path(CONFIGS) + "/").split("/")[0]
         assert folder in DEFINITIONS
 
 

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from tests.support.documents import PAGES, ROOT, Document, commands_in
-from treetune.cli.arguments import BY_NAME, COMMANDS, parse
+from treetune.cli.arguments import COMMANDS, COMMANDS_BY_NAME, parse
 from treetune.cli.command import files_of
 from treetune.cli.pages import pages as reference_pages
 from treetune.config.layers import configurations
@@ -73,8 +73,8 @@ def treetune_commands(document: Document) -> Iterator[tuple[list[str], list[str]
             typed = ["--configs", environment["CONFIGSTR"], "run_iteration_loop"]
         else:
             continue
-        first_command = next(word for word in typed if word in BY_NAME)
-        command = BY_NAME[first_command].name
+        first_command = next(word for word in typed if word in COMMANDS_BY_NAME)
+        command = COMMANDS_BY_NAME[first_command].name
         if command == "check_config":
             # This machine needn't have the data, models and GPUs that a page is about.
             yield typed, [*typed, "--config-only"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from treetune.config.layers import CONFIGS, configurations
 
-KINDS: Mapping[str, tuple[str, ...]] = {
+FOLDERS_BY_KIND: Mapping[str, tuple[str, ...]] = {
     "experiments": (
         "quickstart", ".", "countdown", "domains", "equal_cost", "guru", "hinted_sums", "multi_turn",
         "signposts", "spo", "threadweaver", "threadweaver/tiny",
@@ -42,18 +42,18 @@ class Entry:
 
 def find_configurations(word: str = "") -> Iterator[Entry]:
     """Yields the configurations that have `word` in their name or their first sentence, kind by kind."""
-    for path in sorted(configurations(CONFIGS), key=_rank):
+    for path in sorted(configurations(CONFIGS), key=_sort_key):
         name = path.relative_to(CONFIGS)
         entry = Entry(kind_of(name), str(name), first_sentence(path.read_text(encoding="utf-8")))
         if word.lower() in f"{entry.name} {entry.about}".lower():
             yield entry
 
 
-def _rank(path: Path) -> tuple[int, str]:
-    """Returns the sort key of a configuration: folders in the order of KINDS, then all others; then the
-    name."""
+def _sort_key(path: Path) -> tuple[int, str]:
+    """Returns the sort key of a configuration: folders in the order of `FOLDERS_BY_KIND`, then all others;
+    then the name."""
     name = path.relative_to(CONFIGS)
-    order = list(chain.from_iterable(KINDS.values()))
+    order = list(chain.from_iterable(FOLDERS_BY_KIND.values()))
     folder = str(name.parent)
     return (order.index(folder) if folder in order else len(order), str(name))
 
@@ -61,7 +61,7 @@ def _rank(path: Path) -> tuple[int, str]:
 def kind_of(name: Path) -> str:
     """Returns the kind of a configuration. `name` is its path relative to configs/."""
     folder = str(name.parent)
-    return next((kind for kind, folders in KINDS.items() if folder in folders), FRAGMENTS)
+    return next((kind for kind, folders in FOLDERS_BY_KIND.items() if folder in folders), FRAGMENTS)
 
 
 def first_sentence(text: str) -> str:

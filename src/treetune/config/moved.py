@@ -96,30 +96,30 @@ def remedy_for_import(file: str, line: int) -> str | None:
     statement = _import_at(file, line)
     if isinstance(statement, ast.Import):
         renamed = [(alias.name, present_name(alias.name)) for alias in statement.names]
-        return "; ".join(_of_module(old, new) for old, new in renamed if new is not None) or None
+        return "; ".join(_describe_new_place(old, new) for old, new in renamed if new is not None) or None
     if statement is None or statement.module is None:
         return None
     module = statement.module
     # If `treetune` itself offers all of the names, they needn't be imported from one of its modules.
-    public = {alias.name: RENAMED.get(alias.name, alias.name) for alias in statement.names}
-    if all(name in treetune.__all__ for name in public.values()):
-        return f"write `from treetune import {', '.join(public.values())}`"
+    public_names = {alias.name: RENAMED.get(alias.name, alias.name) for alias in statement.names}
+    if all(name in treetune.__all__ for name in public_names.values()):
+        return f"write `from treetune import {', '.join(public_names.values())}`"
     new = present_name(module)
-    return _of_module(module, new) if new is not None else None
+    return _describe_new_place(module, new) if new is not None else None
 
 
-def _of_module(old: str, new: str) -> str:
+def _describe_new_place(old: str, new: str) -> str:
     """Says where the content of the module `old` is: in `new`, or in the nearest package around `new` that
     exists. The content of a module in `SPLIT` is in several modules of the package `new`."""
     package = new
-    while not _is_there(package):
+    while not _module_exists(package):
         package = package.rpartition(".")[0]
     if package == new and old not in SPLIT:
         return f"{old} is {new} now"
     return f"what {old} had is in {package} now: CHANGELOG.md says under which names"
 
 
-def _is_there(module: str) -> bool:
+def _module_exists(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # of a package above it

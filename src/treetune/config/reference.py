@@ -96,7 +96,7 @@ def key_meaning(part: type, key: schema.Key) -> str:
 
 def objects_within(annotation: Any) -> Iterator[type]:
     """Yields the families and plain parts that a value of this type may hold."""
-    inner, _ = schema.bare(annotation)
+    inner, _ = schema.split_constraints(annotation)
     if schema.is_family(inner) or schema.is_plain_part(inner):
         yield inner
         return
@@ -104,7 +104,7 @@ def objects_within(annotation: Any) -> Iterator[type]:
     if container is not None:
         _, contained_types = container
     else:
-        contained_types = schema.members(inner)
+        contained_types = schema.alternatives_of(inner)
     for contained in contained_types:
         # `members` returns a type that isn't a union as its only member, and such a type holds nothing.
         if contained is not inner:
@@ -113,15 +113,15 @@ def objects_within(annotation: Any) -> Iterator[type]:
 
 def plain_parts(part: type) -> list[type]:
     """Returns the plain parts that a part may hold, at any depth: the classes of objects without `type`."""
-    plain: list[type] = []
+    parts_without_type: list[type] = []
     to_visit = [part]
     while to_visit:
         for key in schema.keys_of(to_visit.pop()).values():
             for inner in objects_within(key.annotation):
-                if schema.is_plain_part(inner) and inner not in plain:
-                    plain.append(inner)
+                if schema.is_plain_part(inner) and inner not in parts_without_type:
+                    parts_without_type.append(inner)
                     to_visit.append(inner)
-    return plain
+    return parts_without_type
 
 
 def describable() -> dict[str, list[PartEntry]]:
@@ -222,10 +222,10 @@ def _object_schema(part: type, shared: dict[str, Any], name: str | None = None) 
 
 def _value_schema(annotation: Any, shared: dict[str, Any]) -> dict[str, Any]:
     """Returns the schema of a key's value; parts in it are references to `shared`."""
-    inner, constraints = schema.bare(annotation)
+    inner, constraints = schema.split_constraints(annotation)
     if not schema.holds_parts(inner):
-        return schema.adapter(annotation).json_schema()
-    alternatives = schema.members(inner)  # the members of a union; for another type only `inner`
+        return schema.validator_of(annotation).json_schema()
+    alternatives = schema.alternatives_of(inner)  # the members of a union; for another type only `inner`
     families = [alternative for alternative in alternatives if schema.is_family(alternative)]
     schemas: list[dict[str, Any]] = []
     if families:
@@ -261,7 +261,7 @@ def _container_schema(
         items = {"additionalProperties": item_schemas[0]}
     else:
         items = {"items": item_schemas[0]}
-    return schema.adapter(plain).json_schema() | items
+    return schema.validator_of(plain).json_schema() | items
 
 
 # Meanings: the words that a class has for itself and its keys

@@ -416,7 +416,11 @@ def start_worker(
         },
         start_new_session=True,
     )
-    setup = {"path": list(sys.path), "own_folders": folders.searched(), "memory_bytes": memory_bytes}
+    setup = {
+        "path": list(sys.path),
+        "own_folders": folders.search_folders_and_names(),
+        "memory_bytes": memory_bytes,
+    }
     return process, setup
 
 

@@ -96,7 +96,7 @@ def become_worker() -> tuple[BinaryIO, Callable[..., None]]:
     setup = read_message(requests)
     sys.path[:] = setup["path"]
     # The user's modules are looked for in the same folders as in the parent.
-    folders.search_in(*setup["own_folders"])
+    folders.set_search_folders(*setup["own_folders"])
     if (memory := setup["memory_bytes"]) is not None:
         # A process may lower its hard limit, but not raise it.
         hard_limit = resource.getrlimit(resource.RLIMIT_AS)[1]
