@@ -13,7 +13,7 @@ from treetune.tables.curves import AXIS_TITLES, Curve, column_panel
 from treetune.tables.measure import Results
 from treetune.tables.settings import PanelAxis, Reproduction
 from treetune.tables.text import MARKS, number_text, why_empty
-from treetune.view.charts import BetterDirection, Chart, Series, better_of, draw_series
+from treetune.view.charts import BetterDirection, Chart, Series, better_direction_of, draw_series
 from treetune.view.templates import colour_of, palette
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _better_direction(panel: Panel) -> BetterDirection:
     """Returns the direction in which a panel's number is better, or an empty text where the title shows no
     direction."""
     if panel.metric is not None:
-        return better_of(panel.metric)
+        return better_direction_of(panel.metric)
     # A panel of an evaluation shows pass@1 if it names no `value`.
     return "up" if panel.value in (None, "pass_at_1") else ""
 

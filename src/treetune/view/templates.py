@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from treetune.runtime.console import format_duration
-from treetune.view.charts import N_COLOURS, about, number
+from treetune.view.charts import N_COLOURS, format_number, format_remark
 from treetune.view.text import rendered, visible
 from treetune.vocabulary import CORRECT_SCORE
 
@@ -81,7 +81,7 @@ def environment() -> Environment:
         undefined=StrictUndefined,
     )
     filters: dict[str, Callable[..., Any]] = {
-        "number": lambda value: "–" if value is None else number(value),
+        "number": lambda value: "–" if value is None else format_number(value),
         "share": lambda value: f"{value:.3f}" if isinstance(value, int | float) else "–",
         "visible": visible,
         "colour": colour_of,
@@ -96,7 +96,7 @@ def environment() -> Environment:
     }
     jinja.filters |= filters
     jinja.tests["right"] = lambda score: score >= CORRECT_SCORE
-    jinja.globals |= {"about": about, "shade": shade}
+    jinja.globals |= {"about": format_remark, "shade": shade}
     return jinja
 
 
@@ -104,13 +104,13 @@ def earned_by_each(rewards: Iterable[float | None]) -> str:
     """Returns a text on the rewards of continuations: "6 earned 1, 3 earned 0"."""
     counts: Counter[str] = Counter()
     for reward in rewards:
-        counts["an unknown reward" if reward is None else number(reward)] += 1
+        counts["an unknown reward" if reward is None else format_number(reward)] += 1
     return ", ".join(f"{count} earned {reward}" for reward, count in counts.most_common())
 
 
 def in_seconds(seconds: float) -> str:
     """Formats a short time with three digits: ``5.11 s``, ``44 ms``, ``0.0026 ms``."""
-    return f"{number(1000 * seconds)} ms" if seconds < 0.1 else f"{number(seconds)} s"
+    return f"{format_number(1000 * seconds)} ms" if seconds < 0.1 else f"{format_number(seconds)} s"
 
 
 FULL_COLOUR_QUANTILE = 0.95

@@ -44,7 +44,7 @@ from treetune.runtime.directory import _LOCKS
 from treetune.store.journal import Journal
 from treetune.tasks.arithmetic import AdditionChain
 from treetune.view.app import SEEN_MARK_HEADER
-from treetune.view.charts import number
+from treetune.view.charts import format_number
 from treetune.view.pages import PAGES
 from treetune.view.report.write import write_report
 from treetune.view.store import Run
@@ -158,7 +158,7 @@ def test_an_experiment_that_cannot_be_read_hides_no_other(viewer: Viewer) -> Non
 
 
 def test_infinite_numbers_and_nan_are_written_as_names() -> None:
-    assert [number(x) for x in (float("-inf"), float("nan"), 2.0)] == ["-inf", "nan", "2"]
+    assert [format_number(x) for x in (float("-inf"), float("nan"), 2.0)] == ["-inf", "nan", "2"]
 
 
 def chat_answer(without_text: int) -> Trajectory:

@@ -17,12 +17,12 @@ from treetune.credit.library.answers import GradedAnswer
 from treetune.credit.library.checks import answers_needed, reads_logprobs
 from treetune.view.crediting.tokens import LogTokenizer
 from treetune.view.store.folders import Run, folders_below, is_experiment
-from treetune.view.store.foreign import FileReport, MappedRow, holds_answers, mapped_rows
+from treetune.view.store.foreign import FileReport, MappedRow, holds_answers, read_mapped_rows
 from treetune.view.store.foreign.layout import group_by_run, step_of
 from treetune.view.store.foreign.line import UNFINISHED
-from treetune.view.store.foreign.named_fields import NAMES
+from treetune.view.store.foreign.named_fields import FIELD_NAMES
 from treetune.view.store.foreign.token_ids import StoredTokens, stored_tokens
-from treetune.view.store.index import AnswerFile, sources
+from treetune.view.store.index import AnswerFile, find_sources
 from treetune.vocabulary import TokenIds, token_array
 
 NO_TOKENIZER = (
@@ -105,7 +105,7 @@ def files_of_log(log: Run) -> list[LoggedFile]:
     If each file has a different step of the program in its path, its number is this step (or the step plus 1
     if steps begin with 0). If not, files are numbered from 1 in their order.
     """
-    files = sources(log)
+    files = find_sources(log)
     steps = [step_of(file.path, log.path).number for file in files]
     numbers = [step for step in steps if step is not None]
     if len(set(numbers)) < len(files):
@@ -159,7 +159,7 @@ def read_answers_of(
     report = FileReport()
     logged = LoggedAnswers()
     groups: dict[str, TokenIds] = {}  # the prompt ids of each group so far
-    for mapped in mapped_rows(path, report):
+    for mapped in read_mapped_rows(path, report):
         try:
             logged_answer = _answer_of(mapped, tokenizer, max_tokens, groups)
         except _NotCredited as error:
@@ -262,11 +262,11 @@ def _group_of(problem: str, prompt_ids: TokenIds, groups: dict[str, TokenIds]) -
 
 
 def _data_of(row: Any) -> dict[str, Any]:
-    """Returns those fields of a row that name the problem's task (`NAMES`), which some reward functions
+    """Returns those fields of a row that name the problem's task (`FIELD_NAMES`), which some reward functions
     read."""
     if not isinstance(row, Mapping):
         return {}
-    return {name: row[name] for name in NAMES["task"] if isinstance(row.get(name), str)}
+    return {name: row[name] for name in FIELD_NAMES["task"] if isinstance(row.get(name), str)}
 
 
 def _without_missing_logprobs(answers: Sequence[LoggedAnswer]) -> Iterator[LoggedAnswer]:

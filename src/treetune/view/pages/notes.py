@@ -31,10 +31,10 @@ from treetune.view.text import one_line
 NOTES_PER_PAGE = 100
 """The most notes on a page."""
 
-BEGINNING = 160
+CHARACTERS_OF_ANSWER = 160
 """The most characters of an answer that the list of notes shows."""
 
-SUGGESTED = 24
+MOST_SUGGESTED_LABELS = 24
 """The most labels that the form offers of those that are in use."""
 
 
@@ -60,7 +60,7 @@ def show(view: PageRequest) -> Response:
             linked[run] |= set(notes_on_answer)
     rows = []
     for run, note in listed.rows:
-        rows.append((run, note, note in linked[run], one_line(note.about.text, BEGINNING)))
+        rows.append((run, note, note in linked[run], one_line(note.about.text, CHARACTERS_OF_ANSWER)))
     return view.render(
         "notes.html",
         listed=listed,
@@ -101,7 +101,7 @@ def _matching_notes(view: PageRequest) -> list[tuple[Run, Note]]:
     return matching
 
 
-def mark(view: PageRequest) -> str:
+def mark_of_notes(view: PageRequest) -> str:
     """Returns a text that changes whenever the list of notes may have changed."""
     marks: list[object] = []
     for run in view.runs or view.store.runs():
@@ -143,7 +143,7 @@ def notes_on(view: PageRequest, about: NotedAnswer, draft: Draft | None = None) 
         "labels": labels,
         "text": text,
         "seen": users_note.version if users_note is not None else "",
-        "offered": list(dict.fromkeys([*all_labels(view)[:SUGGESTED], *labels])),
+        "offered": list(dict.fromkeys([*all_labels(view)[:MOST_SUGGESTED_LABELS], *labels])),
         "problem": problem,
         "cannot": _why_not_writable(view),
         "longest": LONGEST_NOTE,
@@ -171,11 +171,12 @@ def save_form(view: PageRequest, about: NotedAnswer, form: Form) -> Draft | None
     """
     # "label" has the labels that were ticked, and "labels" those that were typed.
     labels: Sequence[str] = [*form.get("label", ()), *form.get("labels", ())]
-    # `seen` is the version of the note that the user saw: `save_note` doesn't replace another version.
-    text, seen = ("".join(form.get(name, ())[:1]) for name in ("note", "seen"))
-    cannot = _why_not_writable(view)
-    if cannot:
-        problem = f"Not saved: {cannot}"
+    # `seen_version` is the version of the note that the user saw: `save_note` doesn't replace another
+    # version.
+    text, seen_version = ("".join(form.get(name, ())[:1]) for name in ("note", "seen"))
+    why_not_writable = _why_not_writable(view)
+    if why_not_writable:
+        problem = f"Not saved: {why_not_writable}"
     elif form.get("about") != [about.name]:
         problem = (
             "Not saved: the answer was sampled again. Save once more to attach the note to the new answer."
@@ -183,7 +184,7 @@ def save_form(view: PageRequest, about: NotedAnswer, form: Form) -> Draft | None
     else:
         try:
             labels = checked_labels(labels)
-            save_note(view.run.directory, new_note(about, labels, text), seen)
+            save_note(view.run.directory, new_note(about, labels, text), seen_version)
             return None
         except NoteChanged as error:
             problem = (
@@ -196,6 +197,6 @@ def save_form(view: PageRequest, about: NotedAnswer, form: Form) -> Draft | None
 
 
 PAGES = (
-    Page("/notes", "Notes", show, place="both", key="n", mark=mark),
-    Page("/notes/data", "Notes", download_notes, mark=mark),
+    Page("/notes", "Notes", show, place="both", key="n", mark=mark_of_notes),
+    Page("/notes/data", "Notes", download_notes, mark=mark_of_notes),
 )

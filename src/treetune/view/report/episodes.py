@@ -17,20 +17,20 @@ from typing_extensions import override
 
 from treetune.runtime.analysis import read_result
 from treetune.runtime.directory import RESULT
-from treetune.view.charts import number
-from treetune.view.drawings import NOTE, ThreadedAnswer, threads_html, tree_html
+from treetune.view.charts import format_number
+from treetune.view.drawings import DRAWING_NOTE, ThreadedAnswer, threads_html, tree_html
 from treetune.view.experiment import StoredExperiment
 from treetune.view.report.sections import ReportSection
 from treetune.view.store.answers import AnswerStore, StoredAnswer
 from treetune.view.store.folders import Run
-from treetune.view.store.index import AnswerFile, sources
+from treetune.view.store.index import AnswerFile, find_sources
 from treetune.view.store.tokens import (
-    OF_CREDIT,
+    ADVANTAGE_OF_CREDIT,
     CreditedStep,
     MethodCredit,
     Tokens,
     all_texts,
-    made_of_credit,
+    describe_credit_change,
     method_of,
     texts_of,
     tokens_of,
@@ -56,7 +56,7 @@ def newest(experiment: StoredExperiment) -> tuple[AnswerStore, AnswerFile] | Non
     if "newest" not in experiment.cache and all_texts(path) is not None:
         folder, run = TemporaryDirectory(), Run(path.name, path)
         candidates: list[AnswerFile] = []
-        for source in reversed(sources(run)):
+        for source in reversed(find_sources(run)):
             if source.episodes is not None:
                 # If the file of answers is damaged, the file of episodes is read in its place.
                 candidates += [source, replace(source, path=source.episodes)]
@@ -139,7 +139,7 @@ def _microscope_card(row: Mapping[str, Any], costs: Mapping[str, Mapping[str, fl
         steps.append((text, shade(advantage.value, first.scale) if advantage else ""))
     return {
         **{name: row[name] for name in ("answer", "prompt", "correct", "unfinished")},
-        "earned": f"reward {number(row['reward'])}",
+        "earned": f"reward {format_number(row['reward'])}",
         "steps": steps,
         "methods": methods,
     }
@@ -205,7 +205,9 @@ class EpisodesSection(ReportSection):
         wrong = [row for row in rows if not row["is_right"]]
         # Half of the shown answers are right, or more of them if there are too few wrong ones.
         n_right = min(len(right), max(MOST_EPISODES // 2, MOST_EPISODES - len(wrong)))
-        chosen = [answers.whole(row) for row in (*right[:n_right], *wrong[: MOST_EPISODES - n_right])]
+        chosen = [
+            answers.read_whole_answer(row) for row in (*right[:n_right], *wrong[: MOST_EPISODES - n_right])
+        ]
         chosen = [answer for answer in chosen if answer.episodes]
         episodes = [answer.episodes[0] for answer in chosen]
         sizes = [np.abs(episode.advantages) for episode in episodes if episode.advantages is not None]
@@ -217,11 +219,11 @@ class EpisodesSection(ReportSection):
             "episodes.html",
             iteration=source.number,
             scale=scale,
-            made=made_of_credit(experiment.config),
+            made=describe_credit_change(experiment.config),
             valued=any(episode.step_values for episode in episodes),
             any_injected=any(card["injected"] for card in cards),
             any_earned=any(episode.step_rewards for episode in episodes),
-            notes=[NOTE] if any(card["drawing"] for card in cards) else [],
+            notes=[DRAWING_NOTE] if any(card["drawing"] for card in cards) else [],
             episodes=cards,
         )
 
@@ -245,9 +247,9 @@ def _card(experiment: StoredExperiment, answer: StoredAnswer, scale: float) -> d
         drawing = threads_html(ThreadedAnswer(tokens.texts, episode, answer.trajectory, scale))
     else:
         steps = _coloured_steps(tokens, scale, ends_by_itself=episode.finish_reason == "stop")
-    earned = f"reward {number(episode.reward)}"
+    earned = f"reward {format_number(episode.reward)}"
     if episode.score != episode.reward:  # the reward was shaped
-        earned = f"score {number(episode.score)}, {earned}"
+        earned = f"score {format_number(episode.score)}, {earned}"
     earlier, prompt = _prompt_of(experiment, answer, episode)
     return {
         "correct": episode.score >= CORRECT_SCORE,
@@ -274,8 +276,8 @@ def _coloured_steps(tokens: Tokens, scale: float, *, ends_by_itself: bool) -> li
     """
     assert tokens.texts is not None
     # If training changed the advantages, for example by normalising them, "advantage" has the changed numbers
-    # and OF_CREDIT those of credit. If it didn't, "advantage" has those of credit.
-    name = OF_CREDIT if OF_CREDIT in tokens.numbers else "advantage"
+    # and `ADVANTAGE_OF_CREDIT` those of credit. If it didn't, "advantage" has those of credit.
+    name = ADVANTAGE_OF_CREDIT if ADVANTAGE_OF_CREDIT in tokens.numbers else "advantage"
     of_credit = tokens.numbers.get(name, np.zeros(tokens.count))  # zeros without credit: nothing is coloured
     advantages = np.nan_to_num(of_credit).tolist()
     steps = []

@@ -25,7 +25,7 @@ from treetune.runtime.diagnostics import (
     diagnose,
     find_last_good,
 )
-from treetune.view.charts import Chart, Series, better_of, line_chart, thinned
+from treetune.view.charts import Chart, Series, average_neighbours, better_direction_of, line_chart
 from treetune.view.curves import PHASES, Bunch, compare_with_plan, phase_seconds, phase_totals, usual_charts
 from treetune.view.experiment import StoredExperiment
 from treetune.view.report.sections import ReportSection
@@ -128,7 +128,7 @@ class DomainsSection(ReportSection):
             ]
             if _has_values(series):
                 heading = title.format(trained_on=experiment.trained_on)
-                chart = Chart(heading, series, better_of(f"episodes/{metric}"), x_name="iteration")
+                chart = Chart(heading, series, better_direction_of(f"episodes/{metric}"), x_name="iteration")
                 charts.append(line_chart(replace(chart, from_zero=metric in FROM_ZERO)))
         return render("domains.html", colours=colours, measured=rows, charts=charts)
 
@@ -203,7 +203,9 @@ class NumbersSection(ReportSection):
                 else:
                     title = declaration.title
                 if _has_values(series):
-                    charts.append(line_chart(Chart(title, series, better_of(metric), x_name="iteration")))
+                    charts.append(
+                        line_chart(Chart(title, series, better_direction_of(metric), x_name="iteration"))
+                    )
                 elif any(line.points for line in series):
                     always_0.append(title)
             note = f"{group.name.capitalize()}: means over answers; in grey over those that are correct."
@@ -358,6 +360,6 @@ class TimesSection(ReportSection):
             meanings=PHASES,
             whole=math.fsum(totals.values()),
             iterations=len(bars),
-            bars=thinned(bars),
+            bars=average_neighbours(bars),
             plan=compare_with_plan(experiment),
         )

@@ -26,7 +26,7 @@ def is_conversation(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(map(is_message, value))
 
 
-def written(value: Any) -> str:
+def write_as_text(value: Any) -> str:
     """Returns a text, a message or a conversation as text, and any other value as JSON.
 
     If a conversation has several messages, each begins with its role: "user: 2 + 2 =". None and an empty list
