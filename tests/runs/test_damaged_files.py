@@ -30,7 +30,7 @@ from treetune.runtime.directory import ExperimentDirectory, verify_answers
 from treetune.runtime.manifest import read_config
 from treetune.store.checksums import SUMS, read_record, write_record
 from treetune.store.journal import row_of
-from treetune.view.app import application
+from treetune.view.app import make_application
 from treetune.view.experiment import read_experiment
 from treetune.view.report.write import write_report
 from treetune.view.store import Store
@@ -299,7 +299,7 @@ print("alive")
 def client(tmp_path: Path, of_two: ExperimentDirectory) -> TestClient:
     """A browser before the viewer."""
     store = Store([tmp_path], tmp_path / "cache", look_again_s=0.0)
-    made = TestClient(application(store, "token"), base_url="http://127.0.0.1")
+    made = TestClient(make_application(store, "token"), base_url="http://127.0.0.1")
     made.get("/", params={"token": "token"})
     return made
 

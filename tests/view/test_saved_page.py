@@ -12,7 +12,7 @@ from tests.view.hostile import KINDS, hostile_run
 from tests.view.recorded import record_iteration
 from treetune.lab.analyzers.step_credit import step_credit
 from treetune.view.report.write import write_report
-from treetune.view.templates import DRAWINGS, LOOK
+from treetune.view.templates import DRAWINGS_CSS, LOOK_CSS
 
 LOOKS = """
 const all = (selector, read) => [...document.querySelectorAll(selector)].map(read);
@@ -116,7 +116,7 @@ def test_steps_credits_and_style_sheets_of_an_answer_are_the_same(viewer: Viewer
     assert shown.replace("<small>credit_microscope</small>", "") == written
     phases = r'<svg class="share".*?</p>'
     assert plain_matches(phases, viewer.page("/run?run=run")) == plain_matches(phases, report) != []
-    for sheet in (LOOK, DRAWINGS):
+    for sheet in (LOOK_CSS, DRAWINGS_CSS):
         assert sheet.read_text() in report
         assert f'href="/assets/{sheet.name}"' in page
         assert viewer.page(f"/assets/{sheet.name}") == sheet.read_text()

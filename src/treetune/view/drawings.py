@@ -27,7 +27,7 @@ from treetune.threads.format import TAGS, TagIds
 from treetune.threads.numbers import ThreadCounts, count, critical_seconds
 from treetune.view.charts import format_number
 from treetune.view.store.tokens import text_of_each
-from treetune.view.templates import coloured, earned_by_each, injected, render, shade
+from treetune.view.templates import coloured_html, earned_by_each, injected_html, render, shade
 from treetune.view.text import visible
 from treetune.vocabulary import Branch, Column, Episode, Segment, Trajectory, are_sampled, token_array
 
@@ -325,7 +325,7 @@ def _text_html(answer: ThreadedAnswer, line: PlacedSegments, span: TokenSpan, *,
         if start >= end:
             continue
         if placed.segment.origin == "injected":
-            parts.append(injected(tokens[start:end]))
+            parts.append(injected_html(tokens[start:end]))
             continue
         # A step may begin within a segment, and its remark is put before its first token.
         states_inside = [state for state in answer.states if start < state < end]
@@ -334,7 +334,7 @@ def _text_html(answer: ThreadedAnswer, line: PlacedSegments, span: TokenSpan, *,
                 parts.append(f'<span class="state">{answer.states[begin]}</span>')
             # Without credit, nothing is coloured: 0 has no colour.
             shown = advantages[begin:stop] if advantages else [0.0] * (stop - begin)
-            parts.append(coloured(tokens[begin:stop], shown, answer.scale))
+            parts.append(coloured_html(tokens[begin:stop], shown, answer.scale))
     return f'<div class="run{" critical" if is_critical else ""}">{"".join(parts)}</div>'
 
 

@@ -35,7 +35,7 @@ LOG_ROWS, LOG_CREDITED = "log/rows", "log/credited"
 METHOD_KEYS = ("task", "rollout", "credit", "selection")
 """The keys of a configuration that define a method, together with the trainer's objective."""
 
-LOG_BYTES = 32_768
+SEARCHED_LOG_BYTES = 32_768
 """The number of bytes at a log's end that are searched for the reason why a run stopped."""
 
 RECENT_ITERATIONS = 5
@@ -372,10 +372,10 @@ def _why_stopped(experiment: StoredExperiment, log: list[str], messages: list[st
 
 
 def _read_end_of_log(log: Path) -> list[str]:
-    """Returns the lines in the last LOG_BYTES of a log; an empty list if the log can't be read."""
+    """Returns the lines in the last `SEARCHED_LOG_BYTES` of a log; an empty list if the log can't be read."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - LOG_BYTES))
+            file.seek(max(0, file.seek(0, 2) - SEARCHED_LOG_BYTES))
             return file.read().decode(errors="replace").splitlines()
     except OSError:
         return []

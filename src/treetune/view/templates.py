@@ -19,19 +19,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from treetune.runtime.console import format_duration
 from treetune.view.charts import N_COLOURS, format_number, format_remark
-from treetune.view.text import rendered, visible
+from treetune.view.text import render_markdown, visible
 from treetune.vocabulary import CORRECT_SCORE
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-FOLDER = Path(__file__).parent
-ASSETS = FOLDER / "assets"
-LOOK, DRAWINGS = ASSETS / "look.css", ASSETS / "drawings.css"
-"""Style sheets that the report and the viewer share: `LOOK` for colours, type and tables, and `DRAWINGS` for
-drawn answers."""
+VIEW_FOLDER = Path(__file__).parent
+ASSETS_FOLDER = VIEW_FOLDER / "assets"
+LOOK_CSS, DRAWINGS_CSS = ASSETS_FOLDER / "look.css", ASSETS_FOLDER / "drawings.css"
+"""Style sheets that the report and the viewer share: `LOOK_CSS` for colours, type and tables, and
+`DRAWINGS_CSS` for drawn answers."""
 
-FULL = 10
+STRONGEST_SHADE = 10
 """The number of the strongest shade in ``drawings.css``."""
 
 _COLOUR = re.compile(r"--([\w-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)")
@@ -47,7 +47,8 @@ def colour_of(position: int) -> str:
 def palette(theme: Literal["light", "dark"] = "light") -> dict[str, str]:
     """Returns the colours of the style sheet by name: {"c0": "#rrggbb", …}."""
     return {
-        name: light if theme == "light" else dark for name, light, dark in _COLOUR.findall(LOOK.read_text())
+        name: light if theme == "light" else dark
+        for name, light, dark in _COLOUR.findall(LOOK_CSS.read_text())
     }
 
 
@@ -56,17 +57,17 @@ def render(template: str, **values: Any) -> str:
 
     Values are escaped, except those that the template marks with `safe` because they are HTML already.
     """
-    return environment().get_template(template).render(values)
+    return jinja_environment().get_template(template).render(values)
 
 
-def page(template: str, title: str, **values: Any) -> str:
+def render_document(template: str, title: str, **values: Any) -> str:
     """Returns a whole HTML document that contains its style sheets, so it can be read without other files."""
-    style = "".join(path.read_text() for path in (LOOK, DRAWINGS, ASSETS / "report.css"))
+    style = "".join(path.read_text() for path in (LOOK_CSS, DRAWINGS_CSS, ASSETS_FOLDER / "report.css"))
     return render(template, title=title, style=style, **values) + "\n"
 
 
 @functools.cache
-def environment() -> Environment:
+def jinja_environment() -> Environment:
     """Returns Jinja's environment, with the filters, tests and functions that templates use.
 
     If a template uses a value that it wasn't given, Jinja raises an error (`StrictUndefined`).
@@ -74,7 +75,7 @@ def environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     jinja = Environment(
-        loader=FileSystemLoader(FOLDER / "templates"),
+        loader=FileSystemLoader(VIEW_FOLDER / "templates"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -91,7 +92,7 @@ def environment() -> Environment:
         "when": lambda seconds: datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "in_seconds": in_seconds,
         "earned": earned_by_each,
-        "rendered": rendered,
+        "rendered": render_markdown,
         "total": lambda amounts: math.fsum(amounts.values()),
     }
     jinja.filters |= filters
@@ -123,30 +124,30 @@ def shade(value: float, scale: float) -> str:
 
     The colour is full (``s10``) from the absolute value `scale` on.
     """
-    strength = round(FULL * min(1.0, abs(value) / scale))
+    strength = round(STRONGEST_SHADE * min(1.0, abs(value) / scale))
     return f"{'down' if value < 0 else 'up'} s{strength}"
 
 
-def coloured(tokens: Sequence[str], advantages: Sequence[float], scale: float) -> str:
+def coloured_html(tokens: Sequence[str], advantages: Sequence[float], scale: float) -> str:
     """Returns tokens as HTML, coloured by advantage.
 
     Neighbours with the same advantage share a span. `scale` is the absolute advantage with the full colour.
     """
     parts = []
     for advantage, pairs in groupby(zip(tokens, advantages), key=lambda pair: round(pair[1], 4)):
-        text = plain(token for token, _ in pairs)
+        text = escape_tokens(token for token, _ in pairs)
         parts.append(
             f'<span class="{shade(advantage, scale)}" title="advantage {advantage:+.3f}">{text}</span>'
         )
     return "".join(parts)
 
 
-def injected(tokens: Iterable[str]) -> str:
+def injected_html(tokens: Iterable[str]) -> str:
     """Returns text that was not sampled, as HTML."""
-    return f'<span class="injected" title="injected">{plain(tokens)}</span>'
+    return f'<span class="injected" title="injected">{escape_tokens(tokens)}</span>'
 
 
-def plain(tokens: Iterable[str]) -> str:
+def escape_tokens(tokens: Iterable[str]) -> str:
     """Returns the text of tokens as escaped HTML, in which ends of lines and other invisible characters are
     made visible."""
     return escape(visible("".join(tokens))).replace("\n", "↵\n")

@@ -350,7 +350,7 @@ def test_every_answer_of_a_tree_is_drawn_or_counted_and_can_be_reached(
     assert len(linked_answers) == 100, "each leaf leads to its answer"
     assert viewer.page(unescape(links[0]))
     # Branches that would be too low to be seen are joined with others of about the same value.
-    monkeypatch.setattr("treetune.view.drawings.HIGH", 40)
+    monkeypatch.setattr("treetune.view.drawings.MOST_TREE_HEIGHT", 40)
     folded = viewer.page("/answer", **where)
     assert "99 branches of about the same value" in folded and "100 answers, 100 correct" in folded
     nearer = viewer.page("/answer", **where, depth=2)

@@ -269,7 +269,8 @@ def test_a_damaged_file_is_named_until_it_is_mended_and_the_others_are_shown(
 def test_the_mark_changes_when_a_file_turns_out_to_be_damaged(
     answers: AnswerStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treetune.view.store.answers.AT_ONCE_BYTES", 0)  # so that a thread reads every file
+    # So that a thread reads every file:
+    monkeypatch.setattr("treetune.view.store.answers.MOST_BYTES_READ_AT_ONCE", 0)
     (tmp_path / "run" / "iterations" / "0001" / "trajectories.arrow").write_bytes(b"nothing")
     before = answers.mark()
     deadline = time.monotonic() + 60

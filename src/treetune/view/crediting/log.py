@@ -33,8 +33,8 @@ NO_TOKENIZER = (
 # Reasons why a row isn't credited
 
 NO_REWARD = "without a reward"
-FAILED = "failed"
-UNREADABLE = "not readable"
+ROLLOUT_FAILED = "failed"
+NOT_READABLE = "not readable"
 
 
 def find_log(path: Path) -> Run:
@@ -161,7 +161,7 @@ def read_answers_of(
     groups: dict[str, TokenIds] = {}  # the prompt ids of each group so far
     for mapped in read_mapped_rows(path, report):
         try:
-            logged_answer = _answer_of(mapped, tokenizer, max_tokens, groups)
+            logged_answer = _make_answer(mapped, tokenizer, max_tokens, groups)
         except _NotCredited as error:
             logged.reasons[str(error)] += 1
             continue
@@ -169,7 +169,7 @@ def read_answers_of(
     logged.rows = report.rows
     unread = sum(map(len, report.unread.values()))
     if unread:
-        logged.reasons[UNREADABLE] += unread
+        logged.reasons[NOT_READABLE] += unread
     if reads_logprobs(credit):
         logged.answers = list(_without_missing_logprobs(logged.answers))
     # Groups are checked last, because only answers that no other check has ruled out count in their group.
@@ -182,7 +182,7 @@ class _NotCredited(Exception):
     """A row can't become an answer. The message is the reason, by which such rows are counted."""
 
 
-def _answer_of(
+def _make_answer(
     mapped: MappedRow, tokenizer: LogTokenizer | None, max_tokens: int | None, groups: dict[str, TokenIds]
 ) -> LoggedAnswer:
     """Returns the answer of a row.
@@ -232,7 +232,7 @@ def _answer_of(
 def _reason_without_credit(line: Mapping[str, Any], tokens: StoredTokens, max_tokens: int | None) -> str:
     """Returns the reason why an answer can't be credited; empty if there is none so far."""
     if line["outcome"] == "error":
-        return FAILED
+        return ROLLOUT_FAILED
     if line["reward"] is None:
         return NO_REWARD
     if tokens.sampled is not None and not any(tokens.sampled):
@@ -253,10 +253,10 @@ def _group_of(problem: str, prompt_ids: TokenIds, groups: dict[str, TokenIds]) -
         prompt_ids: The prompt of the answer.
         groups: The prompt ids of each group so far. If the answer's group is new, it is added.
     """
-    name, further = problem, 1
+    name, prompt_number = problem, 1
     while name in groups and groups[name].tolist() != prompt_ids.tolist():
-        further += 1
-        name = f"{problem} prompt {further}"
+        prompt_number += 1
+        name = f"{problem} prompt {prompt_number}"
     groups[name] = prompt_ids
     return name
 

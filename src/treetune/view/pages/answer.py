@@ -41,7 +41,7 @@ from treetune.view.store.tokens import (
     trained_steps,
 )
 from treetune.view.templates import FULL_COLOUR_QUANTILE
-from treetune.view.text import CHARACTERS_SHOWN, MARKS, cut_text, ends_in_a_heap, visible
+from treetune.view.text import CHARACTERS_SHOWN, MOST_SHOWN_MARKS, cut_text, ends_in_a_heap, visible
 from treetune.vocabulary import Episode
 
 TOKENS_SHOWN = 4000
@@ -367,8 +367,8 @@ def _make_shown_steps(tokens: Tokens, most: int | None, has_end: bool) -> list[_
     """Returns the steps with their tokens as they are shown, up to the first `most` tokens of the answer.
 
     Ends of lines are made visible. A token is shown by its id if it has no text, or if it adds an accent to a
-    character that has too many (`text.MARKS`). The end token is shown as ``⟨end⟩``. If `most` is None, all
-    tokens are shown.
+    character that has too many (`text.MOST_SHOWN_MARKS`). The end token is shown as ``⟨end⟩``. If `most` is
+    None, all tokens are shown.
     """
     assert tokens.texts is not None
     lines = []
@@ -381,7 +381,7 @@ def _make_shown_steps(tokens: Tokens, most: int | None, has_end: bool) -> list[_
         shown_tokens = []
         for i in range(step.start, end):
             # The character and its accents may be spread over this token and those before it.
-            recent_text = "".join(tokens.texts[max(0, i - MARKS) : i + 1])
+            recent_text = "".join(tokens.texts[max(0, i - MOST_SHOWN_MARKS) : i + 1])
             text = "" if ends_in_a_heap(recent_text) else tokens.texts[i]
             is_end = has_end and i == tokens.count - 1 and not tokens.texts[i]
             if text:

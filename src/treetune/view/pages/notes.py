@@ -16,7 +16,7 @@ from treetune.view.notes import (
     LONGEST_NOTE,
     Note,
     NotedAnswer,
-    checked_labels,
+    check_labels,
     labels_in_use,
     new_note,
     save_note,
@@ -183,7 +183,7 @@ def save_form(view: PageRequest, about: NotedAnswer, form: Form) -> Draft | None
         )
     else:
         try:
-            labels = checked_labels(labels)
+            labels = check_labels(labels)
             save_note(view.run.directory, new_note(about, labels, text), seen_version)
             return None
         except NoteChanged as error:
