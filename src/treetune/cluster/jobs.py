@@ -9,14 +9,14 @@ One thread, such as that of `treetune.data.difficulty.watching`, polls the jobs 
     alive(), every `poll`    takes the exit codes of jobs that        squeue; OSError if it can't say
                                ended, and starts those that wait
     stop(shard)              SIGTERM, and SIGKILL for what is         scancel
-                               left after `lifetime.GRACE_S`
+                               left after `lifetime.END_GRACE_S`
     leave()                  the same for each process in turn        nothing: the tasks keep running
     the command dies         the kernel sends SIGTERM to them         nothing: the same command finds them
 
 No call waits for a job's work, and no job has a deadline here: the caller ends the jobs that show no progress
 for `silence` seconds, and restarts the jobs that died. A task may be queued for any time. A command of SLURM
 may take `slurm.COMMAND_TIMEOUT_S`. If a process ends and its children don't, `alive` gives the children
-`lifetime.GRACE_S` to end, and then kills them.
+`lifetime.END_GRACE_S` to end, and then kills them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from typing_extensions import override
 from treetune.cluster import slurm
 from treetune.cluster.slurm import SlurmBusy, SlurmRefused
 from treetune.config.registrable import Registrable
-from treetune.processes.lifetime import end, started
+from treetune.processes.lifetime import end_process_group, start_process_group
 from treetune.store.files import write_text
 
 SUBMIT_PATIENCE_S = 3600.0
@@ -75,7 +75,7 @@ class Processes(contextlib.ExitStack, Generic[K]):
         log.parent.mkdir(parents=True, exist_ok=True)
         stack = self._stacks[key] = self.enter_context(contextlib.ExitStack())
         file = stack.enter_context(log.open("ab"))
-        self.running[key] = stack.enter_context(started(command, settings, file))
+        self.running[key] = stack.enter_context(start_process_group(command, settings, file))
 
     def take_ended(self) -> dict[K, int]:
         """Returns the exit codes of processes that ended since the last call."""
@@ -236,7 +236,7 @@ class _Local:
 
     def stop(self, shard: int) -> None:
         if shard in self._processes.running:
-            end(self._processes.running[shard])  # the next `alive` takes its exit code
+            end_process_group(self._processes.running[shard])  # the next `alive` takes its exit code
 
     def leave(self) -> str:
         count = len(self._processes.running)

@@ -25,7 +25,7 @@ from treetune.data.scoring import score_responses
 from treetune.exceptions import NoSplit
 from treetune.runtime.base import check_name
 from treetune.runtime.machine import gpus
-from treetune.store.files import whole_folder, write_text
+from treetune.store.files import make_folder_atomically, write_text
 from treetune.tasks.base import Split, Task
 from treetune.tasks.row_values import text_of_value
 from treetune.tasks.rows import missing
@@ -186,7 +186,7 @@ def make(options: Options) -> Iterator[str]:
     stages = ["sft", options.method] if is_small and options.method != "sft" else [options.method]
     commands = [f"treetune {word} {stages[0]}.jsonnet" for word in ("check", "plan")]
     commands += [f"treetune run {stage}.jsonnet" for stage in stages]
-    with whole_folder(folder) as unfinished:
+    with make_folder_atomically(folder) as unfinished:
         _write_readme(unfinished, options, commands, has_reward=own_rows is not None)
         for stage in stages:
             write_text(unfinished / f"{stage}.jsonnet", _configuration(options, stage, own_rows))

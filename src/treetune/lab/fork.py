@@ -13,7 +13,7 @@ from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import CONFIG, MANIFEST, ExperimentDirectory
 from treetune.runtime.manifest import command_line, find_changed_keys, read_config, read_manifest
 from treetune.store.checksums import config_hash, refuse_damaged, write_record
-from treetune.store.files import whole_folder, write_json
+from treetune.store.files import make_folder_atomically, write_json
 
 MAY_DIFFER = (
     *("credit", "selection", "shaping", "trainer", "rollout", "presets", "overlap", "on_empty_selection"),
@@ -81,7 +81,7 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
     # The weights of policy, critic and reward model, and the trainer's state, each with checksums.
     for part in filter(Path.is_dir, checkpoint.iterdir()):
         refuse_damaged(part, "fork after another iteration")
-    with whole_folder(branch.path) as unfinished:
+    with make_folder_atomically(branch.path) as unfinished:
         # Iterations are numbered from 0; checkpoints and evaluations by finished iterations, from 1.
         folders = [run.iteration(i) for i in run.iterations() if i < finished]
         folders += [run.checkpoint(i) for i in run.checkpoints() if i <= finished]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from treetune.config.layers import CONFIGS
 from treetune.models.saved_weights import architecture_of, is_remote, model_class, saved_weights
 from treetune.store.checksums import refuse_damaged
-from treetune.store.files import sync, whole_folder, why_not_written
+from treetune.store.files import make_folder_atomically, sync_to_disk, why_not_written
 
 if TYPE_CHECKING:
     import torch
@@ -158,7 +158,7 @@ def write_policy(
 
     architecture = architecture_of(config)
     architecture.refuse_other_weights(weights, directory)
-    with whole_folder(directory) as unfinished:
+    with make_folder_atomically(directory) as unfinished:
         # Files have a tied weight once, under its first name.
         untied = {name: weight for name, weight in weights.items() if name not in architecture.tied}
         tensors = _on_cpu(dict(architecture.convert_to_saved(untied.items())))
@@ -184,7 +184,7 @@ def write_critic(weights: Mapping[str, torch.Tensor], config: PretrainedConfig, 
     """
     from safetensors.torch import save_file
 
-    with whole_folder(directory) as unfinished:
+    with make_folder_atomically(directory) as unfinished:
         tensors = _on_cpu(weights)
         save_file(tensors, unfinished / WEIGHTS, metadata={"format": "pt"})
         config_to_write = copy.deepcopy(config)
@@ -279,7 +279,7 @@ def write_for_engine(
     try:
         with explain_failed_write(directory):
             save_file(tensors, unfinished, metadata={"format": "pt"})
-            sync(unfinished)
+            sync_to_disk(unfinished)
             unfinished.replace(directory / WEIGHTS)
     finally:
         unfinished.unlink(missing_ok=True)

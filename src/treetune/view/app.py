@@ -28,7 +28,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from treetune.exceptions import NotThere
-from treetune.store.files import own_folder
+from treetune.store.files import make_private_folder
 from treetune.view import templates
 from treetune.view.page import Form, Page, PageRequest
 from treetune.view.pages import PAGES
@@ -280,7 +280,7 @@ def serve(
     folders = [path for path in paths if path.is_dir() or not (path.is_file() or path.suffix)]
     files = [path for path in paths if path not in folders]
     cache = cache_folder()
-    own_folder(cache)  # readable by this user alone: it contains answers and problems
+    make_private_folder(cache)  # readable by this user alone: it contains answers and problems
     store = Store(folders, cache, files=files, read_only=read_only)
     token = token or _read_or_make_token(cache / TOKEN_FILE)
     if len(token) < LEAST_TOKEN_CHARACTERS:

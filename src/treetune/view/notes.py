@@ -24,7 +24,7 @@ from urllib.parse import quote
 from treetune.exceptions import Damaged, NoteChanged
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.store.checksums import read_record, write_record
-from treetune.store.files import whole_file
+from treetune.store.files import write_atomically
 from treetune.view.experiment import read_experiment
 from treetune.view.store.answers import AnswerStore
 from treetune.view.store.folders import Run, digest, stat_of
@@ -349,7 +349,7 @@ def export_notes(named_notes: Iterable[tuple[str, Note]], path: Path) -> None:
     Raises ValueError for a suffix of another format.
     """
     file_format = check_format(path.suffix)
-    with whole_file(path, "wb") as file:
+    with write_atomically(path, "wb") as file:
         write_notes(named_notes, file, file_format)
 
 

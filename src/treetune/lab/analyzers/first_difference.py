@@ -18,7 +18,7 @@ from treetune.engine.journal import completions_of_row
 from treetune.engine.requests import Completion
 from treetune.exceptions import Damaged
 from treetune.runtime.directory import EPISODES, ITERATION_METRICS, SUMMARY, TRAJECTORIES, ExperimentDirectory
-from treetune.store.checksums import KEY, SUMS, damage_of, read_record, verify_stream
+from treetune.store.checksums import CHECKSUM_KEY, CHECKSUMS_FILE, find_damage, read_record, verify_stream
 from treetune.store.journal import read_journal
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _comparisons(
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS_FILE)
 
 
 def _compare_tensors(first: Path, second: Path) -> Difference:
@@ -267,7 +267,7 @@ def _compare_numbers(first: Path, second: Path) -> Difference:
         except ValueError as error:
             raise ValueError(f"{path} is not valid JSON ({error}): it was damaged or cut off") from error
         # Checksums of intact files differ, too, since they cover numbers that depend on time.
-        objects.append({name: member for name, member in value.items() if name != KEY})
+        objects.append({name: member for name, member in value.items() if name != CHECKSUM_KEY})
     difference = _difference_of_values(*objects)
     if difference is None:
         # One of the files may still be damaged, in a number that depends on time or in its checksum. Each
@@ -323,7 +323,7 @@ def _compare_checksums_of_folders(first: Path, second: Path) -> Difference:
     compared before."""
 
     def verify(path: Path) -> None:
-        if damage := damage_of(path):
+        if damage := find_damage(path):
             raise Damaged(damage)
 
     return _compare_checksums(first, second, verify)

@@ -16,7 +16,7 @@ from treetune.lab.analyzers.stored import StoredModels
 from treetune.objectives.further_inputs import TeacherObjective, teacher_of
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.seeds import derive_seed
-from treetune.store.files import whole_file
+from treetune.store.files import write_atomically
 from treetune.trainer.base import Layout, Trainer
 from treetune.trainer.batches import Minibatch, micro_batches
 from treetune.trainer.preparation import prepare
@@ -183,7 +183,7 @@ def problem_gradients(
             sketches_CPS[missing, problem_index] = _project_gradients(losses, missing, units, projection)
         for credit_index in missing:
             if store is not None:
-                with whole_file(file_of_credit[credit_index], "wb") as out:
+                with write_atomically(file_of_credit[credit_index], "wb") as out:
                     np.save(out, sketches_CPS[credit_index, problem_index].numpy())
         show(problem_index + 1, len(units_by_problem))
     return sketches_CPS.numpy()

@@ -29,7 +29,7 @@ from treetune.engine.journal import JournaledEngine
 from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens, write_trajectories
 from treetune.runtime.directory import EPISODES, JOURNALS, TRAJECTORIES, ExperimentDirectory, metrics_row
 from treetune.runtime.manifest import command_line
-from treetune.store.checksums import config_hash, read_record, sealed, write_record
+from treetune.store.checksums import config_hash, read_record, seal_record, write_record
 from treetune.store.files import write_json, write_text
 from treetune.view.crediting.log import LoggedFile
 from treetune.view.experiment import CREDITED_LOG
@@ -170,7 +170,7 @@ class CreditedFolder:
             # The line's time is `stat[0]`, the time of the log file's last change in nanoseconds. With the
             # present time instead, the lines would differ each time that they are written.
             row = metrics_row(number - 1, result.stat[0] / 1e9, result.metrics)
-            lines.append(json.dumps(sealed(row)) + "\n")
+            lines.append(json.dumps(seal_record(row)) + "\n")
         write_text(self.directory.metrics_file, "".join(lines))
 
 

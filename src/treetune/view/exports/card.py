@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from treetune import __version__
 from treetune.models.policy_files import CHECKPOINTS, experiment_of_checkpoint, resolve_policy
-from treetune.store.checksums import SUMS, refuse_damaged
+from treetune.store.checksums import CHECKSUMS_FILE, refuse_damaged
 from treetune.view.experiment import StoredExperiment, name_of_task, read_experiment
 from treetune.view.exports.evaluations import task_of_set
 from treetune.view.templates import VIEW_FOLDER
@@ -431,7 +431,7 @@ def make_parcel(checkpoint: Checkpoint, repository: str, licences: Licences) -> 
     files = {
         path.relative_to(checkpoint.policy).as_posix(): path
         for path in sorted(checkpoint.policy.rglob("*"))
-        if path.is_file() and path.name not in (SUMS, CARD_FILE)
+        if path.is_file() and path.name not in (CHECKSUMS_FILE, CARD_FILE)
     }
     card = make_model_card(checkpoint, licences, repository.rpartition("/")[2])
     return Parcel(repository, str(card), files)

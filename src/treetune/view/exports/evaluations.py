@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.runtime.directory import ANSWERS, SUMMARY, verify_answers
-from treetune.store.files import whole_file
+from treetune.store.files import write_atomically
 from treetune.view.experiment import StoredExperiment, read_experiment
 from treetune.view.text import writable
 
@@ -145,7 +145,10 @@ def write_parquet(evaluation: MeasuredSet, path: Path) -> int:
     fields = [pa.field(name, column_type(name)) for name in names]
     schema = pa.schema(fields, metadata={METADATA_KEY: json.dumps(about)})
     flat_rows, count = map(_flatten_answer, evaluation.rows()), 0
-    with whole_file(path, "wb") as file, parquet.ParquetWriter(file, schema, compression="zstd") as writer:
+    with (
+        write_atomically(path, "wb") as file,
+        parquet.ParquetWriter(file, schema, compression="zstd") as writer,
+    ):
         while rows := list(islice(flat_rows, ROWS_AT_ONCE)):
             columns = {name: [row.get(name) for row in rows] for name in schema.names}
             writer.write_table(pa.table(columns, schema=schema))

@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from treetune.store.files import whole_file
+from treetune.store.files import write_atomically
 from treetune.view.experiment import name_of_task
 from treetune.view.exports.evaluations import MeasuredSet, task_of_set
 from treetune.view.text import writable
@@ -53,10 +53,10 @@ def write_inspect_log(evaluation: MeasuredSet, path: Path) -> int:
     If the writing fails, no incomplete file is left.
     """
     if path.suffix == ".eval":
-        with whole_file(path, "wb") as file:
+        with write_atomically(path, "wb") as file:
             return _write_archive(evaluation, file)
     count = 0
-    with whole_file(path) as file:
+    with write_atomically(path) as file:
         # Samples are appended to the header's object one by one, because all of them may not fit in memory.
         header = json.dumps(_make_header(evaluation), ensure_ascii=False, allow_nan=False)
         file.write(header.removesuffix("}") + ', "samples": [')

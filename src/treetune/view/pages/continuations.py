@@ -87,7 +87,7 @@ def continuations_of(
     Raises ValueError, with the reason, if none can be found.
     """
     from treetune.engine.journal import completions_of_row
-    from treetune.store.journal import row_of
+    from treetune.store.journal import unseal_line
 
     keys = [f'"{key}"'.encode() for key in _keys_in_journal(config, answer, start)]
     # `number` counts iterations from 1, and the folders of journals count from 0.
@@ -101,7 +101,7 @@ def continuations_of(
             for line in file:
                 # The last line of a journal may be incomplete: then it has no "\n".
                 if any(key in line[:KEY_PREFIX_BYTES] for key in keys) and line.endswith(b"\n"):
-                    return completions_of_row(json.loads(row_of(line)))
+                    return completions_of_row(json.loads(unseal_line(line)))
     raise ValueError(
         "the iteration's journals have no continuations of this state: its value may come from other answers,"
         " from a critic, or from continuations with another budget or other stop strings"

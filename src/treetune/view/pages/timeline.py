@@ -23,7 +23,7 @@ from starlette.responses import Response
 
 from treetune.runtime.console import PHASES
 from treetune.runtime.directory import SAMPLED_TOKENS
-from treetune.store.timeline import SUFFIX, ProcessRows, Span, read_timeline
+from treetune.store.timeline import TIMELINE_SUFFIX, ProcessRows, Span, read_timeline
 from treetune.view.page import Page, PageRequest
 from treetune.view.store.folders import Run, digest, stat_of
 from treetune.view.templates import in_seconds
@@ -108,8 +108,8 @@ class Times:
 
 def timeline_files(run: Run) -> list[Path]:
     """Returns the files of a run's timelines. The file of the main process comes first."""
-    paths = sorted(run.directory.logs.rglob(f"*{SUFFIX}"))
-    return sorted(paths, key=lambda path: path.name != f"run{SUFFIX}")
+    paths = sorted(run.directory.logs.rglob(f"*{TIMELINE_SUFFIX}"))
+    return sorted(paths, key=lambda path: path.name != f"run{TIMELINE_SUFFIX}")
 
 
 def read_times(run: Run, sampled_by_iteration: Mapping[int, str] = MappingProxyType({})) -> Times | None:
@@ -156,7 +156,7 @@ def _read_lanes(run: Run, path: Path, now: float, sampled_by_iteration: Mapping[
     `sampled_by_iteration` describes what the servers sampled in each iteration, counted from 0.
     """
     # The file's name without its ending: "run" for the file of the run's main process.
-    file_name = path.relative_to(run.directory.logs).as_posix().removesuffix(SUFFIX)
+    file_name = path.relative_to(run.directory.logs).as_posix().removesuffix(TIMELINE_SUFFIX)
     processes, _ = _read_processes(path, stat_of(path))
     is_last_alive = bool(processes) and _is_process_alive(run, file_name, processes[-1])
     lanes: dict[str, list[ShownSpan]] = {}

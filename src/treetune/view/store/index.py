@@ -28,7 +28,7 @@ import numpy as np
 from treetune.rollouts.storage import REMAKE_REMEDY, SIGNALS
 from treetune.runtime.directory import ANSWERS, EPISODES, TRAJECTORIES, verify_answers
 from treetune.store.checksums import verify_once
-from treetune.store.files import whole_folder
+from treetune.store.files import make_folder_atomically
 from treetune.view.experiment import CREDITED_LOG
 from treetune.view.store.columns import (
     COLUMNS_OF_ANSWERS,
@@ -374,7 +374,7 @@ def build_index(source: AnswerFile, folder: Path) -> None:
     # The layouts of the Arrow files, by kind. The functions that read the files add them.
     layouts: dict[str, StreamLayout] = {}
     with (
-        whole_folder(folder) as new_folder,
+        make_folder_atomically(folder) as new_folder,
         closing(TextWriter(new_folder / TEXTS_FILE, source.name)) as texts,
     ):
         if source.kind == "evaluation":
