@@ -16,7 +16,7 @@ def test_versions_are_compared_with_the_lock_file_of_this_kind_of_machine(
     nvidia_smi: str | None, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda program: nvidia_smi)
-    assert doctor.tested_versions().keys() == {
+    assert doctor.read_tested_versions().keys() == {
         "torch",
         "transformers",
         "deepspeed",

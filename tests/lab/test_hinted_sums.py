@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from tests.credit.literature.test_published_methods import GROUP
-from treetune.lab.hinted_sums import HintedSums, derivation, leaks, measure_hinted_sums
+from treetune.lab.hinted_sums import HintedSums, derivation, measure_hinted_sums, measure_leaks
 from treetune.vocabulary import Problem, TextCodec
 
 PLAIN = HintedSums(
@@ -85,7 +85,7 @@ def test_leaks_of_an_answer(text: str, underived: int, contradicted: int | None,
     expected = {"underived": underived, "repeated_hint": repeated_hint}
     if contradicted is not None:
         expected["contradicted"] = contradicted
-    assert leaks(text, PROBLEM) == expected
+    assert measure_leaks(text, PROBLEM) == expected
 
 
 def test_answers_to_other_tasks_have_no_leaks() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.view.conftest import FIRST, TOKEN, Shown, Viewer
 from tests.view.hostile import KINDS, hostile_run
 from tests.view.recorded import record_iteration
-from treetune.lab.analyzers.step_credit import step_credit
+from treetune.lab.analyzers.step_credit import make_step_credit
 from treetune.view.report.write import write_report
 from treetune.view.templates import DRAWINGS_CSS, LOOK_CSS
 
@@ -81,8 +81,8 @@ def test_a_page_is_saved_as_one_file_that_shows_the_same_and_asks_for_nothing(
         assert " · saved 20" in title and (path == "/" or "an/experiment" in title)
 
 
-NINE = step_credit([2, 4, 6], 1.0, [0.25] * 6, [2, 4, 6], (0.5, 0.75, 0.25), (0.1, 0.1, 0.2)).plain()
-GROUP = step_credit([2, 4, 6], 1.0, [-0.5] * 6).plain()
+NINE = make_step_credit([2, 4, 6], 1.0, [0.25] * 6, [2, 4, 6], (0.5, 0.75, 0.25), (0.1, 0.1, 0.2)).plain()
+GROUP = make_step_credit([2, 4, 6], 1.0, [-0.5] * 6).plain()
 
 
 def plain(html: str) -> str:

@@ -70,7 +70,9 @@ def _stored_config(experiment: Path, files: Sequence[str] = (), overrides: Seque
     return load([str(config_file.resolve()), *files], overrides, environment_keys=())
 
 
-def _build(config: Config, command: str, experiment: Path, folders: Sequence[str] = ()) -> PolicyIteration:
+def _build_experiment(
+    config: Config, command: str, experiment: Path, folders: Sequence[str] = ()
+) -> PolicyIteration:
     """Builds the experiment of a configuration.
 
     Users' modules are searched in `folders`, and in the folders where the run in `experiment` found them."""
@@ -105,8 +107,8 @@ def replay(options: Options) -> int:
             ]
         )
     folders = list(map(str, Explanation(new_config).folders))
-    run_experiment = _build(run_config, "replay", options.experiment, folders)
-    new_experiment = _build(new_config, "replay", options.experiment, folders)
+    run_experiment = _build_experiment(run_config, "replay", options.experiment, folders)
+    new_experiment = _build_experiment(new_config, "replay", options.experiment, folders)
     result = replay(
         options.experiment.resolve(),
         options.iteration,
@@ -122,7 +124,7 @@ def replay(options: Options) -> int:
 
 
 def certify(options: Options) -> int:
-    root = _build(_stored_config(options.experiment), "certify", options.experiment)
+    root = _build_experiment(_stored_config(options.experiment), "certify", options.experiment)
     from treetune.lab.certificates import certify
 
     say(f"{certify(options.experiment, root)}")
@@ -132,7 +134,7 @@ def certify(options: Options) -> int:
 def verify(options: Options) -> int:
     run = (options.experiment or options.certificate.parent).resolve()
     config = _stored_config(run)
-    root = _build(config, "verify", run)
+    root = _build_experiment(config, "verify", run)
     from treetune.lab.certificates import verify
 
     for line in verify(options.certificate, root, config.data, run, options.iteration, options.exact):
@@ -148,7 +150,7 @@ def fork(options: Options) -> int:
         config = evaluate_configuration(options)
     else:
         config = _stored_config(options.experiment, overrides=changed)
-    root = _build(config, "fork", options.experiment)
+    root = _build_experiment(config, "fork", options.experiment)
     from treetune.lab.fork import fork
 
     say(f"{fork(options.experiment, options.iteration, root, config.data)}")

@@ -15,7 +15,7 @@ from treetune.runtime.manifest import command_line, find_changed_keys, read_conf
 from treetune.store.checksums import config_hash, refuse_damaged, write_record
 from treetune.store.files import make_folder_atomically, write_json
 
-MAY_DIFFER = (
+KEYS_THAT_MAY_DIFFER = (
     *("credit", "selection", "shaping", "trainer", "rollout", "presets", "overlap", "on_empty_selection"),
     *("engines", "experiment_name"),
 )
@@ -58,12 +58,12 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
         )
     refused = []
     for difference in find_changed_keys(stored, plain):
-        if not difference.changeable and difference.key[0] not in MAY_DIFFER:
+        if not difference.changeable and difference.key[0] not in KEYS_THAT_MAY_DIFFER:
             refused.append(str(difference))
     if refused:
         raise ValueError(
             f"a branch continues with the run's problems and state, but {'; '.join(refused)}: only"
-            f" {', '.join(MAY_DIFFER)} may differ"
+            f" {', '.join(KEYS_THAT_MAY_DIFFER)} may differ"
         )
     # The reason, if there is one, why the results of an iteration depend on the number of iterations.
     why_length_matters = config.length_matters

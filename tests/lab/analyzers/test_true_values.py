@@ -35,7 +35,7 @@ from treetune.lab.analyzers.true_values import (
 )
 from treetune.lab.arena.languages import Language, fork
 from treetune.lab.arena.languages import context_of as context_of_language
-from treetune.lab.signposts import CHATTER, SIGNS, SignpostRule, Signposts
+from treetune.lab.signposts import CHATTER_LETTERS, SIGN_LETTERS, SignpostRule, Signposts
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.tasks.graders.pool import GraderPool
@@ -143,17 +143,17 @@ class Teacher:
         task, text = self.task, self.context.codec.decode(ids)
         lines = text.split("\n")
         answered, line = lines[task.period :], lines[-1]
-        sign = SIGNS.index(lines[(len(answered) - 1) % task.period][0])
+        sign = SIGN_LETTERS.index(lines[(len(answered) - 1) % task.period][0])
         if len(answered) > task.steps:
             chances = {"": 1.0}
         elif not line:
-            chances = {SIGNS[sign]: 1.0}
+            chances = {SIGN_LETTERS[sign]: 1.0}
         elif len(line) == 1:
             wrong = (1 - task.rate(sign)) / (task.options - 1)
             chances = {str(option): wrong for option in range(1, task.options + 1)}
             chances[str(task.right(sign))] = task.rate(sign)
         elif len(line) < 2 + task.chatter:
-            chances = dict.fromkeys(CHATTER[: task.letters], 1 / task.letters)
+            chances = dict.fromkeys(CHATTER_LETTERS[: task.letters], 1 / task.letters)
         else:
             chances = {"\n": 1.0}
         row = [0.0] * (1 + len(task.alphabet()))

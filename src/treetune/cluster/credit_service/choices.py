@@ -16,19 +16,19 @@ from treetune.config.registrable import Registrable
 from treetune.credit.base import Credit
 from treetune.tasks.steps import StepSplitter
 
-CREDITS = (
+ALLOWED_CREDITS = (
     "gigpo", "group", "hicra", "james_stein", "lambda_grpo", "monte_carlo", "optimal_token_baseline",
     "outcome", "probability_mask", "rloo", "tempo", "trace", "tree",
 )  # fmt: skip
 """The credits that a client may choose."""
-VALUES = (
+ALLOWED_VALUES = (
     "bisect", "com_mcs", "continuations", "filtered", "rredcot", "rtmc", "sequential", "siblings", "smoothed",
     "topped_up",
 )  # fmt: skip
 """The value estimators that a client may choose within a credit."""
-STATES = ("every_n_tokens", "low_probability", "step_boundaries")
+ALLOWED_STATES = ("every_n_tokens", "low_probability", "step_boundaries")
 """The rules for states that a client may choose within a credit."""
-STEPS = ("gsm8k_reference", "lines")
+ALLOWED_STEPS = ("gsm8k_reference", "lines")
 """The rules that split answers into steps."""
 
 MOST_DEPTH, MOST_ENTRIES, MOST_CHARACTERS, LARGEST_NUMBER = 8, 1000, 1000, 100_000
@@ -38,7 +38,7 @@ the largest number. So no single setting can make a request arbitrarily expensiv
 Family = TypeVar("Family", bound=Registrable)
 
 
-def read_credit(setting: str | Mapping[str, Any], credits: Collection[str] = CREDITS) -> Credit:
+def read_credit(setting: str | Mapping[str, Any], credits: Collection[str] = ALLOWED_CREDITS) -> Credit:
     """Returns the credit that a client has chosen.
 
     Args:
@@ -48,13 +48,13 @@ def read_credit(setting: str | Mapping[str, Any], credits: Collection[str] = CRE
         ConfigError: The configuration is wrong.
         ValueError: The configuration isn't allowed.
     """
-    # A credit may contain a value estimator (VALUES) and a rule for states (STATES).
-    return _read_part(Credit, setting, "credit", (*credits, *VALUES, *STATES))
+    # A credit may contain a value estimator (ALLOWED_VALUES) and a rule for states (ALLOWED_STATES).
+    return _read_part(Credit, setting, "credit", (*credits, *ALLOWED_VALUES, *ALLOWED_STATES))
 
 
 def read_steps(setting: str | Mapping[str, Any]) -> StepSplitter:
     """Returns the rule for steps that a client has chosen; see `read_credit`."""
-    return _read_part(StepSplitter, setting, "steps", STEPS)
+    return _read_part(StepSplitter, setting, "steps", ALLOWED_STEPS)
 
 
 def _read_part(

@@ -16,11 +16,11 @@ from typing_extensions import override
 from treetune.credit.episodes import scoring_row
 from treetune.lab.analyzers.figures import (
     Bootstrap,
-    iteration_axis,
-    legend_below,
+    draw_legend_below,
+    draw_points_with_bars,
+    label_iteration_axis,
+    make_panels,
     mean_of,
-    panels,
-    points_with_bars,
     style_of,
 )
 from treetune.lab.analyzers.points import OfCheckpoints, PointChoice
@@ -73,7 +73,7 @@ class WeightDistance(OfCheckpoints):
     @staticmethod
     @override
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-        figure, (along, groups) = panels(
+        figure, (along, groups) = make_panels(
             ["Relative distance to the start weights", "… of the last checkpoint, by group"]
         )
         group_names: dict[str, None] = {}  # a dictionary as an ordered set
@@ -90,11 +90,11 @@ class WeightDistance(OfCheckpoints):
             positions = [names.index(name) for name in last]
             relative = [distance["relative"] for distance in last.values()]
             groups.plot(positions, relative, linestyle="none", **style)
-        iteration_axis(along)
+        label_iteration_axis(along)
         groups.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor")
         for axes in (along, groups):
             axes.set_ylim(bottom=0)
-        legend_below(figure, along)
+        draw_legend_below(figure, along)
         return figure
 
 
@@ -241,7 +241,7 @@ class KlToReference(OfCheckpoints):
     @staticmethod
     @override
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-        figure, (along, gain) = panels(
+        figure, (along, gain) = make_panels(
             ["KL of an answer to the start, in nats", "Mean reward against KL (k1)"]
         )
         for i, (label, result) in enumerate(results.items()):
@@ -252,12 +252,12 @@ class KlToReference(OfCheckpoints):
             for name, line_style in zip(ESTIMATORS, ("-", ":"), strict=True):
                 estimates = [of_point[name] for of_point in numbers]
                 line = style | {"linestyle": line_style, "label": f"{label}, {name}"}
-                points_with_bars(along, iterations, estimates, **line)
+                draw_points_with_bars(along, iterations, estimates, **line)
             distances_k1 = [of_point["k1"]["value"] for of_point in numbers]
-            points_with_bars(gain, distances_k1, [of_point["reward"] for of_point in numbers], **style)
-        iteration_axis(along)
+            draw_points_with_bars(gain, distances_k1, [of_point["reward"] for of_point in numbers], **style)
+        label_iteration_axis(along)
         gain.set_xlabel("nats per answer", fontsize=8)
-        legend_below(figure, along)
+        draw_legend_below(figure, along)
         return figure
 
 

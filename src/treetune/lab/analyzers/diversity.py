@@ -15,11 +15,11 @@ from typing_extensions import override
 
 from treetune.lab.analyzers.figures import (
     Bootstrap,
-    iteration_axis,
-    legend_below,
+    draw_legend_below,
+    draw_points_with_bars,
+    label_iteration_axis,
+    make_panels,
     mean_of,
-    panels,
-    points_with_bars,
     style_of,
 )
 from treetune.lab.analyzers.points import OfIterations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 TokenTuple = tuple[int, ...]
 """The token ids of an answer, or of an n-gram."""
 
-MEASURES = ("unique_answers", "distinct_results", "distinct_ngrams", "overlap")
+DIVERSITY_MEASURES = ("unique_answers", "distinct_results", "distinct_ngrams", "overlap")
 
 
 @Analyzer.register("diversity")
@@ -87,7 +87,7 @@ class Diversity(OfIterations):
             rows_there = [row for row in rows if row["iteration"] == point]
             bootstrap = Bootstrap([row["problem"] for row in rows_there], seed=point)
             numbers: dict[str, Any] = {"problems": len(rows_there)}
-            for measure in MEASURES:
+            for measure in DIVERSITY_MEASURES:
                 # `mean_of` leaves out NaN: problems for which a measure is not defined.
                 values = [math.nan if row[measure] is None else row[measure] for row in rows_there]
                 numbers[measure] = bootstrap(mean_of(values))
@@ -103,16 +103,16 @@ class Diversity(OfIterations):
             "Different n-grams",
             "Overlap of pairs of answers",
         ]
-        figure, axes = panels(titles, rows=2)
+        figure, axes = make_panels(titles, rows=2)
         for i, (label, result) in enumerate(results.items()):
             style = style_of(i) | {"label": label}
             by_point = result["numbers"]["by_iteration"]
-            for panel, measure in zip(axes, MEASURES, strict=True):
+            for panel, measure in zip(axes, DIVERSITY_MEASURES, strict=True):
                 xs = [int(point) for point in by_point]
-                points_with_bars(panel, xs, [numbers[measure] for numbers in by_point.values()], **style)
+                draw_points_with_bars(panel, xs, [numbers[measure] for numbers in by_point.values()], **style)
         for panel in axes:
-            iteration_axis(panel, "finished iterations when the answers were sampled")
-        legend_below(figure, axes[0])
+            label_iteration_axis(panel, "finished iterations when the answers were sampled")
+        draw_legend_below(figure, axes[0])
         return figure
 
 

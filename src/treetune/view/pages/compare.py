@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from starlette.responses import Response
 
 from treetune.exceptions import NotThere
-from treetune.lab.paired import paired
+from treetune.lab.paired import compare_pairs
 from treetune.view.curves import setting_without_seed
 from treetune.view.page import Page, PageRequest, paged
 from treetune.view.pages.answers import mark_of_answers, with_all_columns
@@ -82,7 +82,7 @@ def show(view: PageRequest) -> Response:
         which=which,
         counts={kind: sum(kind in row["kinds"] for row in problem_rows) for kind in KINDS_OF_CHANGE},
         seeds=len(seeds),
-        test=paired(differences) if common_problems else None,
+        test=compare_pairs(differences) if common_problems else None,
         problem=problem,
         pair=_compare_two_answers(view, sides, problem) if problem else None,
     )

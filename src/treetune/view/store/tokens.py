@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from treetune.lab.analyzers.step_credit import Shown, step_credit
+from treetune.lab.analyzers.step_credit import Shown, make_step_credit
 from treetune.objectives.base import Objective
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.rollouts.storage import TOKENS, read_tokens
@@ -204,7 +204,7 @@ def steps_of(
         values = episode.step_values or None
         errors = episode.step_errors if values else None
         advantages = episode.advantages.tolist()
-        credit = step_credit(ends, episode.reward, advantages, episode.step_ends, values, errors)
+        credit = make_step_credit(ends, episode.reward, advantages, episode.step_ends, values, errors)
     return [
         CreditedStep(
             number=number,
