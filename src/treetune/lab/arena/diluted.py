@@ -93,8 +93,8 @@ def by_luck(steps: int, choices: int, effect: float, right: float = 0.25, succes
 
     def chances(position: int, status: int) -> Mapping[int, float]:
         # A status up to `choices` is the number of right choices so far, and the two higher ones say that the
-        # answer is correct or wrong. `table` asks for every status at every position, also where no answer
-        # has it.
+        # answer is correct or wrong. `make_language` asks for every status at every position, also where no
+        # answer has it.
         if status > choices:
             return {status: 1.0}
         if position == steps:  # the environment's token

@@ -313,7 +313,7 @@ def summarise_scores(
 
 
 def summary_table(scores_by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
-    """Returns `summary` as a table in Markdown, as lines."""
+    """Returns the result of `summarise_scores` as a table in Markdown, as lines."""
     keys = ("gain", "cost", "token", *(f"{rho:g}" for rho in RATIOS))
     rows = []
     for name, means in summarise_scores(scores_by_language).items():
