@@ -16,11 +16,11 @@ import pytest
 
 from tests.support.shipped import CONFIGS, whole_configurations
 from treetune.config import lexer
-from treetune.config.catalogue import FRAGMENTS, find_configurations, first_sentence, kind_of
-from treetune.config.layers import configurations
+from treetune.config.catalogue import FRAGMENTS_FOLDER, find_configurations, first_sentence, kind_of
+from treetune.config.layers import find_configuration_files
 from treetune.main import main
 
-NAMES = [str(path.relative_to(CONFIGS)) for path in configurations(CONFIGS)]
+NAMES = [str(path.relative_to(CONFIGS)) for path in find_configuration_files(CONFIGS)]
 EXPERIMENT = "polIter_rho1bSft2_vineppo_MATH.jsonnet"
 EXPERIMENT_FOR = {
     "guru": "guru/dapo_7b_stem.jsonnet",
@@ -42,7 +42,7 @@ def test_imports_lead_to_files_beside_the_importer_or_below_configs() -> None:
     assert missing == []
 
 
-APPENDED = [name for name in NAMES if kind_of(Path(name)) in ("presets", FRAGMENTS)]
+APPENDED = [name for name in NAMES if kind_of(Path(name)) in ("presets", FRAGMENTS_FOLDER)]
 """Configurations that are appended to an experiment, on its right."""
 OTHERS = [name for name in NAMES if name not in set(APPENDED)]
 

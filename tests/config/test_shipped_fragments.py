@@ -18,7 +18,7 @@ from tests.support.shipped import CONFIGS, experiment_of, loaded, whole_configur
 from treetune.config import lexer
 from treetune.config.explain import describe_overridden_files
 from treetune.config.jsonnet import load
-from treetune.config.layers import configurations, read_as_jsonnet
+from treetune.config.layers import find_configuration_files, read_as_jsonnet
 from treetune.models.pretrained import PretrainedModel
 from treetune.rollouts.selection import MixedGroups
 from treetune.rollouts.shaping import LengthPenalty, OverlongPenalty
@@ -31,7 +31,7 @@ GRPO = {data: f"polIter_rho1bSft2_grpo_{data}" for data in ("MATH", "GSM8K")}
 FRAGMENTS = ["presets/dppo", "rollouts/until_mixed"] + sorted(
     f"{folder}/{path.stem}"
     for folder in ("models", "compat", "overlays", "shaping", "selections", "hardware")
-    for path in configurations(CONFIGS / folder)
+    for path in find_configuration_files(CONFIGS / folder)
     # Fragments for the embedded tasks read no other characters. Those of SPO, Guru, signposts and the tables
     # at equal cost are for their own experiments, and those that read a variable of the environment are for
     # somebody who has set it.
@@ -55,7 +55,7 @@ def test_every_fragment_that_no_experiment_imports_can_be_evaluated() -> None:
         if path not in imported:
             imported.add(path)
             waiting += [path.parent / name for name in lexer.imported_names(read_as_jsonnet(path))]
-    for path in sorted({path.resolve() for path in configurations(CONFIGS)} - imported):
+    for path in sorted({path.resolve() for path in find_configuration_files(CONFIGS)} - imported):
         name = str(path.relative_to(CONFIGS.resolve()))
         # Guru's read what stands on their left: test_published_settings.py puts something there.
         if name.removesuffix(".jsonnet") not in FRAGMENTS and "guru" not in name:
@@ -63,7 +63,7 @@ def test_every_fragment_that_no_experiment_imports_can_be_evaluated() -> None:
 
 
 def test_no_documented_stack_of_presets_and_hardware_has_a_file_that_changes_nothing() -> None:
-    for preset in configurations(CONFIGS / "presets"):
+    for preset in find_configuration_files(CONFIGS / "presets"):
         stack = f"quickstart/vineppo,presets/{preset.stem},hardware/lora,shaping/overlong_penalty"
         assert list(describe_overridden_files(loaded(stack))) == [], stack
 

@@ -36,7 +36,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 import treetune.parts  # noqa: E402, F401  (registers them)
 from treetune.config import schema  # noqa: E402
 from treetune.config.jsonnet import load  # noqa: E402
-from treetune.config.layers import CONFIGS, configurations  # noqa: E402
+from treetune.config.layers import CONFIGS_FOLDER, find_configuration_files  # noqa: E402
 from treetune.main import main as run_treetune  # noqa: E402
 from treetune.runtime.base import Runtime  # noqa: E402
 
@@ -121,7 +121,7 @@ def changeable_keys() -> Iterator[tuple[str, ConfigKey]]:
 def class_of(annotation: Any, data: Mapping[str, Any]) -> type | None:
     for member in schema.alternatives_of(annotation):
         if schema.is_family(member):
-            return schema.choices(member).get(data.get("type", ""))
+            return schema.registered_parts(member).get(data.get("type", ""))
         if schema.is_plain_part(member):
             return member
     return None
@@ -159,7 +159,7 @@ def keys() -> Iterator[Mutation]:
 def types() -> Iterator[Mutation]:
     """Sets keys to a value of another type."""
     for configs, key in changeable_keys():
-        description = schema.describe(key.annotation)
+        description = schema.describe_type(key.annotation)
         wrong = None
         if isinstance(key.value, bool):
             wrong = "'yes'"
@@ -203,7 +203,7 @@ def numbers() -> Iterator[Mutation]:
                             beyond.add(value + 1)
             for wrong in sorted(beyond):
                 yield key.set_to(repr(wrong), kind="numbers", configs=configs)
-            if schema.describe(key.annotation).startswith("a whole number"):
+            if schema.describe_type(key.annotation).startswith("a whole number"):
                 yield key.set_to("2.5", kind="numbers", configs=configs)
 
 
@@ -231,7 +231,7 @@ def tables() -> Iterator[Mutation]:
 
 def presets() -> Iterator[Mutation]:
     """Combines presets wrongly: with another kind of experiment, before the experiment, or two of them."""
-    all_presets = [path.stem for path in configurations(CONFIGS / "presets")]
+    all_presets = [path.stem for path in find_configuration_files(CONFIGS_FOLDER / "presets")]
     on_a_corpus = "greedy_jsd"
     sampling = [name for name in all_presets if name != on_a_corpus]
     combined = [f"{SFT},presets/{name}.jsonnet" for name in sampling]

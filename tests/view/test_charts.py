@@ -23,7 +23,7 @@ from treetune.view.charts import (
     line_chart,
     tick_labels,
 )
-from treetune.view.templates import colour_of, palette
+from treetune.view.templates import colour_of, read_palette
 
 FINITE = st.floats(-1e9, 1e9).map(lambda x: round(x, 6))
 
@@ -121,5 +121,5 @@ def test_every_row_of_a_long_table_has_a_colour_of_the_palette() -> None:
     series = [Series(f"row {row}", [(0, row), (1, row + 1)], colour_of(row)) for row in range(30)]
     drawn = line_chart(Chart("long", series, "up"))
     for row in series:
-        assert row.colour in palette("light") and row.colour in palette("dark")
+        assert row.colour in read_palette("light") and row.colour in read_palette("dark")
         assert f'<g class="{row.colour}">' in drawn

@@ -117,7 +117,7 @@ def show_help(options: Options) -> int:
         say(f"{_list_group(topic)}\n\n{format_examples(*groups[topic])}")
     else:
         raise ValueError(
-            f"there is no command or group {topic!r}{_suggest(topic, [*COMMANDS_BY_NAME, *groups])}"
+            f"there is no command or group {topic!r}{_suggest_names(topic, [*COMMANDS_BY_NAME, *groups])}"
         )
     return 0
 
@@ -132,7 +132,7 @@ HELP_COMMANDS = (
         (click.Argument(["topic"], required=False, metavar="[COMMAND|GROUP|all]"),),
     ),
 )
-GROUPS = {
+COMMAND_GROUPS = {
     "basics": "run run_evaluation check_config explain_config list_parts configs plan doctor new",
     "inspect": "view watch report credit bisect_runs replay fork arena credit_worth",
     "tables": "make_table reproduce_table run_analyzers compare_analyses",
@@ -143,7 +143,7 @@ GROUPS = {
 packages, are under `OTHER_GROUP`."""
 
 OTHER_GROUP = "other"
-"""The heading of commands that `GROUPS` doesn't list."""
+"""The heading of commands that `COMMAND_GROUPS` doesn't list."""
 
 SHORT_NAMES = {
     "run_evaluation": "evaluate",
@@ -269,7 +269,7 @@ def _group_commands() -> dict[str, list[Command]]:
     """Returns the commands by group, the basic ones first."""
     groups: dict[str, list[Command]] = {}
     grouped_names: set[str] = set()
-    for group, names in GROUPS.items():
+    for group, names in COMMAND_GROUPS.items():
         grouped_names.update(names.split())
         groups[group] = [COMMANDS[name] for name in names.split() if name in COMMANDS]
     groups[OTHER_GROUP] = [command for name, command in COMMANDS.items() if name not in grouped_names]
@@ -310,7 +310,7 @@ def _list_group(group: str) -> str:
     return "\n".join(lines)
 
 
-def _suggest(name: str, choices: Sequence[str] | dict[str, Command]) -> str:
+def _suggest_names(name: str, choices: Sequence[str] | dict[str, Command]) -> str:
     """Returns the end of a message about a wrong name: the nearest right name, or else all names."""
     similar_names = nearest(name, choices)
     if similar_names:

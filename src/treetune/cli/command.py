@@ -51,7 +51,7 @@ SHARED_OPTIONS = (
 )
 """The options of all commands, which may come before or after the command's name."""
 
-FILES = click.Argument(
+FILES_ARGUMENT = click.Argument(
     ["configuration_files"],
     nargs=-1,
     metavar="[FILE]...",
@@ -104,8 +104,9 @@ class Command(click.Command):
             takes_files: Whether configuration files may follow it, as in ``treetune check grpo.jsonnet``.
                 They are added as those of --configs are.
         """
-        # `FILES` comes last: click gives words to arguments from left to right, and `FILES` takes all words.
-        parameters = [*SHARED_OPTIONS, *arguments, *([FILES] if takes_files else [])]
+        # `FILES_ARGUMENT` comes last: click gives words to arguments from left to right, and `FILES_ARGUMENT`
+        # takes all words.
+        parameters = [*SHARED_OPTIONS, *arguments, *([FILES_ARGUMENT] if takes_files else [])]
         super().__init__(name, params=parameters, help=description, short_help=summary)
         self.run, self.summary, self.description, self.examples = run, summary, description, examples
         self.arguments, self.in_ranks, self.takes_files = arguments, in_ranks, takes_files
@@ -151,7 +152,7 @@ class Command(click.Command):
         options = Options(**ctx.params, command=self.name)
         # Words such as `grpo`, which may be a file's name without its ending. They are passed on as files, so
         # that the message about a missing file names the one that was meant.
-        files_without_ending = vars(options).pop(FILES.name, ())
+        files_without_ending = vars(options).pop(FILES_ARGUMENT.name, ())
         options.configs = [*options_before_command["configs"], *options.configs, *files_without_ending]
         options.override = [*options_before_command["override"], *options.override]
         options.debug = options_before_command["debug"] or options.debug

@@ -80,7 +80,7 @@ def _add_source(issue: ConfigIssue, explanation: Explanation) -> ConfigIssue:
 
 def explain_config(options: Options) -> int:
     """Prints the value of a key, what the key means, and everything that sets it."""
-    from treetune.config.explain import MISSING, Explanation
+    from treetune.config.explain import MISSING_VALUE, Explanation
     from treetune.config.imports import import_parts
 
     config, name = evaluate_configuration(options), options.key
@@ -89,7 +89,7 @@ def explain_config(options: Options) -> int:
     import_parts(config.data, explanation)
     value, settings = explanation.value(path), explanation.settings(path)
     owner, key = _find_declaration(config, path)
-    if value is not MISSING:
+    if value is not MISSING_VALUE:
         say(f"{name} = {_format_value(value)}")
     elif key and not key.required:
         say(f"{name} = {_format_value(key.default)}  (the default: nothing sets it)")
@@ -102,7 +102,7 @@ def explain_config(options: Options) -> int:
         raise _unknown_key(config, name)
     for line in [
         *_describe_key(path[-1], owner, key),
-        *_example_override(path, key.default if key and value is MISSING else value),
+        *_example_override(path, key.default if key and value is MISSING_VALUE else value),
         *_describe_keys_below(config, path, value),
         *_list_settings(settings),
     ]:
@@ -143,9 +143,9 @@ def _describe_key(name: str, owner: type | None, key: Key | None) -> Iterator[st
 def _example_override(path: tuple[str, ...], value: Any) -> Iterator[str]:
     """Yields the override that sets a key, if one object can set it."""
     from treetune.config.remedies import override_option
-    from treetune.config.schema import REQUIRED
+    from treetune.config.schema import NO_DEFAULT
 
-    if value is not REQUIRED and not isinstance(value, dict | list) and all(map(str.isidentifier, path)):
+    if value is not NO_DEFAULT and not isinstance(value, dict | list) and all(map(str.isidentifier, path)):
         yield f"  example   {override_option(path, _format_value(value))}"
 
 
@@ -208,9 +208,9 @@ def _unknown_key(config: Config, name: str) -> ValueError:
 
 def _format_value(value: Any) -> str:
     """Returns a value as JSON. For a value that is computed, returns words."""
-    from treetune.config.explain import COMPUTED, as_plain
+    from treetune.config.explain import COMPUTED_VALUE, as_plain
 
-    return repr(value) if value is COMPUTED else json.dumps(value, ensure_ascii=False, default=as_plain)
+    return repr(value) if value is COMPUTED_VALUE else json.dumps(value, ensure_ascii=False, default=as_plain)
 
 
 # Parts
@@ -221,7 +221,7 @@ def list_parts(options: Options) -> int:
     from treetune.config import reference, schema
 
     _register_parts(options)
-    families = reference.families()
+    families = reference.list_families()
     if options.family is not None:
         by_name = {reference.as_word(schema.family_word(family)): family for family in families}
         name = reference.as_word(options.family)
@@ -229,14 +229,14 @@ def list_parts(options: Options) -> int:
             raise _unknown_name("family of parts", options.family, list(by_name))
         families = [by_name[name]]
     for family in families:
-        about = reference.summary(family)
+        about = reference.first_sentence_of(family)
         say(f"{schema.family_word(family)}" + (f": {about}" if about else ""))
         entries = reference.part_entries(family)
         width = max(len(entry.name or "") for entry in entries)
         for entry in entries:
             outside = f"(of {entry.part.__module__}) " if schema.is_from_outside(entry.part) else ""
             lines = textwrap.wrap(
-                outside + reference.summary(entry.part),
+                outside + reference.first_sentence_of(entry.part),
                 LIST_WIDTH - width - 4,
                 max_lines=2,
                 placeholder=" …",
@@ -254,10 +254,10 @@ def describe(options: Options) -> int:
     from treetune.config import reference, schema
 
     _register_parts(options)
-    entries_by_name = reference.describable()
+    entries_by_name = reference.find_describable_entries()
     entries = entries_by_name.get(options.part) or entries_by_name.get(reference.as_word(options.part))
     if not entries:
-        family_names = {reference.as_word(schema.family_word(family)) for family in reference.families()}
+        family_names = {reference.as_word(schema.family_word(family)) for family in reference.list_families()}
         if reference.as_word(options.part) in family_names:
             raise ValueError(
                 f"{options.part!r} is a family of parts: `treetune parts {options.part}` lists them, and"
@@ -336,7 +336,7 @@ def list_configurations(options: Options) -> int:
     return 0
 
 
-VINEPPO = "--configs configs/quickstart/vineppo.jsonnet"
+EXAMPLE_OPTIONS = "--configs configs/quickstart/vineppo.jsonnet"
 
 COMMANDS = (
     Command(
@@ -345,7 +345,7 @@ COMMANDS = (
         "print the evaluated configuration as JSON",
         "Evaluates the files, the environment's APP_* variables and the overrides, and prints the resulting"
         " object. It checks nothing.",
-        (f"treetune print_config {VINEPPO} --override '{{seed: 3}}'",),
+        (f"treetune print_config {EXAMPLE_OPTIONS} --override '{{seed: 3}}'",),
         takes_files=True,
     ),
     Command(
@@ -355,7 +355,7 @@ COMMANDS = (
         "Lists everything that is wrong with an experiment, a table or a data pipeline: each mistake with its"
         " key, the file that made it and a remedy. It also lists the files, models, GPUs and packages that"
         " the experiment needs and this machine doesn't have. The exit code is then 2. Nothing is started.",
-        ("treetune check quickstart/sft.jsonnet", f"treetune check {VINEPPO} --config-only"),
+        ("treetune check quickstart/sft.jsonnet", f"treetune check {EXAMPLE_OPTIONS} --config-only"),
         (
             click.Option(
                 ["--config-only"],
@@ -372,8 +372,8 @@ COMMANDS = (
         "Shows the value of a key, its type with bounds and default, its meaning, and every file, variable"
         " and override that sets it; the last one wins. For an object it lists the keys.",
         (
-            f"treetune explain {VINEPPO} trainer.learning_rate",
-            f"treetune explain {VINEPPO} credit",
+            f"treetune explain {EXAMPLE_OPTIONS} trainer.learning_rate",
+            f"treetune explain {EXAMPLE_OPTIONS} credit",
         ),
         (
             click.Argument(

@@ -17,23 +17,23 @@ GENERATED_NOTE = (
 )
 
 
-def pages() -> dict[str, str]:
+def make_pages() -> dict[str, str]:
     """Returns the text of each page by its file's name: the families of this package, the commands, and the
     index."""
     import treetune.parts  # noqa: F401  (registers them)
 
     families = []
     texts = {}
-    for family in reference.families():
+    for family in reference.list_families():
         if schema.package_of(family) == schema.OWN_PACKAGE:  # installed packages may add families
             families.append(family)
             texts[f"{reference.as_word(schema.family_word(family))}.md"] = _family_page(family)
     texts["commands.md"] = _commands_page()
-    texts["index.md"] = _index(families)
+    texts["index.md"] = _make_index(families)
     return {name: f"{GENERATED_NOTE}\n{text.rstrip()}\n" for name, text in sorted(texts.items())}
 
 
-def _index(families: list[type[Registrable]]) -> str:
+def _make_index(families: list[type[Registrable]]) -> str:
     """Returns the page that lists the families and their types."""
     lines = [
         "# Reference",
@@ -48,7 +48,7 @@ def _index(families: list[type[Registrable]]) -> str:
     for family in families:
         word = schema.family_word(family)
         names = ", ".join(f"`{entry.name}`" for entry in _entries_of_package(family))
-        about = _as_cell(reference.summary(family))
+        about = _as_cell(reference.first_sentence_of(family))
         lines.append(f"| [{word}]({reference.as_word(word)}.md) | {about} | {names} |")
     return "\n".join(lines)
 
@@ -57,7 +57,7 @@ def _family_page(family: type[Registrable]) -> str:
     """Returns the page of a family: its parts, and then the objects without a `type` that are values of the
     parts' keys."""
     word = schema.family_word(family)
-    lines = [f"# {word.capitalize()}", "", _as_markdown(reference.docstring(family)), ""]
+    lines = [f"# {word.capitalize()}", "", _as_markdown(reference.docstring_of(family)), ""]
     parts_without_type: list[type] = []
     for entry in _entries_of_package(family):
         lines += [f"## `{entry.name}`", "", *_part_section(entry)]

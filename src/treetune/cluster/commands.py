@@ -233,7 +233,7 @@ def _configuration_that_makes(checkpoint: Path) -> Path | None:
 
     Example: ``configs/quickstart/sft.jsonnet`` for ``experiments/quickstart/sft/checkpoints/last/policy``.
     """
-    from treetune.config.layers import CONFIGS
+    from treetune.config.layers import CONFIGS_FOLDER
     from treetune.models.policy_files import experiment_of_checkpoint
 
     experiment = experiment_of_checkpoint(checkpoint)
@@ -247,7 +247,7 @@ def _configuration_that_makes(checkpoint: Path) -> Path | None:
         joined = [*folders[:-1], f"{folders[-1]}_{last}"] if folders else [last]
         for parts in ([*folders, last], joined):
             # Names of experiments may contain dots, as in countdown/qwen2.5-3b_grpo.
-            candidate = CONFIGS.joinpath(*parts[:-1], f"{parts[-1]}.jsonnet")
+            candidate = CONFIGS_FOLDER.joinpath(*parts[:-1], f"{parts[-1]}.jsonnet")
             if candidate.is_file():
                 return candidate
     return None

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from treetune.config import imports, remedies, schema
 from treetune.config.errors import ConfigIssue, dotted, nearest
-from treetune.config.explain import MISSING, Explanation, value_at
+from treetune.config.explain import MISSING_VALUE, Explanation, value_at
 from treetune.config.registrable import Registrable
 from treetune.contracts import KeyPath
 from treetune.exceptions import ConfigError
@@ -57,7 +57,7 @@ def build_with_warnings(
     return part, list(dict.fromkeys(builder.warnings))
 
 
-def checked(root: F) -> F:
+def check_root(root: F) -> F:
     """Returns a root that was made in Python, without a configuration. Raises ConfigError if it is wrong."""
     builder = _Builder(None)
     builder.check(root)
@@ -104,7 +104,7 @@ def _part_class(annotation: Any, data: Any) -> type | None:
     """
     for member in schema.alternatives_of(annotation):
         if schema.is_family(member) and isinstance(data, dict):
-            part = schema.choices(member).get(data.get("type", member.default))
+            part = schema.registered_parts(member).get(data.get("type", member.default))
             if part is not None:
                 return part
         if schema.is_plain_part(member):
@@ -189,7 +189,7 @@ class _Builder:
         """Makes the part that `type` chooses among those of the families."""
         registered: dict[str, type] = {}
         for family in families:
-            registered |= schema.choices(family)
+            registered |= schema.registered_parts(family)
         word, names = schema.family_word(families[0]), schema.list_names(registered)
         if not isinstance(data, dict):
             fault = f"should be an object {{type: …}}, is {remedies.shorten_value(data)}"
@@ -216,7 +216,7 @@ class _Builder:
     def _build_object(self, owner: remedies.Owner, data: Any, key: KeyPath) -> Any:
         """Makes an object of one class, and notes unknown, missing and wrong keys."""
         if not isinstance(data, dict):
-            fault = f"should be {schema.describe(owner.part)}, is {remedies.shorten_value(data)}"
+            fault = f"should be {schema.describe_type(owner.part)}, is {remedies.shorten_value(data)}"
             return self._note_wrong(key, fault, remedies.how_to_set(key))
         keys = schema.keys_of(owner.part)
         mistakes_before = self._count_mistakes()
@@ -232,7 +232,7 @@ class _Builder:
         if not key:
             # A root may have the key `imports`, but its class has no such field. `build_with_warnings` has
             # imported these modules already.
-            values.pop(schema.IMPORTS.name, None)
+            values.pop(schema.IMPORTS_KEY.name, None)
         if self._count_mistakes() == mistakes_before:
             try:
                 return owner.part(**values)
@@ -252,12 +252,12 @@ class _Builder:
         assert container is not None
         kind, item_annotations = container
         if not isinstance(data, dict if kind == "object" else list):
-            fault = f"should be {schema.describe(annotation)}, is {remedies.shorten_value(data)}"
+            fault = f"should be {schema.describe_type(annotation)}, is {remedies.shorten_value(data)}"
             return self._note_wrong(key, fault, remedies.how_to_set(key))
         if isinstance(data, dict):
             return {name: self.value(item_annotations[0], item, (*key, name)) for name, item in data.items()}
         if kind == "tuple" and len(item_annotations) != len(data):
-            fault = f"should be {schema.describe(annotation)}, has {len(data)}"
+            fault = f"should be {schema.describe_type(annotation)}, has {len(data)}"
             return self._note_wrong(key, fault, remedies.how_to_set(key))
         # A tuple has an annotation for each item, a list one for all.
         annotations = item_annotations if kind == "tuple" else item_annotations * len(data)
@@ -283,13 +283,13 @@ class _Builder:
             # The kind of the container ("tuple", "list" or "object"), and the annotations of its items.
             container = schema.item_types(schema.split_constraints(annotation)[0])
             item = value_at(data, (str(step),))
-            if container is None or not container[1] or item is MISSING:
+            if container is None or not container[1] or item is MISSING_VALUE:
                 break
             data = item
             key = (*key, str(step))
             # A tuple has an annotation for each item, other containers have one for all.
             annotation = container[1][int(step) if container[0] == "tuple" else 0]
-        fault = f"should be {schema.describe(annotation)}, is {remedies.shorten_value(data)}"
+        fault = f"should be {schema.describe_type(annotation)}, is {remedies.shorten_value(data)}"
         if details["type"] in ("value_error", "predicate_failed"):  # the type's description doesn't say why
             fault += f" ({details['msg']})"
         return self._note_wrong(
@@ -310,7 +310,7 @@ class _Builder:
         try:
             schema.validator_of(plain_type).validate_json(json.dumps(data), strict=True)
         except ValidationError:
-            fault = f"should be {schema.describe(annotation)}, has {len(data)}"
+            fault = f"should be {schema.describe_type(annotation)}, has {len(data)}"
             self._note_wrong(key, fault, remedies.how_to_set(key))
             return False
         return True

@@ -22,7 +22,7 @@ from treetune.config import lexer
 from treetune.config.errors import dotted
 from treetune.config.jsonnet_frames import read_frames
 from treetune.config.layers import (
-    CONFIGS,
+    CONFIGS_FOLDER,
     Config,
     Layer,
     add_layers,
@@ -38,7 +38,7 @@ from treetune.exceptions import ConfigError, Endless
 # An object of Jsonnet with these keys takes the place of an import (`Explanation._mark_imports`).
 _MARK_PREFIX = "<import> "
 _NAME_OF_EVALUATED_TEXT = "<alone>"
-_SENTINEL = "<set by the import>"
+_SET_BY_IMPORT = "<set by the import>"
 _MERGE_NUMBER = f"(if {json.dumps(_MARK_PREFIX)} in super then super[{json.dumps(_MARK_PREFIX)}] else 0) + 1"
 """A Jsonnet expression: the number of imports that have been merged so far, this one included."""
 
@@ -57,17 +57,17 @@ local keys(x) =
 
 
 class _Computed:
-    """The class of `COMPUTED`, which messages show as "(computed)"."""
+    """The class of `COMPUTED_VALUE`, which messages show as "(computed)"."""
 
     @override
     def __repr__(self) -> str:
         return "(computed)"
 
 
-COMPUTED = _Computed()
+COMPUTED_VALUE = _Computed()
 """Marks a value that a file sets only together with other files."""
 
-MISSING = object()
+MISSING_VALUE = object()
 """Marks a missing value, where None could be a value."""
 
 
@@ -115,17 +115,17 @@ class Explanation:
         of_imports: list[Path] = []
         files = list(self._config.layers)
         for layer in files:  # the list grows meanwhile
-            if layer.path is not None and layer.path.is_relative_to(CONFIGS):
+            if layer.path is not None and layer.path.is_relative_to(CONFIGS_FOLDER):
                 continue  # a shipped file imports none of the user's
             for _, imported in self._imports(layer):
-                if imported in files or imported.path is None or imported.path.is_relative_to(CONFIGS):
+                if imported in files or imported.path is None or imported.path.is_relative_to(CONFIGS_FOLDER):
                     continue
                 files.append(imported)
                 of_imports.append(imported.path.parent)
         return [*of_files, *of_imports, *map(Path, self._more_folders)]
 
     def value(self, key: KeyPath) -> Any:
-        """Returns the value in the evaluated object, or MISSING."""
+        """Returns the value in the evaluated object, or MISSING_VALUE."""
         return value_at(self._config.data, key)
 
     def settings(self, key: KeyPath) -> list[Setting]:
@@ -136,9 +136,9 @@ class Explanation:
         final_value = self.value(key)
         # If the file is evaluated alone, `$.x * 2` uses the file's own x. The whole configuration may have
         # another x. So if the last setting has another value than the key in the end, it is a computed one.
-        is_value = final_value is not MISSING and not isinstance(final_value, dict)
+        is_value = final_value is not MISSING_VALUE and not isinstance(final_value, dict)
         if settings and is_value and settings[-1].value != final_value:
-            settings[-1] = replace(settings[-1], value=COMPUTED)
+            settings[-1] = replace(settings[-1], value=COMPUTED_VALUE)
         return settings
 
     def source(self, key: KeyPath) -> str | None:
@@ -146,7 +146,7 @@ class Explanation:
         settings = self.settings(key)
         if not settings:
             return None
-        return settings[-1].location + (" (computed)" if settings[-1].value is COMPUTED else "")
+        return settings[-1].location + (" (computed)" if settings[-1].value is COMPUTED_VALUE else "")
 
     def _settings_in_layer(self, layer: Layer, key: KeyPath, active: tuple[Layer, ...]) -> list[Setting]:
         """Returns everything that sets the key in a file and its imports, in the order of merging.
@@ -181,7 +181,7 @@ class Explanation:
             if names is None:
                 # The object depends on other files. Only the text shows whether this file sets the key.
                 is_mentioned = lexer.mentions(setter.text, key[-1])
-                return [Setting(setter.name, line, COMPUTED, caller)] if is_mentioned else []
+                return [Setting(setter.name, line, COMPUTED_VALUE, caller)] if is_mentioned else []
             if key[-1] not in names:
                 return []
         value = self._value_in_file(layer, key)
@@ -208,9 +208,9 @@ class Explanation:
         names = self._keys_of_object(layer, prefix) or ()
         merged = [(name, imported) for name, imported in self._imports(layer) if _MARK_PREFIX + name in names]
         # A mark is the key that stands for an import. The mark's value is the import's number in the order of
-        # merging, except where the value depends on other files (COMPUTED).
+        # merging, except where the value depends on other files (COMPUTED_VALUE).
         numbers = {name: self._value_in_file(layer, (*prefix, _MARK_PREFIX + name)) for name, _ in merged}
-        if COMPUTED not in numbers.values():
+        if COMPUTED_VALUE not in numbers.values():
             merged.sort(key=lambda name_and_layer: numbers[name_and_layer[0]])
         yield from merged
 
@@ -220,28 +220,29 @@ class Explanation:
         Some of the keys are marks: a mark stands for an import that is merged into the object.
         """
         file_object = self._object_of_file(layer)
-        if file_object is MISSING:
+        if file_object is MISSING_VALUE:
             # Jsonnet is lazy. So this object may be evaluated even if another part of the file fails.
             parent_names = self._keys_of_object(layer, prefix[:-1]) if prefix else None
             if parent_names is not None and prefix[-1] not in parent_names:
                 return []  # the file has nothing at `prefix`
             names = self._probe(layer, "keys(at)", prefix)
-            return None if names is COMPUTED else names
+            return None if names is COMPUTED_VALUE else names
         value = value_at(file_object, prefix)
         if isinstance(value, list):
             return [str(index) for index in range(len(value))]
         return list(value) if isinstance(value, dict) else []
 
     def _value_in_file(self, layer: Layer, key: KeyPath) -> Any:
-        """Returns the value that a file sets by itself; COMPUTED if that depends on other files."""
+        """Returns the value that a file sets by itself; COMPUTED_VALUE if that depends on other files."""
         file_object = self._object_of_file(layer)
-        if file_object is MISSING:
+        if file_object is MISSING_VALUE:
             # The file fails as a whole, but perhaps not at this key.
             return self._probe(layer, "at", key)
         return value_at(file_object, key)
 
     def _object_of_file(self, layer: Layer) -> Any:
-        """Returns the object that a file makes without its imports; MISSING if the file fails as a whole.
+        """Returns the object that a file makes without its imports; MISSING_VALUE if the file fails as a
+        whole.
 
         In the object, marks (keys that begin with `_MARK_PREFIX`) stand for the imports.
 
@@ -264,7 +265,7 @@ class Explanation:
                 else:
                     self._objects_of_files = dict(zip(candidates, values, strict=True))
                     break
-        return self._objects_of_files.get(layer, MISSING)
+        return self._objects_of_files.get(layer, MISSING_VALUE)
 
     def _layers_and_imports(self) -> list[Layer]:
         """Returns the layers and all files that they import, directly or not."""
@@ -320,16 +321,16 @@ class Explanation:
         """
         if not key_in_import:
             return False  # the import is merged into the key's own object, and does not replace this object
-        content = json.dumps(_SENTINEL)
+        content = json.dumps(_SET_BY_IMPORT)
         for part in reversed(key_in_import):
             merges = "+" if content.startswith("{") else ""
             content = f"{{{json.dumps(part)}{merges}: {content}}}"
-        return bool(self._probe(layer, "at", key, {name: content}) == _SENTINEL)
+        return bool(self._probe(layer, "at", key, {name: content}) == _SET_BY_IMPORT)
 
     def _probe(
         self, layer: Layer, expression: str, path: KeyPath, replacements: dict[str, str] | None = None
     ) -> Any:
-        """Evaluates an expression about one value of a file alone. Returns COMPUTED if that fails.
+        """Evaluates an expression about one value of a file alone. Returns COMPUTED_VALUE if that fails.
 
         Args:
             expression: The Jsonnet expression. In the expression, ``at`` is the value at `path`, and the
@@ -348,7 +349,7 @@ class Explanation:
                     replacements,
                 )
             except RuntimeError:
-                answer = COMPUTED
+                answer = COMPUTED_VALUE
             self._probes[probe_key] = answer
         return self._probes[probe_key]
 
@@ -435,14 +436,14 @@ def _find_import(name: str, layer: Layer) -> Path | None:
 
 
 def value_at(data: Any, key: KeyPath) -> Any:
-    """Returns the value at a path of keys and list indices, or MISSING."""
+    """Returns the value at a path of keys and list indices, or MISSING_VALUE."""
     for part in key:
         if isinstance(data, dict) and part in data:
             data = data[part]
         elif isinstance(data, list) and part.isdecimal() and int(part) < len(data):
             data = data[int(part)]
         else:
-            return MISSING
+            return MISSING_VALUE
     return data
 
 

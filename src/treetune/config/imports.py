@@ -28,7 +28,7 @@ from treetune.config.explain import Explanation
 from treetune.config.layers import shorten_path
 from treetune.config.moved import remedy_for_import
 from treetune.config.registrable import Registrable
-from treetune.config.schema import IMPORTS, OWN_PACKAGE, PARTS_ENTRY_POINT
+from treetune.config.schema import IMPORTS_KEY, OWN_PACKAGE, PARTS_ENTRY_POINT
 from treetune.contracts import KeyPath
 from treetune.exceptions import ConfigError
 
@@ -45,11 +45,11 @@ def import_parts(data: Any, explanation: Explanation | None = None) -> None:
     """
     folders.set_search_folders([Path.cwd(), *(explanation.folders if explanation else ())])
     issues = list(_import_installed_parts())
-    names = data.get(IMPORTS.name) if isinstance(data, dict) else None
+    names = data.get(IMPORTS_KEY.name) if isinstance(data, dict) else None
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
         for number, name in enumerate(names):
             issues += _import_and_check(
-                name, (IMPORTS.name, str(number)), _find_naming_file(name, explanation)
+                name, (IMPORTS_KEY.name, str(number)), _find_naming_file(name, explanation)
             )
     if issues:
         raise ConfigError(issues)
@@ -114,7 +114,7 @@ def _import_installed_parts() -> tuple[ConfigIssue, ...]:
 
 def _find_naming_file(name: str, explanation: Explanation | None) -> str | None:
     """Returns the file that names a module in `imports`. Several files may add to that list."""
-    settings = explanation.settings((IMPORTS.name,)) if explanation else []
+    settings = explanation.settings((IMPORTS_KEY.name,)) if explanation else []
     settings_with_name = [
         setting for setting in settings if isinstance(setting.value, list) and name in setting.value
     ]

@@ -11,7 +11,7 @@ from typing import Any
 
 from treetune.config import lexer
 from treetune.config.errors import ConfigIssue, dotted
-from treetune.config.explain import COMPUTED, Explanation
+from treetune.config.explain import COMPUTED_VALUE, Explanation
 from treetune.config.jsonnet_frames import STATIC_ERROR, Frame, location_of, read_frames
 from treetune.config.layers import Config, Layer
 from treetune.contracts import KeyPath
@@ -138,7 +138,7 @@ def _describe_setter(key: KeyPath, layers: Sequence[Layer], variables: Mapping[s
     while key:
         if settings := explanation.settings(key):
             value: Any = settings[-1].value
-            text = "" if value is COMPUTED else f" ({_shorten_value(value)})"
+            text = "" if value is COMPUTED_VALUE else f" ({_shorten_value(value)})"
             return f"it is made from {dotted(key)}, which {settings[-1].location} sets{text}"
         key = key[:-1]
     return None

@@ -18,7 +18,7 @@ from treetune.config.yaml_files import jsonnet_of_yaml
 from treetune.exceptions import ConfigError, Endless
 
 _IN_PACKAGE, _IN_CHECKOUT = (Path(__file__).resolve().parents[levels] / "configs" for levels in (1, 3))
-CONFIGS = _IN_PACKAGE if _IN_PACKAGE.is_dir() else _IN_CHECKOUT
+CONFIGS_FOLDER = _IN_PACKAGE if _IN_PACKAGE.is_dir() else _IN_CHECKOUT
 """The shipped configurations, found from any working directory: a wheel has them in the package, next to the
 examples."""
 
@@ -70,8 +70,8 @@ def find_file(name: str, base: Path) -> Path:
 
     treetune's own files are found as ``grpo.jsonnet``, ``configs/grpo.jsonnet`` or ``examples/….jsonnet``.
     """
-    names_own_folder = Path(name).parts[:1] in ((CONFIGS.name,), ("examples",))
-    own_folder = CONFIGS.parent if names_own_folder else CONFIGS
+    names_own_folder = Path(name).parts[:1] in ((CONFIGS_FOLDER.name,), ("examples",))
+    own_folder = CONFIGS_FOLDER.parent if names_own_folder else CONFIGS_FOLDER
     folders = list(dict.fromkeys([base, own_folder]))
     for folder in folders:
         candidate = Path(os.path.abspath(folder / name))
@@ -90,8 +90,8 @@ def _no_such_file(name: str, folders: Sequence[Path]) -> ConfigIssue:
         named_folder = Path(os.path.abspath(folder / name)).parent
         # "*sonnet" matches .jsonnet and .libsonnet.
         paths = [*sorted(folder.glob("*sonnet")), *sorted(named_folder.glob("*.jsonnet"))]
-        if folder in (CONFIGS, CONFIGS.parent):
-            paths += configurations(CONFIGS)
+        if folder in (CONFIGS_FOLDER, CONFIGS_FOLDER.parent):
+            paths += find_configuration_files(CONFIGS_FOLDER)
         for path in paths:
             candidates[os.path.relpath(path, folder)] = shorten_path(path)
     similar_paths = [candidates[match] for match in nearest(name, candidates, count=3)]
@@ -113,7 +113,7 @@ def _no_such_file(name: str, folders: Sequence[Path]) -> ConfigIssue:
     return ConfigIssue("no such file", name, f"looked for {searched_paths}", remedy)
 
 
-def configurations(folder: Path) -> list[Path]:
+def find_configuration_files(folder: Path) -> list[Path]:
     """Returns all configurations below a folder."""
     return sorted(folder.rglob("*.jsonnet"))
 

@@ -66,7 +66,7 @@ class Token:
             return body
 
 
-def tokens(text: str) -> Iterator[Token]:
+def split_tokens(text: str) -> Iterator[Token]:
     """Yields the tokens, without white space and comments. A text that isn't Jsonnet raises no error."""
     line = 1
     for match in _TOKEN.finditer(text):
@@ -97,7 +97,7 @@ def replace_imports(text: str, make_replacement: Callable[[str, str], str]) -> s
 @lru_cache(maxsize=1024)  # a library is imported by many files
 def _import_tokens(text: str) -> Sequence[tuple[Token, Token]]:
     """Returns the two tokens of each import: the keyword, and the string with the file's name."""
-    pairs = itertools.pairwise(tokens(text))
+    pairs = itertools.pairwise(split_tokens(text))
     return [
         (keyword, token) for keyword, token in pairs if token.kind == "string" and keyword.text in _IMPORTS
     ]
@@ -105,7 +105,7 @@ def _import_tokens(text: str) -> Sequence[tuple[Token, Token]]:
 
 def mentions(text: str, name: str) -> bool:
     """Returns whether a name or string literal of the file is `name`."""
-    return any(token.is_field_name and token.value == name for token in tokens(text))
+    return any(token.is_field_name and token.value == name for token in split_tokens(text))
 
 
 class _OpenKeys:
@@ -172,7 +172,7 @@ def field_at(text: str, line: int, column: int) -> tuple[str, ...]:
     length_of_earlier_lines = sum(map(len, text.splitlines(keepends=True)[: line - 1]))
     position = length_of_earlier_lines + column - 1
     open_keys = _OpenKeys()
-    for token in tokens(text):
+    for token in split_tokens(text):
         if token.start >= position:
             break
         open_keys.read(token)
@@ -190,7 +190,7 @@ def field_line(text: str, path: tuple[str, ...]) -> int | None:
     lines_of_name: list[int] = []
     open_keys = _OpenKeys()
     previous: Token | None = None
-    for token in tokens(text):
+    for token in split_tokens(text):
         name = open_keys.read(token)
         if name is not None and name == path[-1]:
             assert previous is not None, "the name comes before its colon"

@@ -71,7 +71,7 @@ def issue_of_unknown_key(
     objects_with_key = [
         path for path, names in keys_by_object.items() if name in names and _is_writable(path)
     ]
-    types = schema.choices(owner.family).items() if owner.family else ()
+    types = schema.registered_parts(owner.family).items() if owner.family else ()
     types_with_key = [repr(type_name) for type_name, part in types if key[-1] in schema.keys_of(part)]
     if types_with_key:
         # Often another file sets `type` in an object whose other keys belong to the earlier type.
@@ -100,7 +100,7 @@ def meant_key(key: KeyPath, owner: Owner) -> str | None:
 
 def issue_of_missing_key(key: KeyPath, declared: schema.Key, explanation: Explanation | None) -> ConfigIssue:
     return _issue_of_missing(
-        key, f"missing, should be {schema.describe(declared.annotation)}", None, explanation
+        key, f"missing, should be {schema.describe_type(declared.annotation)}", None, explanation
     )
 
 
@@ -109,7 +109,7 @@ def issue_of_missing_type(
 ) -> ConfigIssue:
     """Returns the issue of an object at `key` that has no `type`."""
     word = schema.family_word(family)
-    names = f"types of {word}: {schema.list_names(schema.choices(family))}"
+    names = f"types of {word}: {schema.list_names(schema.registered_parts(family))}"
     what = f"missing: `type` says which {word} this is"
     return _issue_of_missing((*key, "type"), what, names, explanation)
 
@@ -186,7 +186,7 @@ def issues_of_this_machine(root: Any, explanation: Explanation | None) -> list[C
 
 def suggest_value(annotation: Any, data: Any) -> str | None:
     """Returns how to write the same value correctly; None if that can't be guessed."""
-    expected = schema.describe(annotation)
+    expected = schema.describe_type(annotation)
     if isinstance(data, str):
         choices: list[str] = []  # the texts of Literals
         # `bare` removes constraints such as `Gt(0)`, and `members` returns the alternatives of a union.

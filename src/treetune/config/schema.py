@@ -23,7 +23,7 @@ PARTS_ENTRY_POINT = "treetune.parts"
 
 OWN_PACKAGE = "treetune"
 
-REQUIRED = object()
+NO_DEFAULT = object()
 """The default of a key that has none."""
 
 _DESCRIPTIONS = {
@@ -57,7 +57,7 @@ _BOUNDS: dict[type, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a part: its annotation and its default (REQUIRED if it has none)."""
+    """A key of a part: its annotation and its default (NO_DEFAULT if it has none)."""
 
     name: str
     annotation: Any
@@ -65,10 +65,10 @@ class Key:
 
     @property
     def required(self) -> bool:
-        return self.default is REQUIRED
+        return self.default is NO_DEFAULT
 
 
-IMPORTS = Key("imports", tuple[str, ...], ())
+IMPORTS_KEY = Key("imports", tuple[str, ...], ())
 """The key of every root: modules whose parts can be chosen. It is acted on before anything is built."""
 
 
@@ -81,12 +81,12 @@ def keys_of(part: type) -> dict[str, Key]:
     for field in dataclasses.fields(part):
         if not field.init:
             continue
-        default = field.default if field.default is not dataclasses.MISSING else REQUIRED
+        default = field.default if field.default is not dataclasses.MISSING else NO_DEFAULT
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
         keys[field.name] = Key(field.name, hints[field.name], default)
     if issubclass(part, Registrable) and part.root:  # a whole configuration, and not only a part of one
-        keys[IMPORTS.name] = IMPORTS  # the modules whose parts can be chosen
+        keys[IMPORTS_KEY.name] = IMPORTS_KEY  # the modules whose parts can be chosen
     return keys
 
 
@@ -121,7 +121,7 @@ def is_plain_part(annotation: Any) -> bool:
     return isinstance(annotation, type) and dataclasses.is_dataclass(annotation) and not is_family(annotation)
 
 
-def choices(family: type[Registrable]) -> dict[str, type]:
+def registered_parts(family: type[Registrable]) -> dict[str, type]:
     """Returns the registered parts that a value of type `family` can be, by name."""
     return {name: part for name, part in family.registered().items() if issubclass(part, family)}
 
@@ -212,7 +212,7 @@ def holds_parts(annotation: Any) -> bool:
     return any(holds_parts(inner) for inner in inner_types if inner is not annotation)
 
 
-def describe(annotation: Any) -> str:
+def describe_type(annotation: Any) -> str:
     """Returns a type in words, with its constraints: "a whole number greater than 0 or null"."""
     annotation, constraints = split_constraints(annotation)
     bounds = " and ".join(filter(None, map(_describe_bounds, constraints)))
@@ -240,7 +240,7 @@ def _describe_type(annotation: Any) -> str:
     container = item_types(annotation)
     if container:
         kind, items = container
-        described_items = [describe(item) for item in items]
+        described_items = [describe_type(item) for item in items]
         if kind == "tuple":
             return f"a list of exactly {len(items)}: {', '.join(described_items)}"
         if not described_items:
@@ -250,7 +250,7 @@ def _describe_type(annotation: Any) -> str:
         return f"{name} of {_PLURALS[item]}" if item in _PLURALS else f"{name} of: {item}"
     alternatives = alternatives_of(annotation)
     if len(alternatives) > 1:
-        return " or ".join(describe(item) for item in alternatives)
+        return " or ".join(describe_type(item) for item in alternatives)
     return getattr(annotation, "__name__", str(annotation))
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LARGEST_WHOLE_NUMBER = 2**53 - 1
 """Jsonnet's numbers are doubles: whole numbers beyond this would change silently."""
 
-MOST_VALUES, MOST_CHARACTERS = 100_000, 10_000_000
+MOST_VALUES_OF_FILE, MOST_CHARACTERS_OF_VALUES = 100_000, 10_000_000
 """The most values of one file, and the most characters of its values, those included that aliases repeat. A
 configuration has a few hundred values. Ten aliases of ten aliases, eight times over, are a hundred million
 values."""
@@ -309,9 +309,11 @@ class _Writer:
         import yaml
 
         self.values += 1
-        if self.values > MOST_VALUES:
+        if self.values > MOST_VALUES_OF_FILE:
             self.reader.refuse(
-                node, f"the file has more than {MOST_VALUES:,} values, with what aliases repeat", "write less"
+                node,
+                f"the file has more than {MOST_VALUES_OF_FILE:,} values, with what aliases repeat",
+                "write less",
             )
         if depth > DEEPEST_NESTING:
             self.reader.refuse(
@@ -322,10 +324,11 @@ class _Writer:
         if isinstance(node, yaml.ScalarNode):
             piece = json.dumps(self.reader.scalar(node))
             self.characters += len(piece)
-            if self.characters > MOST_CHARACTERS:
+            if self.characters > MOST_CHARACTERS_OF_VALUES:
                 self.reader.refuse(
                     node,
-                    f"the file has more than {MOST_CHARACTERS:,} characters, with what aliases repeat",
+                    f"the file has more than {MOST_CHARACTERS_OF_VALUES:,} characters, with what aliases"
+                    " repeat",
                     "write less",
                 )
             self.pieces.append(piece)

@@ -90,19 +90,20 @@ def replay(options: Options) -> int:
     run_config = _stored_config(options.experiment)
     new_config = _stored_config(options.experiment, files_of(options), options.override or ())
     from treetune.config.explain import Explanation
-    from treetune.lab.analyzers.replay import REPLACEABLE, describe_result, replay
+    from treetune.lab.analyzers.replay import REPLACEABLE_KEYS, describe_result, replay
 
     # `imports` is left out, because imports alone change no result.
     keys = sorted({**run_config.data, **new_config.data}.keys() - {"imports"})
     changed_keys = [key for key in keys if run_config.data.get(key) != new_config.data.get(key)]
-    not_replaceable = [key for key in changed_keys if key not in REPLACEABLE]
+    not_replaceable = [key for key in changed_keys if key not in REPLACEABLE_KEYS]
     if not_replaceable:
         raise ConfigError(
             [
                 ConfigIssue(
                     f"a replay uses the stored answers, and {not_replaceable[0]} would have changed them",
                     not_replaceable[0],
-                    remedy=f"override only {', '.join(REPLACEABLE)}, and `imports` for your own components",
+                    remedy=f"override only {', '.join(REPLACEABLE_KEYS)}, and `imports` for your own"
+                    " components",
                 )
             ]
         )
@@ -189,8 +190,8 @@ def credit_worth(options: Options) -> int:
     return 0
 
 
-EXPERIMENT = click.Argument(["experiment"], type=PATH, metavar="EXPERIMENT_DIR")
-EXACT = click.Option(
+EXPERIMENT_ARGUMENT = click.Argument(["experiment"], type=PATH, metavar="EXPERIMENT_DIR")
+EXACT_OPTION = click.Option(
     ["--exact"],
     is_flag=True,
     help="if the optimiser's state was deleted, compute it again from the episodes of the earlier"
@@ -252,9 +253,9 @@ COMMANDS = (
             " \"{credit: {type: 'group'}}\"",
         ),
         (
-            EXPERIMENT,
+            EXPERIMENT_ARGUMENT,
             click.Option(["--iteration"], required=True, type=int, metavar="N", help="from 1"),
-            EXACT,
+            EXACT_OPTION,
         ),
         takes_files=True,
     ),
@@ -265,7 +266,7 @@ COMMANDS = (
         "Writes certificate.json into the run's folder: hashes of configuration, data, code and versions, and"
         " the chain of checksums of every iteration's answers, episodes and weights.",
         ("treetune certify experiments/quickstart/vineppo",),
-        (EXPERIMENT,),
+        (EXPERIMENT_ARGUMENT,),
     ),
     Command(
         "verify",
@@ -280,7 +281,7 @@ COMMANDS = (
             click.Argument(["certificate"], type=PATH, metavar="CERTIFICATE"),
             click.Argument(["experiment"], required=False, type=PATH, metavar="[EXPERIMENT_DIR]"),
             click.Option(["--iteration"], type=int, metavar="N", help="from 1 (default: at random)"),
-            EXACT,
+            EXACT_OPTION,
         ),
     ),
     Command(
@@ -296,7 +297,7 @@ COMMANDS = (
             " \"{experiment_name+: '_grpo', credit: {type: 'group'}}\"",
         ),
         (
-            EXPERIMENT,
+            EXPERIMENT_ARGUMENT,
             click.Option(["--iteration"], type=int, metavar="N", help="default: the newest state"),
         ),
         takes_files=True,

@@ -123,7 +123,7 @@ def measure_leaks(text: str, problem: Problem) -> dict[str, float]:
     """
     # Numbers are compared as the grader compares them: 016 is 16. 16 isn't stated by 116.
     states_gold = any(ANSWER_AFTER_MARKER.verdict(number, problem) for number in re.findall(r"\d+", text))
-    is_derived = text.startswith(derivation(problem.data["numbers"]))
+    is_derived = text.startswith(write_derivation(problem.data["numbers"]))
     numbers = {"underived": float(states_gold and not is_derived)}
     lines, _, _ = text.rpartition(MARKER)
     result = ANSWER_AFTER_MARKER.extract(text, problem)
@@ -136,7 +136,7 @@ def measure_leaks(text: str, problem: Problem) -> dict[str, float]:
     return numbers
 
 
-def derivation(summands: Sequence[int]) -> str:
+def write_derivation(summands: Sequence[int]) -> str:
     r"""Returns the right lines of a solution: ``3+8=11\n11+5=16\n`` for 3, 8 and 5."""
     lines, total = "", summands[0]
     for number in summands[1:]:

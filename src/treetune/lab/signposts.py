@@ -177,7 +177,7 @@ class Signposts(GeneratedTask):
 
     @override
     def generate(self, count: int) -> Sequence[int]:
-        return _prompts(self)[:count]
+        return _shuffled_prompts(self)[:count]
 
     @override
     def problem(self, id: str, generated: int) -> Problem:
@@ -192,7 +192,7 @@ class Signposts(GeneratedTask):
         for sign in signs:
             prompt += f"{SIGN_LETTERS[sign]}{BLANK * (1 + self.chatter)}\n"
 
-        groups, right_directions = self.groups(), _directions(self)
+        groups, right_directions = self.groups(), _right_directions(self)
         decisive_lines: set[int] = set()
         for group in groups:
             decisive_lines |= set(group)
@@ -374,7 +374,7 @@ class Decided(ValueEstimator):
 
 
 @lru_cache(maxsize=16)
-def _prompts(task: Signposts) -> list[int]:
+def _shuffled_prompts(task: Signposts) -> list[int]:
     """Returns the numbers of all prompts, shuffled."""
     prompts = list(range(task.number_of_prompts()))
     derived_random(task.seed, "signposts", task.signs, task.period).shuffle(prompts)
@@ -382,6 +382,6 @@ def _prompts(task: Signposts) -> list[int]:
 
 
 @lru_cache(maxsize=16)
-def _directions(task: Signposts) -> list[str]:
+def _right_directions(task: Signposts) -> list[str]:
     """Returns the right direction at each sign."""
     return [str(task.right(sign)) for sign in range(task.signs)]

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.config.layers import CONFIGS
+from treetune.config.layers import CONFIGS_FOLDER
 from treetune.models.saved_weights import architecture_of, is_remote, model_class, saved_weights
 from treetune.store.checksums import refuse_damaged
 from treetune.store.files import make_folder_atomically, sync_to_disk, why_not_written
@@ -119,7 +119,7 @@ def _how_to_make(path: Path) -> str:
     nested_name = f"{experiment.parent.name}/{name}"
     if Path("configs", nested_name).is_file():
         config = f"configs/{nested_name}"
-    elif (CONFIGS / nested_name).is_file():  # a shipped one, which is found from any folder
+    elif (CONFIGS_FOLDER / nested_name).is_file():  # a shipped one, which is found from any folder
         config = nested_name
     else:
         # CONFIG.jsonnet is a placeholder: the user has to know the file.

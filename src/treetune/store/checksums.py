@@ -156,7 +156,7 @@ def verify_stream(file: IO[bytes], name: str, remedy: str) -> None:
         raise Damaged(f"{name} is damaged (its checksum doesn't match its content): {remedy}")
 
 
-_verified: dict[Path, tuple[int, int, int]] = {}
+_verified_states: dict[Path, tuple[int, int, int]] = {}
 """The size, time and inode of each file when this process verified it."""
 
 
@@ -171,14 +171,14 @@ def verify_once(path: Path, remedy: str, digest: str | None = None) -> None:
     """
     status = path.stat()
     state = (status.st_size, status.st_mtime_ns, status.st_ino)
-    if _verified.get(path) == state:
+    if _verified_states.get(path) == state:
         return
     if digest is None:
         with path.open("rb") as file:
             verify_stream(file, str(path), remedy)
     elif digest_of(path) != digest:
         raise Damaged(f"{path} is damaged (its checksum doesn't match its content): {remedy}")
-    _verified[path] = state
+    _verified_states[path] = state
 
 
 def read_seal(path: Path) -> bytes | None:
@@ -199,7 +199,7 @@ def read_seal(path: Path) -> bytes | None:
 def seal_folder(folder: Path) -> None:
     """Writes the digests of all files below the folder into ``checksums.json``."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / CHECKSUMS_FILE)
-    write_json(folder / CHECKSUMS_FILE, _digests(folder, files))
+    write_json(folder / CHECKSUMS_FILE, _digests_of_files(folder, files))
 
 
 def find_damage(folder: Path) -> str | None:
@@ -215,7 +215,7 @@ def find_damage(folder: Path) -> str | None:
     for name in written_digests:
         if not (folder / name).is_file():
             return f"{folder / name} is gone"
-    present_digests = _digests(folder, [folder / name for name in written_digests])
+    present_digests = _digests_of_files(folder, [folder / name for name in written_digests])
     for name in written_digests:
         if present_digests[name] != written_digests[name]:
             return f"{folder / name} is damaged"
@@ -244,7 +244,7 @@ def digest_of_weights(path: Path) -> str:
 # Digests of files and of configurations
 
 
-def _digests(folder: Path, files: list[Path]) -> dict[str, str]:
+def _digests_of_files(folder: Path, files: list[Path]) -> dict[str, str]:
     """Returns the digests of files by their paths relative to the folder."""
     # hashlib releases the interpreter's lock while it hashes, so threads hash several files at a time.
     with ThreadPoolExecutor(_HASHED_AT_ONCE) as threads:

@@ -136,14 +136,14 @@ class Guard:
             host = urlsplit("")
         if host.hostname not in self._hosts:
             names = " or ".join(self._hosts)
-            return _refuse(f"This viewer is available as {names}, but not as {host_header!r}.")
+            return _make_refusal(f"This viewer is available as {names}, but not as {host_header!r}.")
         if request.method not in (*READING_METHODS, *WRITING_METHODS):
-            return _refuse(f"This viewer doesn't support the method {request.method}.", 405)
+            return _make_refusal(f"This viewer doesn't support the method {request.method}.", 405)
         # If a proxy speaks TLS with the browser, the origin begins with https. `_origin` is the origin of the
         # proxy's public address.
         origins = [f"http://{host.netloc}", f"https://{host.netloc}", self._origin]
         if request.method in WRITING_METHODS and request.headers.get("origin") not in origins:
-            return _refuse("Only pages of this viewer may send data to it.")
+            return _make_refusal("Only pages of this viewer may send data to it.")
         token = request.query_params.get("token")
         if token is not None and self._is_token(token):
             # Moves the token from the address into a cookie, so that it isn't in the history of pages.
@@ -158,7 +158,7 @@ class Guard:
             return redirect
         if self._is_token(request.cookies.get(self.cookie, "")):
             return None
-        return _refuse(
+        return _make_refusal(
             "This viewer requires its token: open the address that `treetune view` printed, including"
             " everything after `token=`."
         )
@@ -168,7 +168,7 @@ class Guard:
         return secrets.compare_digest(text.encode(), self._token.encode())
 
 
-def _refuse(message: str, status: int = 403) -> Response:
+def _make_refusal(message: str, status: int = 403) -> Response:
     return PlainTextResponse(message + "\n", status_code=status)
 
 
@@ -294,7 +294,7 @@ def serve(
         )
     # Other machines may address the viewer by this machine's name, if it listens for them.
     hosts = [*LOCAL_HOSTS, host, *([socket.gethostname(), socket.getfqdn()] if host in EVERY_ADDRESS else [])]
-    with _listen(port, host) as listening:
+    with _listen_on_port(port, host) as listening:
         actual_port = listening.getsockname()[1]
         if host in EVERY_ADDRESS:
             name = socket.getfqdn()
@@ -346,7 +346,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "treetune" / "viewer"
 
 
-def _listen(port: int | None, host: str = DEFAULT_HOST) -> socket.socket:
+def _listen_on_port(port: int | None, host: str = DEFAULT_HOST) -> socket.socket:
     """Returns a socket that listens on `port`, or if that is None on the first free port from `DEFAULT_PORT`
     on.
 

@@ -279,7 +279,7 @@ class _Frame:
         xs = xs or [0.0]  # a chart that has only levels has an x axis around 0
         left, right = min(xs), max(xs)
         low, high = _y_limits(drawn, from_zero=chart.from_zero)
-        y_ticks = _ticks(low, high)
+        y_ticks = _choose_ticks(low, high)
         whole_xs = all(x == round(x) for x in xs)
         room = 0.02 * (right - left) or 1.0  # 1 if there is only one x
         return _Frame(left, right, low, high, room, whole_xs, y_ticks, tick_labels(y_ticks))
@@ -317,7 +317,7 @@ def _axes_svg(chart: Chart, frame: _Frame) -> list[str]:
         line = f'<line class="grid" x1="{begin:.0f}" x2="{end}" y1="{up:.1f}" y2="{up:.1f}"/>'
         text = f'<text x="{begin - 6:.0f}" y="{up + 4:.1f}" text-anchor="end">{label}</text>'
         parts.append(line + text)
-    x_ticks = _ticks(frame.left, frame.right, whole=frame.whole_xs) or [frame.left]
+    x_ticks = _choose_ticks(frame.left, frame.right, whole=frame.whole_xs) or [frame.left]
     for x, label in zip(x_ticks, tick_labels(x_ticks), strict=True):
         position = f'x="{frame.svg_x(x):.1f}" y="{CHART_HEIGHT - BOTTOM_MARGIN + 16}"'
         parts.append(f'<text {position} text-anchor="middle">{label}</text>')
@@ -374,7 +374,7 @@ def _mark_radius(turn: int, turns: int) -> float:
     return 2.6 + ring_width * (turns - 1 - turn)
 
 
-def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
+def _choose_ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
     """Returns the ticks of an axis: round numbers from `low` to `high`, at most `MOST_TICK_STEPS` + 1 of
     them.
 

@@ -212,10 +212,10 @@ def evaluation_charts(all_bunches: Sequence[Bunch], events: Sequence[Event] = ()
         lines = []
         for bunch in all_bunches:
             measured = [member.evaluations.get(label, {}) for member in bunch.members]
-            curves = [_accuracies(summaries) for summaries in measured]
+            curves = [_accuracy_by_iterations(summaries) for summaries in measured]
             # All bands of a chart must mean the same: intervals over seeds if any bunch has several seeds,
             # and otherwise intervals over problems.
-            bounds = {} if has_seeds else _intervals(measured[0])
+            bounds = {} if has_seeds else _interval_by_iterations(measured[0])
             line = _curve_of_bunch(bunch, curves, bounds)
             if line is not None:
                 lines.append(replace(line, is_level=len(line.points) == 1))
@@ -226,12 +226,12 @@ def evaluation_charts(all_bunches: Sequence[Bunch], events: Sequence[Event] = ()
     return charts
 
 
-def _accuracies(summaries: Mapping[int, Mapping[str, Any]]) -> dict[float, float]:
+def _accuracy_by_iterations(summaries: Mapping[int, Mapping[str, Any]]) -> dict[float, float]:
     """Returns pass@1 by finished iterations."""
     return {float(iterations): float(summary["pass_at_1"]) for iterations, summary in summaries.items()}
 
 
-def _intervals(summaries: Mapping[int, Mapping[str, Any]]) -> dict[float, tuple[float, float]]:
+def _interval_by_iterations(summaries: Mapping[int, Mapping[str, Any]]) -> dict[float, tuple[float, float]]:
     """Returns the interval of pass@1 by finished iterations, where the summaries have one."""
     intervals = {}
     for iterations, summary in summaries.items():
@@ -492,7 +492,7 @@ def events_of_several(experiments: Mapping[str, StoredExperiment]) -> list[Event
 
 # Time by phase
 
-PHASES: Mapping[str, str] = {
+DESCRIPTION_BY_PHASE: Mapping[str, str] = {
     "generation": "answers are sampled, or demonstrations taken, and graded",
     "credit": "steps are valued and advantages computed",
     "training": "the policy, and a critic where there is one, learn from the answers",
@@ -544,7 +544,7 @@ def compare_with_plan(experiment: StoredExperiment) -> list[PlannedMetric]:
 
 def phase_seconds(experiment: StoredExperiment) -> list[StackedBar]:
     """Returns a bar for each iteration: its seconds by phase."""
-    by_phase = {phase: dict(experiment.curve(f"seconds/{phase}")) for phase in PHASES}
+    by_phase = {phase: dict(experiment.curve(f"seconds/{phase}")) for phase in DESCRIPTION_BY_PHASE}
     iterations: set[float] = set()
     for seconds_by_iteration in by_phase.values():
         iterations |= set(seconds_by_iteration)
@@ -557,5 +557,5 @@ def phase_seconds(experiment: StoredExperiment) -> list[StackedBar]:
 
 def phase_totals(bars: Sequence[StackedBar]) -> dict[str, float]:
     """Returns the seconds of each phase, summed over the bars, without phases that took no time."""
-    totals = {phase: math.fsum(bar.amounts[phase] for bar in bars) for phase in PHASES}
+    totals = {phase: math.fsum(bar.amounts[phase] for bar in bars) for phase in DESCRIPTION_BY_PHASE}
     return {phase: seconds for phase, seconds in totals.items() if seconds > 0}

@@ -27,8 +27,8 @@ from treetune.threads.format import TAGS, TagIds
 from treetune.threads.numbers import ThreadCounts, count, critical_seconds
 from treetune.view.charts import format_number
 from treetune.view.store.tokens import text_of_each
-from treetune.view.templates import coloured_html, earned_by_each, injected_html, render, shade
-from treetune.view.text import visible
+from treetune.view.templates import coloured_html, earned_by_each, injected_html, render, shade_classes
+from treetune.view.text import make_visible
 from treetune.vocabulary import Branch, Column, Episode, Segment, Trajectory, are_sampled, token_array
 
 TAG_NUMBERS = {tag: position for position, tag in enumerate(TAGS, start=1)}
@@ -552,10 +552,10 @@ def _tree_rectangles(
                 # A little smaller than the place of a rectangle, so that there are gaps between them.
                 "width": round(width - 1.5, 2),
                 "height": round(max(0.4, height - min(1.0, height / 4)), 2),
-                "shade": shade(min(1.0, max(0.0, step.expected)), 1.0),
-                "credit": shade(step.advantage, scale) if step.advantage is not None else "",
+                "shade": shade_classes(min(1.0, max(0.0, step.expected)), 1.0),
+                "credit": shade_classes(step.advantage, scale) if step.advantage is not None else "",
                 "label": label,
-                "tooltip": _tooltip(step, group, texts),
+                "tooltip": _make_tooltip(step, group, texts),
                 "href": href_of(step, parent),
                 "here": id(step) in on_path,
                 "thread": step.thread,
@@ -590,12 +590,12 @@ def _path_rows(
         rows.append(
             {
                 "number": step.depth,
-                "text": visible("".join(text_of_each(texts, step.ids)))[:CHARACTERS_OF_STEP],
+                "text": make_visible("".join(text_of_each(texts, step.ids)))[:CHARACTERS_OF_STEP],
                 "before": parent,
                 # The page of the continuations from the state before the step.
                 "later": address and address(this_answer, None, start),
                 "after": step,
-                "credit": shade(step.advantage, scale) if step.advantage is not None else "",
+                "credit": shade_classes(step.advantage, scale) if step.advantage is not None else "",
                 "right": sum(group[number].correct for number in step.answers),
                 "others": len(other_steps),
                 # (node, address of the tree in which its branches are drawn)
@@ -607,12 +607,12 @@ def _path_rows(
     return rows
 
 
-def _tooltip(step: SharedStep, group: Sequence[Episode], texts: Sequence[str]) -> str:
+def _make_tooltip(step: SharedStep, group: Sequence[Episode], texts: Sequence[str]) -> str:
     """Returns the text that the browser shows when the pointer is on a branch."""
     if step.branches > 1:  # small branches of similar value are merged into one node
         title = f"{step.branches} branches of about the same value"
     elif step.depth:
-        title = visible("".join(text_of_each(texts, step.ids)))[:CHARACTERS_OF_STEP].replace("\n", " ↵ ")
+        title = make_visible("".join(text_of_each(texts, step.ids)))[:CHARACTERS_OF_STEP].replace("\n", " ↵ ")
     else:
         title = "the prompt"
     facts = [f"thread {step.thread}: {title}" if step.thread else title]

@@ -27,8 +27,8 @@ from treetune.store.checksums import read_record, write_record
 from treetune.store.files import write_atomically
 from treetune.view.experiment import read_experiment
 from treetune.view.store.answers import AnswerStore
-from treetune.view.store.folders import Run, digest, stat_of
-from treetune.view.text import writable
+from treetune.view.store.folders import Run, short_hash, stat_of
+from treetune.view.text import make_writable
 
 LONGEST_NOTE = 20_000
 """The most characters of a note."""
@@ -41,7 +41,7 @@ PATIENCE_S = 5.0
 NOTE_REMEDY = "delete it; the note is lost"
 """The advice in the message about a damaged note."""
 
-FORMATS = ("parquet", "jsonl")
+EXPORT_FORMATS = ("parquet", "jsonl")
 """The formats in which notes can be written as a data set."""
 # The columns of that data set, in order.
 _COLUMNS_OF_NOTES = (
@@ -94,7 +94,7 @@ class Note:
     @property
     def version(self) -> str:
         """A text that changes whenever the note does."""
-        return _hash(json.dumps([self.labels, self.text, self.written]))
+        return _hash_text(json.dumps([self.labels, self.text, self.written]))
 
     @property
     def file_name(self) -> str:
@@ -108,10 +108,10 @@ def answer_name(source: str, answer: str, text: str) -> str:
 
     If the same sample of a problem has another text, it has another name.
     """
-    return _hash(json.dumps([source, answer, _hash(text)]))
+    return _hash_text(json.dumps([source, answer, _hash_text(text)]))
 
 
-def _hash(text: str) -> str:
+def _hash_text(text: str) -> str:
     # "surrogatepass": the text may contain half a character, which UTF-8 can't encode.
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
@@ -242,7 +242,7 @@ class Notes:
 
     def mark(self) -> str:
         """Returns a text that changes whenever the notes do."""
-        return digest(sorted((path.name, stat_of(path)) for path in note_files(self._folder)))
+        return short_hash(sorted((path.name, stat_of(path)) for path in note_files(self._folder)))
 
     def rows(self) -> dict[tuple[str, int], list[Note]]:
         """Returns the notes on answers that still exist, by source and row of the index."""
@@ -337,8 +337,8 @@ def check_format(suffix: str) -> str:
     Raises ValueError for a suffix of another format.
     """
     file_format = suffix.removeprefix(".")
-    if file_format not in FORMATS:
-        suffixes = " or ".join(f".{name}" for name in FORMATS)
+    if file_format not in EXPORT_FORMATS:
+        suffixes = " or ".join(f".{name}" for name in EXPORT_FORMATS)
         raise ValueError(f"notes are written as {suffixes}, and not as {suffix or 'no ending'!r}")
     return file_format
 
@@ -364,8 +364,10 @@ def write_notes(named_notes: Iterable[tuple[str, Note]], file: IO[bytes], file_f
         # The column "answer" has the answer's text. ``problem#sample`` is left out: both have their columns.
         answer_fields["answer"] = answer_fields.pop("text")
         texts = {"experiment": experiment, **answer_fields, "note": note.text, "author": note.author}
-        row = {name: writable(value) if isinstance(value, str) else value for name, value in texts.items()}
-        row["labels"] = list(map(writable, note.labels))
+        row = {
+            name: make_writable(value) if isinstance(value, str) else value for name, value in texts.items()
+        }
+        row["labels"] = list(map(make_writable, note.labels))
         row["time"] = datetime.fromtimestamp(note.written, UTC)
         rows.append({name: row[name] for name in _COLUMNS_OF_NOTES})
     if file_format == "jsonl":

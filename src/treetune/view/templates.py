@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from treetune.runtime.console import format_duration
 from treetune.view.charts import N_COLOURS, format_number, format_remark
-from treetune.view.text import render_markdown, visible
+from treetune.view.text import make_visible, render_markdown
 from treetune.vocabulary import CORRECT_SCORE
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ LOOK_CSS, DRAWINGS_CSS = ASSETS_FOLDER / "look.css", ASSETS_FOLDER / "drawings.c
 STRONGEST_SHADE = 10
 """The number of the strongest shade in ``drawings.css``."""
 
-_COLOUR = re.compile(r"--([\w-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)")
+_COLOUR_LINE = re.compile(r"--([\w-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)")
 
 
 def colour_of(position: int) -> str:
@@ -44,11 +44,11 @@ def colour_of(position: int) -> str:
 
 
 @functools.cache
-def palette(theme: Literal["light", "dark"] = "light") -> dict[str, str]:
+def read_palette(theme: Literal["light", "dark"] = "light") -> dict[str, str]:
     """Returns the colours of the style sheet by name: {"c0": "#rrggbb", …}."""
     return {
         name: light if theme == "light" else dark
-        for name, light, dark in _COLOUR.findall(LOOK_CSS.read_text())
+        for name, light, dark in _COLOUR_LINE.findall(LOOK_CSS.read_text())
     }
 
 
@@ -84,7 +84,7 @@ def jinja_environment() -> Environment:
     filters: dict[str, Callable[..., Any]] = {
         "number": lambda value: "–" if value is None else format_number(value),
         "share": lambda value: f"{value:.3f}" if isinstance(value, int | float) else "–",
-        "visible": visible,
+        "visible": make_visible,
         "colour": colour_of,
         "duration": lambda seconds: "–" if seconds is None else format_duration(seconds),
         "json": lambda value: json.dumps(value, separators=(",", ":")),
@@ -97,7 +97,7 @@ def jinja_environment() -> Environment:
     }
     jinja.filters |= filters
     jinja.tests["right"] = lambda score: score >= CORRECT_SCORE
-    jinja.globals |= {"about": format_remark, "shade": shade}
+    jinja.globals |= {"about": format_remark, "shade": shade_classes}
     return jinja
 
 
@@ -119,7 +119,7 @@ FULL_COLOUR_QUANTILE = 0.95
 darker, so a few large ones don't make all others pale."""
 
 
-def shade(value: float, scale: float) -> str:
+def shade_classes(value: float, scale: float) -> str:
     """Returns the CSS classes that colour a value by its sign and size, such as ``up s4`` or ``down s10``.
 
     The colour is full (``s10``) from the absolute value `scale` on.
@@ -136,9 +136,8 @@ def coloured_html(tokens: Sequence[str], advantages: Sequence[float], scale: flo
     parts = []
     for advantage, pairs in groupby(zip(tokens, advantages), key=lambda pair: round(pair[1], 4)):
         text = escape_tokens(token for token, _ in pairs)
-        parts.append(
-            f'<span class="{shade(advantage, scale)}" title="advantage {advantage:+.3f}">{text}</span>'
-        )
+        classes = shade_classes(advantage, scale)
+        parts.append(f'<span class="{classes}" title="advantage {advantage:+.3f}">{text}</span>')
     return "".join(parts)
 
 
@@ -150,4 +149,4 @@ def injected_html(tokens: Iterable[str]) -> str:
 def escape_tokens(tokens: Iterable[str]) -> str:
     """Returns the text of tokens as escaped HTML, in which ends of lines and other invisible characters are
     made visible."""
-    return escape(visible("".join(tokens))).replace("\n", "↵\n")
+    return escape(make_visible("".join(tokens))).replace("\n", "↵\n")

@@ -46,7 +46,7 @@ from treetune.view.curves import (
 from treetune.view.experiment import Accuracy, RunProgress, StoredExperiment
 from treetune.view.store import Run, Store
 from treetune.view.store.index import find_sources, read_batches
-from treetune.view.text import cut_text, one_line, visible
+from treetune.view.text import cut_text, make_visible, one_line
 
 REFRESH_S = 2.0
 EXIT_CODE_OF_SIGTERM = 128 + signal.SIGTERM
@@ -63,7 +63,7 @@ KEY_NAMES = {
 }  # fmt: skip
 
 # A key: an escape sequence, such as that of an arrow, or else a single byte.
-_KEY = re.compile(rb"\x1b[\[O][0-9;]*[~A-Za-z]|.", re.DOTALL)
+_KEY_PRESS = re.compile(rb"\x1b[\[O][0-9;]*[~A-Za-z]|.", re.DOTALL)
 
 HELP_TEXT = """\
 ↑ ↓ j k     select an experiment, or scroll
@@ -86,14 +86,14 @@ tell signs or colours apart."""
 
 LONGEST_LINE = 400
 """The most characters of a text on one line."""
-NARROW, WIDE = 66, 110
-"""Two widths in characters: a screen narrower than `NARROW` has only the most important columns of the list,
-and one of at least `WIDE` has all."""
+LEAST_WIDTH_OF_MOST_COLUMNS, LEAST_WIDTH_OF_ALL_COLUMNS = 66, 110
+"""Two widths in characters: a screen narrower than `LEAST_WIDTH_OF_MOST_COLUMNS` has only the most important
+columns of the list, and one of at least `LEAST_WIDTH_OF_ALL_COLUMNS` has all."""
 CURVE_HEIGHT = 4
 """The number of lines of a curve."""
 LEAST_WIDTH_OF_TWO_CHARTS = 88
 """The least width, in characters, at which two charts are next to each other."""
-MOST_CHARTS, MOST_EVENTS, MOST_ANSWERS = 4, 5, 5
+MOST_SHOWN_CHARTS, MOST_SHOWN_EVENTS, MOST_SHOWN_ANSWERS = 4, 5, 5
 """The most charts, events and answers on an experiment's page."""
 MOST_CHARACTERS_OF_ANSWER = 4000
 """The most characters that are shown of an answer if all its lines are shown."""
@@ -162,7 +162,7 @@ def _experiments_table(
 
     The row number `selected` is marked by a sign and inverted colours; None marks no row.
     """
-    is_narrow, is_wide = width < NARROW, width >= WIDE
+    is_narrow, is_wide = width < LEAST_WIDTH_OF_MOST_COLUMNS, width >= LEAST_WIDTH_OF_ALL_COLUMNS
     heads = ["state", "done", *(["method"] if is_wide else []), "pass@1", *([] if is_narrow else ["left"])]
     rows_of_cells = []
     for _, status in rows:
@@ -258,12 +258,12 @@ def run_page(
         for row in (("", "planned", "measured", ""), *rows_of_plan):
             planned.add_row(*map(Text, row))
         parts += [_format_title("an iteration, planned and measured"), planned]
-    events = events_of(experiment)[-MOST_EVENTS:]
+    events = events_of(experiment)[-MOST_SHOWN_EVENTS:]
     if events:
         parts.append(_format_title("last events"))
         parts += [line_of(f"after {event.x:.0f}: {event.text}") for event in events]
     try:
-        title, answers = newest_answers(run, MOST_ANSWERS)
+        title, answers = newest_answers(run, MOST_SHOWN_ANSWERS)
     except (ValueError, KeyError, OSError) as error:
         return Group(*parts, _format_title("answers"), line_of(f"can't be read: {error}", "red"))
     if answers:
@@ -328,13 +328,14 @@ def _phase_times(totals: Mapping[str, float], iterations: int, width: int, brail
 def _charts_of(experiment: StoredExperiment, metrics: Sequence[str]) -> list[Chart]:
     """Returns charts of the metrics in `metrics` or, if it is empty, of accuracy and the first usual metrics.
 
-    If `metrics` is empty, there are at most `MOST_CHARTS` charts. With many charts of accuracy the limit is
-    higher, so that two other charts follow them. Raises ValueError for a metric that was not recorded.
+    If `metrics` is empty, there are at most `MOST_SHOWN_CHARTS` charts. With many charts of accuracy the
+    limit is higher, so that two other charts follow them. Raises ValueError for a metric that was not
+    recorded.
     """
     bunches = [Bunch(experiment.name, colour=0, members=[experiment])]
     if not metrics:
         of_accuracy = evaluation_charts(bunches)
-        most = max(MOST_CHARTS, len(of_accuracy) + 2)
+        most = max(MOST_SHOWN_CHARTS, len(of_accuracy) + 2)
         return [*of_accuracy, *usual_charts(bunches)][:most]
     recorded = metric_names([experiment])
     for name in metrics:
@@ -412,7 +413,7 @@ def _answer_text(answer: NewestAnswer, whole: bool) -> Text:
         return line
     beginning, left_out = cut_text(answer.text, MOST_CHARACTERS_OF_ANSWER)
     remark = f"\n… and {left_out} more characters" if left_out else ""
-    return head + Text(f"\n{visible(beginning)}{remark}\n")
+    return head + Text(f"\n{make_visible(beginning)}{remark}\n")
 
 
 def newest_answers(run: Run, most: int) -> tuple[str, list[NewestAnswer]]:
@@ -715,7 +716,7 @@ def keys_in(data: bytes) -> list[str]:
 
     Example: ``keys_in(b"j\\x1b[A")`` is ``["down", "up"]``.
     """
-    return [KEY_NAMES[key] for key in _KEY.findall(data) if key in KEY_NAMES]
+    return [KEY_NAMES[key] for key in _KEY_PRESS.findall(data) if key in KEY_NAMES]
 
 
 @contextmanager

@@ -68,7 +68,7 @@ _FORMULA = re.compile(
 )
 
 
-def visible(text: object) -> str:
+def make_visible(text: object) -> str:
     """Returns a text with its invisible characters made visible.
 
     These are controls, direction marks, zero-width characters and surrogates: "a\\u200bb" becomes
@@ -128,7 +128,7 @@ def cut_text(text: str, most: int = CHARACTERS_SHOWN) -> tuple[str, int]:
 
 def one_line(text: str, most: int = 200) -> str:
     """Returns the beginning of a text on one line, for a table. Ends of lines and tabs are shown as signs."""
-    beginning = visible(text[: most + 1]).replace("\n", " ↵ ").replace("\t", " ⇥ ")
+    beginning = make_visible(text[: most + 1]).replace("\n", " ↵ ").replace("\t", " ⇥ ")
     return beginning[:most] + "…" if len(text) > most else beginning
 
 
@@ -143,7 +143,7 @@ def one_line_with_end(text: str, most: int = 200) -> str:
     return f"{one_line(text[:half], half)} … {one_line(text[-half:], half)}"
 
 
-def writable(text: str) -> str:
+def make_writable(text: str) -> str:
     """Returns a text in which U+FFFD replaces each lone surrogate (half a character).
 
     Models write lone surrogates, and UTF-8 can't encode them.
@@ -155,11 +155,11 @@ def render_markdown(text: str) -> Markup:
     """Returns a text as HTML, in which mathematics, code, tables and bold type are set."""
     from markupsafe import Markup
 
-    return Markup(_markdown().render(visible(text)))
+    return Markup(_make_markdown_renderer().render(make_visible(text)))
 
 
 @functools.cache
-def _markdown() -> MarkdownIt:
+def _make_markdown_renderer() -> MarkdownIt:
     """Returns a renderer of the part of Markdown whose marks don't mean something else in a calculation."""
     from markdown_it import MarkdownIt
 

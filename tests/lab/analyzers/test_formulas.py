@@ -26,8 +26,8 @@ from treetune.credit.no_credit import NoCredit
 from treetune.credit.vineppo import MonteCarlo
 from treetune.lab.analyzers.action_ranking import ActionRanking, score_best, score_pairs
 from treetune.lab.analyzers.advantage_distribution import AdvantageDistribution, describe, steps_advantages
-from treetune.lab.analyzers.distance import KlToReference, answer_kl, distances, group_of
-from treetune.lab.analyzers.diversity import distinct_ngrams, overlap
+from treetune.lab.analyzers.distance import KlToReference, answer_kl, group_of, measure_distances
+from treetune.lab.analyzers.diversity import distinct_ngrams, measure_overlap
 from treetune.lab.analyzers.figures import Bootstrap, correlation, mean_of, share_on_right_side
 from treetune.lab.analyzers.points import choose_points, spread_evenly
 from treetune.lab.analyzers.step_credit import NORMAL_QUANTILE, Shown, make_step_credit
@@ -140,9 +140,9 @@ def test_missing_values_are_counted_and_left_out() -> None:
 
 def test_equal_answers_overlap_completely_and_different_ones_not_at_all() -> None:
     answers = ([(1, 2, 3), (1, 2, 3)], [(1, 2, 3), (4, 5, 6)], [(1, 2, 3)])
-    assert [overlap(group, 4) for group in answers] == [1, 0, None]
+    assert [measure_overlap(group, 4) for group in answers] == [1, 0, None]
     # Unigrams share 2 of 2 + 2, bigrams 1 of 2 with none in common.
-    assert overlap([(1, 2), (2, 1)], 2) == pytest.approx((1 + 0) / 2)
+    assert measure_overlap([(1, 2), (2, 1)], 2) == pytest.approx((1 + 0) / 2)
     assert distinct_ngrams([(1, 2), (1, 2)], 2) == pytest.approx((2 / 4 + 1 / 2) / 2)
 
 
@@ -150,11 +150,13 @@ def test_equal_answers_overlap_completely_and_different_ones_not_at_all() -> Non
 def test_diversity_does_not_depend_on_the_order_and_stays_between_0_and_1(answers, draw) -> None:
     shuffled = list(answers)
     draw.shuffle(shuffled)
-    assert overlap(answers, 3) == pytest.approx(overlap(shuffled, 3))
-    assert 0 <= overlap(answers, 3) <= 1
+    assert measure_overlap(answers, 3) == pytest.approx(measure_overlap(shuffled, 3))
+    assert 0 <= measure_overlap(answers, 3) <= 1
     if any(answers):
         assert 0 < distinct_ngrams(answers, 3) <= 1
-    assert overlap([*answers, *answers], 3) >= overlap(answers, 3) - 1e-9, "copies make nothing more diverse"
+    assert measure_overlap([*answers, *answers], 3) >= measure_overlap(answers, 3) - 1e-9, (
+        "copies make nothing more diverse"
+    )
 
 
 # Weights
@@ -164,7 +166,7 @@ def test_the_squared_distances_of_groups_add_up_to_that_of_all_weights() -> None
     start = dict(tiny_model(0).named_parameters())
     moved = dict(tiny_model(1).named_parameters())
     with torch.no_grad():
-        weight_distances = distances(moved, start)
+        weight_distances = measure_distances(moved, start)
         difference = torch.cat([(moved[name] - start[name]).flatten() for name in start]).double()
         start_weights = torch.cat([start[name].flatten() for name in start]).double()
     norm = float(difference.norm())
@@ -175,9 +177,9 @@ def test_the_squared_distances_of_groups_add_up_to_that_of_all_weights() -> None
     assert math.hypot(*(group["absolute"] for group in weight_distances["groups"].values())) == pytest.approx(
         norm
     )
-    assert distances(start, start)["all"] == {"absolute": 0, "relative": 0}
+    assert measure_distances(start, start)["all"] == {"absolute": 0, "relative": 0}
     with pytest.raises(ValueError, match=r"lm_head\.weight"):
-        distances({name: weight for name, weight in moved.items() if name != "lm_head.weight"}, start)
+        measure_distances({name: weight for name, weight in moved.items() if name != "lm_head.weight"}, start)
     assert group_of("transformer.h.11.attn.c_attn.weight") == "layer 11"
 
 

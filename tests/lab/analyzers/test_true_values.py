@@ -23,7 +23,7 @@ from tests.support import contexts
 from tests.support.tiny_trainer import tiny_model
 from treetune.credit.episodes import make_episode
 from treetune.engine.requests import SamplingParams
-from treetune.lab.analyzers.credit_measures import CreditOfMethod, Truth, measure_method, reliability
+from treetune.lab.analyzers.credit_measures import CreditOfMethod, Truth, measure_method, measure_reliability
 from treetune.lab.analyzers.true_values import (
     EstimatedValue,
     PolicySteps,
@@ -283,5 +283,5 @@ def test_truth_that_is_half_noise_has_a_reliability_of_a_half() -> None:
     for number in range(4000):
         exact, noise = generator.normal(size=2)
         truths.append(Truth(number, (1,), (exact + noise,), 0.0, (1.0,)))
-    assert reliability(truths) == pytest.approx(0.5, abs=0.05)
-    assert reliability([Truth(0, (1,), (0.5,), 1.0)]) is None
+    assert measure_reliability(truths) == pytest.approx(0.5, abs=0.05)
+    assert measure_reliability([Truth(0, (1,), (0.5,), 1.0)]) is None

@@ -32,7 +32,7 @@ response."""
 
 RECORD_BATCH, DICTIONARY_BATCH = 3, 2
 """The numbers of types of messages in a stream, from Arrow's Message.fbs."""
-HEADER_TYPE, HEADER, COMPRESSION = 1, 2, 3
+HEADER_TYPE_FIELD, HEADER_FIELD, COMPRESSION_FIELD = 1, 2, 3
 """The numbers of fields in Arrow's Message.fbs: the first two are fields of a Message, the last one is a
 field of a RecordBatch."""
 
@@ -223,8 +223,8 @@ def _refuse_compression(message: pa.Message) -> None:
     """
     metadata = message.metadata.to_pybytes()
     (root,) = struct.unpack_from("<I", metadata, 0)  # the position of the outermost table
-    type_position = _field_position(metadata, root, HEADER_TYPE)
-    header_position = _field_position(metadata, root, HEADER)
+    type_position = _field_position(metadata, root, HEADER_TYPE_FIELD)
+    header_position = _field_position(metadata, root, HEADER_FIELD)
     if type_position is None or header_position is None:
         return
     header_type = metadata[type_position]
@@ -233,7 +233,7 @@ def _refuse_compression(message: pa.Message) -> None:
     if header_type != RECORD_BATCH:
         return
     (distance,) = struct.unpack_from("<I", metadata, header_position)
-    if _field_position(metadata, header_position + distance, COMPRESSION) is not None:
+    if _field_position(metadata, header_position + distance, COMPRESSION_FIELD) is not None:
         raise ValueError("the stream is compressed: write it without compression")
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from treetune.runtime.resources import RunResources
     from treetune.runtime.session import Session
 
-QUANTILES = (5, 25, 50, 75, 95)
+PERCENTS_OF_QUANTILES = (5, 25, 50, 75, 95)
 
 AdvantageRow = Mapping[str, Any]
 
@@ -231,5 +231,5 @@ def describe(values: Sequence[float | None]) -> dict[str, Any]:
         "mean": fmean(numbers),
         "deviation": pstdev(numbers),
         "zero": math.fsum(value == 0.0 for value in numbers) / len(numbers),
-        "quantiles": {str(percent): cuts[percent - 1] for percent in QUANTILES},
+        "quantiles": {str(percent): cuts[percent - 1] for percent in PERCENTS_OF_QUANTILES},
     }

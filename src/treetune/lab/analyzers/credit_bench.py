@@ -115,7 +115,7 @@ class CreditBench(OfCheckpoints):
         For each of `methods` there are also the seconds that it takes. If there are true values,
         `measure_method` compares the method's values with them.
         """
-        from treetune.lab.analyzers.credit_measures import CreditOfMethod, measure_method, reliability
+        from treetune.lab.analyzers.credit_measures import CreditOfMethod, measure_method, measure_reliability
         from treetune.lab.analyzers.gradients import problem_gradients
         from treetune.lab.analyzers.stored import answers_at, context_at
         from treetune.lab.arena.gain import TRUE_ADVANTAGES, measure_gain
@@ -180,7 +180,7 @@ class CreditBench(OfCheckpoints):
         return {
             "answers": origin,
             "solved": mean([answer.reward for answer in answers]),
-            "truth_reliability": reliability(truths) if truths else None,
+            "truth_reliability": measure_reliability(truths) if truths else None,
             "methods": numbers,
         }
 

@@ -319,7 +319,7 @@ def choose_answers(answers: Sequence[Trajectory], credits: Credits, count: int) 
     come first. A second answer to a problem comes only after the first answers to all problems. Answers for
     which a method has no credit are left out.
     """
-    disagreements = _disagreements(answers, credits)
+    disagreements = _measure_disagreements(answers, credits)
     candidates = [answer for answer in answers if answer.id in disagreements]
     candidates.sort(key=lambda answer: (-disagreements[answer.id], answer.id))
     right = _different_problems([answer for answer in candidates if answer.grade.correct])
@@ -341,7 +341,7 @@ def _different_problems(answers: Sequence[Trajectory]) -> list[Trajectory]:
     return first + others
 
 
-def _disagreements(answers: Sequence[Trajectory], credits: Credits) -> dict[str, float]:
+def _measure_disagreements(answers: Sequence[Trajectory], credits: Credits) -> dict[str, float]:
     """Returns how much the methods disagree on each answer, by the answer's id.
 
     Each method's advantages are first divided by their root mean square. The disagreement is the variance of

@@ -67,7 +67,7 @@ class WeightDistance(OfCheckpoints):
             if point:  # the start weights (0) are in no checkpoint
                 folder = session.directory.checkpoint(point) / "policy"
                 weights, _ = read_policy(folder, trust_remote_code=trust_remote_code)
-            numbers[str(point)] = distances(weights, start)
+            numbers[str(point)] = measure_distances(weights, start)
         return Findings({"by_checkpoint": numbers})
 
     @staticmethod
@@ -108,7 +108,7 @@ def group_of(name: str) -> str:
     return "head" if "head" in name else "rest"
 
 
-def distances(weights: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> dict[str, Any]:
+def measure_distances(weights: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> dict[str, Any]:
     """Returns the distance to the start of all weights together and of each group.
 
     Example: `{"all": {"absolute": 0.41, "relative": 0.002}, "groups": {"layer 0": {…}, "head": {…}}}`.
@@ -138,7 +138,7 @@ def _distance(squared_change: float, squared_size: float) -> dict[str, float | N
     return {"absolute": math.sqrt(squared_change), "relative": relative}
 
 
-ESTIMATORS: tuple[KlEstimator, ...] = ("k1", "k3")
+KL_ESTIMATORS: tuple[KlEstimator, ...] = ("k1", "k3")
 
 
 @Analyzer.register("kl_to_reference")
@@ -227,7 +227,7 @@ class KlToReference(OfCheckpoints):
             correct = [float(row["reward"] >= CORRECT_SCORE) for row in rows_there]
             tokens = sum(row["tokens"] for row in rows_there)
             estimates = {}
-            for name in ESTIMATORS:
+            for name in KL_ESTIMATORS:
                 estimates[str(name)] = bootstrap(mean_of([row[name] for row in rows_there]))
             numbers[str(point)] = {
                 "answers": len(rows_there),
@@ -249,7 +249,7 @@ class KlToReference(OfCheckpoints):
             by_point = result["numbers"]["by_checkpoint"]
             numbers = list(by_point.values())
             iterations = [int(point) for point in by_point]
-            for name, line_style in zip(ESTIMATORS, ("-", ":"), strict=True):
+            for name, line_style in zip(KL_ESTIMATORS, ("-", ":"), strict=True):
                 estimates = [of_point[name] for of_point in numbers]
                 line = style | {"linestyle": line_style, "label": f"{label}, {name}"}
                 draw_points_with_bars(along, iterations, estimates, **line)
@@ -264,7 +264,7 @@ class KlToReference(OfCheckpoints):
 def answer_kl(policy_N: Tensor, start_N: Tensor, starts: Sequence[int]) -> dict[str, list[float]]:
     """Returns the KL of each answer, by estimator. Answer i has the tokens ``starts[i]:starts[i + 1]``."""
     kl_by_estimator: dict[str, list[float]] = {}
-    for name in ESTIMATORS:
+    for name in KL_ESTIMATORS:
         kl_N = kl_estimate(policy_N.double(), start_N.double(), name)
         kl_by_estimator[name] = [float(kl_N[start:end].sum()) for start, end in itertools.pairwise(starts)]
     return kl_by_estimator

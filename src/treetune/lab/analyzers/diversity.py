@@ -75,7 +75,7 @@ class Diversity(OfIterations):
                         # "Nothing extracted" (None) counts as one final answer.
                         "distinct_results": len({answer.grade.extracted for answer in answers}) / len(ids),
                         "distinct_ngrams": distinct_ngrams(ids, self.order),
-                        "overlap": overlap(ids, self.order),
+                        "overlap": measure_overlap(ids, self.order),
                     }
                 )
         return Findings(self.summarise(rows), rows)
@@ -116,7 +116,7 @@ class Diversity(OfIterations):
         return figure
 
 
-def ngrams(ids: TokenTuple, n: int) -> Counter[TokenTuple]:
+def count_ngrams(ids: TokenTuple, n: int) -> Counter[TokenTuple]:
     return Counter(ids[i : i + n] for i in range(len(ids) - n + 1))
 
 
@@ -130,13 +130,13 @@ def distinct_ngrams(answers: Sequence[TokenTuple], order: int) -> float | None:
     for n in range(1, order + 1):
         counts: Counter[TokenTuple] = Counter()
         for answer in answers:
-            counts.update(ngrams(answer, n))
+            counts.update(count_ngrams(answer, n))
         if counts:
             shares.append(len(counts) / counts.total())
     return sum(shares) / len(shares) if shares else None
 
 
-def overlap(answers: Sequence[TokenTuple], order: int) -> float | None:
+def measure_overlap(answers: Sequence[TokenTuple], order: int) -> float | None:
     """Returns the mean, over pairs of answers, of the share of n-grams that the two have in common (Dice's
     coefficient).
 
@@ -147,7 +147,7 @@ def overlap(answers: Sequence[TokenTuple], order: int) -> float | None:
     for first, second in itertools.combinations(answers, 2):
         shares = []
         for n in range(1, order + 1):
-            first_counts, second_counts = ngrams(first, n), ngrams(second, n)
+            first_counts, second_counts = count_ngrams(first, n), count_ngrams(second, n)
             total = first_counts.total() + second_counts.total()
             if total:
                 shares.append(2 * (first_counts & second_counts).total() / total)

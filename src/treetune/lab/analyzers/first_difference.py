@@ -84,11 +84,11 @@ def find_first_difference(first: Path, second: Path) -> FirstDifference | None:
     Raises ValueError for a folder without a run, and for runs without a common iteration.
     """
     first_run, second_run = ExperimentDirectory(first), ExperimentDirectory(second)
-    common = sorted(_iterations(first_run) & _iterations(second_run))
+    common = sorted(_require_iterations(first_run) & _require_iterations(second_run))
     if not common:
         raise ValueError(f"{first} and {second} have no iteration in common")
     for number in common:
-        for phase, path, compare in _comparisons(first_run, number):
+        for phase, path, compare in _list_comparisons(first_run, number):
             name = path.relative_to(first)
             if not (path.exists() and (second / name).exists()):
                 continue
@@ -101,7 +101,7 @@ def find_first_difference(first: Path, second: Path) -> FirstDifference | None:
     return None
 
 
-def _iterations(run: ExperimentDirectory) -> set[int]:
+def _require_iterations(run: ExperimentDirectory) -> set[int]:
     """Returns the numbers of a run's iterations. Raises ValueError for a folder without any."""
     iterations = run.iterations()
     if not iterations:
@@ -109,7 +109,7 @@ def _iterations(run: ExperimentDirectory) -> set[int]:
     return set(iterations)
 
 
-def _comparisons(
+def _list_comparisons(
     run: ExperimentDirectory, number: int
 ) -> Iterator[tuple[str, Path, Callable[[Path, Path], Difference]]]:
     """Yields the files and folders of an iteration to compare, in the order in which a run writes them.

@@ -171,7 +171,7 @@ def problem_gradients(
         file_of_credit: dict[int, Path] = {}
         if store is not None:
             for credit_index, loss in enumerate(losses):
-                file_of_credit[credit_index] = store / f"{_digest(loss, units, point, seed)}.npy"
+                file_of_credit[credit_index] = store / f"{_hash_of_inputs(loss, units, point, seed)}.npy"
         missing = []
         for credit_index in range(len(credits)):
             file = file_of_credit.get(credit_index)
@@ -278,7 +278,7 @@ def _with_trained_tokens_of(reference: Sequence[Episode], episodes: Sequence[Epi
     return same_tokens
 
 
-def _digest(loss: Loss, units: Sequence[Unit], point: int, seed: int) -> str:
+def _hash_of_inputs(loss: Loss, units: Sequence[Unit], point: int, seed: int) -> str:
     """Returns a hash of what a problem's gradient with a credit depends on.
 
     The hash covers the tokens of the problem's answers, which of the tokens are trained, their advantages,

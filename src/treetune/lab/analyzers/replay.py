@@ -90,7 +90,7 @@ def compare_steps(steps: Mapping[str, ReplayedStep]) -> dict[str, Any]:
     if other is not None:
         result["cosine_of_gradients"] = _cosine(own.gradient, other.gradient)
         result["cosine_of_changes"] = _cosine(own.change.double(), other.change.double())
-        result["correlation_of_advantages"] = _correlation(own.episodes, other.episodes)
+        result["correlation_of_advantages"] = _correlation_of_advantages(own.episodes, other.episodes)
     return result
 
 
@@ -99,7 +99,7 @@ def _cosine(first: Tensor, second: Tensor) -> float | None:
     return float(first @ second) / lengths if lengths else None
 
 
-def _correlation(first: Sequence[Episode], second: Sequence[Episode]) -> float | None:
+def _correlation_of_advantages(first: Sequence[Episode], second: Sequence[Episode]) -> float | None:
     """Returns the correlation of the two trainings' advantages, over the tokens that both train.
 
     Returns None where the correlation is not defined."""
@@ -194,7 +194,7 @@ def _describe_unlike_record(unlike: Sequence[str] | None) -> str:
     return "all training metrics, the gradient norm included, equal those that the run recorded"
 
 
-REPLACEABLE = ("credit", "selection", "shaping", "trainer")
+REPLACEABLE_KEYS = ("credit", "selection", "shaping", "trainer")
 """The keys that a replay may change: those that take effect after the answers are sampled."""
 
 JOURNAL_PREFIX, STATE_FOLDER = "journal", "state"
@@ -257,7 +257,7 @@ def replay(
     label = f"replay-{iteration:04d}"
     if changed_config is not None:
         # Each change has its own folder, in which a later replay of the same change finds the samples.
-        label += f"-{config_hash({key: repr(getattr(changed_config, key)) for key in REPLACEABLE})[:8]}"
+        label += f"-{config_hash({key: repr(getattr(changed_config, key)) for key in REPLACEABLE_KEYS})[:8]}"
     folder = directory.analysis(label)
     work = folder.with_name(f".{folder.name}.unfinished")
     needs_engine = changed_config is not None and changed_config.credit.needs_engine and assigns_credit

@@ -44,7 +44,7 @@ TRUE_ADVANTAGES = "true advantages"
 """The name of the method that takes its advantages from exact values. No result recommends it."""
 BATCH_OF_PROBLEMS = 64
 """The number of problems of the batch in which a bias counts as noise."""
-RATIOS = (0.25, 1.0, 3.0, 10.0)
+TRAINING_COST_RATIOS = (0.25, 1.0, 3.0, 10.0)
 """The values of ρ for which tables have a column. ρ is about 0.25 on a small CPU. For the VinePPO paper's
 models and settings on H100s, `treetune plan` gives about 2 for one epoch without a reference model, and 3 to
 4 for two epochs with one."""
@@ -204,7 +204,7 @@ def half_width(score: Mapping[str, Any]) -> float:
 
 
 TABLE_COLUMNS = ["method", "gain per answer ↑", "cost ↓", "gain per token ↑"]
-TABLE_COLUMNS += [f"at ρ = {rho:g} ↑" for rho in RATIOS]
+TABLE_COLUMNS += [f"at ρ = {rho:g} ↑" for rho in TRAINING_COST_RATIOS]
 
 
 def gain_table(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -216,7 +216,9 @@ def gain_table(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
     for name, score in by_gain:
         value, cost, bias = score["gain"]["value"], score["cost"], score["bias"]
         # The gain at each ρ. ρ is the cost of training a token, in units of sampling one.
-        at_ratios = ["–" if value is None else f"{at_ratio(value, cost, rho):.2f}" for rho in RATIOS]
+        at_ratios = [
+            "–" if value is None else f"{at_ratio(value, cost, rho):.2f}" for rho in TRAINING_COST_RATIOS
+        ]
         bias_text = "–"
         if bias is not None:
             bias_text = f"{bias:.3f}" if bias else "0"  # an unbiased credit has a bias of exactly 0
@@ -263,7 +265,7 @@ def draw_gain(by_panel: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure
     for panel, scores in zip(axes, by_panel.values(), strict=True):
         highest_cost = 2 * max(1.0, *(score["cost"] for score in scores.values()))
         costs = np.geomspace(1.0, highest_cost, 50)
-        for rho, line_style in zip(RATIOS, ("-", "--", "-.", ":"), strict=True):
+        for rho, line_style in zip(TRAINING_COST_RATIOS, ("-", "--", "-.", ":"), strict=True):
             # These gains solve gain × (1 + ρ) / (cost + ρ) = 1, where 1 is RLOO's own gain at this ρ.
             gains_like_rloo = (costs + rho) / (1 + rho)
             panel.plot(costs, gains_like_rloo, color="#999999", linewidth=0.8, linestyle=line_style)

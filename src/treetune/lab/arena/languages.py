@@ -621,12 +621,12 @@ class LanguageTask(Task):
         return [Problem(id=f"{number:05d}", prompt="1", gold=gold, data=data) for number in range(self.count)]
 
 
-PRIVILEGED = -1
+PRIVILEGED_TOKEN = -1
 """The first of the three tokens of a prompt that tells the policy that the answer will be correct."""
 
 
 class TableEngine(Engine):
-    """Samples from a language's table. Every prompt is a single token, or begins with `PRIVILEGED`."""
+    """Samples from a language's table. Every prompt is a single token, or begins with `PRIVILEGED_TOKEN`."""
 
     version = 0
     scores = True
@@ -657,7 +657,7 @@ class TableEngine(Engine):
             next_round: list[Request | Deferred] = []
             for request in this_round:
                 if isinstance(request, ScoreRequest):
-                    is_privileged = request.prompt_ids[0] == PRIVILEGED
+                    is_privileged = request.prompt_ids[0] == PRIVILEGED_TOKEN
                     # The prompt has a single token, or three where it says that the answer will be correct.
                     begun_ids = request.prompt_ids[3 if is_privileged else 1 :]
                     text_ids = request.text_ids.tolist()

@@ -27,8 +27,8 @@ from treetune.credit.values.base import ValueEstimator
 from treetune.exceptions import ConfigError
 from treetune.lab.analyzers.figures import make_panels, save_figure
 from treetune.lab.arena.gain import (
-    RATIOS,
     TABLE_COLUMNS,
+    TRAINING_COST_RATIOS,
     TRUE_ADVANTAGES,
     at_ratio,
     best_at,
@@ -305,7 +305,7 @@ def summarise_scores(
             "gain": geometric_mean([value for value, _ in gains]),
             "token": geometric_mean([value / cost for value, cost in gains]),
         }
-        for rho in RATIOS:
+        for rho in TRAINING_COST_RATIOS:
             means[f"{rho:g}"] = geometric_mean([at_ratio(value, cost, rho) for value, cost in gains])
         means["cost"] = geometric_mean([cost for _, cost in gains])
         means_by_method[name] = means
@@ -314,7 +314,7 @@ def summarise_scores(
 
 def summary_table(scores_by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
     """Returns the result of `summarise_scores` as a table in Markdown, as lines."""
-    keys = ("gain", "cost", "token", *(f"{rho:g}" for rho in RATIOS))
+    keys = ("gain", "cost", "token", *(f"{rho:g}" for rho in TRAINING_COST_RATIOS))
     rows = []
     for name, means in summarise_scores(scores_by_language).items():
         rows.append([name, *(f"{means[key]:.2f}" for key in keys)])
@@ -366,9 +366,9 @@ def draw_map(scores_by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) 
     halves = sorted({half for _, half in cells})
     shapes_with_cells = {shape for shape, _ in cells}
     shapes = [shape for shape in CHOICE_LANGUAGES if shape in shapes_with_cells]
-    figure, axes = make_panels([f"ρ = {rho:g}" for rho in RATIOS], rows=2)
+    figure, axes = make_panels([f"ρ = {rho:g}" for rho in TRAINING_COST_RATIOS], rows=2)
     figure.set_size_inches(2 + 2.6 * len(halves), 1.2 + 1.1 * len(shapes))
-    for panel, rho in zip(axes, RATIOS, strict=True):
+    for panel, rho in zip(axes, TRAINING_COST_RATIOS, strict=True):
         log_gains = np.full((len(shapes), len(halves)), np.nan)
         for (shape, half), language in cells.items():  # `shape` is what decides, such as "first"
             best, gain_of_best = best_at(scores_by_language[language], rho)

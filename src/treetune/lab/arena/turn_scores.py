@@ -375,7 +375,9 @@ def score_replays(table: TurnTable, size: int, alternatives: int, lam: float) ->
             state = turns_before[-1].reply.state if turns_before else table.start
             turns_left = table.max_turns - len(turns_before)
             # Continuations of different states are independent, so their variances add up.
-            noise += float(vector_P @ vector_P) * _variance(table.returns(state, turns_left)) / alternatives
+            noise += (
+                float(vector_P @ vector_P) * _variance_of(table.returns(state, turns_left)) / alternatives
+            )
             turns_of_continuations += alternatives * table.expected_turns(state, turns_left)
         turns_of_answers = sum(len(answer.turns) for answer in answers_of_group)
         turns_taken = turns_of_answers + turns_of_continuations
@@ -455,7 +457,7 @@ def mean_distribution(distribution: Distribution, size: int) -> Distribution:
     return {total / size: chance for total, chance in sums.items()}
 
 
-def _variance(distribution: Distribution) -> float:
+def _variance_of(distribution: Distribution) -> float:
     mean = sum(number * chance for number, chance in distribution.items())
     return sum((number - mean) ** 2 * chance for number, chance in distribution.items())
 
@@ -601,7 +603,7 @@ def score_trees(
         for number, group in enumerate(block):
             # No turns come before a root, so the roots share nothing.
             answers = _join_branches((), [outcomes[index].answers for index in group.indices])
-            (tree,) = trees_of(_trajectories(table, answers, f"{number}"))
+            (tree,) = trees_of(_make_trajectories(table, answers, f"{number}"))
             trees.append(tree)
             answers_of_trees.append(answers)
         episodes, _ = credit.assign(context, trees)
@@ -637,7 +639,7 @@ def _advantages_of_turns(episode: Episode) -> tuple[NDArray[np.float64], NDArray
     return np.where(is_trained_K, episode.advantages[is_action_T], 0.0), is_trained_K
 
 
-def _trajectories(table: TurnTable, answers: Sequence[BranchedAnswer], problem: str) -> list[Trajectory]:
+def _make_trajectories(table: TurnTable, answers: Sequence[BranchedAnswer], problem: str) -> list[Trajectory]:
     """Returns the answers of a tree as rollouts make them: each with its fork from its parent."""
     trajectories = []
     for sample, answer in enumerate(answers):

@@ -19,7 +19,7 @@ from treetune.view.crediting.tokens import LogTokenizer
 from treetune.view.store.folders import Run, folders_below, is_experiment
 from treetune.view.store.foreign import FileReport, MappedRow, holds_answers, read_mapped_rows
 from treetune.view.store.foreign.layout import group_by_run, step_of
-from treetune.view.store.foreign.line import UNFINISHED
+from treetune.view.store.foreign.line import UNFINISHED_REASON
 from treetune.view.store.foreign.named_fields import FIELD_NAMES
 from treetune.view.store.foreign.token_ids import StoredTokens, stored_tokens
 from treetune.view.store.index import AnswerFile, find_sources
@@ -193,7 +193,7 @@ def _make_answer(
     line = mapped.line
     if mapped.why_unmapped:
         raise _NotCredited(mapped.why_unmapped)
-    was_cut_off = line["finish_reason"] == UNFINISHED
+    was_cut_off = line["finish_reason"] == UNFINISHED_REASON
     tokens = stored_tokens(mapped.row.content)
     if tokens is None:
         # `changed` says why the text is not what the model wrote. Such a text would give other token ids.

@@ -82,7 +82,7 @@ def _output_option(formats: str) -> click.Option:
     return click.Option(["--output"], required=True, type=PATH, metavar="FILE", help=help_text)
 
 
-CHECKPOINT = click.Argument(
+CHECKPOINT_ARGUMENT = click.Argument(
     ["checkpoint"], type=PATH, metavar="CHECKPOINT", help="such as EXPERIMENT_DIR/checkpoints/last"
 )
 # Options of both commands that make a card.
@@ -138,7 +138,7 @@ COMMANDS = (
             " README.md",
         ),
         (
-            CHECKPOINT,
+            CHECKPOINT_ARGUMENT,
             *CARD_OPTIONS,
             click.Option(["--output"], type=PATH, metavar="FILE", help="default: print it"),
         ),
@@ -154,7 +154,7 @@ COMMANDS = (
             " mit --dry-run",
         ),
         (
-            CHECKPOINT,
+            CHECKPOINT_ARGUMENT,
             click.Argument(["repository"], metavar="OWNER/NAME"),
             *CARD_OPTIONS,
             click.Option(["--private"], is_flag=True, help="create the repository as private"),

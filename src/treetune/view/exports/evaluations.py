@@ -12,7 +12,7 @@ from typing import Any
 from treetune.runtime.directory import ANSWERS, SUMMARY, verify_answers
 from treetune.store.files import write_atomically
 from treetune.view.experiment import StoredExperiment, read_experiment
-from treetune.view.text import writable
+from treetune.view.text import make_writable
 
 EVALUATE_REMEDY = "run `treetune evaluate`"
 
@@ -171,5 +171,5 @@ def _flatten_answer(row: Mapping[str, Any]) -> dict[str, Any]:
             flat_row[name] = value
         else:
             text = value if isinstance(value, str) else json.dumps(value)
-            flat_row[name] = writable(text)
+            flat_row[name] = make_writable(text)
     return flat_row

@@ -26,7 +26,7 @@ from typing import IO, Any
 from treetune.store.files import write_atomically
 from treetune.view.experiment import name_of_task
 from treetune.view.exports.evaluations import MeasuredSet, task_of_set
-from treetune.view.text import writable
+from treetune.view.text import make_writable
 
 INSPECT_VERSION = 2
 """The version of Inspect's format."""
@@ -109,7 +109,7 @@ def _make_header(evaluation: MeasuredSet) -> dict[str, Any]:
     ids: dict[str, None] = {}  # a dictionary as an ordered set
     answer_count = graded_count = token_count = 0
     for row in evaluation.rows():
-        ids[writable(row["problem"])] = None
+        ids[make_writable(row["problem"])] = None
         answer_count += 1
         graded_count += row.get("reward") is not None
         token_count += row.get("tokens", 0)
@@ -271,7 +271,7 @@ def _make_usage(tokens: int) -> dict[str, int]:
 def _make_writable(value: Any) -> Any:
     """Returns a value in which characters that UTF-8 can't encode are replaced, in all texts and keys."""
     if isinstance(value, str):
-        return writable(value)
+        return make_writable(value)
     if isinstance(value, Mapping):
-        return {writable(key): _make_writable(member) for key, member in value.items()}
+        return {make_writable(key): _make_writable(member) for key, member in value.items()}
     return [_make_writable(item) for item in value] if isinstance(value, list | tuple) else value

@@ -24,7 +24,7 @@ from treetune.view.page import Form, Page, PageRequest
 from treetune.view.pages.answers import STORED_ORDER, list_fields, question_of_address, with_all_columns
 from treetune.view.pages.notes import Draft, all_labels, notes_on, save_form
 from treetune.view.store.answers import AnswerStore, StoredAnswer
-from treetune.view.store.folders import digest
+from treetune.view.store.folders import short_hash
 from treetune.view.store.queries import ColumnFilter, RowQuery
 from treetune.view.store.tokens import (
     ADVANTAGE_OF_CREDIT,
@@ -41,7 +41,7 @@ from treetune.view.store.tokens import (
     trained_steps,
 )
 from treetune.view.templates import FULL_COLOUR_QUANTILE
-from treetune.view.text import CHARACTERS_SHOWN, MOST_SHOWN_MARKS, cut_text, ends_in_a_heap, visible
+from treetune.view.text import CHARACTERS_SHOWN, MOST_SHOWN_MARKS, cut_text, ends_in_a_heap, make_visible
 from treetune.vocabulary import Episode
 
 TOKENS_SHOWN = 4000
@@ -117,7 +117,7 @@ def _render_answer(view: PageRequest, answer: StoredAnswer, draft: Draft | None 
     is_credited_log = config.get("type") == CREDITED_LOG
     tokens = tokens_of(view.run.path, answer, config)
     credit_change = describe_credit_change(config)  # a text on how training changes the advantages of credit
-    colours = colourings(tokens, credit_change)
+    colours = make_colourings(tokens, credit_change)
     if is_credited_log:  # the trainer of a log records no numbers of tokens
         colours = [colouring for colouring in colours if not colouring["missing"]]
 
@@ -284,7 +284,7 @@ def _list_forms(tokens: Tokens | None, further: Sequence[str]) -> Sequence[str]:
 # Tokens
 
 
-def colourings(tokens: Tokens | None, credit_change: str) -> list[dict[str, Any]]:
+def make_colourings(tokens: Tokens | None, credit_change: str) -> list[dict[str, Any]]:
     """Returns a dictionary for each kind of number that tokens can be coloured by.
 
     It has the `name`, the `meaning` of the colours, whether numbers are `signed`, the `scale` (the absolute
@@ -399,7 +399,7 @@ def shorten_text(text: str, most: int) -> str:
     If the text is longer, it ends with the number of characters that were left out.
     """
     beginning, left_out = cut_text(text, most)
-    return visible(beginning) + (f"⟨{left_out:,} more characters⟩" if left_out else "")
+    return make_visible(beginning) + (f"⟨{left_out:,} more characters⟩" if left_out else "")
 
 
 def _make_token_columns(tokens: Tokens, most: int | None) -> dict[str, Any]:
@@ -590,7 +590,7 @@ PAGES = (
         "/answer",
         "Answer",
         show,
-        mark=lambda view: digest(
+        mark=lambda view: short_hash(
             view.store.answers(view.run).mark(),
             mark_of_credits(view.run.path),
             view.store.notes(view.run).mark(),

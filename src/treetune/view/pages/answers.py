@@ -11,9 +11,9 @@ from starlette.responses import RedirectResponse, Response
 
 from treetune.exceptions import NotThere
 from treetune.view.notes import Note, labels_in_use
-from treetune.view.page import Page, PageRequest, paged
+from treetune.view.page import Page, PageRequest, choose_page
 from treetune.view.store.answers import AnswerStore
-from treetune.view.store.folders import digest
+from treetune.view.store.folders import short_hash
 from treetune.view.store.index import AnswerFile
 from treetune.view.store.queries import ColumnFilter, RowQuery, among_sql, condition_sql, parse_conditions
 from treetune.view.store.tables import Histogram, HistogramBar
@@ -22,8 +22,8 @@ from treetune.vocabulary import CORRECT_SCORE
 PAGE_SIZES = ("50", "20", "200")
 """The choices for the number of rows on a page; the first is the default."""
 
-OUTCOMES = ("ok", "no_answer", "timeout", "error", "unavailable")
-VERDICTS = ("", "right", "wrong")
+OUTCOME_CHOICES = ("ok", "no_answer", "timeout", "error", "unavailable")
+VERDICT_CHOICES = ("", "right", "wrong")
 SEVERAL_FILES = ("everything", "iterations", "evaluations")
 """The values of `?of=` that choose several files of answers. The default of `?of=` is the newest iteration,
 or "everything" if no iteration can be shown."""
@@ -113,11 +113,11 @@ def show(view: PageRequest) -> Response:
         any_note=ANY_NOTE,
         files_by_kind=group_files_by_kind(answers),
         title_of=lambda row: sources[row["source"]].title if row["source"] in sources else row["source"],
-        outcomes=OUTCOMES,
+        outcomes=OUTCOME_CHOICES,
         sizes=PAGE_SIZES,
         histograms="/answers/histograms" + view.here().removeprefix(view.page.path),
         # The id of the page's histograms: a new one if the answers or the address change.
-        drawn_as=digest(answers.mark(), view.request.url.query),
+        drawn_as=short_hash(answers.mark(), view.request.url.query),
         both_graded="number.judge" in columns and "number.rule" in columns,
         domains=domains,
         sortable=[name for name in columns if name not in NOT_FOR_SORTING],
@@ -256,7 +256,7 @@ def _filters_of_address(view: PageRequest) -> Iterator[ColumnFilter]:
     for name in ("domain", "outcome"):
         if value := view.text(name):
             yield ColumnFilter(name, "=", value)
-    if verdict := view.choice("verdict", VERDICTS):
+    if verdict := view.choice("verdict", VERDICT_CHOICES):
         yield ColumnFilter("score", ">=" if verdict == "right" else "<", CORRECT_SCORE)
     if view.choice("unfinished", ("", "1")):
         yield ColumnFilter("unfinished", "=", True)
@@ -292,7 +292,7 @@ def show_problems(view: PageRequest) -> Response:
         return row[sort] if row[sort] is not None else -math.inf
 
     matching_rows.sort(key=sort_key, reverse=descending)
-    listed = paged(view, matching_rows, question.size)
+    listed = choose_page(view, matching_rows, question.size)
 
     bars_by_problem = _bars_of_problems(answers, selection, [row["problem"] for row in listed.rows])
     # All bars of the page have the same scale.
@@ -454,7 +454,7 @@ def show_problem(view: PageRequest) -> Response:
 
 def mark_of_answers(view: PageRequest) -> str:
     """Returns the mark of a page about the answers of the experiments that the address names."""
-    return digest([view.store.answers(run).mark() for run in view.runs], view.request.url.query)
+    return short_hash([view.store.answers(run).mark() for run in view.runs], view.request.url.query)
 
 
 PAGES = (
@@ -464,7 +464,7 @@ PAGES = (
         show,
         place="run",
         key="a",
-        mark=lambda view: digest(view.store.answers(view.run).mark(), view.store.notes(view.run).mark()),
+        mark=lambda view: short_hash(view.store.answers(view.run).mark(), view.store.notes(view.run).mark()),
     ),
     Page("/answers/histograms", "Histograms", show_histograms, mark=mark_of_answers),
     Page("/problems", "Problems", show_problems, place="run", key="p", mark=mark_of_answers),

@@ -13,12 +13,12 @@ from starlette.responses import Response
 from treetune.exceptions import NotThere
 from treetune.lab.paired import compare_pairs
 from treetune.view.curves import setting_without_seed
-from treetune.view.page import Page, PageRequest, paged
+from treetune.view.page import Page, PageRequest, choose_page
 from treetune.view.pages.answers import mark_of_answers, with_all_columns
 from treetune.view.store import Run
 from treetune.view.store.index import AnswerFile
 from treetune.view.store.queries import ColumnFilter, RowQuery
-from treetune.view.text import cut_text, visible
+from treetune.view.text import cut_text, make_visible
 from treetune.vocabulary import CORRECT_SCORE
 
 PROBLEMS_PER_PAGE = 100
@@ -78,7 +78,7 @@ def show(view: PageRequest) -> Response:
         sides=sides,
         files_of_sides=[view.store.answers(run).sources() for run, _ in sides],
         both=problem_rows,
-        listed=paged(view, [row for row in problem_rows if which in row["kinds"]], PROBLEMS_PER_PAGE),
+        listed=choose_page(view, [row for row in problem_rows if which in row["kinds"]], PROBLEMS_PER_PAGE),
         which=which,
         counts={kind: sum(kind in row["kinds"] for row in problem_rows) for kind in KINDS_OF_CHANGE},
         seeds=len(seeds),
@@ -224,7 +224,7 @@ def compare_texts(first: str, second: str) -> list[list[Piece]]:
         for kind, *bounds in operations:  # the begin and end in the first text, then those in the second
             begin, end = bounds[2 * side : 2 * side + 2]
             if begin < end:
-                text = visible("".join(words[side][begin:end]))
+                text = make_visible("".join(words[side][begin:end]))
                 yield Piece(text, is_different=kind != "equal")
 
     return [list(pieces(0)), list(pieces(1))]

@@ -8,13 +8,13 @@ from typing import Any
 
 from starlette.responses import Response
 
-from treetune.view.page import Page, PageRequest, paged
+from treetune.view.page import Page, PageRequest, choose_page
 from treetune.view.pages.answers import PAGE_SIZES, make_question, render_histograms
-from treetune.view.store.folders import digest
+from treetune.view.store.folders import short_hash
 from treetune.view.store.queries import parse_conditions
 from treetune.view.store.readers import answers_to
 from treetune.view.store.tables import CHARACTERS_OF_BEGINNING, LENGTH_SUFFIX, ROW_NUMBER, DataSetTable
-from treetune.view.text import CHARACTERS_SHOWN, cut_text, visible
+from treetune.view.text import CHARACTERS_SHOWN, cut_text, make_visible
 
 SETS_PER_PAGE = 100
 """The most data sets on a page."""
@@ -58,7 +58,7 @@ def show(view: PageRequest) -> Response:
     sets = [
         data for data in view.store.data.all() if search in f"{data.name} {KIND_NAMES[data.kind]}".casefold()
     ]
-    return view.render("data.html", sets=paged(view, sets, SETS_PER_PAGE), kinds=KIND_NAMES)
+    return view.render("data.html", sets=choose_page(view, sets, SETS_PER_PAGE), kinds=KIND_NAMES)
 
 
 # Rows
@@ -102,7 +102,7 @@ def show_rows(view: PageRequest) -> Response:
         histograms=f"/histograms?{query}" if columns_with_histogram else "",
         # The id of the page's histograms: a new one, with which they are loaded again, if the file or the
         # address has changed.
-        drawn_as=digest(data.mark, query),
+        drawn_as=short_hash(data.mark, query),
         long=long_columns,
         address_of=lambda row: view.address("/row", data=data.name, row=row[ROW_NUMBER]),
     )
@@ -168,7 +168,7 @@ def show_row(view: PageRequest) -> Response:
 
     def shortened(text: object) -> str:
         """Returns the beginning of a text and, if it is longer, how many characters were left out."""
-        shown = visible(text)
+        shown = make_visible(text)
         beginning, left_out = cut_text(shown, len(shown) if everything else CHARACTERS_SHOWN)
         return beginning + (f"\n… {left_out:,} more characters" if left_out else "")
 
@@ -225,13 +225,13 @@ def _longest_text_length(value: Any) -> int:
 def mark_of_data_sets(view: PageRequest) -> str:
     """Returns a text that changes whenever the list of data sets does."""
     sets = [(data.name, data.known_from, data.mark) for data in view.store.data.all()]
-    return digest(sets, view.store.mark(view.store.runs()))
+    return short_hash(sets, view.store.mark(view.store.runs()))
 
 
 def mark_of_rows(view: PageRequest) -> str:
     """Returns a text that changes whenever the data set of the address, or the address itself, changes."""
     data = view.store.data.named(view.text("data"))
-    return digest(data.name, data.mark, view.request.url.query)
+    return short_hash(data.name, data.mark, view.request.url.query)
 
 
 PAGES = (

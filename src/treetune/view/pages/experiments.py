@@ -29,7 +29,7 @@ from treetune.view.curves import (
     usual_charts,
 )
 from treetune.view.experiment import Accuracy, RunProgress, StoredExperiment
-from treetune.view.page import Page, PageRequest, paged
+from treetune.view.page import Page, PageRequest, choose_page
 from treetune.view.pages.configuration import flatten_settings
 from treetune.view.report.recorded import TimesSection
 from treetune.view.store import Run
@@ -39,7 +39,7 @@ ROWS_PER_PAGE = 400
 """The most rows on a page."""
 
 SORT_ORDERS = ("name", "state", "newest", "accuracy")
-STATES = ("running", "waiting", "stopped", "finished", "answers", "unreadable")
+EXPERIMENT_STATES = ("running", "waiting", "stopped", "finished", "answers", "unreadable")
 
 ACCURACY_PREFIX = "pass@1 on "
 """The prefix of the names of columns with accuracies: "pass@1 on test"."""
@@ -93,7 +93,7 @@ class ListedExperiment:
 
     run: Run
     state: str
-    """One of `STATES`."""
+    """One of `EXPERIMENT_STATES`."""
     status: RunProgress | None
     """The status; None if the experiment can't be read, or is another program's run."""
     accuracy: Accuracy | None = None
@@ -146,7 +146,7 @@ def show(view: PageRequest) -> Response:
     search, state = view.text("search").casefold(), view.text("state")
     sort = view.choice("sort", (*SORT_ORDERS, *columns))
     matching = [row for row in rows if _row_matches(row, search, state)]
-    listed = paged(view, sorted(matching, key=lambda row: _sort_key(row, sort)), ROWS_PER_PAGE)
+    listed = choose_page(view, sorted(matching, key=lambda row: _sort_key(row, sort)), ROWS_PER_PAGE)
     groups: dict[str, list[ListedExperiment]] = {}
     for row in listed.rows:
         groups.setdefault(row.group, []).append(row)
@@ -155,7 +155,7 @@ def show(view: PageRequest) -> Response:
         listed=listed,
         groups=groups,
         # For the states that the list can be filtered by: all but the last one, "unreadable".
-        counts={state: sum(row.state == state for row in rows) for state in STATES[:-1]},
+        counts={state: sum(row.state == state for row in rows) for state in EXPERIMENT_STATES[:-1]},
         labels=labels,
         chosen_set=chosen_set,
         sorts=(*SORT_ORDERS, *columns),
@@ -204,7 +204,7 @@ def _sort_key(row: ListedExperiment, sort: str) -> tuple[str, float, str, str]:
     cell = row.cells.get(sort)
     ranks = {
         "name": 0.0,
-        "state": float(STATES.index(row.state)),
+        "state": float(EXPERIMENT_STATES.index(row.state)),
         "newest": -((row.status.wall_time if row.status else None) or 0.0),
         "accuracy": -(row.accuracy.value if row.accuracy else -1.0),
     }

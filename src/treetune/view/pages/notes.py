@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from treetune.exceptions import NoteChanged
 from treetune.view.notes import (
-    FORMATS,
+    EXPORT_FORMATS,
     LONGEST_NOTE,
     Note,
     NotedAnswer,
@@ -23,9 +23,9 @@ from treetune.view.notes import (
     system_user,
     write_notes,
 )
-from treetune.view.page import Form, Page, PageRequest, paged
+from treetune.view.page import Form, Page, PageRequest, choose_page
 from treetune.view.store import Run
-from treetune.view.store.folders import digest
+from treetune.view.store.folders import short_hash
 from treetune.view.text import one_line
 
 NOTES_PER_PAGE = 100
@@ -51,7 +51,7 @@ def show(view: PageRequest) -> Response:
         all_notes += notes.all()
         problems += notes.problems()
     newest_first = sorted(_matching_notes(view), key=lambda run_and_note: -run_and_note[1].written)
-    listed = paged(view, newest_first, NOTES_PER_PAGE)
+    listed = choose_page(view, newest_first, NOTES_PER_PAGE)
     # The notes that link to their answers, because these are still stored unchanged.
     linked: dict[Run, set[Note]] = {}
     for run in {run for run, _ in listed.rows}:
@@ -69,16 +69,16 @@ def show(view: PageRequest) -> Response:
         problems=problems,
         labels=labels_in_use(notes_by_run.values()),
         authors=sorted({note.author for note in all_notes}),
-        formats=FORMATS,
+        formats=EXPORT_FORMATS,
     )
 
 
 def download_notes(view: PageRequest) -> Response:
     """Returns all notes that match the filters of the address as a file, the oldest first.
 
-    The address has `?format=` (one of `FORMATS`) and the filters of the list (`show`).
+    The address has `?format=` (one of `EXPORT_FORMATS`) and the filters of the list (`show`).
     """
-    file_format = view.choice("format", FORMATS)
+    file_format = view.choice("format", EXPORT_FORMATS)
     file = io.BytesIO()
     oldest_first = sorted(_matching_notes(view), key=lambda run_and_note: run_and_note[1].written)
     write_notes([(run.name, note) for run, note in oldest_first], file, file_format)
@@ -110,7 +110,7 @@ def mark_of_notes(view: PageRequest) -> str:
         if notes.all():
             # The list shows the answers that notes are about. They may be sampled again or be indexed later.
             marks.append(view.store.answers(run).mark())
-    return digest(marks)
+    return short_hash(marks)
 
 
 # The notes on an answer

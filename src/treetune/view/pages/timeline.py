@@ -25,9 +25,9 @@ from treetune.runtime.console import PHASES
 from treetune.runtime.directory import SAMPLED_TOKENS
 from treetune.store.timeline import TIMELINE_SUFFIX, ProcessRows, Span, read_timeline
 from treetune.view.page import Page, PageRequest
-from treetune.view.store.folders import Run, digest, stat_of
+from treetune.view.store.folders import Run, short_hash, stat_of
 from treetune.view.templates import in_seconds
-from treetune.view.text import visible
+from treetune.view.text import make_visible
 
 TOUCHING_S = 0.001
 """The largest gap in seconds that is ignored: a span that begins this little before a phase belongs to it."""
@@ -184,7 +184,9 @@ def _read_lanes(run: Run, path: Path, now: float, sampled_by_iteration: Mapping[
     for lane_name, shown_spans in lanes.items():
         # These names become part of addresses. `visible` replaces lone surrogates (halves of characters),
         # which an address can't contain.
-        yield Lane(visible(file_name), visible(lane_name), sorted(shown_spans, key=lambda span: span.start))
+        yield Lane(
+            make_visible(file_name), make_visible(lane_name), sorted(shown_spans, key=lambda span: span.start)
+        )
 
 
 def _shown_span(
@@ -378,7 +380,7 @@ def show(view: PageRequest) -> Response:
     times = read_times(view.run, _describe_sampling(view))
     if times is None:
         return view.render("timeline.html", times=None)
-    began, window = times.start, _window(view, times)
+    began, window = times.start, _choose_window(view, times)
     lanes = [lane for lane in times.lanes if view.text("lane") in ("", lane.name)]
     if not lanes:
         names = ", ".join(lane.name for lane in times.lanes)
@@ -487,7 +489,7 @@ def describe_length(span: ShownSpan) -> str:
     return f"{length} so far" if span.ending == "open" else length
 
 
-def _window(view: PageRequest, times: Times) -> Window:
+def _choose_window(view: PageRequest, times: Times) -> Window:
     """Returns the window that the address names, or the whole time if it names none.
 
     Raises ValueError for bounds that are not numbers, and if the end is not later than the beginning.
@@ -574,7 +576,7 @@ def mark_of_timeline(view: PageRequest) -> str:
     # The spans of a running process that haven't ended grow without any change of a file.
     now = int(time.time() / REDRAWN_AFTER_S) if view.run.directory.is_running() else 0
     files = [(str(path), stat_of(path)) for path in timeline_files(view.run)]
-    return digest(view.store.mark([view.run]), files, now)
+    return short_hash(view.store.mark([view.run]), files, now)
 
 
 PAGES = (

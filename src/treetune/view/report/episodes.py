@@ -41,14 +41,14 @@ from treetune.view.templates import (
     escape_tokens,
     injected_html,
     render,
-    shade,
+    shade_classes,
 )
 from treetune.vocabulary import CORRECT_SCORE, Episode
 
 MOST_EPISODES = 8
 """The most episodes in a report."""
 
-ANALYZER = "credit_microscope"
+SHOWN_ANALYZER = "credit_microscope"
 """The analyzer whose results the section "Credit microscope" shows."""
 
 
@@ -109,7 +109,7 @@ def _microscope_values(experiment: StoredExperiment) -> Iterator[dict[str, Any]]
         folder = experiment.directory.analysis(label)
         try:
             result = read_result(folder)
-            if result["analyzer"] != ANALYZER:
+            if result["analyzer"] != SHOWN_ANALYZER:
                 continue
             numbers = result["numbers"]
             for iteration, result_of_iteration in numbers["by_iteration"].items():
@@ -143,7 +143,7 @@ def _microscope_card(row: Mapping[str, Any], costs: Mapping[str, Mapping[str, fl
             text = "↵ " + escape_tokens([step[1:]])
         else:
             text = escape_tokens([step])
-        steps.append((text, shade(advantage.value, first_method.scale) if advantage else ""))
+        steps.append((text, shade_classes(advantage.value, first_method.scale) if advantage else ""))
     return {
         **{name: row[name] for name in ("answer", "prompt", "correct", "unfinished")},
         "earned": f"reward {format_number(row['reward'])}",

@@ -26,7 +26,14 @@ from treetune.runtime.diagnostics import (
     find_last_good,
 )
 from treetune.view.charts import Chart, Series, average_neighbours, better_direction_of, line_chart
-from treetune.view.curves import PHASES, Bunch, compare_with_plan, phase_seconds, phase_totals, usual_charts
+from treetune.view.curves import (
+    DESCRIPTION_BY_PHASE,
+    Bunch,
+    compare_with_plan,
+    phase_seconds,
+    phase_totals,
+    usual_charts,
+)
 from treetune.view.experiment import StoredExperiment
 from treetune.view.report.sections import ReportSection
 from treetune.view.templates import colour_of, render
@@ -357,7 +364,7 @@ class TimesSection(ReportSection):
         return render(
             "times.html",
             totals=totals,
-            meanings=PHASES,
+            meanings=DESCRIPTION_BY_PHASE,
             whole=math.fsum(totals.values()),
             iterations=len(bars),
             bars=average_neighbours(bars),

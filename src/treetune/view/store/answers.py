@@ -26,7 +26,7 @@ import numpy as np
 
 from treetune.exceptions import NotThere
 from treetune.runtime.directory import verify_answers
-from treetune.view.store.folders import Run, digest
+from treetune.view.store.folders import Run, short_hash
 from treetune.view.store.foreign import answer_at
 from treetune.view.store.index import (
     ROWS_FILE,
@@ -47,12 +47,12 @@ from treetune.view.store.queries import (
     among_sql,
     as_rows,
     condition_sql,
-    connect,
+    open_database,
     order_sql,
     quote_text,
 )
 from treetune.view.store.tables import Histogram, histograms_of
-from treetune.view.text import writable
+from treetune.view.text import make_writable
 
 if TYPE_CHECKING:
     import duckdb
@@ -206,7 +206,7 @@ class AnswerStore:
         for item in self.indexed():
             index_mark = item.about.mark if item.about is not None else None
             marks.append((item.source.name, item.source.mark, index_mark, item.fault))
-        return digest(marks)
+        return short_hash(marks)
 
     def _with_index(self, source: AnswerFile) -> Indexed:
         """Returns a source with its index, if it has one.
@@ -394,7 +394,7 @@ class AnswerStore:
         deadline = threading.Timer(LONGEST_SEARCH_S, cursor.interrupt)
         deadline.start()
         try:
-            matching = cursor.sql(query, params=[writable(question.search)]).to_arrow_table()
+            matching = cursor.sql(query, params=[make_writable(question.search)]).to_arrow_table()
         except duckdb.InterruptException as error:
             raise ValueError(
                 f"the search for {question.search!r} took longer than {LONGEST_SEARCH_S:.0f} s: choose one"
@@ -552,7 +552,7 @@ class AnswerStore:
         """Returns a new cursor of the connection, which is made at the first call."""
         with self._query_lock:
             if self._connection is None:
-                self._connection = connect()
+                self._connection = open_database()
                 self._connection.execute("SET parquet_metadata_cache = true")
         return self._connection.cursor()
 

@@ -21,12 +21,12 @@ from treetune.view.experiment import RunProgress, StoredExperiment, read_experim
 from treetune.view.store.answers import AnswerStore
 from treetune.view.store.folders import (
     Run,
-    digest,
     folders_below,
     is_experiment,
     leads_out,
     links_in,
     marks_of,
+    short_hash,
 )
 from treetune.view.store.foreign import holds_answers
 from treetune.view.store.foreign.layout import group_by_run
@@ -38,7 +38,7 @@ from treetune.view.store.readers import (
     DataSet,
     kind_of_data_set,
 )
-from treetune.view.text import writable
+from treetune.view.text import make_writable
 
 if TYPE_CHECKING:
     from treetune.view.notes import Notes
@@ -152,7 +152,7 @@ class Store:
             files_by_path = group_by_run(foreign_files, folder) | experiments
             for path in sorted(files_by_path):
                 # A file name may be bytes that are not valid text. `writable` makes it valid UTF-8.
-                name = writable(self._name_of(path, folder))
+                name = make_writable(self._name_of(path, folder))
                 yield Run(name, path, tuple(self.folders), files_by_path[path])
 
     def _name_of(self, path: Path, folder: Path) -> str:
@@ -219,7 +219,7 @@ class Store:
 
     def mark(self, runs: Sequence[Run]) -> str:
         """Returns a text that changes whenever anything of these experiments may have changed."""
-        return digest([(run.name, *marks_of(run)) for run in runs])
+        return short_hash([(run.name, *marks_of(run)) for run in runs])
 
 
 class DataSets:
@@ -258,7 +258,7 @@ class DataSets:
                         paths.add(path.resolve())
                         distinct_name = name if name not in sets else str(path.resolve())
                         # A file name may be bytes that are not valid text. `writable` makes it valid UTF-8.
-                        unique_name = writable(distinct_name)
+                        unique_name = make_writable(distinct_name)
                         sets[unique_name] = DataSet(unique_name, path, kind, known_from)
                 self._sets, self._listed_at = sets, time.monotonic()
             return list(self._sets.values())

@@ -69,7 +69,7 @@ def answer_columns(batch: pa.RecordBatch) -> dict[str, Any]:
         "message": pc.utf8_slice_codeunits(pc.struct_field(grade, "message"), 0, MOST_CHARACTERS_OF_VERDICT),
         "steps": pc.cast(pc.list_value_length(batch["step_ends"]), pa.int32()),
         "characters": pc.utf8_length(batch["text"]),
-        "beginning": _beginnings(batch["text"]),
+        "beginning": _beginnings_on_one_line(batch["text"]),
         "asked": _beginnings_and_ends(pc.struct_field(problem, "prompt")),
         **_segment_columns(batch["segments"]),
     }
@@ -157,7 +157,7 @@ def episode_columns(batch: pa.RecordBatch) -> dict[str, Any]:
         "unfinished": pc.equal(batch["finish_reason"], "length"),
         "steps": pc.cast(pc.list_value_length(batch["step_ends"]), pa.int32()),
         "characters": pc.utf8_length(batch["text"]),
-        "beginning": _beginnings(batch["text"]),
+        "beginning": _beginnings_on_one_line(batch["text"]),
         "asked": _beginnings_and_ends(batch["prompt"]) if "prompt" in names else pa.array([""] * count),
         "tokens": pc.cast(pc.list_value_length(batch["response_ids"]), pa.int32()),
         "trained": pa.array(trained_counts, pa.int32()),
@@ -303,7 +303,7 @@ def line_columns(row: Mapping[str, Any], place: int) -> dict[str, Any]:
     }
 
 
-def _beginnings(texts: pa.Array) -> pa.Array:
+def _beginnings_on_one_line(texts: pa.Array) -> pa.Array:
     """Returns the beginning of each text on one line."""
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -151,6 +151,6 @@ def stat_of(path: Path) -> object:
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
-def digest(*parts: object) -> str:
+def short_hash(*parts: object) -> str:
     """Returns a short hash of values, by their `repr`."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()

@@ -39,10 +39,10 @@ from treetune.view.store.columns import (
     line_columns,
     signal_columns,
 )
-from treetune.view.store.folders import Run, digest, stat_of
+from treetune.view.store.folders import Run, short_hash, stat_of
 from treetune.view.store.foreign import FileReport, answers_in, json_lines
 from treetune.view.store.foreign.layout import step_of
-from treetune.view.text import writable
+from treetune.view.text import make_writable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -97,7 +97,7 @@ class AnswerFile:
     @property
     def mark(self) -> str:
         """A text that changes whenever one of its files changes."""
-        return digest([stat_of(path) for path in self.files])
+        return short_hash([stat_of(path) for path in self.files])
 
     @property
     def size(self) -> int:
@@ -544,8 +544,8 @@ def _line_tables(source: AnswerFile, texts: TextWriter, report: FileReport) -> I
     # A line is found again by its place: the byte where it begins, or in a file without lines its number.
     for place, line in lines:
         row = line_columns(line, place)
-        rows.append({name: writable(x) if isinstance(x, str) else x for name, x in row.items()})
-        row_texts.append(writable(line.get("text") or ""))
+        rows.append({name: make_writable(x) if isinstance(x, str) else x for name, x in row.items()})
+        row_texts.append(make_writable(line.get("text") or ""))
         if len(rows) == LINES_AT_ONCE:
             texts.add(pa.array(row_texts, pa.string()))
             yield table_of(rows)

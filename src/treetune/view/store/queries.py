@@ -197,7 +197,7 @@ def order_sql(
     return f"{quote_name(question.sort)} {direction} NULLS LAST, {order_of_equals}"
 
 
-def connect() -> duckdb.DuckDBPyConnection:
+def open_database() -> duckdb.DuckDBPyConnection:
     """Returns a database in memory that can read files, and fetches nothing from the network.
 
     Each thread must use a separate cursor of it.

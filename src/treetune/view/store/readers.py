@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from treetune.view.store.folders import stat_of
 from treetune.view.store.queries import conversation_sql, quote_name, quote_text
-from treetune.view.text import writable
+from treetune.view.text import make_writable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -161,7 +161,7 @@ def read_wandb_rows(path: Path) -> list[dict[str, Any]]:
         )
     names = list[str]()
     for column in columns:
-        wanted_name = writable(str(column))
+        wanted_name = make_writable(str(column))
         name, number = wanted_name, 2
         # DuckDB takes names that differ only in case as equal, so they get numbers.
         while name.casefold() in map(str.casefold, names):
@@ -221,7 +221,7 @@ def _make_column(values: list[Any]) -> pa.Array:
     texts = [
         value if isinstance(value, str | None) else json.dumps(value, ensure_ascii=False) for value in values
     ]
-    return pa.array([None if text is None else writable(text) for text in texts], pa.string())
+    return pa.array([None if text is None else make_writable(text) for text in texts], pa.string())
 
 
 # Estimates of difficulty

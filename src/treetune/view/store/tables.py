@@ -21,8 +21,8 @@ from treetune.view.store.queries import (
     RowQuery,
     as_rows,
     condition_sql,
-    connect,
     conversation_sql,
+    open_database,
     order_sql,
     quote_name,
     quote_text,
@@ -129,7 +129,7 @@ class DataSetTable:
 
         self.data = data
         self._lock = threading.Lock()
-        self._connection = connect()
+        self._connection = open_database()
         self._cache: OrderedDict[Hashable, Any] = OrderedDict()
         """Results of queries that are kept for further calls, such as histograms, the least recently used
         first."""
@@ -522,11 +522,11 @@ def histograms_of(ask: Callable[[str], Any], rows: str, columns: Sequence[str]) 
     finite = [f"if(isfinite(x{i}), x{i}, NULL) AS x{i}" for i in range(len(columns))]
     doubles = f"SELECT {', '.join(as_doubles)} FROM {rows}"
     numbers = ask(f"CREATE TEMP TABLE numbers AS SELECT {', '.join(finite)} FROM ({doubles})")
-    histograms = [_histogram(numbers, name, f"x{i}") for i, name in enumerate(columns)]
+    histograms = [_make_histogram(numbers, name, f"x{i}") for i, name in enumerate(columns)]
     return [histogram for histogram in histograms if histogram is not None]
 
 
-def _histogram(numbers: duckdb.DuckDBPyConnection, column: str, x: str) -> Histogram | None:
+def _make_histogram(numbers: duckdb.DuckDBPyConnection, column: str, x: str) -> Histogram | None:
     """Returns the histogram of the column `x` of the table `numbers`, in bins whose bounds are
     round numbers.
 

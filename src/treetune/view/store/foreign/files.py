@@ -30,7 +30,7 @@ HEAD_BYTES = 1_000_000
 ROWS_AT_ONCE = 1024
 """The number of rows of a Parquet file in memory."""
 
-ZSTANDARD, LENGTHS_OFFSET = 93, 26
+ZSTANDARD_CODE, LENGTHS_OFFSET = 93, 26
 """Numbers of the zip format: the code of Zstandard compression, which Python reads only from 3.14 on, and the
 byte of a member's header where the lengths of its name and its extra field are."""
 LARGEST_SAMPLE_BYTES = 200_000_000
@@ -288,7 +288,7 @@ def _read_member(file: IO[bytes], archive: zipfile.ZipFile, name: str) -> bytes:
     info = archive.getinfo(name)
     if info.file_size > LARGEST_SAMPLE_BYTES:
         raise ValueError(f"larger than {LARGEST_SAMPLE_BYTES:,} bytes")
-    if info.compress_type != ZSTANDARD:
+    if info.compress_type != ZSTANDARD_CODE:
         return archive.read(name)
     # Python before 3.14 can't unpack Zstandard, so the compressed bytes are read from the file itself. They
     # follow the member's header, which ends with the name and an extra field, and which has the lengths of

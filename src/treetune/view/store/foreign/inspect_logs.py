@@ -14,7 +14,7 @@ from typing import Any
 
 from treetune.exceptions import NotAnAnswer
 from treetune.view.store.foreign.line import (
-    UNFINISHED,
+    UNFINISHED_REASON,
     describe_error,
     finish_reason_of,
     is_plain,
@@ -33,7 +33,7 @@ NUMBER_OF_WORD = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 ATTACHMENT_PREFIX = "attachment://"
 """The prefix of a text that stands for an attachment, followed by the attachment's name."""
 
-OUTCOMES = ("ok", "no_answer", "timeout", "error", "unavailable")
+GRADING_OUTCOMES = ("ok", "no_answer", "timeout", "error", "unavailable")
 OWN_MODEL_PREFIX = "treetune/"
 """The prefix of the model's name in logs that treetune itself wrote (`export_evaluation`). The metadata of
 their samples has the outcomes of treetune's graders."""
@@ -72,11 +72,11 @@ def answer_of(sample: Mapping[str, Any], task: str = "") -> dict[str, Any]:
         problem=problem_name(prompt, task, sample["id"], unique=True),
         gold=_reference_answer(sample.get("target")),
         error=error,
-        finish_reason=UNFINISHED if isinstance(limit, Mapping) else finish_reason_of(reason),
+        finish_reason=UNFINISHED_REASON if isinstance(limit, Mapping) else finish_reason_of(reason),
         tokens=_count_tokens(sample, output),
         extracted=score.get("answer", exported.get("extracted")),
         message="; ".join(filter(None, remarks)),
-        outcome=exported["outcome"] if exported.get("outcome") in OUTCOMES else None,
+        outcome=exported["outcome"] if exported.get("outcome") in GRADING_OUTCOMES else None,
         numbers=values | numbers_in(exported if is_exported else {"metadata": sample.get("metadata")}),
         sample=epoch - 1 if isinstance(epoch, int) and epoch > 0 else None,
     )

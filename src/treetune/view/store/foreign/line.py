@@ -7,16 +7,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from treetune.view.store.folders import digest
+from treetune.view.store.folders import short_hash
 from treetune.view.store.foreign.conversation import (
     MESSAGE_FIELDS,
     is_conversation,
     is_message,
-    turns,
+    read_turns,
     write_as_text,
 )
 
-UNFINISHED = "length"
+UNFINISHED_REASON = "length"
 """The finish reason of an answer that was cut off."""
 
 # Words in the finish reasons of other programs that mean that the answer was cut off.
@@ -62,7 +62,7 @@ def make_line(
         problem: The name of the problem.
         gold: The reference answer; None if it is unknown.
         error: The error with which the rollout failed; empty if it didn't fail.
-        finish_reason: The reason why the answer ended, which is `UNFINISHED` if it was cut off.
+        finish_reason: The reason why the answer ended, which is `UNFINISHED_REASON` if it was cut off.
         tokens: The number of tokens that the model wrote. Anything that is no such number becomes None.
         extracted: The part of the answer that the grader compared.
         message: Remarks on the answer and its reward.
@@ -79,7 +79,7 @@ def make_line(
         "sample": sample if sample is not None and sample <= LARGEST_COUNT else None,
         "prompt": write_as_text(prompt),
         # A conversation of a single message is shown as a plain prompt.
-        "messages": turns(prompt) if isinstance(prompt, list) and len(prompt) > 1 else [],
+        "messages": read_turns(prompt) if isinstance(prompt, list) and len(prompt) > 1 else [],
         "text": write_as_text(text),
         "gold": None if gold is None else write_as_text(gold),
         "reward": reward,
@@ -91,7 +91,7 @@ def make_line(
         "numbers": dict(numbers or {}),
         # Here a conversation of a single message is kept as well, because `treetune credit` encodes it with
         # the chat template.
-        "asked_messages": turns(prompt),
+        "asked_messages": read_turns(prompt),
         "changed": changed or describe_change(text),
     }
 
@@ -129,7 +129,7 @@ def problem_name(prompt: Any, task: object = None, identity: object = None, *, u
     Examples: "gsm8k/17@3f2a1b", and "gsm8k/17" if task and id are unique.
     """
     parts = [str(part) for part in (task, identity) if is_plain(part) and str(part)]
-    mark = digest(write_as_text(prompt))
+    mark = short_hash(write_as_text(prompt))
     if unique and parts:
         return "/".join(parts)
     return f"{'/'.join(parts)}@{mark[:6]}" if parts else mark[:8]
@@ -193,14 +193,14 @@ def _find_numbers(
 
 
 def finish_reason_of(reason: object, *, truncated: object = False) -> str | None:
-    """Returns an answer's finish reason, which is `UNFINISHED` if a limit of length or time cut the answer
-    off.
+    """Returns an answer's finish reason, which is `UNFINISHED_REASON` if a limit of length or time cut the
+    answer off.
 
     Returns None if the program gives no reason. `truncated` is True if the program says in another field that
     the answer was cut off.
     """
     if truncated is True or (isinstance(reason, str) and _CUT_OFF.search(reason)):
-        return UNFINISHED
+        return UNFINISHED_REASON
     return reason if isinstance(reason, str) and reason else None
 
 
