@@ -109,7 +109,7 @@ def test_imports_are_relative_to_the_importing_file_and_files_to_here_before_the
     (configs / "parts" / "near.jsonnet").write_text("{ near: 1 }")
     (configs / "far.jsonnet").write_text("{ far: 1 }")
     (configs / "parts" / "all.jsonnet").write_text("(import 'near.jsonnet') + (import 'far.jsonnet')")
-    monkeypatch.setattr(layers, "CONFIGS", configs)
+    monkeypatch.setattr(layers, "CONFIGS_FOLDER", configs)
     assert load(["parts/all.jsonnet"], ["import 'far.jsonnet'"], {}).data == {"near": 1, "far": 1}
     assert "seed" in load(["base.jsonnet"], [], {}).data
 
