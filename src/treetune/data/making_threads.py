@@ -37,7 +37,7 @@ from treetune.domains.endpoints.asking import AnswerJournal
 from treetune.domains.endpoints.client import SECRET_CHARACTERS, EndpointClient
 from treetune.exceptions import EndpointError, OutOfBudget, Unanswered
 from treetune.runtime.console import Console
-from treetune.store.files import whole_file, write_json
+from treetune.store.files import write_atomically, write_json
 from treetune.tasks.row_values import text_of_value
 from treetune.tasks.rows import missing
 from treetune.tasks.sources import json_lines
@@ -250,7 +250,7 @@ class _Making:
         """Writes the rows with threads, in the input's order, and returns the summary."""
         pipeline, ledger = self.pipeline, self.ledger
         outcomes, rejected, dropped, sums = (Counter[str]() for _ in range(4))
-        with whole_file(self.output / "threads.jsonl") as file:
+        with write_atomically(self.output / "threads.jsonl") as file:
             for solution in self.solutions():
                 record = self.record(solution)
                 if record is None or not self.is_done(record):

@@ -20,12 +20,12 @@ from typing import Any, Literal
 from treetune.cli.command import Options, build_root, evaluate_configuration
 from treetune.config.errors import nearest
 from treetune.config.jsonnet import load
-from treetune.config.layers import CONFIGS, find_file
+from treetune.config.layers import CONFIGS_FOLDER, find_file
 from treetune.data.scoring import score_responses
 from treetune.exceptions import NoSplit
 from treetune.runtime.base import check_name
 from treetune.runtime.machine import list_gpus
-from treetune.store.files import whole_folder, write_text
+from treetune.store.files import make_folder_atomically, write_text
 from treetune.tasks.base import Split, Task
 from treetune.tasks.row_values import text_of_value
 from treetune.tasks.rows import missing
@@ -41,7 +41,7 @@ HELD_OUT = 10
 FEW_TESTS = 100
 """With fewer test problems than this, the 95 % interval of pass@1 may be wider than ±0.1."""
 
-TEMPLATES = CONFIGS.parent / "examples/new"
+TEMPLATES = CONFIGS_FOLDER.parent / "examples/new"
 
 HARDWARE = ("in_process", "cpu", "gpu")
 SLOW_ON_A_CPU = 300_000_000
@@ -186,7 +186,7 @@ def make(options: Options) -> Iterator[str]:
     stages = ["sft", options.method] if is_small and options.method != "sft" else [options.method]
     commands = [f"treetune {word} {stages[0]}.jsonnet" for word in ("check", "plan")]
     commands += [f"treetune run {stage}.jsonnet" for stage in stages]
-    with whole_folder(folder) as unfinished:
+    with make_folder_atomically(folder) as unfinished:
         _write_readme(unfinished, options, commands, has_reward=own_rows is not None)
         for stage in stages:
             write_text(unfinished / f"{stage}.jsonnet", _configuration(options, stage, own_rows))
@@ -220,7 +220,7 @@ def _new_folder(name: str) -> Path:
 
 def _check_method(method: str) -> None:
     """Raises ValueError for an unknown method."""
-    presets = [path.stem for path in (CONFIGS / "presets").glob("*.jsonnet")]
+    presets = [path.stem for path in (CONFIGS_FOLDER / "presets").glob("*.jsonnet")]
     if method in METHODS or method in presets:
         return
     near = nearest(method, [*METHODS, *presets])
@@ -235,7 +235,7 @@ def _model_name(model: str) -> str:
     Raises ValueError for a text that is neither a name in configs/models, nor a folder, nor of the form
     owner/name.
     """
-    shipped = [path.stem for path in (CONFIGS / "models").glob("*.jsonnet")]
+    shipped = [path.stem for path in (CONFIGS_FOLDER / "models").glob("*.jsonnet")]
     if model in shipped:
         return model
     if Path(model).expanduser().is_dir():
@@ -280,7 +280,7 @@ def _number_of_weights(name: str) -> float | None:
 def _hub_name_or_path(model: str) -> str:
     """Returns the hub's name or the path of a model. A name in configs/models is replaced by the
     `name_or_path` of its file."""
-    shipped = CONFIGS / "models" / f"{model}.jsonnet"
+    shipped = CONFIGS_FOLDER / "models" / f"{model}.jsonnet"
     return str(_shipped_model(model)["name_or_path"]) if shipped.is_file() else model
 
 
@@ -447,7 +447,7 @@ def _builtin_task(name: str) -> Task:
     import treetune.parts  # noqa: F401  (registers them)
     from treetune.config.build import build
 
-    find_file(f"tasks/{name}.jsonnet", CONFIGS)
+    find_file(f"tasks/{name}.jsonnet", CONFIGS_FOLDER)
     config = load([f"tasks/{name}.jsonnet"], environment_keys=())
     return build(Task, config.data["task"], key=("task",))
 
@@ -635,7 +635,7 @@ def _model_text(options: Options, stage: str, sizes: Sizes, texts: Sequence[tupl
                 characters.update(problem, gold)
             model["alphabet"] = "".join(sorted(characters))
         return _as_jsonnet(model)
-    if (CONFIGS / "models" / f"{options.model}.jsonnet").is_file():
+    if (CONFIGS_FOLDER / "models" / f"{options.model}.jsonnet").is_file():
         model = _shipped_model(options.model)
     else:
         model = {"type": "pretrained", "name_or_path": options.model}

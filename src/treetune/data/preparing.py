@@ -42,7 +42,7 @@ from treetune.domains.domain_rows import (
 from treetune.exceptions import MissingField
 from treetune.runtime.console import Console
 from treetune.seeds import derive_seed
-from treetune.store.files import whole_file, write_json
+from treetune.store.files import write_atomically, write_json
 from treetune.tasks.base import Split
 from treetune.tasks.sources import InFiles, Source, files_matching
 
@@ -194,7 +194,7 @@ class _Stages:
             kept = 0
             left_out: list[tuple[str, str, str]] = []
             phase = self._console.phase("reading", "rows")
-            with phase as progress, whole_file(self._folder / ROWS) as file:
+            with phase as progress, write_atomically(self._folder / ROWS) as file:
                 for done, (place, split, row) in enumerate(read()):
                     if done % 256 == 0:
                         progress(done, 0)  # 0: the number of all rows isn't known yet
@@ -265,7 +265,7 @@ class _Stages:
         rows that a rule dropped, in the order in which they were read.
         """
         rule_and_why: dict[int, tuple[str, str]] = {}
-        with whole_file(path) as file:
+        with write_atomically(path) as file:
             for stage in self.stages:
                 for number_or_place, why in stage.dropped.items():
                     if number_or_place.isdigit():  # the number of a row that a rule dropped

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from treetune.findings import missing_requirements
-from treetune.store.files import whole_file
+from treetune.store.files import write_atomically
 from treetune.tasks.base import Task
 from treetune.tasks.graders.pool import GraderPool
 from treetune.tasks.mixed import task_of
@@ -115,7 +115,7 @@ def score_responses(
         if ungraded:
             again = {number: _submit(task, pool, row, number) for number, row in ungraded.items()}
             done = [_graded(again[n], steps) if n in again else row for n, row in enumerate(done)]
-            with whole_file(output, "wb") as file:
+            with write_atomically(output, "wb") as file:
                 file.writelines(map(_line, done))
             length = output.stat().st_size
         for row in done:

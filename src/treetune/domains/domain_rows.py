@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune.domains.foreign import GOLD_IS_JSON
-from treetune.store.files import whole_file
+from treetune.store.files import write_atomically
 from treetune.tasks.row_values import check_plain, is_empty, messages_in_text, text_of_value
 from treetune.tasks.sources import JSON_FIELDS, ROW_GROUP, files_matching, read_rows
 from treetune.vocabulary import Message, Problem
@@ -181,7 +181,7 @@ def write_parquet(path: Path, rows: Iterable[DomainRow]) -> None:
         _note_kinds(columns, {name: value for name, value in row.items() if name not in SCHEMA})
     schema = arrow_schema(kinds, columns)
     with (
-        whole_file(path, "wb") as file,
+        write_atomically(path, "wb") as file,
         parquet.ParquetWriter(file, schema, compression="zstd") as writer,
     ):
         batch: list[DomainRow] = []

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from treetune.cluster import slurm
 from treetune.cluster.jobs import Processes, one_at_work
-from treetune.config.layers import relative
+from treetune.config.layers import shorten_path
 from treetune.exceptions import Stopped
 from treetune.processes.lifetime import exit_on_signals
 from treetune.runtime.console import format_duration
@@ -178,7 +178,7 @@ class Launcher:
 
     def command(self, run: PlannedRun, command: str, *more: str) -> list[str]:
         """Returns the command line of one of a run's commands. `more` are the command's arguments."""
-        program = self.program or ("python", "-u", relative(MAIN_PROGRAM))
+        program = self.program or ("python", "-u", shorten_path(MAIN_PROGRAM))
         # main.py's command `run` starts the ranks, each with the command that follows.
         if self.ranks > 1 and command not in ONE_RANK:
             program += "run", f"--ranks={self.ranks}"

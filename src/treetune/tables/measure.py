@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.exceptions import NotReached
-from treetune.lab.paired import paired
+from treetune.lab.paired import compare_pairs
 from treetune.rollouts.numbers import declared_ratios
 from treetune.runtime.analysis import read_result
 from treetune.runtime.directory import MEASURE_AGAIN_REMEDY, RESULT, SUMMARY
@@ -263,7 +263,7 @@ def _compare(table: Reproduction, cell: CellResult, other: CellResult) -> Compar
         difference = interval_over_seeds(differences, kind)
         # As if there were a single problem: `paired` then tests only over seeds.
         differences_by_problem = [{"": number} for number in differences]
-    *_, p = paired(differences_by_problem)  # the mean and the interval come from `difference`
+    *_, p = compare_pairs(differences_by_problem)  # the mean and the interval come from `difference`
     return Comparison(*names, cell.column, len(seeds), difference, p)
 
 

@@ -49,7 +49,7 @@ from treetune.tables.text import (
 )
 from treetune.tables.until import add_needed_seeds, verdicts
 from treetune.view.charts import line_chart
-from treetune.view.templates import page
+from treetune.view.templates import render_document
 
 
 def make_table(table: Table, command: str, output: Path | None = None) -> int:
@@ -209,7 +209,7 @@ def as_html(
         cells = [_cell_values(results.cells[row.name, column.name]) for column in table.columns]
         fate = results.fates[row.name]  # how many runs failed, and how many collapsed
         rows.append({"name": row.name, "colour": colours[row.name], "cells": cells, "fate": fate})
-    return page(
+    return render_document(
         "table.html",
         title=table.title or table.name,
         heads=[(column.name, has_published(results, column)) for column in table.columns],

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from treetune.config import folders
 from treetune.config.errors import nearest
-from treetune.config.layers import CONFIGS, relative
+from treetune.config.layers import CONFIGS_FOLDER, shorten_path
 from treetune.config.registrable import Registrable
 from treetune.exceptions import NoSplit
 from treetune.tasks.base import Split
@@ -181,7 +181,7 @@ def no_such_file(path: Path) -> str:
             return (
                 f"{message}. There is one in {folder}, next to the configuration. Paths of rows are relative"
                 f" to the working directory: start the command in {folder}, or write"
-                f" {relative(folder / path)!r}"
+                f" {shorten_path(folder / path)!r}"
             )
     try:
         neighbours = [file.stem for file in path.parent.iterdir() if file.suffix == path.suffix]
@@ -197,7 +197,7 @@ def no_such_file(path: Path) -> str:
             " the experiment there"
         )
     pipeline = f"data/{path.parent.name}.jsonnet"
-    if path.parts[:1] == ("data",) and (CONFIGS / pipeline).is_file():
+    if path.parts[:1] == ("data",) and (CONFIGS_FOLDER / pipeline).is_file():
         return f"{message}: make it with `treetune prepare_data {pipeline} --output {path.parent}`"
     return message
 

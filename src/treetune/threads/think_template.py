@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from treetune.models.chat import Chat, end_of_turn, render
-from treetune.store.files import whole_folder
+from treetune.store.files import make_folder_atomically
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -90,7 +90,7 @@ def write_think_model(
         )
     think_model = _set_thinking_template(tokenizer, source, system, opening)
     new_end_token = _new_end_token(tokenizer, end_token)
-    with whole_folder(output) as folder:
+    with make_folder_atomically(output) as folder:
         shutil.copytree(source, folder, dirs_exist_ok=True)
         # The tokenizer may write its template to another file than the one that was copied.
         for old_template in ("chat_template.json", "chat_template.jinja"):

@@ -33,7 +33,7 @@ from treetune.tasks.graders.base import Grader
 from treetune.tasks.row_values import messages_in_text
 from treetune.threads.format import faults, outline_numbers, text_segments
 from treetune.view.terminal import line_of
-from treetune.view.text import one_line, rendered
+from treetune.view.text import one_line, render_markdown
 from treetune.vocabulary import Problem
 
 MARKER = "LeftByAnAnswer"
@@ -353,7 +353,7 @@ def readers() -> dict[str, Callable[[str], Any]]:
         "an endpoint's reply": lambda text: read_reply(200, text, is_chat=True),
         "steps": Sentences().boundaries,
         "a prompt in a row": messages_in_text,
-        "a page": lambda text: rendered(text[: 2 * GRADED_CHARACTERS]),
+        "a page": lambda text: render_markdown(text[: 2 * GRADED_CHARACTERS]),
         "a table of answers": one_line,
         "a terminal": lambda text: line_of(text).plain,
     }

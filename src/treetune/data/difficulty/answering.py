@@ -47,7 +47,7 @@ from treetune.engine.settings import EngineSettings
 from treetune.exceptions import EndpointError, RequestRefused, Unanswered
 from treetune.models.sources import ModelSource
 from treetune.store import held_folders
-from treetune.store.files import new_own_folder, remove_folder
+from treetune.store.files import make_new_private_folder, remove_folder
 from treetune.tasks.thoughts import ends_in_thought
 from treetune.vocabulary import Problem
 
@@ -278,12 +278,12 @@ def _no_alphabet() -> str:
 
 def _memory_folder(place: AskingShard) -> Path:
     """Makes the empty folder for the engine's weights: in memory where the user may write there."""
-    held_folders.sweep()  # removes the folders of jobs that were killed
+    held_folders.delete_abandoned_folders()  # removes the folders of jobs that were killed
     if os.access(held_folders.SHARED_MEMORY, os.W_OK):
-        return held_folders.new_in_memory()
+        return held_folders.make_folder_in_memory()
     folder = place.folder / "weights-in-the-engine"
     remove_folder(folder)
-    new_own_folder(folder)
+    make_new_private_folder(folder)
     return folder
 
 

@@ -22,7 +22,7 @@ from treetune.data.difficulty.shard import (
 from treetune.data.pipelines import EstimateDifficulty
 from treetune.domains.domain_rows import DATA_SOURCE, DomainRow, domain_of, write_parquet
 from treetune.runtime.console import Console
-from treetune.store.files import whole_file, write_json
+from treetune.store.files import write_atomically, write_json
 from treetune.store.journal import read_journal
 
 RATES_FILE = "rates.parquet"
@@ -116,7 +116,7 @@ def write_rates(path: Path, rows: Iterable[RowRate]) -> None:
     # `field.type` is a text such as "float | None", because of `from __future__ import annotations`.
     types = {"str": pa.string(), "int": pa.int64(), "float | None": pa.float64()}
     schema = pa.schema({field.name: types[str(field.type)] for field in fields(RowRate)})
-    with whole_file(path, "wb") as file:
+    with write_atomically(path, "wb") as file:
         parquet.write_table(pa.Table.from_pylist([asdict(row) for row in rows], schema), file)
 
 

@@ -232,7 +232,7 @@ class _Watch:
             self._console.say(f"the state of the jobs isn't known: {error}; trying again")
             return True
         self._unknown_since = None
-        for reason, message in self._running.waits().items():
+        for reason, message in self._running.describe_waits().items():
             if reason not in self._shown_reasons:
                 self._shown_reasons.add(reason)
                 self._console.say(message)
@@ -261,7 +261,7 @@ class _Watch:
     def _may_restart(self, shard: int) -> bool:
         """Returns whether to start another job for a shard whose job died. Raises ValueError if it died of a
         user's mistake."""
-        why = self._running.why(shard)
+        why = self._running.describe_end(shard)
         failure = self._read(shard, FAILURE)
         if failure is not None:
             why = failure["message"]

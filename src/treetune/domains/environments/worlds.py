@@ -54,8 +54,8 @@ from treetune.processes.worker import (
     Servant,
     become_worker,
     die_with_parent,
-    frame,
     load_servant,
+    pack_message,
     read_message,
 )
 from treetune.vocabulary import GradeOutcome, Problem
@@ -275,7 +275,7 @@ class ForkedProcesses:
             # The process reads its setup and the environment as framed bytes, before the connection carries
             # objects.
             with open(os.dup(ours.fileno()), "wb") as requests:
-                requests.write(frame(setup) + frame(self._pickled))
+                requests.write(pack_message(setup) + pack_message(self._pickled))
             kind, message = ours.recv()
             if kind == "failed":
                 raise WorkerStartError(f"a worker process cannot load what it works with: {message}")

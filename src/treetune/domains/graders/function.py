@@ -159,7 +159,9 @@ def _function(path: str) -> Any:
         except (Exception, SystemExit) as error:  # executing the user's file may raise anything
             raise ValueError(f"path is {path!r}, which can't be loaded: {error}") from error
         # Notes the name of the file's module, so that grader processes can import it under the same name.
-        folders.ask_for(foreign.name_in_process(foreign.file_of(path, folders.import_folders())))
+        folders.add_configured_module(
+            foreign.name_in_process(foreign.file_of(path, folders.import_folders()))
+        )
     # `load_environment` is verifiers' name for a function that makes an environment with its rubric.
     return function() if path.endswith(":load_environment") else function
 
