@@ -17,7 +17,7 @@ from annotated_types import MinLen
 from typing_extensions import override
 
 from treetune.config.errors import nearest
-from treetune.domains.graders.tagged import plain
+from treetune.domains.graders.tagged import comparable_text
 from treetune.exceptions import UnreadableValue
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.extraction import fenced_blocks, find_values, last_between, last_box, read_value
@@ -216,14 +216,14 @@ def edit_distance(source: Sequence[int], target: Sequence[int]) -> int:
 def _comparable_word(text: str) -> str:
     """Returns an answer for comparison: "3" for ``**Three**`` or "position three", "cats" for "the cats", and
     "action" for "action movies"."""
-    text = plain(_DRESS.sub(" ", text).replace("-", " ")).strip(" .,;:!")
+    text = comparable_text(_DRESS.sub(" ", text).replace("-", " ")).strip(" .,;:!")
     text = text.removeprefix("position ").removeprefix("the ").removesuffix(" movies")
     return str(_NUMBERS.index(text)) if text in _NUMBERS else text
 
 
 def _read_groups(text: str) -> list[set[str]]:
     """Returns the words of a text, which are separated by commas or newlines, in groups of four."""
-    parts = [plain(_DRESS.sub(" ", part)) for part in re.split(r"[,\n]", text)]
+    parts = [comparable_text(_DRESS.sub(" ", part)) for part in re.split(r"[,\n]", text)]
     members = [part for part in parts if part]
     return [set(members[i : i + 4]) for i in range(0, len(members), 4)]
 

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 from annotated_types import Ge, Le, MinLen
 from typing_extensions import override
 
-from treetune.domains.graders.puzzles import LARGEST, Grid, GridGrader, write_grid
+from treetune.domains.graders.puzzles import LARGEST_GRID, Grid, GridGrader, write_grid
 from treetune.domains.puzzles.base import Puzzle, Puzzles
 from treetune.tasks.base import Task
 from treetune.vocabulary import Problem
@@ -190,10 +190,10 @@ class GridPuzzles(Puzzles):
         if len(set(self.rules)) != len(self.rules):
             raise ValueError(f"rules {list(self.rules)} names one of them twice")
         largest = max(self.rows[1], self.columns[1]) * 2 ** self.steps[1]
-        if "double" in self.rules and largest > LARGEST:
+        if "double" in self.rules and largest > LARGEST_GRID:
             raise ValueError(
-                f"rule 'double' makes grids of {largest} cells a side here, and the grader reads {LARGEST}: "
-                "choose smaller rows, columns or steps"
+                f"rule 'double' makes grids of {largest} cells a side here, and the grader reads"
+                f" {LARGEST_GRID}: choose smaller rows, columns or steps"
             )
 
     @override
