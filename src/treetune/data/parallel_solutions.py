@@ -22,7 +22,7 @@ from treetune.data.thread_blocks import (
     json_list,
     saved_characters,
 )
-from treetune.domains.math_tasks import formulas, sentence_ends
+from treetune.domains.math_tasks import find_formulas, sentence_ends
 from treetune.exceptions import Rejected, Unreadable
 from treetune.threads.format import TAGS, faults, text_segments
 
@@ -337,7 +337,7 @@ def _checked_outline(item: object, where: str, known: str, thread: str, count: i
 def count_sentences(text: str) -> int:
     """Counts the sentences of an outline in any script. A full stop within a number, a formula or an
     abbreviation ends no sentence."""
-    ends = list(sentence_ends(text, formulas(text), _ABBREVIATION, before_numbers=True))
+    ends = list(sentence_ends(text, find_formulas(text), _ABBREVIATION, before_numbers=True))
     return 1 + len(ends)
 
 

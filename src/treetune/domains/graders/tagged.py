@@ -50,7 +50,7 @@ class Tagged(Grader):
     def extract(self, response: str, problem: Problem) -> str | None:
         return last_between(response, self.opening, self.closing, unclosed=self.unclosed)
 
-    def tagged(self, answer: str) -> str:
+    def write_in_tags(self, answer: str) -> str:
         """Returns an answer between the tags, for the end of a response. (If the closing tag is a newline,
         the end of the text takes its place.)"""
         return f"{self.opening}{answer}{self.closing}".rstrip("\n")

@@ -89,7 +89,7 @@ class Puzzles(GeneratedTask):
     def demonstration(self, problem: Problem, seed: int) -> str:
         generator = derived_random(seed, problem.id, "demonstration")
         *lines, answer = self.solution(problem, generator)
-        return "".join(f"{line}\n" for line in lines) + self.grader.tagged(answer)
+        return "".join(f"{line}\n" for line in lines) + self.grader.write_in_tags(answer)
 
     @override
     def alphabet(self) -> str:

@@ -238,7 +238,7 @@ class GridPuzzles(Puzzles):
             rule = f"A grid is changed as follows: {steps}.\nThe grid is"
         return (
             f"{rule} {json.dumps(question)}\nWhat is the output? Think first, and end with the grid as a list"
-            f" of rows: {self.grader.tagged('[[…], […]]')}"
+            f" of rows: {self.grader.write_in_tags('[[…], […]]')}"
         )
 
     @override

@@ -112,7 +112,7 @@ class OrderingPuzzles(Puzzles):
             prompt = (
                 f"There are {len(names)} {theme}: {', '.join(names)}. From left to right:\n{list_of_clues}\n"
                 "In which order are they, from the leftmost to the rightmost? Think first, and end with a"
-                f" list of all {len(names)} names: {self.grader.tagged(LIST)}"
+                f" list of all {len(names)} names: {self.grader.write_in_tags(LIST)}"
             )
         key = (frozenset(names), frozenset(_symbol(clue, names) for clue in chosen))
         return Puzzle(prompt, json.dumps(solution), key, {"names": names, "clues": [*map(tuple, chosen)]})
@@ -282,7 +282,7 @@ class GraphPaths(Puzzles):
             prompt = (
                 f"{facts}\n{name} is {start}. One can show step by step that {name} is {goal}. Which word"
                 f" comes first after {start!r} in that proof? Think first, and end with the word:"
-                f" {self.grader.tagged('…')}"
+                f" {self.grader.write_in_tags('…')}"
             )
         data = {"edges": edges, "start": start, "goal": goal}
         # Puzzles with the same start, goal and edges ask the same question.

@@ -362,7 +362,7 @@ class ZebraPuzzles(Puzzles):
         )
         listed = "\n".join(f"- {clue}" for clue in clue_texts)
         example = {"header": [POSITION, *header], "rows": [["1", *("…" for _ in header)], ["…"]]}
-        table = self.grader.tagged(json.dumps(example, ensure_ascii=False))
+        table = self.grader.write_in_tags(json.dumps(example, ensure_ascii=False))
         return (
             f"{shape.objects} people live in a row, at positions 1 to {shape.objects} from left to right."
             f" They differ in everything that is listed here:\n{attributes}\nIt is known that:\n{listed}\n"

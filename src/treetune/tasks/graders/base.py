@@ -52,7 +52,7 @@ class Service(Protocol):
     def grade(self, response: str, problem: Problem) -> Grade:
         """Grades like `Grader.grade`. Several threads call it."""
 
-    def counted(self) -> MetricSums:
+    def take_counts(self) -> MetricSums:
         """Returns what the service has counted since the last call of this method."""
 
     def close(self) -> None:

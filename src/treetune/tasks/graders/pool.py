@@ -185,7 +185,7 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         """Whether any grader is a service. If none is, `counted` returns no metrics."""
         return self._has_services
 
-    def counted(self) -> MetricSums:
+    def take_counts(self) -> MetricSums:
         """Returns the counts of all services since the last call of this method, summed by name.
 
         A count is a sum and its divisor: under ``judge/seconds``, ``(12.0, 4.0)`` means a mean of 3 seconds.
@@ -193,7 +193,7 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         """
         totals: MetricSums = {}
         for service in list(self._services):
-            for name, (value, divisor) in service.counted().items():
+            for name, (value, divisor) in service.take_counts().items():
                 total, total_divisor = totals.get(name, (0.0, None if divisor is None else 0.0))
                 if divisor is None or total_divisor is None:
                     totals[name] = total + value, None
