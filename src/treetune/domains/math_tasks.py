@@ -266,7 +266,7 @@ def sentence_ends(
 
     Args:
         text: Prose with formulas.
-        spans: The text's `find_formulas`. No sentence ends within them.
+        spans: The text's formulas (see `find_formulas`). No sentence ends within them.
         abbreviation: Matches text that ends with the full stop of an abbreviation.
         before_numbers: Whether a sentence may begin with a number: ``Multiply x by 2. 7 is added.``
     """

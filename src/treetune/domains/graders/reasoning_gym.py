@@ -13,7 +13,7 @@ from typing_extensions import override
 from treetune.contracts import Finding, lacking
 from treetune.domains.sandbox.base import ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
-from treetune.domains.sandbox.served import LibraryScorer, scorer
+from treetune.domains.sandbox.served import LibraryScorer, shared_scorer
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.extraction import ANSWER, ANSWER_END, last_between
 from treetune.tasks.thoughts import THINK_END
@@ -98,4 +98,4 @@ class ReasoningGymGrader(Grader):
         return Grade(reward=scored.score, outcome="ok", message=scored.message)
 
     def _scorer(self) -> LibraryScorer:
-        return scorer(self.sandbox, self.limits, "reasoning_gym_scores", "reasoning_gym")
+        return shared_scorer(self.sandbox, self.limits, "reasoning_gym_scores", "reasoning_gym")

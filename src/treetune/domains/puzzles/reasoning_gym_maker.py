@@ -20,7 +20,7 @@ from typing import Any
 from typing_extensions import override
 
 from treetune.config.errors import did_you_mean
-from treetune.domains.sandbox.inside.reasoning_gym_scores import as_settings, import_data_set, packed
+from treetune.domains.sandbox.inside.reasoning_gym_scores import import_data_set, make_settings, pack
 from treetune.processes.worker import die_with_parent
 from treetune.seeds import derive_seed
 
@@ -67,7 +67,7 @@ def make_problems(request: Mapping[str, Any]) -> dict[str, Any]:
     Each question occurs once, in only one split. The settings are those that differ from the defaults.
     Example: for a request with ``"config": {"max_animals": 3}, "splits": [["train", 2]]`` the result is
     ``{"splits": {"train": [row, row]}, "config": {"max_animals": 3, "seed": 0}}``, of which ``config`` is a
-    text (`packed`). Raises Refused.
+    text (`pack`). Raises Refused.
     """
     kind, settings = open_data_set(request)
     seen: set[str] = set()
@@ -82,7 +82,7 @@ def make_problems(request: Mapping[str, Any]) -> dict[str, Any]:
         if value != getattr(defaults, field.name):
             changed[field.name] = value
     # The scorer makes a data set with these settings only to call its scoring, for which any seed will do.
-    return {"splits": splits, "config": packed(changed | {"seed": 0})}
+    return {"splits": splits, "config": pack(changed | {"seed": 0})}
 
 
 def open_data_set(request: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -98,7 +98,7 @@ def open_data_set(request: Mapping[str, Any]) -> tuple[Any, Any]:
             raise Refused("config", f"data set {name!r} has no setting {key!r}", did_you_mean(key, keys))
     try:
         settings = _at_level(factory.CURRICULA.get(name), settings_class, request)
-        settings = dataclasses.replace(settings, **as_settings(settings_class, config), seed=0, size=CHUNK)
+        settings = dataclasses.replace(settings, **make_settings(settings_class, config), seed=0, size=CHUNK)
         kind(config=settings)  # raises where the settings don't fit each other
     except Refused:
         raise
@@ -168,7 +168,7 @@ def _rows(kind: Any, settings: Any, request: Mapping[str, Any], split: str) -> I
             yield {
                 "question": entry["question"],
                 "gold": "" if gold is None else str(gold),
-                "entry": packed(for_scorer),
+                "entry": pack(for_scorer),
             }
         chunk += 1
 
