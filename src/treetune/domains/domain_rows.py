@@ -156,12 +156,12 @@ def read_domain_rows(path: Path) -> Iterator[tuple[str, DomainRow]]:
     read.
     """
     for file in files_matching(path):
-        for place, row in read_rows(file):
+        for file_and_line, row in read_rows(file):
             try:
                 full = normalise_row(row)
             except ValueError as error:
-                raise ValueError(f"{place}: {error}") from error
-            yield place, full
+                raise ValueError(f"{file_and_line}: {error}") from error
+            yield file_and_line, full
 
 
 def write_parquet(path: Path, rows: Iterable[DomainRow]) -> None:

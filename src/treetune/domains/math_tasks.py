@@ -18,7 +18,7 @@ from typing_extensions import override
 from treetune.domains.graders.math import MathGrader
 from treetune.tasks.base import Task
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.extraction import braces
+from treetune.tasks.graders.extraction import find_braces
 from treetune.tasks.rows import JsonLines
 from treetune.tasks.steps import StepSplitter
 
@@ -293,7 +293,7 @@ def _clause_ends(text: str, spans: list[TextSpan]) -> Iterator[int]:
         if not span.display or is_figure_or_table:
             uncut_spans.append((span.start, span.end))
     outermost_groups: list[tuple[int, int]] = []
-    for start, end in sorted(braces(text).items()):
+    for start, end in sorted(find_braces(text).items()):
         if not outermost_groups or start >= outermost_groups[-1][1]:
             outermost_groups.append((start, end + 1))
     is_in_span, is_in_group = _make_is_inside(uncut_spans), _make_is_inside(outermost_groups)

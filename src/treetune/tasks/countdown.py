@@ -17,7 +17,7 @@ from treetune.exceptions import BadRow
 from treetune.seeds import derived_random
 from treetune.tasks.base import GeneratedTask, Task
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.countdown import MOST_DIGITS, CountdownGrader, gold_of
+from treetune.tasks.graders.countdown import MOST_DIGITS_OF_A_NUMBER, CountdownGrader, write_gold
 from treetune.tasks.rows import RowsTask
 from treetune.tasks.steps import Lines, StepSplitter
 from treetune.vocabulary import Problem
@@ -113,7 +113,7 @@ class Countdown(GeneratedTask):
     def problem(self, id: str, generated: CountdownPuzzle) -> Problem:
         numbers, target = generated
         prompt, data = fill_template(self.prompt, numbers, target), {"numbers": numbers, "target": target}
-        return Problem(id=id, prompt=prompt, gold=gold_of(target, numbers), data=data)
+        return Problem(id=id, prompt=prompt, gold=write_gold(target, numbers), data=data)
 
     @property
     @override
@@ -313,7 +313,11 @@ class CountdownRows(RowsTask):
         numbers, target = self._value(row, self.numbers_field), self._value(row, self.target_field)
 
         def is_whole(value: Any) -> bool:
-            return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**MOST_DIGITS
+            return (
+                isinstance(value, int)
+                and not isinstance(value, bool)
+                and abs(value) < 10**MOST_DIGITS_OF_A_NUMBER
+            )
 
         if not isinstance(numbers, list | tuple) or not numbers:
             raise BadRow(f"its {self.numbers_field!r} is not a list of numbers")
@@ -326,7 +330,7 @@ class CountdownRows(RowsTask):
             raise BadRow(f"its {self.target_field!r} is {target!r}, which is not a whole number")
         prompt = self._prompt_of(row) if self.prompt is None else fill_template(self.prompt, numbers, target)
         data = {"numbers": tuple(numbers), "target": target}
-        return Problem(id=id, prompt=prompt, gold=gold_of(target, numbers), data=data)
+        return Problem(id=id, prompt=prompt, gold=write_gold(target, numbers), data=data)
 
     def _value(self, row: Mapping[str, Any], key: str) -> Any:
         if key not in row:

@@ -294,7 +294,7 @@ class Judge:
         self._lock = threading.Lock()
         self._counts: MetricSums = {}
         self._attempts_counted = 0
-        """Failed attempts that `counted` has returned so far."""
+        """Failed attempts that `take_counts` has returned so far."""
 
     def grade(self, response: str, problem: Problem) -> Grade:
         answer = self.grader.after_thought(response, problem)

@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from treetune.tasks.graders.extraction import ANSWER, boxes, last_between
+from treetune.tasks.graders.extraction import OPENING_TAG, find_boxes, last_between
 
 MOST_CHARACTERS_OF_ANSWER = 2000
 """The greatest length of an answer, in characters. No data set has an answer of 500."""
@@ -68,8 +68,8 @@ def find_answer(response: str, gold_parts: int = 1) -> str | None:
         gold_parts: The number of answers that the gold lists. If it lists N > 1 answers, the last N boxes of
             a paragraph can be the answer together, with any words between them.
     """
-    in_boxes = boxes(response)
-    tagged_at = response.rfind(ANSWER)
+    in_boxes = find_boxes(response)
+    tagged_at = response.rfind(OPENING_TAG)
     # The later of a box and an <answer> counts.
     if in_boxes and in_boxes[-1][0] > tagged_at:
         return _read_boxes(response, in_boxes, gold_parts) or None
@@ -85,7 +85,7 @@ def find_answer(response: str, gold_parts: int = 1) -> str | None:
 
 def find_gold(gold: str) -> str:
     """Returns the answer in a gold, which may be a solution with a box, a JSON list, or only the answer."""
-    if in_boxes := boxes(gold):
+    if in_boxes := find_boxes(gold):
         return _join_boxes(gold, in_boxes)
     items = json_list(gold)
     if items is not None:

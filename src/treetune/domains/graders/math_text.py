@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Callable
 from typing import NamedTuple
 
-from treetune.tasks.graders.extraction import boxes, braces
+from treetune.tasks.graders.extraction import find_boxes, find_braces
 
 _ASCII_SIGNS = {
     "−": "-", "–": "-", "—": "-", "﹣": "-", "－": "-", "＋": "+", "．": ".", "，": ",", "％": "%", "／": "/",
@@ -265,7 +265,7 @@ def _take_content_of_a_box(text: str) -> str:
     """Returns the content of a text that is only a box, or a box in a box. Returns any other text as it
     is."""
     while True:
-        boxed = boxes(text)
+        boxed = find_boxes(text)
         if len(boxed) != 1:
             return text
         start, end, content = boxed[0]
@@ -282,7 +282,7 @@ def _remove_formatting_of_groups(text: str) -> str:
         opening = _FORMATTING_OF_A_GROUP.search(text, position)
         if opening is None:
             break
-        closing = braces(text).get(opening.end() - 1)
+        closing = find_braces(text).get(opening.end() - 1)
         if closing is None:  # an unclosed brace: the group stays as it is
             position = opening.end()
             continue

@@ -24,7 +24,7 @@ from treetune.domains.graders.formulas import (
     write_mixed_numbers_as_sums,
 )
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.extraction import braces
+from treetune.tasks.graders.extraction import find_braces
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
@@ -182,7 +182,7 @@ def _find_answers(text: str) -> list[str]:
     if start and "$. I hope" in text_after:
         return [text_after.partition("$. I hope")[0]]
     if "boxed" in text:
-        pairs, contents = braces(text), []
+        pairs, contents = find_braces(text), []
         for box in list(re.finditer(r"boxed\{", text))[-MOST_BOXES:]:
             end = pairs.get(box.end() - 1)
             if end is not None:  # the box is closed

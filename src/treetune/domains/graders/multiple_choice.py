@@ -11,7 +11,7 @@ from annotated_types import Le, MinLen
 from typing_extensions import override
 
 from treetune.tasks.graders.base import Grader, Isolation
-from treetune.tasks.graders.extraction import boxes
+from treetune.tasks.graders.extraction import find_boxes
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
@@ -156,7 +156,7 @@ class MultipleChoice(Grader):
     def _find_in_boxes(self, text: str) -> Iterator[_StatedChoice]:
         r"""Yields the choices in ``\boxed{…}``. A box with a formula that isn't only a letter contains no
         choice."""
-        for start, end, content in boxes(text):
+        for start, end, content in find_boxes(text):
             if _FORMULA_OF_LETTERS.fullmatch(content):
                 continue
             letter, text_after_letter = self._read_letter(content)

@@ -16,13 +16,13 @@ from typing_extensions import override
 
 from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.extraction import last_box
-from treetune.tasks.graders.numeric import LONGEST, WrittenNumber, read_number
+from treetune.tasks.graders.numeric import MOST_CHARACTERS_OF_NUMBER, WrittenNumber, read_number
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
 MOST_GOLD_ANSWERS = 50
 """The most answers of a gold."""
-LONGEST_BOX = 10 * LONGEST
+LONGEST_BOX = 10 * MOST_CHARACTERS_OF_NUMBER
 """The most characters of a box that are read. A longer box holds no answer to such a question, and to split
 it takes long."""
 

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from treetune.exceptions import UnreadableValue
 from treetune.tasks.graders.base import Grader, Isolation
-from treetune.tasks.graders.extraction import ANSWER, ANSWER_END, last_between, read_value
+from treetune.tasks.graders.extraction import CLOSING_TAG, OPENING_TAG, last_between, read_value
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
@@ -31,9 +31,9 @@ class Tagged(Grader):
     `closing`, from the last `opening` that precedes it. The answer may have several lines.
     """
 
-    opening: Annotated[str, MinLen(1)] = ANSWER
+    opening: Annotated[str, MinLen(1)] = OPENING_TAG
     """The tag before an answer."""
-    closing: Annotated[str, MinLen(1)] = ANSWER_END
+    closing: Annotated[str, MinLen(1)] = CLOSING_TAG
     """The tag after an answer."""
     unclosed: bool = False
     """Whether the answer may end without `closing`, because this is a stop string, which graders don't see.
