@@ -39,8 +39,8 @@ from treetune.exceptions import EndpointError, OutOfBudget, Unanswered
 from treetune.runtime.console import Console
 from treetune.store.files import whole_file, write_json
 from treetune.tasks.row_values import text_of_value
-from treetune.tasks.rows import missing
-from treetune.tasks.sources import json_lines
+from treetune.tasks.rows import fault_of_text
+from treetune.tasks.sources import read_json_lines
 
 NOT_ALL = 1
 """The exit code if the endpoint didn't answer for some solutions."""
@@ -138,8 +138,8 @@ class _Making:
     def solutions(self) -> Iterator[_Solution]:
         """Yields the input's rows. Raises ValueError for a line that isn't a JSON object."""
         fields = self.pipeline.problem_field, self.pipeline.solution_field
-        for number, (place, row) in enumerate(json_lines(self.source)):
-            wrong = missing(row, fields[0]) or missing(row, fields[1])
+        for number, (place, row) in enumerate(read_json_lines(self.source)):
+            wrong = fault_of_text(row, fields[0]) or fault_of_text(row, fields[1])
             problem = text = ""
             if not wrong:
                 problem, text = text_of_value(row[fields[0]]), text_of_value(row[fields[1]])

@@ -28,7 +28,7 @@ from treetune.runtime.machine import gpus
 from treetune.store.files import whole_folder, write_text
 from treetune.tasks.base import Split, Task
 from treetune.tasks.row_values import text_of_value
-from treetune.tasks.rows import missing
+from treetune.tasks.rows import fault_of_text
 from treetune.tasks.sources import read_rows
 
 PROBLEM_FIELDS = ("problem", "question", "prompt", "query", "instruction", "input", "text")
@@ -319,7 +319,7 @@ def _own_rows(path: Path, fields: str | None) -> OwnRows:
     faults = []
     for number, row in enumerate(rows, start=1):
         for name in field_names:
-            fault = missing(row, name)
+            fault = fault_of_text(row, name)
             if fault:
                 faults.append((number, fault))
     if faults:

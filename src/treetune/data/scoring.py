@@ -19,8 +19,8 @@ from treetune.tasks.base import Task
 from treetune.tasks.graders.pool import GraderPool
 from treetune.tasks.mixed import task_of
 from treetune.tasks.row_values import text_of_value
-from treetune.tasks.rows import JsonLines, missing
-from treetune.tasks.sources import json_lines
+from treetune.tasks.rows import JsonLines, fault_of_text
+from treetune.tasks.sources import read_json_lines
 from treetune.vocabulary import CORRECT_SCORE, Grade, Problem
 
 FIELDS = ("problem", "gold", "response")
@@ -100,7 +100,7 @@ def score_responses(
     if source.resolve() == output.resolve():
         raise ValueError(f"--input and --output are the same file, {source}")
     scored = ScoredRows()
-    todo = json_lines(source)
+    todo = read_json_lines(source)
     total = _lines(source)
     done, length = _written(output)  # the rows of an earlier run, and the bytes that they take in the file
     ungraded: dict[int, dict[str, Any]] = {}
@@ -189,13 +189,13 @@ def _problem(task: Task, row: dict[str, Any], number: int) -> Problem:
     """Returns the problem of a row, with the row's domain and further fields, which graders may read. Raises
     ValueError for a row without problem, gold or response."""
     for key in FIELDS[:2]:  # problem and gold
-        fault = missing(row, key)
+        fault = fault_of_text(row, key)
         if fault:
             raise ValueError(fault)
     if not isinstance(row.get("response"), str):
         raise ValueError("it has no text under 'response'")
     query = text_of_value(row["problem"])
-    prompt = task.prompted(query) if isinstance(task, JsonLines) else query  # other tasks have no template
+    prompt = task.fill_prompt(query) if isinstance(task, JsonLines) else query  # other tasks have no template
     data = {key: value for key, value in row.items() if key not in FIELDS}
     return Problem(
         f"row/{number}", prompt, text_of_value(row["gold"]), data, domain=str(row.get("domain", ""))

@@ -32,7 +32,7 @@ from treetune.exceptions import BadRow, NoSplit
 from treetune.tasks.base import Split, Task
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.mixed import TaskWithDomains, task_of
-from treetune.tasks.rows import QUICKLY_READ_BYTES, RowsTask, check_stop, file_rows, is_quickly_read
+from treetune.tasks.rows import QUICKLY_READ_BYTES, RowsTask, check_stop, is_quickly_read, read_file_rows
 from treetune.tasks.sources import InFiles, distinct_texts
 from treetune.vocabulary import Problem
 
@@ -206,7 +206,7 @@ class RoutedRows(RowsTask, TaskWithDomains):
 
 def _check_rows(path: Path, columns: Sequence[str]) -> None:
     """Raises BadRow, with the place, for the first row of a file that doesn't match the schema."""
-    for file_and_line, row in file_rows(path, columns):
+    for file_and_line, row in read_file_rows(path, columns):
         try:
             normalise_row(row)
         except ValueError as error:

@@ -26,7 +26,7 @@ from treetune.domains.extras import missing_extras
 from treetune.domains.sandbox.python_tool import PythonTool
 from treetune.exceptions import Unavailable
 from treetune.tasks.graders.base import Isolation
-from treetune.tasks.sources import json_lines
+from treetune.tasks.sources import read_json_lines
 from treetune.tasks.thoughts import read_thoughts
 from treetune.vocabulary import Problem
 
@@ -214,7 +214,7 @@ def _read_index(files: tuple[str, ...], key: str) -> tuple[Any, Sequence[str]]:
 
     passages = []
     for name in files:
-        for file_and_line, row in json_lines(Path(name)):
+        for file_and_line, row in read_json_lines(Path(name)):
             text = row.get(key)
             if not isinstance(text, str) or not text.strip():
                 raise ValueError(f"{file_and_line}: it has no text under {key!r}")
