@@ -36,8 +36,8 @@ from treetune.rollouts.until_mixed import UntilMixed
 from treetune.tables.columns import MeasuredColumn, Panel, number_in
 from treetune.threads.fork_join import EVENTS
 from treetune.threads.numbers import (
-    NUMBERS,
-    counts_of,
+    THREAD_NUMBERS,
+    count_threads_of_answer,
     critical_seconds,
     measure_threads,
 )
@@ -310,7 +310,9 @@ def test_seconds_are_left_out_where_not_all_were_measured() -> None:
 
 def test_blocks_count_to_the_depth_to_which_the_rollout_forked() -> None:
     flat = answer("".join(threads.decode(segment.token_ids) for segment in FORKED))
-    forked, counts_of_written = (counts_of(answer, threads.TAG_IDS) for answer in (answer(*FORKED), flat))
+    forked, counts_of_written = (
+        count_threads_of_answer(answer, threads.TAG_IDS) for answer in (answer(*FORKED), flat)
+    )
     assert forked.threads_of_blocks == (2, 2, 1)
     assert counts_of_written.threads_of_blocks == (2, 2), "no rollout forked here: tags in a thread are text"
 
@@ -328,7 +330,7 @@ def test_an_answer_with_threads_has_the_numbers_of_the_reference() -> None:
         "avg_tokens_per_parallel_block": 59,
     }
     assert {name: numbers[name] for name in expected} == pytest.approx(expected)
-    assert numbers.keys() == set(NUMBERS) - set(EVENTS)
+    assert numbers.keys() == set(THREAD_NUMBERS) - set(EVENTS)
 
 
 def test_an_answer_without_a_block_has_no_numbers_of_blocks() -> None:
