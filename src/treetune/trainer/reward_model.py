@@ -105,14 +105,14 @@ class RewardModelTraining:
         Every epoch shuffles all of them and cuts them into minibatches of the trainer's size, in another
         order than the policy's.
         """
-        answers_of_step = self.scorer.settings.minibatch_size or answers
+        minibatch_size = self.scorer.settings.minibatch_size or answers
         minibatches = []
         for epoch in range(self.settings.epochs):
             draw: random.Random = derived_random(self.seed, iteration, "reward model's minibatches", epoch)
             shuffled_answers = list(range(answers))
             draw.shuffle(shuffled_answers)
-            for start in range(0, answers, answers_of_step):
-                minibatches.append(shuffled_answers[start : start + answers_of_step])
+            for start in range(0, answers, minibatch_size):
+                minibatches.append(shuffled_answers[start : start + minibatch_size])
         return minibatches
 
     def _step(
