@@ -164,10 +164,12 @@ def _check_options(settings: CreditOfLog, credit: Credit, *, has_engine: bool) -
     if samples_continuations and settings.sampling is None:
         missing_options.append("--sampling (such as '{max_tokens: 512}', as the answers were sampled)")
     if missing_options:
-        work = (
+        task_text = (
             "samples and grades continuations of answers" if samples_continuations else "scores given texts"
         )
-        raise ValueError(f"the credit {credit.registered_name()!r} {work}: give {', '.join(missing_options)}")
+        raise ValueError(
+            f"the credit {credit.registered_name()!r} {task_text}: give {', '.join(missing_options)}"
+        )
 
 
 def _open_tokenizer(settings: CreditOfLog, credit: Credit) -> LogTokenizer | None:

@@ -154,9 +154,11 @@ def _keys_in_journal(config: Mapping[str, Any], answer: StoredAnswer, start: int
     )
     # Runs of earlier versions of treetune also asked for log-probs, so their requests have another hash.
     possible_requests = (request, replace(request, reads_logprobs=True))
-    versions = [part.policy_version for part in trajectory.segments if part.policy_version is not None]
+    versions = [
+        segment.policy_version for segment in trajectory.segments if segment.policy_version is not None
+    ]
     version = versions[0] if versions else iteration  # answers of another program's log have none
-    return [request_key(possible, version) for possible in possible_requests]
+    return [request_key(possible_request, version) for possible_request in possible_requests]
 
 
 PAGES = (Page("/continuations", "Continuations", show),)

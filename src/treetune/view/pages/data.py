@@ -131,16 +131,16 @@ def _choose_histogram_columns(view: PageRequest, table: DataSetTable) -> Sequenc
 
     Raises ValueError if the address names a column that isn't numeric.
     """
-    chosen = view.text("histogram")
-    if chosen:
-        table.check_numeric([chosen])
-        return [chosen]
+    chosen_column = view.text("histogram")
+    if chosen_column:
+        table.check_numeric([chosen_column])
+        return [chosen_column]
     numeric_columns = table.numeric()
     # The numeric columns of the data set itself, without the lengths of its texts.
     stored_numbers = [name for name in numeric_columns if not name.endswith(LENGTH_SUFFIX)]
     usual_columns: list[str] = []
-    for part in USUAL_NAME_PARTS:
-        usual_columns += [name for name in stored_numbers if part in name.casefold()]
+    for name_part in USUAL_NAME_PARTS:
+        usual_columns += [name for name in stored_numbers if name_part in name.casefold()]
     lengths = [name + LENGTH_SUFFIX for name in LENGTH_COLUMNS if name + LENGTH_SUFFIX in numeric_columns]
     # At most `MOST_DRAWN_HISTOGRAMS - 1` usual columns come before the lengths, so a length is drawn if there
     # is one.
@@ -168,8 +168,8 @@ def show_row(view: PageRequest) -> Response:
 
     def shortened(text: object) -> str:
         """Returns the beginning of a text and, if it is longer, how many characters were left out."""
-        shown = make_visible(text)
-        beginning, left_out = cut_text(shown, len(shown) if everything else CHARACTERS_SHOWN)
+        shown_text = make_visible(text)
+        beginning, left_out = cut_text(shown_text, len(shown_text) if everything else CHARACTERS_SHOWN)
         return beginning + (f"\n… {left_out:,} more characters" if left_out else "")
 
     def messages(value: Any) -> list[tuple[str, str]]:

@@ -165,14 +165,14 @@ class AnswerStore:
         indexed = [self._with_index(source) for source in self.sources()]
         # An index is missing if it doesn't exist, or if its file has grown since (`is_behind`). A file that
         # can't be read has a fault, and isn't tried again until it changes.
-        missing = [item for item in indexed if item.is_awaited or (item.is_behind and not item.fault)]
+        without_index = [item for item in indexed if item.is_awaited or (item.is_behind and not item.fault)]
         # If the files are small, this call waits for their indexes. If not, a thread makes them, and a later
         # call finds them.
-        if missing and sum(item.source.size for item in missing) <= MOST_BYTES_READ_AT_ONCE:
-            self._make_indexes(missing)
+        if without_index and sum(item.source.size for item in without_index) <= MOST_BYTES_READ_AT_ONCE:
+            self._make_indexes(without_index)
             indexed = [self._with_index(item.source) for item in indexed]
-        elif missing and self._background_lock.acquire(blocking=False):
-            arguments = (missing, self._background_lock)
+        elif without_index and self._background_lock.acquire(blocking=False):
+            arguments = (without_index, self._background_lock)
             threading.Thread(target=self._make_indexes, args=arguments, daemon=True).start()
         self._last_listed_at, self._last_listed = time.monotonic(), indexed
         return indexed
@@ -473,34 +473,34 @@ class AnswerStore:
         Raises ValueError if its file has been written again since the index was made.
         """
         [indexed] = self._sources_with_index({row["source"]})
-        # `about` describes the index. It has the layout of each Arrow file that the source has.
-        about, source = indexed.about, indexed.source
-        assert about is not None
+        # `index_facts` describes the index. It has the layout of each Arrow file that the source has.
+        index_facts, source = indexed.about, indexed.source
+        assert index_facts is not None
         if source.kind == "evaluation":
             return StoredAnswer(row, source, line=_read_line(source, row["place"]))
         trajectory, episodes, signals = None, list[Any](), list[Any]()
-        if about.answers is not None:
+        if index_facts.answers is not None:
             from treetune.rollouts.rows import trajectories_of
 
-            [trajectory] = trajectories_of(_read_row(source.path, about.answers, row["place"]))
+            [trajectory] = trajectories_of(_read_row(source.path, index_facts.answers, row["place"]))
             if trajectory.id != row["answer"]:
                 raise ValueError(f"{source.path} was rewritten just now: reload the page")
-        if about.episodes is not None and source.episodes is not None:
+        if index_facts.episodes is not None and source.episodes is not None:
             from treetune.rollouts.rows import episodes_of
             from treetune.rollouts.storage import signals_of
 
-            if about.answers is None:  # demonstrations: the episode is the answer
+            if index_facts.answers is None:  # demonstrations: the episode is the answer
                 first = last = row["place"]
             else:  # an answer that wasn't trained on has no episodes
                 first, last = row.get("episode_place"), row.get("episode_last")
             places = range(first, last + 1) if first is not None and last is not None else ()
             for place in places:
-                [episode] = episodes_of(_read_row(source.episodes, about.episodes, place))
+                [episode] = episodes_of(_read_row(source.episodes, index_facts.episodes, place))
                 # Episodes of other answers may be between the first and the last one.
                 if episode.trajectory == row["answer"]:
                     episodes.append(episode)
-                    if about.signals is not None and source.signals is not None:
-                        signals += signals_of(_read_row(source.signals, about.signals, place))
+                    if index_facts.signals is not None and source.signals is not None:
+                        signals += signals_of(_read_row(source.signals, index_facts.signals, place))
         return StoredAnswer(row, source, trajectory, episodes, signals=signals)
 
     def group(self, source: str, problem: str) -> list[Episode]:
@@ -508,17 +508,17 @@ class AnswerStore:
         from treetune.rollouts.rows import episodes_of
 
         [indexed] = self._sources_with_index({source})
-        about, path = indexed.about, indexed.source.episodes
-        if about is None or about.episodes is None or path is None:
+        index_facts, path = indexed.about, indexed.source.episodes
+        if index_facts is None or index_facts.episodes is None or path is None:
             return []
         # `column` is the column of the index that has the place of an answer's first training row. For
         # demonstrations, which are stored only as training rows, it is the place of the answer itself.
-        column = "place" if about.answers is None else "episode_place"
+        column = "place" if index_facts.answers is None else "episode_place"
         where = f"problem = ? AND {column} IS NOT NULL"
         rows = self.sql(
             f"SELECT {column} AS place FROM answers WHERE {where} ORDER BY row", [problem], [source]
         )
-        layout = about.episodes  # the positions of the batches in the file
+        layout = index_facts.episodes  # the positions of the batches in the file
         places_of_batches: dict[int, list[int]] = {}
         for row in rows:
             places_of_batches.setdefault(layout.batch_of(row["place"]), []).append(row["place"])

@@ -163,11 +163,11 @@ class DataSetTable:
 
     # Questions
 
-    def ask(self, question: RowQuery, shown: Sequence[str]) -> RowPage:
+    def ask(self, question: RowQuery, shown_columns: Sequence[str]) -> RowPage:
         """Returns the page of rows that a question asks for.
 
-        Each row has its number under `ROW_NUMBER`, and the columns `shown`, whose texts are shortened. Raises
-        ValueError for a column or an operator that doesn't exist.
+        Each row has its number under `ROW_NUMBER`, and the columns `shown_columns`, whose texts are
+        shortened. Raises ValueError for a column or an operator that doesn't exist.
         """
         where, values, matching = self._make_condition(question.filters, question.search)
         order = order_sql(question, self.kinds, self.kinds, quote_name(ROW_NUMBER), "rows")
@@ -181,7 +181,7 @@ class DataSetTable:
         rows: dict[int, dict[str, Any]] = {}
         if numbers:
             columns = [quote_name(ROW_NUMBER)]
-            for name in shown:
+            for name in shown_columns:
                 is_text = self.kinds[name] == "VARCHAR"
                 # One character more than is shown is read, so that the page notices that the text is longer.
                 shortened = f"left({quote_name(name)}, {CHARACTERS_OF_BEGINNING + 1}) AS {quote_name(name)}"
@@ -537,10 +537,10 @@ def _make_histogram(numbers: duckdb.DuckDBPyConnection, column: str, x: str) -> 
         " FROM numbers"
     ).fetchone()
     assert facts is not None
-    rows, counted, low, high, mean, median, whole = facts
+    rows, counted, low, high, mean, median, are_whole = facts
     if not counted:
         return None
-    step = bin_step(low, high, whole=whole)
+    step = bin_step(low, high, whole=are_whole)
     # `first` is the number of the first bin. By rounding, a value may be a hair below the bound that it
     # equals.
     first = math.floor(low / step + ROUNDING_SHARE)
