@@ -24,7 +24,7 @@ import numpy as np
 from treetune.lab.analyzers.step_credit import Shown
 from treetune.threads.fork_join import EVENTS
 from treetune.threads.format import TAGS, TagIds
-from treetune.threads.numbers import ThreadCounts, count, critical_seconds
+from treetune.threads.numbers import ThreadCounts, count_threads, critical_seconds
 from treetune.view.charts import format_number
 from treetune.view.store.tokens import text_of_each
 from treetune.view.templates import coloured_html, earned_by_each, injected_html, render, shade_classes
@@ -157,7 +157,7 @@ class ThreadedAnswer:
         deepest = max((len(placed.segment.branch) for placed in self.line), default=0)
         # The largest depth, counted from these tokens, of the blocks that are counted.
         depth = max(0 if outer_blocks else 1, deepest - outer_blocks)
-        return count(numbers, TAG_IDS, depth)
+        return count_threads(numbers, TAG_IDS, depth)
 
     @cached_property
     def has_varying_credit(self) -> bool:

@@ -57,7 +57,7 @@ def grades(
     context = ServiceContext(folder, run, served)
     with GraderPool(grader, workers=1, context=context) as pool:
         of_responses = [pool.submit(response, PROBLEM).result(60) for response in responses]
-        counts = {name: value / (over or 1) for name, (value, over) in pool.counted().items()}
+        counts = {name: value / (over or 1) for name, (value, over) in pool.take_counts().items()}
     context.close()
     return of_responses, counts
 
