@@ -421,7 +421,9 @@ def expand_continuations(
         positions = list(same_length)
         for start in range(0, len(positions), batch_size):
             batch = positions[start : start + batch_size]
-            values_of_batch = _StateBatch(steps, context, [states[i] for i in batch], samples).values()
+            values_of_batch = _StateBatch(
+                steps, context, [states[i] for i in batch], samples
+            ).estimate_values()
             values |= zip(batch, values_of_batch, strict=True)
     return [values[i] for i in range(len(states))]
 
@@ -469,7 +471,7 @@ class _StateBatch:
         task = task_of(self.context.task, self.states[state].problem)
         return task if isinstance(task, KnowsDecisions) else None
 
-    def values(self) -> list[EstimatedValue]:
+    def estimate_values(self) -> list[EstimatedValue]:
         """Extends all paths token by token until each is over, and returns the value of each state."""
         import numpy as np
 

@@ -202,7 +202,7 @@ class ValueAccuracy(OfCheckpoints):
             states, truths, fresh_samples, critic_values, strict=True
         ):
             deviation = pstdev(truth.rewards)
-            estimates = self._means(fresh.rewards)
+            estimates = self._mean_rewards_by_k(fresh.rewards)
             if critic_value is not None:
                 estimates[CRITIC] = [critic_value]
             rows.append(
@@ -220,7 +220,7 @@ class ValueAccuracy(OfCheckpoints):
             )
         return rows
 
-    def _means(self, rewards: Sequence[float]) -> dict[str, list[float]]:
+    def _mean_rewards_by_k(self, rewards: Sequence[float]) -> dict[str, list[float]]:
         """Returns `repeats` means of K rewards for each K. No reward is in two means."""
         unused_rewards = iter(rewards)
         means = {}

@@ -99,7 +99,7 @@ def _find_answer(view: PageRequest) -> StoredAnswer:
     the file can't be read.
     """
     answers, source = view.store.answers(view.run), view.text("source")
-    for item in answers.indexed():
+    for item in answers.list_indexed_sources():
         if item.source.name == source and item.fault:
             raise ValueError(item.fault)
         if item.source.name == source and item.is_awaited:

@@ -70,7 +70,7 @@ def show_rows(view: PageRequest) -> Response:
     The address has `?data=` (the data set's name), `?search=` (in texts), `?where=` (conditions), `?sort=`,
     `?order=down`, `?size=`, `?page=` and `?histogram=` (the only column with a histogram).
     """
-    data = view.store.data.named(view.text("data"))
+    data = view.store.data.find_data_set(view.text("data"))
     table = view.store.data.table(data)
     question = make_question(view, parse_conditions(view.text("where"), table.kinds, "rows"))
     columns_with_histogram = _choose_histogram_columns(view, table)
@@ -114,10 +114,12 @@ def show_histograms(view: PageRequest) -> Response:
     The page of rows (`show_rows`) loads the histograms after its rows, because histograms may take seconds.
     Their address has the same fields as the address of the page of rows.
     """
-    data = view.store.data.named(view.text("data"))
+    data = view.store.data.find_data_set(view.text("data"))
     table = view.store.data.table(data)
     question = make_question(view, parse_conditions(view.text("where"), table.kinds, "rows"))
-    histograms = table.histograms(_choose_histogram_columns(view, table), question.filters, question.search)
+    histograms = table.make_histograms(
+        _choose_histogram_columns(view, table), question.filters, question.search
+    )
     # A column with the same value in all rows is drawn only if the address names it.
     varying = [histogram for histogram in histograms if view.text("histogram") or len(histogram.bars) > 1]
     return render_histograms(view, varying, "rows", data.name)
@@ -159,7 +161,7 @@ def show_row(view: PageRequest) -> Response:
     The address has `?data=` (the data set's name), `?row=` (its number, from 0), `?as=rendered` (for Markdown
     and mathematics) and `?all=1` (nothing is left out of long texts).
     """
-    data = view.store.data.named(view.text("data"))
+    data = view.store.data.find_data_set(view.text("data"))
     table = view.store.data.table(data)
     number = view.integer("row", 0)
     row = table.row(number)
@@ -230,7 +232,7 @@ def mark_of_data_sets(view: PageRequest) -> str:
 
 def mark_of_rows(view: PageRequest) -> str:
     """Returns a text that changes whenever the data set of the address, or the address itself, changes."""
-    data = view.store.data.named(view.text("data"))
+    data = view.store.data.find_data_set(view.text("data"))
     return short_hash(data.name, data.mark, view.request.url.query)
 
 
