@@ -223,7 +223,7 @@ def trajectory_columns(answers: Answers, schema: Any) -> Columns:
         "origin": pa.array(["sampled"] * count),
         "logprobs": make_lists(answers.logprobs, tokens, segment.field("logprobs").type),
         "policy_version": pa.array([answers.iteration] * count, pa.int64()),
-        "branch": columns.branches([()] * count),
+        "branch": columns.column_of_branches([()] * count),
         "seconds": pa.array([1.0] * count, pa.float64()),
     }
     segments = pa.StructArray.from_arrays(
@@ -245,7 +245,7 @@ def trajectory_columns(answers: Answers, schema: Any) -> Columns:
             }
         )
     return {
-        "segments": columns.nested([1] * count, segments),
+        "segments": columns.nested_column([1] * count, segments),
         "problem": problems,
         "sample": answers.numbers % SAMPLES,
         "prompt_ids": [[1, 2, 3]] * count,

@@ -165,7 +165,7 @@ def test_the_server_of_a_prompt_is_the_one_that_computed_its_longest_prefix() ->
 
 
 def test_the_number_of_remembered_prefixes_is_bounded() -> None:
-    prefixes = Prefixes(most=4)
+    prefixes = Prefixes(most_blocks=4)
     texts = [np.full(3 * BLOCK_TOKENS, number, np.int32) for number in range(20)]
     for text in texts:
         prefixes.add(0, text)

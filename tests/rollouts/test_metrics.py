@@ -26,7 +26,7 @@ from treetune.credit.vineppo import MonteCarlo
 from treetune.domains.mixture import Domain, Mixture
 from treetune.engine.requests import SamplingParams
 from treetune.rollouts import numbers
-from treetune.rollouts.answers import before_stop, contiguous_share
+from treetune.rollouts.answers import contiguous_share, cut_at_stop
 from treetune.rollouts.context import FurtherProblems, RolloutContext
 from treetune.rollouts.demonstrations import Demonstrations
 from treetune.rollouts.metrics import domain_advantages, domain_columns, trajectory_metrics
@@ -95,7 +95,7 @@ def test_each_domain_has_its_own_stop_string_budget_and_steps() -> None:
         assert all(stop not in text.removesuffix(stop) for text in texts)
         assert any(text.endswith(stop) for text in texts) and any(other_stop in text for text in texts)
         graded = {text for id, text in pool.submitted if id.startswith(domain)}
-        assert graded == {before_stop(text, (stop,)) for text in texts}
+        assert graded == {cut_at_stop(text, (stop,)) for text in texts}
     assert any(len(trajectory.step_ends) > 1 for trajectory in answers_of_domain(answers, "cut"))
 
 
@@ -208,7 +208,7 @@ TURNS = NumberGroup(
 @pytest.fixture
 def _turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numbers, "_groups", {})
-    numbers.declare(TURNS)
+    numbers.declare_group(TURNS)
 
 
 def answers_with_turns() -> list[Trajectory]:
@@ -244,8 +244,8 @@ def test_a_rank_without_a_number_has_the_means_of_the_others() -> None:
 
 @pytest.mark.usefixtures("_turns")
 def test_evaluations_and_the_line_of_an_iteration_show_the_numbers_declared_for_them() -> None:
-    means = numbers.number_metrics(numbers.columns(answers_with_turns()))
-    summary = {"pass_at_1": 0.5, **numbers.by_group(means)}
+    means = numbers.number_metrics(numbers.collect_number_columns(answers_with_turns()))
+    summary = {"pass_at_1": 0.5, **numbers.group_numbers(means)}
     assert summary["turns"]["count"] == 1.0
     metrics = numbers.evaluation_metrics("test", summary)
     assert metrics["evaluation/test/turns/count"] == 1.0

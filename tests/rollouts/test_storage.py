@@ -36,7 +36,7 @@ from treetune.rollouts.storage import (
     write_tokens,
     write_trajectories,
 )
-from treetune.runtime.generation import episodes_on_all, trajectories_on_first
+from treetune.runtime.generation import gather_episodes_on_all, gather_trajectories_on_first
 from treetune.store.checksums import SEALED
 from treetune.vocabulary import Episode, Grade, Message, Problem, Segment, Trajectory
 
@@ -183,8 +183,8 @@ class RanksThatHaveSent:
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_the_rows_that_ranks_exchange_are_those_of_one_rank(ranks: int) -> None:
     for exchanged, to_bytes, rows in (
-        (trajectories_on_first, trajectories_to_bytes, mdp.all_trajectories()),
-        (episodes_on_all, episodes_to_bytes, [make_episode(number) for number in range(7)]),
+        (gather_trajectories_on_first, trajectories_to_bytes, mdp.all_trajectories()),
+        (gather_episodes_on_all, episodes_to_bytes, [make_episode(number) for number in range(7)]),
     ):
         shares = [contiguous_share(rows, rank, ranks) for rank in range(ranks)]
         others: Any = RanksThatHaveSent([to_bytes(share) for share in shares])

@@ -32,7 +32,7 @@ from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.selection import All, CorrectOnly, MixedGroups, PreferencePairs
 from treetune.rollouts.shaping import LengthPenalty, OverlongPenalty
-from treetune.rollouts.single_turn import SingleTurn, for_fixed_problems, sample_answers
+from treetune.rollouts.single_turn import SingleTurn, adapt_to_fixed_problems, sample_answers
 from treetune.rollouts.storage import read_trajectories
 from treetune.rollouts.until_mixed import UntilMixed
 from treetune.runtime.base import ChooseCheckpoint, Evaluation, EvaluationSet
@@ -218,7 +218,7 @@ def test_evaluation_samples_plainly_where_a_rollout_says_nothing_of_it(tmp_path:
     answers = (directory.evaluation(2, "test") / "answers.jsonl").read_text().splitlines()
     assert len(answers) == 2 * TASK.test_size
     plain = SingleTurn(samples=2, max_tokens=12, top_p=0.9)
-    assert for_fixed_problems(config.rollout) == for_fixed_problems(plain) == plain
+    assert adapt_to_fixed_problems(config.rollout) == adapt_to_fixed_problems(plain) == plain
 
 
 def test_a_count_of_answers_that_no_set_asked_for_is_refused(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.support.stubs import Stub, below
-from treetune.engine.launch import scratch_folder
+from treetune.engine.launch import make_scratch_folder
 from treetune.runtime.weights_folder import make_weights_folder
 from treetune.store.files import new_own_folder, own_folder
 
@@ -128,7 +128,7 @@ def test_nobody_else_reads_a_servers_temporary_files(
     monkeypatch: pytest.MonkeyPatch, public_folder: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(public_folder))
-    folder = scratch_folder()
+    folder = make_scratch_folder()
     assert as_nobody(lambda: os.listdir(folder)) == "PermissionError"
 
 

@@ -17,7 +17,7 @@ import pytest
 from treetune.runtime.weights_folder import SHARED_MEMORY, make_weights_folder, read_name_file
 from treetune.store import held_folders
 from treetune.store.files import remove_folder
-from treetune.trainer.ranks import _private_folder
+from treetune.trainer.ranks import _make_private_folder
 
 ALONE: Any = SimpleNamespace(
     machines=lambda: ["here"],
@@ -102,4 +102,4 @@ def test_ranks_refuse_to_meet_in_what_is_no_folder_of_ours(
     os.mkfifo(pipe)
     monkeypatch.setenv(held_folders.MEETING, str(pipe))
     with pytest.raises(ValueError, match="through which the ranks communicate"):
-        _private_folder("1", 1)
+        _make_private_folder("1", 1)

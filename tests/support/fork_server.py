@@ -31,7 +31,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, TypedDict
 
-from treetune.runtime.machine import gpus
+from treetune.runtime.machine import list_gpus
 from treetune.store import held_folders
 
 ROOT = Path(__file__).parents[2]
@@ -175,7 +175,7 @@ def serve(requests: socket.socket) -> ForkRequest | None:
 
     Returns the request in the forked command, and None in the server.
     """
-    if not gpus():
+    if not list_gpus():
         # Otherwise DeepSpeed warns that it finds no accelerator.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     for module in MODULES:

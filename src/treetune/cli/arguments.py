@@ -178,9 +178,9 @@ def version() -> str:
     import platform
 
     import treetune
-    from treetune.runtime.manifest import code_commit
+    from treetune.runtime.manifest import read_code_commit
 
-    commit = code_commit()
+    commit = read_code_commit()
     parts = [f"treetune {treetune.__version__}", f"Python {platform.python_version()}"]
     if commit:
         parts.append(f"commit {commit}")

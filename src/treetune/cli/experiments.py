@@ -55,10 +55,10 @@ def run_ranks(options: Options) -> int:
         )
     if len(nodes) > 1 and not options.master_port:
         raise ValueError("--master_port is missing: give all machines the same free port of the first one")
-    ranks = rank_launcher.ranks_here(options.num_gpus, options.ranks)
+    ranks = rank_launcher.count_ranks_here(options.num_gpus, options.ranks)
     if ranks * len(nodes) == 1:
         # In this process: a launcher would be two more processes that import torch.
-        os.environ.setdefault("OMP_NUM_THREADS", rank_launcher.threads_each(1))
+        os.environ.setdefault("OMP_NUM_THREADS", rank_launcher.threads_per_process(1))
         options.command = options.what
         return options.commands[options.what].run(options)
     # A mistake is reported here, and not in each rank.

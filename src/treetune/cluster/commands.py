@@ -116,9 +116,9 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
     """
     from treetune.engine.client import SAMPLES_ROUTE, Client
     from treetune.engine.key import DESCRIPTION_VARIABLE
-    from treetune.engine.launch import ServerProcess, diagnosis, last_lines, listens
+    from treetune.engine.launch import ServerProcess, diagnose_log, is_listening, read_last_lines
     from treetune.engine.serve_engine_servers import shared_settings
-    from treetune.engine.server import warm_up
+    from treetune.engine.server import make_warm_up_body
     from treetune.exceptions import ServerFailure
 
     log = log or Path(f"serve_engine-{port}.log")
@@ -130,10 +130,10 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
     try:
         is_ready = False
         while (code := process.exit_code()) is None:
-            if not is_ready and listens(port, launch.host):
+            if not is_ready and is_listening(port, launch.host):
                 # The server is ready once it has sampled a token.
                 try:
-                    client.post(process.address(), SAMPLES_ROUTE, warm_up(1), timeout=60.0)
+                    client.post(process.address(), SAMPLES_ROUTE, make_warm_up_body(1), timeout=60.0)
                 except ServerFailure:
                     time.sleep(POLL_S)
                     continue
@@ -142,7 +142,7 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
                 override = f"{{engines+: {{policy+: {{addresses: {addresses}, key_file: {key_path}}}}}}}"
                 say(f"it is ready. For the run: --override {shlex.quote(override)}")
             time.sleep(POLL_S)
-        say(f"the server ended with code {code}.{diagnosis(process.log_text())}\n{last_lines(log)}")
+        say(f"the server ended with code {code}.{diagnose_log(process.log_text())}\n{read_last_lines(log)}")
         return code or 1
     finally:
         client.close()
@@ -199,13 +199,13 @@ def print_plan(options: Options) -> int:
 def _machine(options: Options) -> Machine:
     """Returns the machine that the command line describes; this machine if it describes none. Raises
     ValueError for an incomplete description."""
-    from treetune.runtime.machine import described_machine, this_machine
+    from treetune.runtime.machine import make_described_machine, this_machine
 
     if (options.gpus is None) != (options.memory is None):
         raise ValueError("--gpus and --memory go together, as in --gpus 8 --memory 80: give both, or neither")
     if options.gpus is None:
         return this_machine()
-    return described_machine(options.gpus, options.memory, options.machines, options.host_memory)
+    return make_described_machine(options.gpus, options.memory, options.machines, options.host_memory)
 
 
 def start_shape(root: PolicyIteration) -> Shape | None:

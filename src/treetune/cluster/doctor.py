@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from treetune.engine.settings import VERSIONS_AT_ONCE, host_memory
+from treetune.engine.settings import VERSIONS_AT_ONCE, read_host_memory
 from treetune.runtime.fitting import refuse_exclusive_gpus
-from treetune.runtime.weights_folder import GIB, MORE_SHARED_MEMORY
+from treetune.runtime.weights_folder import GIB, MORE_SHARED_MEMORY_REMEDY
 
 MEMORY_GIB = 8
 """The memory that the quickstart needs."""
@@ -64,7 +64,7 @@ def _diagnoses() -> Iterator[Diagnosis]:
             installed = "not installed"
         remedy = f"tested with {tested}: run scripts/setup.sh to install it"
         yield Diagnosis(package, installed == tested, installed, remedy)
-    cores, memory = len(os.sched_getaffinity(0)), host_memory() / GIB
+    cores, memory = len(os.sched_getaffinity(0)), read_host_memory() / GIB
     yield Diagnosis(
         "cores", cores >= 2, str(cores), "with two or more, sampling and training don't share a core"
     )
@@ -80,7 +80,9 @@ def _diagnoses() -> Iterator[Diagnosis]:
         # VERSIONS versions of the weights, with two bytes (bfloat16) for each weight.
         largest = free * GIB / VERSIONS_AT_ONCE / 2e9
         room = f"{free:.1f} GiB free: {VERSIONS_AT_ONCE} versions of {largest:.1f} billion weights"
-        yield Diagnosis("/dev/shm", free >= SHARED_MEMORY_GIB, room, f"{MORE_SHARED_MEMORY}, or clear it")
+        yield Diagnosis(
+            "/dev/shm", free >= SHARED_MEMORY_GIB, room, f"{MORE_SHARED_MEMORY_REMEDY}, or clear it"
+        )
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     is_enough = hard_limit == resource.RLIM_INFINITY or hard_limit >= OPEN_FILES
     yield Diagnosis("open files", is_enough, str(hard_limit), f"ulimit -n {OPEN_FILES}")

@@ -116,7 +116,7 @@ def estimate_difficulty(options: Options) -> int:
     """
     from treetune.data.difficulty.shard import FAILURE, shard_folder, work_on_shard
     from treetune.data.difficulty.watching import USER_ERROR, refuse_other_estimate, run_jobs
-    from treetune.runtime.rank_launcher import MAIN
+    from treetune.runtime.rank_launcher import MAIN_PROGRAM
     from treetune.store.files import write_json
 
     if options.shard is None:
@@ -128,7 +128,7 @@ def estimate_difficulty(options: Options) -> int:
             configuration += ["--override", text]
         paths = ["--input", str(options.input), "--output", str(options.output)]
         # `run_jobs` puts the number of the shard at the end of the command.
-        job = [sys.executable, str(MAIN), *configuration, options.command, *paths, "--shard"]
+        job = [sys.executable, str(MAIN_PROGRAM), *configuration, options.command, *paths, "--shard"]
         return run_jobs(root, options.input, options.output, config.data, job)
     folder = shard_folder(options.output, options.shard)
     try:

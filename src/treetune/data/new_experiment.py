@@ -24,7 +24,7 @@ from treetune.config.layers import CONFIGS, find_file
 from treetune.data.scoring import score_responses
 from treetune.exceptions import NoSplit
 from treetune.runtime.base import check_name
-from treetune.runtime.machine import gpus
+from treetune.runtime.machine import list_gpus
 from treetune.store.files import whole_folder, write_text
 from treetune.tasks.base import Split, Task
 from treetune.tasks.row_values import text_of_value
@@ -164,7 +164,7 @@ def make(options: Options) -> Iterator[str]:
     options.model = _model_name(options.model)
     is_small = options.model == "tiny"
     if options.hardware is None:
-        options.hardware = "gpu" if gpus() and not is_small else "in_process"
+        options.hardware = "gpu" if list_gpus() and not is_small else "in_process"
     if options.hardware not in HARDWARE:
         raise ValueError(f"--hardware is {options.hardware!r}: give {', '.join(HARDWARE)}")
     own_rows = _own_rows(Path(options.data), options.fields) if Path(options.data).suffix else None

@@ -43,14 +43,14 @@ from treetune.models.chat import TOOL_RESULT
 from treetune.rollouts.answers import Announcer, GrowingRollout, Start, is_decided
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext, required
-from treetune.rollouts.numbers import Number, NumberGroup, declare
-from treetune.rollouts.single_turn import for_fixed_problems
+from treetune.rollouts.numbers import Number, NumberGroup, declare_group
+from treetune.rollouts.single_turn import adapt_to_fixed_problems
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
 from treetune.tasks.mixed import parts_of, task_of
 from treetune.vocabulary import Grade, TextCodec, Trajectory, joined
 
-declare(
+declare_group(
     NumberGroup(
         "turns",
         {
@@ -459,7 +459,7 @@ class TurnStates(WholeAnswers):
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         # The rollout that samples the answers. It may be inside another rollout, such as `until_mixed`.
-        rollout = for_fixed_problems(experiment.rollout)
+        rollout = adapt_to_fixed_problems(experiment.rollout)
         # Only credit that continues answers needs the environment in a state within an answer.
         if not isinstance(rollout, MultiTurn) or Continuations() not in experiment.credit.gives:
             return

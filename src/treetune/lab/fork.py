@@ -11,7 +11,7 @@ from typing import Any
 from treetune.credit.reward_models import RewardModelCredit
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import CONFIG, MANIFEST, ExperimentDirectory
-from treetune.runtime.manifest import command_line, find_changed_keys, read_config, read_manifest
+from treetune.runtime.manifest import describe_command, find_changed_keys, read_config, read_manifest
 from treetune.store.checksums import config_hash, refuse_damaged, write_record
 from treetune.store.files import whole_folder, write_json
 
@@ -92,7 +92,12 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
         for file in path.glob("*.arrow"):  # the texts of tokens, which readers of episodes look up there
             _link_or_copy(str(file), str(unfinished / file.name))
         origin = {"run": str(path), "after": finished, "config": config_hash(stored)}
-        changes = {"config": config_hash(plain), "command": command_line(), "continued": [], "forked": origin}
+        changes = {
+            "config": config_hash(plain),
+            "command": describe_command(),
+            "continued": [],
+            "forked": origin,
+        }
         write_record(unfinished / MANIFEST, read_manifest(run) | changes)
         write_json(unfinished / CONFIG, plain)
     return branch.path

@@ -54,7 +54,7 @@ from typing import Any, Literal
 import treetune
 from treetune.config import folders
 from treetune.exceptions import WorkerStartError
-from treetune.inherited import without_secrets
+from treetune.inherited import remove_secrets
 from treetune.processes.worker import LENGTH, Servant, frame
 
 log = logging.getLogger(__name__)
@@ -413,7 +413,7 @@ def start_worker(
         # Each worker computes with a single thread, since several workers run at a time. Idle threads of
         # linear algebra libraries would also count against the limit of memory.
         env={
-            **without_secrets(),
+            **remove_secrets(),
             "PYTHONPATH": path,
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",

@@ -30,7 +30,7 @@ STATES, ADVANTAGES = "states.jsonl", "advantages.jsonl"
 """In the folder of an analysis: the states from which an analyzer computed its numbers; the answers of a
 replay with their advantages."""
 
-ANALYSE_AGAIN = "delete its folder, and run the analysis again"
+ANALYSE_AGAIN_REMEDY = "delete its folder, and run the analysis again"
 
 
 def write_result(
@@ -51,9 +51,9 @@ def read_result(folder: Path) -> dict[str, Any]:
         Damaged: The result, or the file of the rows, is not as it was written.
         FileNotFoundError: There is no result.
     """
-    result = read_record(folder / RESULT, ANALYSE_AGAIN)
+    result = read_record(folder / RESULT, ANALYSE_AGAIN_REMEDY)
     for name, digest in result.pop("digests", {}).items():  # earlier versions wrote no digests
-        verify_once(folder / name, ANALYSE_AGAIN, digest)
+        verify_once(folder / name, ANALYSE_AGAIN_REMEDY, digest)
     return result
 
 

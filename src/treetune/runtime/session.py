@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from treetune.contracts import innermost_rollout
 from treetune.exceptions import Stopped
-from treetune.rollouts.single_turn import for_fixed_problems
+from treetune.rollouts.single_turn import adapt_to_fixed_problems
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console, name_iterations
 from treetune.runtime.directory import ExperimentDirectory, Lock, is_over_after
@@ -118,17 +118,19 @@ class Session:
             try:
                 yield session
             except (Stopped, KeyboardInterrupt) as stop:
-                console.say(session.farewell(stop))
+                console.say(session.describe_end(stop))
                 raise
 
-    def farewell(self, stop: Stopped | KeyboardInterrupt) -> str:
+    def describe_end(self, stop: Stopped | KeyboardInterrupt) -> str:
         """Returns the last message of a run that a signal ends: where it was, and what the next start
         repeats."""
-        where = ""
+        position = ""
         if self.iteration is not None:
             # True if the iteration is finished, and the next one has not begun.
             at_boundary = self.done == self.iteration + 1
-            where = f" after iteration {self.done}" if at_boundary else f" in iteration {self.iteration + 1}"
+            position = (
+                f" after iteration {self.done}" if at_boundary else f" in iteration {self.iteration + 1}"
+            )
         repetition = ""
         if self.done > self.checkpointed:
             repeated = name_iterations(self.checkpointed + 1, self.done)
@@ -140,8 +142,8 @@ class Session:
             # The same command may then fail again. So the message mentions the command only if the command
             # would repeat finished iterations.
             continuation = f"; the same command continues{repetition}" if repetition else ""
-            return f"ended by {stop.signal_name}{where}{continuation}"
-        return f"stopped{where}; the same command continues{repetition}"
+            return f"ended by {stop.signal_name}{position}{continuation}"
+        return f"stopped{position}; the same command continues{repetition}"
 
     def remaining_iterations(self, start: int) -> Iterator[int]:
         """Yields the iterations from `start` to the end of the run, which a budget may change on the way."""
@@ -239,7 +241,7 @@ class StartModel:
         # Training and evaluation use the same prompts, so the codec gets the tools of one rollout: the run's
         # or, if that has none (as with demonstrations, where it samples nothing), the evaluation's.
         for rollout in (config.rollout, config.evaluation.rollout or config.rollout):
-            if tools := for_fixed_problems(rollout).tools(config.task):
+            if tools := adapt_to_fixed_problems(rollout).tools(config.task):
                 if self.codec.with_tools is None:
                     raise ValueError("tools are called natively in a chat, and model.chat is null: give one")
                 self.codec = self.codec.with_tools(tools)

@@ -31,7 +31,7 @@ from annotated_types import Gt
 from typing_extensions import override
 
 from treetune.contracts import Advantages, Answers, Continuations, Feature, Forks, Need, UseOfAdvantages
-from treetune.credit.base import UNUSED_REMEDY, ContinuingCredit, Credit
+from treetune.credit.base import UNUSED_ADVANTAGES_REMEDY, ContinuingCredit, Credit
 from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.rloo import leave_one_out_advantages
 from treetune.credit.states.base import AnswerPrefix
@@ -129,7 +129,7 @@ class ThreadShapley(ContinuingCredit):
             Need(
                 UseOfAdvantages(),
                 "it samples answers with fewer threads to compute advantages",
-                UNUSED_REMEDY,
+                UNUSED_ADVANTAGES_REMEDY,
             ),
         )
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
-from treetune.runtime.manifest import recorded_resumes
+from treetune.runtime.manifest import list_resumes
 from treetune.view.charts import N_COLOURS, Chart, Event, Series, StackedBar, better_of, number
 from treetune.view.experiment import StoredExperiment
 
@@ -409,7 +409,7 @@ def events_of(experiment: StoredExperiment) -> list[Event]:
     events += _metric_events(experiment, log)
     # The log has all resumes, and the manifest those that have changed something. Each is one event.
     logged_resumes = Counter(int(iterations) for iterations in _RESUMED.findall(log))
-    for iterations, changes in recorded_resumes(experiment.manifest):
+    for iterations, changes in list_resumes(experiment.manifest):
         text = f"continued with changes: {'; '.join(changes)}" if changes else "continued"
         events.append(Event(float(iterations), "resume", text))
         logged_resumes[iterations] -= 1

@@ -23,7 +23,7 @@ from treetune.config import folders
 from treetune.domains import foreign
 from treetune.domains.graders.function import FunctionGrader
 from treetune.domains.graders.weighted import Weighted
-from treetune.rollouts.numbers import add_measured_numbers, columns
+from treetune.rollouts.numbers import add_measured_numbers, collect_number_columns
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.conformance import Case, conformance
 from treetune.tasks.graders.pool import GraderPool
@@ -285,7 +285,7 @@ def test_a_weighted_sum_has_each_reward_as_a_number_and_the_outcome_of_what_fail
     assert grade.numbers == {"rewards/right": 1.0, "rewards/length": -0.65}
     answer = Trajectory(PROBLEM, 0, (1,), (Segment((2,)),), "stop", "4", grade, (1,))
     trees = add_measured_numbers(trees_of([answer]), TextCodec(encode=list, decode=str, eos_id=0))
-    assert columns(answers_of(trees)) == {"rewards/right": [1.0], "rewards/length": [-0.65]}
+    assert collect_number_columns(answers_of(trees)) == {"rewards/right": [1.0], "rewards/length": [-0.65]}
     for outcome in ("unavailable", "error", "timeout"):
         failing_grade = {"reward": 0.0, "outcome": outcome, "message": "so"}
         problem = replace(PROBLEM, data={**DATA, "grade": failing_grade})

@@ -40,7 +40,7 @@ from treetune.rollouts.storage import (
     write_trajectories,
 )
 from treetune.runtime.analysis import ADVANTAGES, write_result
-from treetune.runtime.directory import _LOCKS
+from treetune.runtime.directory import _LOCK_FILES
 from treetune.store.journal import Journal
 from treetune.tasks.arithmetic import AdditionChain
 from treetune.view.app import SEEN_MARK_HEADER
@@ -150,7 +150,7 @@ def test_credit_that_comes_while_an_answer_is_shown_replaces_its_box_of_tokens(v
 
 def test_an_experiment_that_cannot_be_read_hides_no_other(viewer: Viewer) -> None:
     viewer.record("good")
-    lock = viewer.record("bad").path / _LOCKS["run"]
+    lock = viewer.record("bad").path / _LOCK_FILES["run"]
     lock.unlink(missing_ok=True)
     lock.mkdir()  # opening a folder is an OSError, as opening a file without permission is
     page = viewer.page("/")

@@ -21,7 +21,7 @@ from tests.view.recorded import begin_run, episode, record_iteration, recorded_r
 from tests.view.report.synthetic import CODEC
 from treetune.exceptions import NotThere
 from treetune.rollouts.storage import write_episodes
-from treetune.trainer.preparation import normalise, normalise_by_domain
+from treetune.trainer.preparation import normalise_advantages, normalise_by_domain
 from treetune.trainer.tokens import Sequences
 from treetune.view.store import Run, Store
 from treetune.view.store.answers import AnswerStore
@@ -148,7 +148,7 @@ def test_the_shown_advantage_of_a_token_is_the_one_that_trains(
     if by_domain:
         expected_N = normalise_by_domain(of_credit_N, normalisation, sequences.starts, sequences.domains)
     else:
-        expected_N = normalise(of_credit_N, normalisation)
+        expected_N = normalise_advantages(of_credit_N, normalisation)
     answers = answers_of(tmp_path)
 
     def shown_numbers(**settings: Any) -> list[dict[str, np.ndarray]]:

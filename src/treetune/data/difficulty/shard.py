@@ -22,7 +22,7 @@ from treetune.data.difficulty.answering import (
 )
 from treetune.data.pipelines import EstimateDifficulty
 from treetune.domains.domain_rows import DomainRow, read_domain_rows, row_key
-from treetune.rollouts.answers import before_stop, contiguous_share
+from treetune.rollouts.answers import contiguous_share, cut_at_stop
 from treetune.runtime.claims import Claim, Claims
 from treetune.runtime.console import Console
 from treetune.seeds import derive_seed
@@ -208,7 +208,7 @@ class _Shard:
             self._grades.add(line)
             self._graded += 1
             return
-        text = before_stop(answer["text"], self._pipeline.answers.stop)  # graders don't see stop strings
+        text = cut_at_stop(answer["text"], self._pipeline.answers.stop)  # graders don't see stop strings
         fields_to_keep = {name: answer[name] for name in ("complete", "tokens")}
         problem = self._problems[answer["row"]]
         if answer.get("begins_in_thought"):

@@ -42,7 +42,7 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Gt
 from typing_extensions import override
 
-from treetune.contracts import Finding, lacking
+from treetune.contracts import Finding, report_missing
 from treetune.domains.environments.tools import Functions, Tool
 from treetune.exceptions import Unavailable
 from treetune.processes.pool import call_clock
@@ -138,7 +138,7 @@ class Mcp(Tool):
             yield Finding(what, level="missing")
         else:
             for value in (self.address or "", *self.headers.values()):
-                yield from lacking(
+                yield from report_missing(
                     f"the environment variable {name}, which address or headers of the MCP server"
                     f" {self.name} name, isn't set"
                     for name in _VARIABLE.findall(value)

@@ -19,7 +19,7 @@ from pydantic import ValidationError, validate_call
 from typing_extensions import override
 
 from treetune.config.registrable import Registrable
-from treetune.contracts import Finding, lacking
+from treetune.contracts import Finding, report_missing
 from treetune.domains.environments.base import LONGEST_OBSERVATION, Again, Environment, Reward, Turn
 from treetune.domains.environments.calls import NATIVE_FORMATS, ToolCall, calls_in, calls_of_turn
 from treetune.domains.extras import missing_extras
@@ -142,7 +142,7 @@ class Python(Tool):
 
     @override
     def check(self, experiment: Any) -> Iterable[Finding]:
-        yield from lacking(self.console.sandbox.missing())
+        yield from report_missing(self.console.sandbox.missing())
 
     @override
     def functions(self) -> Functions:
@@ -176,7 +176,7 @@ class Search(Tool):
 
     @override
     def check(self, experiment: Any) -> Iterable[Finding]:
-        yield from lacking(missing_extras("the tool search", "bm25s"))
+        yield from report_missing(missing_extras("the tool search", "bm25s"))
         for name in self.corpus:
             if not Path(name).is_file():
                 yield Finding(f"{name} isn't there, which is searched", level="missing")

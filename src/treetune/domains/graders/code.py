@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from annotated_types import Gt, MinLen
 from typing_extensions import override
 
-from treetune.contracts import Finding, lacking
+from treetune.contracts import Finding, report_missing
 from treetune.domains.sandbox import inside
 from treetune.domains.sandbox.base import ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
@@ -65,7 +65,7 @@ class SandboxedGrader(Grader):
 
     @override
     def check(self, experiment: Any) -> Iterable[Finding]:
-        yield from lacking(self.sandbox.missing())
+        yield from report_missing(self.sandbox.missing())
 
 
 @Grader.register("code")

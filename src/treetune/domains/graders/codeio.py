@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Lt, MinLen
 from typing_extensions import override
 
-from treetune.contracts import Finding, lacking
+from treetune.contracts import Finding, report_missing
 from treetune.domains.graders.code import SPARE_SECONDS
 from treetune.domains.sandbox.base import ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
@@ -101,7 +101,7 @@ class CodeIO(Grader):
     @override
     def check(self, experiment: Any) -> Iterable[Finding]:
         if self.program:
-            yield from lacking(self.sandbox.missing())
+            yield from report_missing(self.sandbox.missing())
 
     @override
     def extract(self, response: str, problem: Problem) -> str | None:

@@ -18,7 +18,7 @@ from annotated_types import MinLen
 from typing_extensions import override
 
 from treetune.config.errors import nearest
-from treetune.contracts import Finding, lacking
+from treetune.contracts import Finding, report_missing
 from treetune.domains.extras import missing_extras
 from treetune.exceptions import Unavailable
 from treetune.tasks.graders.base import Grader
@@ -74,14 +74,14 @@ class InstructionFollowing(Grader):
     @override
     def check(self, experiment: Any) -> Iterable[Finding]:
         if absent := missing_extras("the grader instruction_following", "lm_eval", "nltk", "langdetect"):
-            yield from lacking(absent)
+            yield from report_missing(absent)
             return
         import nltk
 
         try:
             nltk.data.find("tokenizers/punkt_tab/english/")
         except LookupError:
-            yield from lacking([NO_SENTENCES])
+            yield from report_missing([NO_SENTENCES])
 
     @override
     def prepare(self) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from annotated_types import MinLen
 from typing_extensions import override
 
-from treetune.contracts import Finding, lacking
+from treetune.contracts import Finding, report_missing
 from treetune.domains.sandbox.base import ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
 from treetune.domains.sandbox.served import LibraryScorer, scorer
@@ -66,7 +66,7 @@ class ReasoningGymGrader(Grader):
         # The scorers are a program that keeps running, and `can_begin` says that the sandbox can start such a
         # program.
         if self.sandbox.can_begin:
-            yield from lacking(self.sandbox.missing())
+            yield from report_missing(self.sandbox.missing())
         else:
             name = type(self.sandbox).__name__
             yield Finding(

@@ -24,7 +24,7 @@ from treetune.contracts import Experiment, Finding
 from treetune.domains.graders.reasoning_gym import ReasoningGymGrader
 from treetune.domains.puzzles.reasoning_gym_maker import Refused
 from treetune.domains.sandbox.inside.reasoning_gym_scores import COMPOSITE, modules_of_data_sets
-from treetune.inherited import without_secrets
+from treetune.inherited import remove_secrets
 from treetune.seeds import derived_random
 from treetune.tasks.base import GeneratedTask, Split, Task
 from treetune.vocabulary import Problem
@@ -246,7 +246,7 @@ def _ask_maker(request: str) -> dict[str, Any]:
             input=request,
             capture_output=True,
             text=True,
-            env={**without_secrets(), "PYTHONPATH": path, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
+            env={**remove_secrets(), "PYTHONPATH": path, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
             timeout=MAKE_SECONDS,
             check=False,
         )

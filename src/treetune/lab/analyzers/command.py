@@ -59,7 +59,7 @@ def run_analyzers(root: Runtime, plain: Plain) -> int:
         needs_engine = any(analyzer.needs_engine for analyzer, *_ in pending)
         with (
             Session.open(config, plain, "analysis") as session,
-            PolicyServer.start(session, needed=needs_engine) as server,
+            PolicyServer.start(session, needs_engine=needs_engine) as server,
             RunResources.open(session, server) as resources,
         ):
             for analyzer, settings, points in pending:

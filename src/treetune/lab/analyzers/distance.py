@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Gt
 from typing_extensions import override
 
-from treetune.credit.episodes import scoring_row
+from treetune.credit.episodes import make_scoring_row
 from treetune.lab.analyzers.figures import (
     Bootstrap,
     iteration_axis,
@@ -200,7 +200,7 @@ class KlToReference(OfCheckpoints):
         assert sampling is not None
         # Greedy answers (temperature 0) are scored at temperature 1.
         models = StoredModels(session, point, sampling.temperature or 1.0)
-        sequences = Sequences.of([scoring_row(answer) for answer in answers])
+        sequences = Sequences.of([make_scoring_row(answer) for answer in answers])
         # Log-probs of the checkpoint and of the start weights, for each token of all answers.
         policy_N, start_N = models.policy_logprobs(sequences), models.ref_logprobs(sequences)
         kl = answer_kl(policy_N, start_N, sequences.starts)

@@ -25,7 +25,7 @@ from treetune.runtime.directory import (
     metrics_row,
     sampling_version,
 )
-from treetune.runtime.generation import assign_credit, episodes_of_first, read_shaping_memory
+from treetune.runtime.generation import assign_credit, read_shaping_memory, send_episodes_of_first
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
@@ -259,7 +259,7 @@ def replay(
     steps: dict[str, ReplayedStep] = {}
     with (
         Session.open(config, plain, "analysis") as session,
-        PolicyServer.start(session, needed=needs_engine) as server,
+        PolicyServer.start(session, needs_engine=needs_engine) as server,
         RunResources.open(session, server) as resources,
     ):
         state = _state_before(session, point, work / STATE if exact else None)
@@ -420,7 +420,7 @@ def assign_credit_again(
         # Reward shaping may depend on what it remembers of earlier iterations.
         context = replace(context, shaping_memory=read_shaping_memory(session, point), model_scores=scores)
         selected, metrics = assign_credit(session.ranks, config, context, trees)
-        episodes = episodes_of_first(session.ranks, "selected episodes", selected)
+        episodes = send_episodes_of_first(session.ranks, "selected episodes", selected)
     return episodes, metrics, 0 if engine is None else engine.tokens - tokens_before
 
 

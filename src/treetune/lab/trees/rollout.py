@@ -42,7 +42,7 @@ from treetune.rollouts.answers import (
     CountedSamples,
     SampledRollout,
     apply_unfinished_reward,
-    before_stop,
+    cut_at_stop,
     is_decided,
     measure_trees,
     rank_share,
@@ -51,7 +51,7 @@ from treetune.rollouts.answers import (
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import mean, pool_columns
-from treetune.rollouts.numbers import Number, NumberGroup, declare
+from treetune.rollouts.numbers import Number, NumberGroup, declare_group
 from treetune.seeds import derive_seed
 from treetune.tasks.mixed import task_of
 from treetune.tree import Sharing, Tree, trees_of
@@ -67,7 +67,7 @@ from treetune.vocabulary import (
     joined,
 )
 
-declare(
+declare_group(
     NumberGroup(
         "tree",
         {
@@ -302,7 +302,7 @@ class _GrowingTree:
             text = self.context.codec.decode(joined([sample.prefix_ids, completion.token_ids]))
             # If the answer gets `unfinished_reward` anyway, it is `decided`: no judge is asked about it.
             grade = self.context.grader.submit(
-                before_stop(text, self.sampling.stop),
+                cut_at_stop(text, self.sampling.stop),
                 self.problem,
                 decided=is_decided(completion.finish_reason, self.rollout.unfinished_reward),
             )

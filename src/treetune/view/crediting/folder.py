@@ -28,7 +28,7 @@ from treetune.engine.base import Engine
 from treetune.engine.journal import JournaledEngine
 from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens, write_trajectories
 from treetune.runtime.directory import EPISODES, JOURNALS, TRAJECTORIES, ExperimentDirectory, metrics_row
-from treetune.runtime.manifest import command_line
+from treetune.runtime.manifest import describe_command
 from treetune.store.checksums import config_hash, read_record, sealed, write_record
 from treetune.store.files import write_json, write_text
 from treetune.view.crediting.log import LoggedFile
@@ -101,7 +101,7 @@ class CreditedFolder:
         # The configuration is the first file of the folder. If the command were killed after it had written
         # another file first, the next start would refuse the folder as not empty.
         write_json(path, config)
-        manifest = {"config": config_hash(config), "seed": config["seed"], "command": command_line()}
+        manifest = {"config": config_hash(config), "seed": config["seed"], "command": describe_command()}
         write_record(self.directory.manifest_file, manifest)
 
     def write_tokens(self, codec: TextCodec, count: int) -> None:

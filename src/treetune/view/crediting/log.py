@@ -14,7 +14,7 @@ from typing import Any
 
 from treetune.credit.base import Credit
 from treetune.credit.library.answers import GradedAnswer
-from treetune.credit.library.checks import answers_needed, reads_logprobs
+from treetune.credit.library.checks import count_needed_answers, reads_logprobs
 from treetune.view.crediting.tokens import LogTokenizer
 from treetune.view.store.folders import Run, folders_below, is_experiment
 from treetune.view.store.foreign import FileReport, MappedRow, holds_answers, mapped_rows
@@ -173,7 +173,7 @@ def read_answers_of(
     if reads_logprobs(credit):
         logged.answers = list(_without_missing_logprobs(logged.answers))
     # Groups are checked last, because only answers that no other check has ruled out count in their group.
-    logged.answers = list(_without_small_groups(logged.answers, answers_needed(credit)))
+    logged.answers = list(_without_small_groups(logged.answers, count_needed_answers(credit)))
     logged.reasons.update(answer.reason for answer in logged.answers if answer.reason)
     return logged
 

@@ -116,7 +116,7 @@ def _keys_in_journal(config: Mapping[str, Any], answer: StoredAnswer, start: int
     """
     from treetune.config.build import build
     from treetune.credit.base import Credit
-    from treetune.credit.library.engines import UNBOUNDED
+    from treetune.credit.library.engines import UNBOUNDED_CONTEXT_LENGTH
     from treetune.credit.states.base import AnswerPrefix
     from treetune.credit.states.one_line import continuation_request
     from treetune.credit.vineppo import MonteCarlo
@@ -143,7 +143,7 @@ def _keys_in_journal(config: Mapping[str, Any], answer: StoredAnswer, start: int
     changes = {name: value for name, value in settings.items() if value is not None}
     # It must be the same request as the credit made.
     request = continuation_request(
-        AnswerSettings(int(config["context_length"] or UNBOUNDED)),
+        AnswerSettings(int(config["context_length"] or UNBOUNDED_CONTEXT_LENGTH)),
         int(config.get("seed", 0)),
         iteration,
         AnswerPrefix.of(trajectory.problem, trajectory.prompt_ids, trajectory.segments, start),

@@ -12,10 +12,10 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import override
 
 from treetune.rollouts.metrics import DOMAIN_PREFIX, split_domain
-from treetune.rollouts.numbers import LARGEST_SUFFIX, OF_CORRECT, declared, registered
+from treetune.rollouts.numbers import CORRECT_SUFFIX, LARGEST_SUFFIX, declared_numbers, registered_groups
 from treetune.runtime.diagnostics import (
-    METRICS,
-    REMEDIES,
+    METRICS_OF_SIGN,
+    REMEDY_OF_SIGN,
     SIGNS,
     CollapseSign,
     Diagnostics,
@@ -178,7 +178,7 @@ class NumbersSection(ReportSection):
     def html(self, experiment: StoredExperiment) -> str:
         """Shows the charts of each group of numbers. A number that was always 0 has no chart."""
         groups = []
-        for group in registered().values():
+        for group in registered_groups().values():
             prefix = f"{group.name}/"
             recorded: set[str] = set()
             for row in experiment.metrics:
@@ -186,8 +186,8 @@ class NumbersSection(ReportSection):
             if not recorded:
                 continue
             # A number's mean is recorded under its name. With the suffix LARGEST it is the largest value, and
-            # with OF_CORRECT the mean over correct answers.
-            means = {name.removesuffix(LARGEST_SUFFIX).removesuffix(OF_CORRECT) for name in recorded}
+            # with CORRECT_SUFFIX the mean over correct answers.
+            means = {name.removesuffix(LARGEST_SUFFIX).removesuffix(CORRECT_SUFFIX) for name in recorded}
             charts, always_0 = [], []
             # "own" is the colour that the experiment has in this report, and "soft" is grey.
             # The numbers that the group declares come first, in their order. Others may be recorded as well.
@@ -195,7 +195,7 @@ class NumbersSection(ReportSection):
                 metric = f"{group.name}/{name}"
                 series = [
                     Series(name, experiment.curve(metric), "own"),
-                    Series(f"{name} of correct answers", experiment.curve(f"{metric}{OF_CORRECT}"), "soft"),
+                    Series(f"{name} of correct answers", experiment.curve(metric + CORRECT_SUFFIX), "soft"),
                 ]
                 declaration = group.numbers.get(name)
                 if declaration is None:
@@ -215,7 +215,7 @@ class NumbersSection(ReportSection):
     @override
     def columns(self, summary: Mapping[str, Any]) -> Mapping[str, str]:
         cells = {}
-        for full, number in declared().items():
+        for full, number in declared_numbers().items():
             group, _, name = full.partition("/")
             numbers = summary.get(group)  # of any type: another program may have written a key of this name
             value = numbers.get(name) if isinstance(numbers, Mapping) else None
@@ -283,10 +283,10 @@ def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: 
     else:
         kind, verdict = "correct", "no"
     messages = [finding.description] if finding.description else []
-    if seen and REMEDIES[sign]:
-        messages.append(REMEDIES[sign])
+    if seen and REMEDY_OF_SIGN[sign]:
+        messages.append(REMEDY_OF_SIGN[sign])
     measured: dict[str, str | None] = {}
-    for name in METRICS[sign]:
+    for name in METRICS_OF_SIGN[sign]:
         if points := experiment.curve(name):
             # The threshold of `gradient_noise` is for the variation of a metric over iterations, and a single
             # value can't be compared with it. With None, the row has only the metric's name.
