@@ -25,7 +25,7 @@ import threading
 import time
 from typing import Any, TextIO
 
-from typing_extensions import override
+from treetune.overriding import override
 
 WAIT_S = 1.0
 """The longest that a write waits for the terminal. Then the stream is behind, until all is written."""
