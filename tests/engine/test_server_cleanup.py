@@ -230,8 +230,9 @@ def test_the_next_start_deletes_the_folders_of_killed_processes(temporary: Path)
     program = (
         "import sys, tempfile, time; tempfile.tempdir = sys.argv[1]\n"
         "from treetune.engine.launch import make_scratch_folder; print(make_scratch_folder())\n"
-        "from treetune.store.held_folders import SHARED_MEMORY, hold\n"
-        "shared = SHARED_MEMORY / sys.argv[2]; shared.mkdir(); hold(shared); print(shared, flush=True)\n"
+        "from treetune.store.held_folders import SHARED_MEMORY, hold_folder\n"
+        "shared = SHARED_MEMORY / sys.argv[2]; shared.mkdir(); hold_folder(shared)\n"
+        "print(shared, flush=True)\n"
         "time.sleep(600)"
     )
     weights = f"treetune-test-{uuid4().hex}"

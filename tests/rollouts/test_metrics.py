@@ -33,11 +33,11 @@ from treetune.rollouts.metrics import domain_advantages, domain_columns, traject
 from treetune.rollouts.numbers import Number, NumberGroup, add_measured_numbers
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.until_mixed import UntilMixed
-from treetune.tables.columns import MeasuredColumn, Panel, number_in
+from treetune.tables.columns import MeasuredColumn, Panel, read_number_of_summary
 from treetune.threads.fork_join import EVENTS
 from treetune.threads.numbers import (
-    NUMBERS,
-    counts_of,
+    THREAD_NUMBERS,
+    count_threads_of_answer,
     critical_seconds,
     measure_threads,
 )
@@ -258,7 +258,7 @@ def test_tables_show_a_declared_number_by_its_short_or_full_name() -> None:
     for name in ("count", "turns/count"):
         column = MeasuredColumn(name="turns", evaluation="test", value=name)
         assert column.improves == "lower" and not column.in_percent
-        assert number_in({"turns": {"count": 3.0}}, name, "summary.json") == 3.0
+        assert read_number_of_summary({"turns": {"count": 3.0}}, name, "summary.json") == 3.0
     Panel(name="of correct ones", evaluation="test", value="count_right")
     MeasuredColumn(name="fewer", evaluation="test", value="fewer_turns", over="another row")
     with pytest.raises(ValueError, match="did you mean 'letters'"):
@@ -310,7 +310,9 @@ def test_seconds_are_left_out_where_not_all_were_measured() -> None:
 
 def test_blocks_count_to_the_depth_to_which_the_rollout_forked() -> None:
     flat = answer("".join(threads.decode(segment.token_ids) for segment in FORKED))
-    forked, counts_of_written = (counts_of(answer, threads.TAG_IDS) for answer in (answer(*FORKED), flat))
+    forked, counts_of_written = (
+        count_threads_of_answer(answer, threads.TAG_IDS) for answer in (answer(*FORKED), flat)
+    )
     assert forked.threads_of_blocks == (2, 2, 1)
     assert counts_of_written.threads_of_blocks == (2, 2), "no rollout forked here: tags in a thread are text"
 
@@ -328,7 +330,7 @@ def test_an_answer_with_threads_has_the_numbers_of_the_reference() -> None:
         "avg_tokens_per_parallel_block": 59,
     }
     assert {name: numbers[name] for name in expected} == pytest.approx(expected)
-    assert numbers.keys() == set(NUMBERS) - set(EVENTS)
+    assert numbers.keys() == set(THREAD_NUMBERS) - set(EVENTS)
 
 
 def test_an_answer_without_a_block_has_no_numbers_of_blocks() -> None:

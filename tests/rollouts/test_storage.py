@@ -37,7 +37,7 @@ from treetune.rollouts.storage import (
     write_trajectories,
 )
 from treetune.runtime.generation import gather_episodes_on_all, gather_trajectories_on_first
-from treetune.store.checksums import SEALED
+from treetune.store.checksums import SEALED_MARK
 from treetune.vocabulary import Episode, Grade, Message, Problem, Segment, Trajectory
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
@@ -235,7 +235,7 @@ def without_column(path: Path, name: str) -> None:
     """Rewrites the file as it was before that column existed."""
     with pa.ipc.open_stream(path.read_bytes()) as reader:
         table = reader.read_all().drop_columns(name)
-    metadata = {key: value for key, value in table.schema.metadata.items() if key != SEALED}
+    metadata = {key: value for key, value in table.schema.metadata.items() if key != SEALED_MARK}
     table = table.replace_schema_metadata(metadata)
     with pa.ipc.new_stream(path, table.schema) as writer:
         writer.write_table(table)

@@ -87,9 +87,9 @@ def on_tests(response, problem):
 @pytest.fixture
 def rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "broken_rewards.py").write_text(REWARDS)
-    monkeypatch.setattr(folders, "_OWN", folders.OwnFolders())
+    monkeypatch.setattr(folders, "_OWN_FOLDERS", folders.OwnFolders())
     finders = list(sys.meta_path)
-    folders.search_in([tmp_path])
+    folders.set_search_folders([tmp_path])
     yield
     sys.meta_path[:] = finders
     sys.modules.pop("broken_rewards", None)

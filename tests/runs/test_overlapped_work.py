@@ -39,7 +39,7 @@ from treetune.rollouts.storage import read_trajectories
 from treetune.runtime import generation, loop
 from treetune.runtime.base import PolicyIteration, StopAfter
 from treetune.store.checksums import read_record, write_record
-from treetune.store.timeline import SUFFIX, read_timeline
+from treetune.store.timeline import TIMELINE_SUFFIX, read_timeline
 from treetune.trainer.scoring import SHARE_AHEAD_METRIC, WAITING_SECONDS_METRIC, Scorer
 
 # Continuations among answers
@@ -73,7 +73,7 @@ def test_continuations_among_answers_leave_the_run_as_it_is_and_each_phase_its_t
     assert row["seconds/other"] > 0
     assert mine["credit"]["seconds"] == pytest.approx(row["seconds/credit"])
 
-    [process] = read_timeline(directory_of(pipelined).logs / f"run{SUFFIX}")
+    [process] = read_timeline(directory_of(pipelined).logs / f"run{TIMELINE_SUFFIX}")
 
     def bars(lane: str) -> list[float]:
         found = (one for one in process.spans if (one.lane, one.name) == (lane, "credit"))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.small_run import TASK, TRAINER, directory_of, small, train
-from treetune.config.build import checked
+from treetune.config.build import check_root
 from treetune.credit.base import GroupCredit
 from treetune.credit.gae import Gae
 from treetune.credit.no_credit import NoCredit
@@ -77,7 +77,7 @@ OFTEN_RIGHT = "it is drawn by how often the policy is right"
     ],
 )
 def test_parts_that_go_together_are_let_through(changes: dict[str, Any], tmp_path: Path) -> None:
-    checked(small(tmp_path, **changes))
+    check_root(small(tmp_path, **changes))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_parts_that_do_not_go_together_are_told(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        checked(small(tmp_path, **changes))
+        check_root(small(tmp_path, **changes))
     assert re.search(message, " ".join(str(refused.value).split()))
 
 
@@ -231,7 +231,7 @@ def test_a_count_of_answers_that_no_set_asked_for_is_refused(tmp_path: Path) -> 
 def test_an_evaluations_own_rollout_that_would_be_replaced_is_told(tmp_path: Path) -> None:
     config = small(tmp_path, evaluation=replace(MEASURED, rollout=Twice(samples=2, max_tokens=12)))
     with pytest.raises(ConfigError, match=r"evaluation.rollout: Twice can't answer a fixed list"):
-        checked(config)
+        check_root(config)
 
 
 @pytest.mark.parametrize(("key", "value"), [("temperature", 1.3), ("top_p", 0.5), ("top_k", 3)])

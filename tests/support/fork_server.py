@@ -132,7 +132,7 @@ def run_forked_ranks(program: Path, arguments: Sequence[str], ranks: int, folder
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": f"{SOURCES}{os.pathsep}{ROOT}",
         # Otherwise ranks find each other by their parent, and each fork has a waiter of its own.
-        held_folders.MEETING: str(meeting),
+        held_folders.MEETING_VARIABLE: str(meeting),
     }
     outputs = [folder / f"rank-{rank}.log" for rank in range(ranks)]
     with socket.socket() as holder, contextlib.ExitStack() as stack:

@@ -25,16 +25,16 @@ from typing import Any
 from treetune.config import folders, schema
 from treetune.config.errors import ConfigIssue, nearest
 from treetune.config.explain import Explanation
-from treetune.config.layers import relative
+from treetune.config.layers import shorten_path
 from treetune.config.moved import remedy_for_import
 from treetune.config.registrable import Registrable
-from treetune.config.schema import GROUP, IMPORTS, OWN_PACKAGE
+from treetune.config.schema import IMPORTS_KEY, OWN_PACKAGE, PARTS_ENTRY_POINT
 from treetune.contracts import KeyPath
 from treetune.exceptions import ConfigError
 
-_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-_OURS = re.compile(r"treetune(_|\.|$)")
-_REGISTERS = re.compile(r"^@\w+(\.\w+)*\.register\(", re.MULTILINE)
+_MODULE_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_NAME_IN_TREETUNE = re.compile(r"treetune(_|\.|$)")
+_REGISTER_DECORATOR = re.compile(r"^@\w+(\.\w+)*\.register\(", re.MULTILINE)
 
 
 def import_parts(data: Any, explanation: Explanation | None = None) -> None:
@@ -43,29 +43,29 @@ def import_parts(data: Any, explanation: Explanation | None = None) -> None:
     Raises ConfigError with everything that is wrong with these modules. If `imports` is not a list of texts,
     this function skips it: the schema of the object with this key reports the mistake.
     """
-    folders.search_in([Path.cwd(), *(explanation.folders if explanation else ())])
+    folders.set_search_folders([Path.cwd(), *(explanation.folders if explanation else ())])
     issues = list(_import_installed_parts())
-    names = data.get(IMPORTS.name) if isinstance(data, dict) else None
+    names = data.get(IMPORTS_KEY.name) if isinstance(data, dict) else None
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
         for number, name in enumerate(names):
             issues += _import_and_check(
-                name, (IMPORTS.name, str(number)), _place_that_names(name, explanation)
+                name, (IMPORTS_KEY.name, str(number)), _find_naming_file(name, explanation)
             )
     if issues:
         raise ConfigError(issues)
 
 
-def import_package(package: ModuleType, without: str = "") -> None:
+def import_package(package: ModuleType, left_out_folder: str = "") -> None:
     """Imports those modules below a package that register a part.
 
     Other modules are not imported: they may import packages that aren't installed. Modules in the package's
-    folder `without` are not imported either.
+    folder `left_out_folder` are not imported either.
     """
     for folder in map(Path, package.__path__):
         for file in sorted(folder.rglob("*.py")):
-            if without and folder / without in file.parents:
+            if left_out_folder and folder / left_out_folder in file.parents:
                 continue
-            if file.name == "__init__.py" or not _REGISTERS.search(file.read_text(encoding="utf-8")):
+            if file.name == "__init__.py" or not _REGISTER_DECORATOR.search(file.read_text(encoding="utf-8")):
                 continue
             names_below_package = file.relative_to(folder).with_suffix("").parts
             module_name = ".".join([package.__name__, *names_below_package])
@@ -76,11 +76,11 @@ def function_at(path: str) -> Callable[..., Any]:
     """Returns the function that ``package.module:function`` names. Raises ValueError with a message for
     users."""
     module, colon, name = path.partition(":")
-    if not colon or not _MODULE.fullmatch(module) or not name.isidentifier():
+    if not colon or not _MODULE_NAME.fullmatch(module) or not name.isidentifier():
         raise ValueError(
             f"path is {path!r}: it should be a module and a function in it, such as 'my_rewards:score'"
         )
-    folders.ask_for(module)  # so that it is looked for in the user's folders
+    folders.add_configured_module(module)  # so that it is looked for in the user's folders
     try:
         function = getattr(importlib.import_module(module), name, None)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
@@ -99,35 +99,39 @@ def _import_installed_parts() -> tuple[ConfigIssue, ...]:
     """Imports the parts of installed packages, which name them by entry points. Returns what is wrong with
     these parts."""
     issues: list[ConfigIssue] = []
-    for entry in importlib.metadata.entry_points(group=GROUP):
+    for entry in importlib.metadata.entry_points(group=PARTS_ENTRY_POINT):
         package = entry.dist.name if entry.dist else "?"
         if package == OWN_PACKAGE:  # an installation of version 0.1, which named its own packages here
             continue
-        source = f"the installed package {package}, entry point {entry.name!r} of the group {GROUP!r}"
+        source = (
+            f"the installed package {package}, entry point {entry.name!r} of the group {PARTS_ENTRY_POINT!r}"
+        )
         module = entry.value.partition(":")[0]
         # The key is empty, since no key of the configuration names the module.
         issues += _import_and_check(module, key=(), source=source)
     return tuple(issues)
 
 
-def _place_that_names(name: str, explanation: Explanation | None) -> str | None:
+def _find_naming_file(name: str, explanation: Explanation | None) -> str | None:
     """Returns the file that names a module in `imports`. Several files may add to that list."""
-    settings = explanation.settings((IMPORTS.name,)) if explanation else []
-    naming = [setting for setting in settings if isinstance(setting.value, list) and name in setting.value]
+    settings = explanation.settings((IMPORTS_KEY.name,)) if explanation else []
+    settings_with_name = [
+        setting for setting in settings if isinstance(setting.value, list) and name in setting.value
+    ]
     # If no file's list has the name, the list is computed: then the last file that sets it is returned.
-    candidates = naming or settings
-    return candidates[-1].place if candidates else None
+    candidates = settings_with_name or settings
+    return candidates[-1].location if candidates else None
 
 
 def _import_and_check(name: str, key: KeyPath, source: str | None) -> Iterator[ConfigIssue]:
     """Imports a module, or all of a package, and yields what is wrong with it or with a part in it."""
     label = ".".join(key) or name
-    if not _MODULE.fullmatch(name):
+    if not _MODULE_NAME.fullmatch(name):
         near = re.sub(r"[/\\]+", ".", name.removesuffix(".py")).strip(".")
-        remedy = f"write {near!r}" if _MODULE.fullmatch(near) else "such as 'my_package.my_part'"
+        remedy = f"write {near!r}" if _MODULE_NAME.fullmatch(near) else "such as 'my_package.my_part'"
         yield ConfigIssue(f"should be the name of a Python module, is {name!r}", label, source, remedy)
         return
-    folders.ask_for(name)  # so that it is looked for in the user's folders
+    folders.add_configured_module(name)  # so that it is looked for in the user's folders
     try:
         module = importlib.import_module(name)
         if hasattr(module, "__path__"):
@@ -204,20 +208,20 @@ def _unreadable_field(part: type) -> str | None:
 
 def _issue_of_failed_import(name: str, label: str, source: str | None, error: BaseException) -> ConfigIssue:
     """Returns the issue of a module whose import ended in an error, with file, line and the line's text."""
-    missing = error.name if isinstance(error, ModuleNotFoundError) and error.name else ""
+    missing_module = error.name if isinstance(error, ModuleNotFoundError) and error.name else ""
     # The module itself isn't found, or a package around it, and not something that it imports.
-    if missing and (name == missing or name.startswith(f"{missing}.")):
-        return _issue_of_missing_module(name, missing, label, source)
+    if missing_module and (name == missing_module or name.startswith(f"{missing_module}.")):
+        return _issue_of_missing_module(name, missing_module, label, source)
     frame = _frame_within(name, error)
-    where = f"{relative(frame[0])}:{frame[1]}" if frame else None
+    where = f"{shorten_path(frame[0])}:{frame[1]}" if frame else None
     fault = f"{name} can't be imported: {type(error).__name__}: {error}" + (f" ({where})" if where else "")
     text = linecache.getline(*frame).rstrip() if frame else ""
     remedy = None
     # The user's module may import a name that treetune had in an earlier version.
-    if frame and isinstance(error, ImportError) and _OURS.match(error.name or ""):
+    if frame and isinstance(error, ImportError) and _NAME_IN_TREETUNE.match(error.name or ""):
         remedy = remedy_for_import(*frame)
-    if remedy is None and missing:
-        remedy = f"{missing} is not installed for {sys.executable}, nor found in {_describe_folders()}"
+    if remedy is None and missing_module:
+        remedy = f"{missing_module} is not installed for {sys.executable}, nor found in {_describe_folders()}"
     return ConfigIssue(fault, label, source, remedy, f"    {text.strip()}" if text else None)
 
 
@@ -227,7 +231,7 @@ def _frame_within(name: str, error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return error.filename, error.lineno
     top = name.partition(".")[0]
-    users_modules = folders.searched()[1]  # the first parts of the names of users' modules
+    users_modules = folders.search_folders_and_names()[1]  # the first parts of the names of users' modules
     frames = list(traceback.walk_tb(error.__traceback__))
     for frame, line in reversed(frames):
         module = str(frame.f_globals.get("__name__")).partition(".")[0]
@@ -236,26 +240,26 @@ def _frame_within(name: str, error: BaseException) -> tuple[str, int] | None:
     return None
 
 
-def _issue_of_missing_module(name: str, missing: str, label: str, source: str | None) -> ConfigIssue:
-    """Returns the issue of a module that isn't there. `missing` is the part of its name that can't be found:
-    all of it, or a package in it."""
-    package, _, last = missing.rpartition(".")
+def _issue_of_missing_module(name: str, missing_module: str, label: str, source: str | None) -> ConfigIssue:
+    """Returns the issue of a module that isn't there. `missing_module` is the part of its name that can't be
+    found: all of it, or a package in it."""
+    package, _, last_part = missing_module.rpartition(".")
     if not package:
         searched: Sequence[str] = folders.import_folders()
-        fault = f"there is no module {missing!r}"
+        fault = f"there is no module {missing_module!r}"
         looked = f"looked among the installed packages, then in {_describe_folders()}"
     else:
         parent = sys.modules.get(package)
         searched = getattr(parent, "__path__", [])
-        fault = f"there is no module {last!r} in the package {package!r}"
+        fault = f"there is no module {last_part!r} in the package {package!r}"
         looked = f"looked in {_file_of(package)}"
         if parent is not None and not hasattr(parent, "__path__"):
             looked = f"{package} is {_file_of(package)}, which is a module, not a package"
-    near = nearest(last, [module.name for module in pkgutil.iter_modules(searched)])
+    near = nearest(last_part, [module.name for module in pkgutil.iter_modules(searched)])
     suggestion = ""
     if near:
         corrected = ".".join(filter(None, [package, near[0]]))
-        after_missing = name[len(missing) :]
+        after_missing = name[len(missing_module) :]
         suggestion = f"did you mean {corrected + after_missing!r}? "
     return ConfigIssue(fault, label, source, f"{suggestion}{looked}")
 
@@ -273,4 +277,4 @@ def _file_of(module_name: str) -> str:
     """Returns the file of a module that is loaded, or the folder of a package; its name where it has none."""
     module = sys.modules.get(module_name)
     file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
-    return relative(file) if file else module_name
+    return shorten_path(file) if file else module_name

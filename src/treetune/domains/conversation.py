@@ -232,7 +232,9 @@ class Conversation:
         ends = accumulate(len(segment.token_ids) for segment in self.segments)
         next_segments = [*self.segments[1:], None]
         return tuple(
-            end for end, after in zip(ends, next_segments) if after is None or after.origin == "sampled"
+            end
+            for end, next_segment in zip(ends, next_segments)
+            if next_segment is None or next_segment.origin == "sampled"
         )
 
     @property

@@ -19,8 +19,8 @@ The server's processes also share memory in files ``/dev/shm/psm_…``. These fi
 processes are killed. The guard notes the files, and deletes those that are left.
 
 If the guard itself is killed, the command gets SIGTERM, and the next start deletes the files
-(`treetune.store.held_folders.sweep`). The guard uses only the standard library, so it takes little memory
-while the server runs.
+(`treetune.store.held_folders.delete_abandoned_folders`). The guard uses only the standard library, so it
+takes little memory while the server runs.
 """
 
 from __future__ import annotations

@@ -434,10 +434,10 @@ def is_listening(port: int, host: str = LOOPBACK) -> bool:
 
 def make_scratch_folder() -> Path:
     """Makes a folder for a server's sockets and temporary files. If this process dies without deleting the
-    folder, the next start of a server deletes it (`held_folders.sweep`)."""
-    held_folders.sweep()
+    folder, the next start of a server deletes it (`held_folders.delete_abandoned_folders`)."""
+    held_folders.delete_abandoned_folders()
     folder = Path(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX))
-    held_folders.hold(folder)
+    held_folders.hold_folder(folder)
     return folder
 
 

@@ -46,7 +46,7 @@ from treetune.engine.launch import (
 from treetune.engine.settings import EngineSettings, VllmSettings
 from treetune.exceptions import EngineError, ServerFailure
 from treetune.store.files import write_json, write_text
-from treetune.store.timeline import SUFFIX, Timeline
+from treetune.store.timeline import TIMELINE_SUFFIX, Timeline
 
 POLL_SERVER_EVERY_S = 0.1
 """Seconds between two checks of a server's process."""
@@ -162,7 +162,7 @@ class OwnServer(Server):
         """The last epoch (the number of a server's start) that was reported as failed, and the reason."""
         self._held = False  # set by `set_held`: an ended server is not restarted yet
         self._client = Client()
-        self._timeline = Timeline(log.with_suffix(SUFFIX))
+        self._timeline = Timeline(log.with_suffix(TIMELINE_SUFFIX))
         # The thread starts the processes, and lives as long as this object.
         self._thread = threading.Thread(target=self._supervise, name="engine-server", daemon=True)
         self._thread.start()

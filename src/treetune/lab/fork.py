@@ -13,9 +13,9 @@ from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import CONFIG, MANIFEST, ExperimentDirectory
 from treetune.runtime.manifest import describe_command, find_changed_keys, read_config, read_manifest
 from treetune.store.checksums import config_hash, refuse_damaged, write_record
-from treetune.store.files import whole_folder, write_json
+from treetune.store.files import make_folder_atomically, write_json
 
-MAY_DIFFER = (
+KEYS_THAT_MAY_DIFFER = (
     *("credit", "selection", "shaping", "trainer", "rollout", "presets", "overlap", "on_empty_selection"),
     *("engines", "experiment_name"),
 )
@@ -51,19 +51,19 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
     stored = read_config(path)
     finished = run.resumable() if iteration is None else iteration
     if finished not in run.resumables():
-        possible = ", ".join(map(str, run.resumables())) or "none"
+        possible_iterations = ", ".join(map(str, run.resumables())) or "none"
         raise ValueError(
             f"{path} can't be forked after iteration {finished}: the trainer's state was deleted (only the"
-            f" two newest are kept), and it can be forked after {possible}"
+            f" two newest are kept), and it can be forked after {possible_iterations}"
         )
     refused = []
     for difference in find_changed_keys(stored, plain):
-        if not difference.changeable and difference.key[0] not in MAY_DIFFER:
+        if not difference.changeable and difference.key[0] not in KEYS_THAT_MAY_DIFFER:
             refused.append(str(difference))
     if refused:
         raise ValueError(
             f"a branch continues with the run's problems and state, but {'; '.join(refused)}: only"
-            f" {', '.join(MAY_DIFFER)} may differ"
+            f" {', '.join(KEYS_THAT_MAY_DIFFER)} may differ"
         )
     # The reason, if there is one, why the results of an iteration depend on the number of iterations.
     why_length_matters = config.length_matters
@@ -79,9 +79,9 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
 
         refuse_other_critic_loss(checkpoint / "trainer", critic.loss)
     # The weights of policy, critic and reward model, and the trainer's state, each with checksums.
-    for part in filter(Path.is_dir, checkpoint.iterdir()):
-        refuse_damaged(part, "fork after another iteration")
-    with whole_folder(branch.path) as unfinished:
+    for model_folder in filter(Path.is_dir, checkpoint.iterdir()):
+        refuse_damaged(model_folder, "fork after another iteration")
+    with make_folder_atomically(branch.path) as unfinished:
         # Iterations are numbered from 0; checkpoints and evaluations by finished iterations, from 1.
         folders = [run.iteration(i) for i in run.iterations() if i < finished]
         folders += [run.checkpoint(i) for i in run.checkpoints() if i <= finished]

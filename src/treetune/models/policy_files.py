@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.config.layers import CONFIGS
+from treetune.config.layers import CONFIGS_FOLDER
 from treetune.models.saved_weights import architecture_of, is_remote, model_class, saved_weights
 from treetune.store.checksums import refuse_damaged
-from treetune.store.files import sync, whole_folder, why_not_written
+from treetune.store.files import make_folder_atomically, sync_to_disk, why_not_written
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +119,7 @@ def _how_to_make(path: Path) -> str:
     nested_name = f"{experiment.parent.name}/{name}"
     if Path("configs", nested_name).is_file():
         config = f"configs/{nested_name}"
-    elif (CONFIGS / nested_name).is_file():  # a shipped one, which is found from any folder
+    elif (CONFIGS_FOLDER / nested_name).is_file():  # a shipped one, which is found from any folder
         config = nested_name
     else:
         # CONFIG.jsonnet is a placeholder: the user has to know the file.
@@ -158,7 +158,7 @@ def write_policy(
 
     architecture = architecture_of(config)
     architecture.refuse_other_weights(weights, directory)
-    with whole_folder(directory) as unfinished:
+    with make_folder_atomically(directory) as unfinished:
         # Files have a tied weight once, under its first name.
         untied_weights = {name: weight for name, weight in weights.items() if name not in architecture.tied}
         tensors = _copy_to_cpu(dict(architecture.convert_to_saved(untied_weights.items())))
@@ -184,7 +184,7 @@ def write_critic(weights: Mapping[str, torch.Tensor], config: PretrainedConfig, 
     """
     from safetensors.torch import save_file
 
-    with whole_folder(directory) as unfinished:
+    with make_folder_atomically(directory) as unfinished:
         tensors = _copy_to_cpu(weights)
         save_file(tensors, unfinished / WEIGHTS_FILE, metadata={"format": "pt"})
         config_to_write = copy.deepcopy(config)
@@ -279,7 +279,7 @@ def write_for_engine(
     try:
         with explain_failed_write(directory):
             save_file(tensors, unfinished, metadata={"format": "pt"})
-            sync(unfinished)
+            sync_to_disk(unfinished)
             unfinished.replace(directory / WEIGHTS_FILE)
     finally:
         unfinished.unlink(missing_ok=True)

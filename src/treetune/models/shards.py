@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from treetune.exceptions import NotInParts
 from treetune.models.policy_files import HEAD_WEIGHT, embeddings_among, explain_failed_write
 from treetune.models.saved_weights import persistent_buffers
-from treetune.store.files import sync, write_json
+from treetune.store.files import sync_to_disk, write_json
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -247,7 +247,7 @@ def write_shard(weights: Mapping[str, Tensor], path: Path) -> None:
 
     with explain_failed_write(path.parent):
         save_file(weights, path, metadata={"format": "pt"})  # as in files of transformers
-        sync(path)
+        sync_to_disk(path)
 
 
 def write_index(files: Mapping[str, str], directory: Path) -> None:

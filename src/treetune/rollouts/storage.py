@@ -18,8 +18,8 @@ from typing_extensions import override
 
 from treetune.exceptions import Damaged
 from treetune.rollouts.numbers import group_numbers
-from treetune.store.checksums import SEALED, SealingFile, verify_once, verify_stream
-from treetune.store.files import whole_file
+from treetune.store.checksums import SEALED_MARK, SealingFile, verify_once, verify_stream
+from treetune.store.files import write_atomically
 from treetune.vocabulary import Column, Columnar, Episode, Trajectory
 
 if TYPE_CHECKING:
@@ -272,8 +272,8 @@ def write_tokens(path: Path, codec: TextCodec, count: int) -> None:
     import pyarrow as pa
 
     texts = pa.array([codec.decode([token]) for token in range(count)], pa.string())
-    # `SEALED` announces that the file has a checksum after its Arrow stream.
-    table = pa.table({"text": texts}, metadata={SEALED: ""})
+    # `SEALED_MARK` announces that the file has a checksum after its Arrow stream.
+    table = pa.table({"text": texts}, metadata={SEALED_MARK: ""})
     with _open_sealed(path) as file:
         _write_batches(file, table.schema, table.to_batches())
 
@@ -305,7 +305,7 @@ def _open_sealed(path: Path) -> Iterator[SealingFile]:
     At the end, a checksum is put after the Arrow stream: readers of Arrow stop at the stream's end, so it
     doesn't disturb them.
     """
-    with whole_file(path, "wb") as file:
+    with write_atomically(path, "wb") as file:
         sealing = SealingFile(file)
         yield sealing
         sealing.seal()
@@ -327,8 +327,8 @@ def _write_stream(
     import pyarrow as pa
 
     # A stream that was cut between two batches looks complete to Arrow, so the stream's metadata has the
-    # number of rows. `SEALED` announces that a file has a checksum after the stream.
-    stream_metadata: dict[str | bytes, str] = {"treetune": content, "rows": str(len(rows)), SEALED: ""}
+    # number of rows. `SEALED_MARK` announces that a file has a checksum after the stream.
+    stream_metadata: dict[str | bytes, str] = {"treetune": content, "rows": str(len(rows)), SEALED_MARK: ""}
     if iteration is not None:
         stream_metadata["iteration"] = str(iteration)
     schema = schema.with_metadata(stream_metadata)

@@ -20,7 +20,14 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from treetune.exceptions import Damaged
 from treetune.models.policy_files import CHECKPOINTS, STATE_FILE, complete_checkpoints
-from treetune.store.checksums import SUMS, digest_of, read_record, record_of, sealed, verify_once
+from treetune.store.checksums import (
+    CHECKSUMS_FILE,
+    digest_of,
+    read_record,
+    seal_record,
+    unseal_record,
+    verify_once,
+)
 from treetune.vocabulary import Metrics
 
 if TYPE_CHECKING:
@@ -232,7 +239,7 @@ class ExperimentDirectory:
         state = read_record(folder / STATE_FILE, f"delete {folder}")
         refuse_misplaced(state, folder / STATE_FILE, i)
         for part, digest in state.get("parts", {}).items():
-            sums = folder / part / SUMS
+            sums = folder / part / CHECKSUMS_FILE
             # A part without checksums was deleted: old checkpoints lose the trainer's state.
             if sums.is_file() and digest_of(sums) != digest:
                 raise Damaged(
@@ -260,7 +267,7 @@ class ExperimentDirectory:
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Appends a row to ``metrics.jsonl`` with its checksum, and returns when it is on the disk."""
         with self.metrics_file.open("a") as file:
-            file.write(json.dumps(sealed(row)) + "\n")
+            file.write(json.dumps(seal_record(row)) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -280,7 +287,7 @@ class ExperimentDirectory:
         rows = []
         for number, line in enumerate(lines, start=1):
             try:
-                rows.append(record_of(line))
+                rows.append(unseal_record(line))
             except Damaged as error:
                 # A crash cuts only the last line short, which then has neither a newline nor a checksum.
                 is_last_line = number == len(lines)

@@ -50,7 +50,7 @@ from treetune.runtime.intervals import interval_of_mean
 from treetune.runtime.resources import RunResources
 from treetune.seeds import derived_random
 from treetune.store.checksums import digest_of, read_record, write_record
-from treetune.store.files import whole_file
+from treetune.store.files import write_atomically
 from treetune.tree import answers_of
 from treetune.vocabulary import Grade, Metrics, Problem, Trajectory, token_array
 
@@ -269,7 +269,7 @@ def summarise_domains(
 
 def write_evaluation(folder: Path, summary: dict[str, Any], trajectories: Iterable[Trajectory]) -> None:
     """Writes the answers of a measured set, and then its summary with their checksum."""
-    with whole_file(folder / ANSWERS) as file:
+    with write_atomically(folder / ANSWERS) as file:
         file.writelines(json.dumps(answer_row(answer)) + "\n" for answer in trajectories)
     # The summary is written last, since it says that the set is measured.
     write_record(folder / SUMMARY, summary | {"answers": digest_of(folder / ANSWERS)})

@@ -72,7 +72,7 @@ from treetune.runtime.directory import (
 from treetune.runtime.machine import memory_in_use
 from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
-from treetune.store.checksums import read_record, seal_of, write_record
+from treetune.store.checksums import read_record, read_seal, write_record
 from treetune.tasks.drawing import DrawingContext
 from treetune.trainer.ranks import Ranks
 from treetune.tree import Tree, answers_of, trees_of
@@ -604,9 +604,9 @@ def wait_for_stored_episodes(ranks: Ranks, path: Path) -> StoredEpisodes:
     """
     # The seal is the end of the file, with the file's checksum. An older file of the same name has another
     # seal.
-    seal = ranks.from_first("episodes are stored", seal_of(path) if ranks.is_first else None)
+    seal = ranks.from_first("episodes are stored", read_seal(path) if ranks.is_first else None)
     deadline = time.monotonic() + ranks.deadline_s
-    while seal_of(path) != seal:
+    while read_seal(path) != seal:
         if time.monotonic() > deadline:
             raise RuntimeError(
                 f"{platform.node()} doesn't see {path} as the first rank has written it, after"

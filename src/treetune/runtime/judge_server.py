@@ -113,7 +113,7 @@ def refuse_unusable_judge(judge: RunningJudge, task: Task, problems: Sequence[Pr
     system: list[EndpointMessage] = [] if grader.system is None else [("system", grader.system)]
     # Without retries, a judge that can't answer is reported at once.
     request_settings = replace(judge.request_settings, retries=0)
-    body = request_settings.question(judge.name, [*system, ("user", grader.question("", problem))], {})
+    body = request_settings.request_body(judge.name, [*system, ("user", grader.question("", problem))], {})
 
     async def ask() -> None:
         async with EndpointClient(request_settings, judge.choose_server, is_stopping=lambda: False) as client:

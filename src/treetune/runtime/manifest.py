@@ -26,8 +26,8 @@ from typing_extensions import override
 
 from treetune.config.build import part_at
 from treetune.config.explain import as_plain
-from treetune.config.folders import own_modules, searched
-from treetune.config.layers import relative
+from treetune.config.folders import own_modules, search_folders_and_names
+from treetune.config.layers import shorten_path
 from treetune.config.remedies import override_option
 from treetune.config.schema import keys_of
 from treetune.contracts import Part
@@ -148,7 +148,7 @@ def _first_manifest(
         "system": platform.platform(),
         "commit": read_code_commit(),
         "own_modules": own_modules(),
-        "own_folders": searched()[0],  # where the user's own modules are looked for
+        "own_folders": search_folders_and_names()[0],  # where the user's own modules are looked for
         "without_sandbox": find_keys_without_sandbox(plain),
         "data": {split: data_hash(config.task, split) for split in SPLITS},
         "inputs": inputs,
@@ -243,7 +243,7 @@ def find_changed_code(manifest: Mapping[str, Any]) -> dict[str, str]:
     for name, hash_now in sorted(own_modules().items()):
         # A module that the run has not imported before counts as unchanged.
         if hashes_before.get(name, hash_now) != hash_now:
-            changed_files[name] = relative(sys.modules[name].__file__ or name)
+            changed_files[name] = shorten_path(sys.modules[name].__file__ or name)
     return changed_files
 
 

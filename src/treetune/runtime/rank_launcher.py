@@ -27,7 +27,12 @@ from pathlib import Path
 
 import psutil
 
-from treetune.processes.lifetime import CHECKPOINT_SIGNAL, ENDING, PR_SET_PDEATHSIG, STARTED_BY
+from treetune.processes.lifetime import (
+    CHECKPOINT_SIGNAL,
+    ENDING_SIGNALS,
+    PR_SET_PDEATHSIG,
+    STARTED_BY_VARIABLE,
+)
 from treetune.runtime.machine import list_gpus
 from treetune.store import held_folders
 from treetune.store.files import remove_folder
@@ -115,7 +120,11 @@ def start_ranks(
     devices: Sequence[str] = list_gpus()[:ranks]
     # The folder in which the ranks find each other. The environment tells them its random name.
     meeting = tempfile.mkdtemp(prefix=f"{held_folders.FOLDER_PREFIX}meeting-")
-    environment = {**os.environ, STARTED_BY: str(os.getpid()), held_folders.MEETING: meeting}
+    environment = {
+        **os.environ,
+        STARTED_BY_VARIABLE: str(os.getpid()),
+        held_folders.MEETING_VARIABLE: meeting,
+    }
     environment["OMP_NUM_THREADS"] = threads_per_process(ranks)
     if not devices:
         devices = [str(i) for i in range(ranks)]  # on a CPU: the launcher starts a rank for each entry
@@ -144,7 +153,7 @@ def start_ranks(
         preexec_fn=end_with_this_process,
     )
     signals = SignalsOfRun(launcher.pid)
-    for number in (*ENDING, CHECKPOINT_SIGNAL):
+    for number in (*ENDING_SIGNALS, CHECKPOINT_SIGNAL):
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
             continue  # `nohup`: the run outlives its terminal
         signal.signal(number, signals.pass_on)
@@ -166,7 +175,7 @@ class SignalsOfRun:
     def pass_on(self, number: int, _: object) -> None:
         """Sends a signal to the ranks alone, or ends launcher and ranks; see `signal_for_group`."""
         signal_of_group = signal_for_group(number, self._received)
-        if number in ENDING:
+        if number in ENDING_SIGNALS:
             # The signal is noted before it is passed on, since the next one may come meanwhile.
             self._received.append(number)
         if signal_of_group is None:
@@ -186,7 +195,7 @@ class SignalsOfRun:
         """Returns the run's exit code from the node launcher's."""
         # If only a checkpoint was requested (CHECKPOINT), all ranks end at the same boundary with exit code
         # 138 (128 + SIGUSR1), which needs no change. Any other code is that of a failure before the boundary.
-        was_ended = any(number in ENDING for number in self._received)
+        was_ended = any(number in ENDING_SIGNALS for number in self._received)
         if code and was_ended:
             # The ranks' exit codes depend on where the signal met each rank. So the run's exit code is made
             # from the number of the first signal instead.
@@ -225,12 +234,12 @@ def signal_for_group(number: int, earlier: Sequence[int]) -> int | None:
         earlier: The numbers of the signals that came before, in order.
 
     Returns:
-        None for a signal that only the ranks get: the first signal of ENDING, and CHECKPOINT. After either,
-        the ranks write a checkpoint and end; after CHECKPOINT they take as long as they need. The launcher
-        doesn't get these signals, since it would kill the ranks 30 seconds later. The second signal of ENDING
-        ends launcher and ranks (SIGTERM), and each later one kills them.
+        None for a signal that only the ranks get: the first signal of ENDING_SIGNALS, and CHECKPOINT. After
+        either, the ranks write a checkpoint and end; after CHECKPOINT they take as long as they need. The
+        launcher doesn't get these signals, since it would kill the ranks 30 seconds later. The second signal
+        of ENDING_SIGNALS ends launcher and ranks (SIGTERM), and each later one kills them.
     """
-    n_endings = sum(earlier_number in ENDING for earlier_number in earlier)
+    n_endings = sum(earlier_number in ENDING_SIGNALS for earlier_number in earlier)
     if n_endings == 0 or number == CHECKPOINT_SIGNAL:
         return None
     return signal.SIGTERM if n_endings == 1 else signal.SIGKILL

@@ -61,13 +61,13 @@ from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
 from treetune.runtime.sinks import with_mirrors_of_environment
 from treetune.store.checksums import (
-    SUMS,
+    CHECKSUMS_FILE,
     config_hash,
-    damage_of,
     digest_of,
+    find_damage,
     read_record,
     seal_folder,
-    sealed,
+    seal_record,
     write_record,
 )
 from treetune.store.files import replace_folder, why_not_written, write_text
@@ -114,7 +114,7 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
         session.console.say(f"continuing after iteration {start} of {config.iterations}{repetition}")
     session.done = session.checkpointed = start
     if session.ranks.is_first:
-        lines = [json.dumps(sealed(row)) + "\n" for row in read_metrics_rows(directory, start)]
+        lines = [json.dumps(seal_record(row)) + "\n" for row in read_metrics_rows(directory, start)]
         write_text(directory.metrics_file, "".join(lines))
     return start
 
@@ -153,7 +153,7 @@ def _newest_undamaged_checkpoint(session: Session) -> int:
     damages: list[str] = []
     for number in reversed(directory.resumables()):
         directory.refuse_misplaced_checkpoint(number)
-        damage = damage_of(directory.checkpoint(number) / "trainer")
+        damage = find_damage(directory.checkpoint(number) / "trainer")
         if damage is None:
             # Damaged newer checkpoints are reported only now that an older one can take their place.
             for message in damages:
@@ -393,7 +393,7 @@ class Record:
                 digests = {}
                 for part in folder.iterdir():
                     seal_folder(part)
-                    digests[part.name] = digest_of(part / SUMS)
+                    digests[part.name] = digest_of(part / CHECKSUMS_FILE)
                 state = {
                     "iteration": done,
                     "config": config_hash(session.plain_config),

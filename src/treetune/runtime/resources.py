@@ -206,7 +206,7 @@ class RunResources:
         # answer. A sum is (value, None). A mean is (sum, number of terms), so that the means of several ranks
         # can be combined.
         totals: dict[str, tuple[float, float | None]] = {}
-        for counts in self.session.ranks.exchange("services", grader.counted()):
+        for counts in self.session.ranks.exchange("services", grader.take_counts()):
             for name, (value, terms) in counts.items():
                 total, total_terms = totals.get(name, (0.0, 0.0))
                 totals[name] = total + value, None if terms is None else (total_terms or 0.0) + terms

@@ -24,8 +24,8 @@ from treetune.runtime.console import Console, name_iterations
 from treetune.runtime.directory import ExperimentDirectory, Lock, is_over_after
 from treetune.runtime.manifest import begin_or_resume
 from treetune.runtime.several_machines import refuse_machines_that_differ
-from treetune.store.files import own_folder
-from treetune.store.timeline import SUFFIX, Timeline
+from treetune.store.files import make_private_folder
+from treetune.store.timeline import TIMELINE_SUFFIX, Timeline
 from treetune.trainer.ranks import Meeting, Ranks
 from treetune.vocabulary import Problem
 
@@ -93,7 +93,7 @@ class Session:
             remarks: list[str] = []
             # Only the first rank locks: a lock belongs to one process, and the ranks are several.
             if ranks.is_first:
-                own_folder(directory.path, share=config.share)
+                make_private_folder(directory.path, share=config.share)
                 # The lock is held until the stack closes, when the process leaves the experiment.
                 if lock == "evaluation":
                     purpose = f"evaluation-{stack.enter_context(directory.evaluator())}"
@@ -104,7 +104,7 @@ class Session:
             # The other ranks wait here until the first one has the lock.
             purpose = ranks.from_first("the first rank has the experiment's lock", purpose)
             # Only the first rank keeps a timeline: all ranks do the same at the same time.
-            timeline_file = directory.logs / f"{purpose}{SUFFIX}" if ranks.is_first else None
+            timeline_file = directory.logs / f"{purpose}{TIMELINE_SUFFIX}" if ranks.is_first else None
             timeline = Timeline(timeline_file)
             log_file = directory.run_log if ranks.is_first else None
             console = Console(log_file, ranks.is_first, timeline)

@@ -41,7 +41,7 @@ from treetune.config.folders import DIGITS_OF_HASH, own_modules
 from treetune.exceptions import MachinesDiffer
 from treetune.runtime.machine import read_versions
 from treetune.store.checksums import config_hash
-from treetune.store.files import own_folder
+from treetune.store.files import make_private_folder
 from treetune.trainer.ranks import Meeting
 
 SEEN_WITHIN_S = 30.0
@@ -261,7 +261,7 @@ def _keep_mark(directory: Path, token: str, meeting: Meeting, share: bool) -> It
     Its name is new in every run, since a network file system may remember for a while that a file didn't
     exist."""
     mark = _mark_file(directory, token, meeting.machine)
-    own_folder(directory, share=share)
+    make_private_folder(directory, share=share)
     mark.touch()
     try:
         yield

@@ -44,7 +44,7 @@ from treetune.runtime.machine import memory_in_use
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
-from treetune.store.checksums import damage_of, read_record, seal_folder, write_record
+from treetune.store.checksums import find_damage, read_record, seal_folder, write_record
 from treetune.store.files import write_text
 from treetune.vocabulary import Column, Episode, Metrics, Trajectory, are_sampled
 
@@ -621,7 +621,7 @@ class _CheckpointChoice:
         # The trainer still has the state of the last candidate.
         is_last_chosen = chosen == len(self.accuracies) - 1
         if not is_last_chosen:
-            damage = damage_of(self._state) if session.ranks.is_first else None
+            damage = find_damage(self._state) if session.ranks.is_first else None
             if (damage := session.ranks.from_first("the candidate", damage)) is not None:
                 raise Damaged(f"{damage}: run the same command again, which repeats the iteration's training")
             with self.resources.server.asleep():

@@ -47,7 +47,7 @@ from treetune.engine.settings import METHODS_ON_THE_DEVICE, TRANSFER_KEY, VERSIO
 from treetune.exceptions import CheckpointGone
 from treetune.store import held_folders
 from treetune.store.checksums import digest_of_weights
-from treetune.store.files import new_own_folder, remove_folder, write_text
+from treetune.store.files import make_new_private_folder, remove_folder, write_text
 from treetune.store.held_folders import SHARED_MEMORY
 from treetune.trainer.ranks import Ranks
 
@@ -431,16 +431,16 @@ def make_weights_folder(
     writes = machines.index(this_machine) == ranks.rank if in_memory else ranks.is_first
     folder: Path | None = None
     if writes:
-        held_folders.sweep()
+        held_folders.delete_abandoned_folders()
         name_file = experiment / f".{name}"
         if in_memory and os.access(SHARED_MEMORY, os.W_OK):
             _delete_folder_of_killed_run(name_file)
-            folder = held_folders.new_in_memory()
+            folder = held_folders.make_folder_in_memory()
             write_text(name_file, str(folder))
         else:
             folder = experiment / name
             remove_folder(folder)
-            new_own_folder(folder)
+            make_new_private_folder(folder)
     path_by_rank = ranks.exchange("weights folders", (this_machine, None if folder is None else str(folder)))
     for machine, path in path_by_rank:
         # The folder of this machine's first rank or, on disk, the one folder that there is.
@@ -453,7 +453,7 @@ def make_weights_folder(
         meeting = experiment / make_name(*identity)
         if ranks.is_first and meeting != folder:
             remove_folder(meeting)
-            new_own_folder(meeting)
+            make_new_private_folder(meeting)
     ranks.barrier("the weights folder is empty")
     return folder, meeting, writes
 

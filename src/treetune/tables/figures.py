@@ -12,9 +12,9 @@ from treetune.tables.columns import MeasuredColumn, Panel
 from treetune.tables.curves import AXIS_TITLES, Curve, column_panel
 from treetune.tables.measure import Results
 from treetune.tables.settings import PanelAxis, Reproduction
-from treetune.tables.text import MARKS, number_text, why_empty
-from treetune.view.charts import BetterDirection, Chart, Series, better_of, draw_series
-from treetune.view.templates import colour_of, palette
+from treetune.tables.text import MARKS_OF_DIFFERENCES, number_text, why_empty
+from treetune.view.charts import BetterDirection, Chart, Series, better_direction_of, draw_series
+from treetune.view.templates import colour_of, read_palette
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +26,7 @@ LEGEND_CHARACTERS_PER_INCH = 14
 LEGEND_LINE = 8
 """The width of a line sample and the space around a name in a legend, in characters."""
 CHART_INCHES = (4.2, 3.0)
-BAND = "range over seeds"
+MEANING_OF_BAND = "range over seeds"
 """What the bands around curves show."""
 PANELS_ACROSS = 2
 """The number of charts in a row. Panels have one more in a row if there would be more than this many rows."""
@@ -48,8 +48,8 @@ def curve_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
     for column in columns:
         title = f"pass@1 on {column.curve} (%)" + (f", {column.name}" if len(columns) > 1 else "")
         for axis, axis_title in AXIS_TITLES.items():
-            series = _series(results, curves, column_panel(column), axis)
-            charts.append(Chart(title, series, "up", BAND, x_name=axis_title))
+            series = _make_series(results, curves, column_panel(column), axis)
+            charts.append(Chart(title, series, "up", MEANING_OF_BAND, x_name=axis_title))
     return charts
 
 
@@ -59,9 +59,9 @@ def panel_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
     axis = results.plan.table.panels_over
     charts = []
     for panel in results.plan.table.panels:
-        series = _series(results, curves, panel, axis)
+        series = _make_series(results, curves, panel, axis)
         better = _better_direction(panel)
-        charts.append(Chart(panel.title, series, better, BAND, x_name=AXIS_TITLES[axis]))
+        charts.append(Chart(panel.title, series, better, MEANING_OF_BAND, x_name=AXIS_TITLES[axis]))
     return charts
 
 
@@ -69,12 +69,12 @@ def _better_direction(panel: Panel) -> BetterDirection:
     """Returns the direction in which a panel's number is better, or an empty text where the title shows no
     direction."""
     if panel.metric is not None:
-        return better_of(panel.metric)
+        return better_direction_of(panel.metric)
     # A panel of an evaluation shows pass@1 if it names no `value`.
     return "up" if panel.value in (None, "pass_at_1") else ""
 
 
-def _series(results: Results, curves: Sequence[Curve], panel: Panel, axis: PanelAxis) -> list[Series]:
+def _make_series(results: Results, curves: Sequence[Curve], panel: Panel, axis: PanelAxis) -> list[Series]:
     """Returns a series for each row of a panel: means over seeds with their range."""
     colours, scale = row_colours(results.plan.table), 100.0 if panel.in_percent else 1.0
     all_series = []
@@ -101,9 +101,9 @@ def _new_figure(width: float, height: float, rows: int, columns: int) -> tuple[F
     axes: list[Axes] = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
     for panel in axes:
         panel.spines[["top", "right"]].set_visible(False)
-        panel.grid(visible=True, color=palette()["line"], linewidth=0.7)
+        panel.grid(visible=True, color=read_palette()["line"], linewidth=0.7)
         panel.set_axisbelow(True)
-        panel.tick_params(colors=palette()["soft"], labelsize=8)
+        panel.tick_params(colors=read_palette()["soft"], labelsize=8)
     return figure, axes
 
 
@@ -132,9 +132,9 @@ def _draw_column(panel: Axes, results: Results, column: MeasuredColumn) -> None:
     the published number, where these exist."""
     scale = 100.0 if column.in_percent else 1.0
     for y, row in enumerate(results.plan.table.rows):
-        cell, colour = results.cells[row.name, column.name], palette()[colour_of(y)]
+        cell, colour = results.cells[row.name, column.name], read_palette()[colour_of(y)]
         if cell.published is not None:
-            style = {"color": palette()["soft"], "fillstyle": "none", "markersize": 6, "zorder": 2}
+            style = {"color": read_palette()["soft"], "fillstyle": "none", "markersize": 6, "zorder": 2}
             panel.plot(scale * cell.published, y, "D", **style)  # type: ignore[arg-type]
         if cell.estimate is None:
             if cell.experiment is not None:  # a row without an experiment in this column stays empty
@@ -151,7 +151,7 @@ def _draw_column(panel: Axes, results: Results, column: MeasuredColumn) -> None:
         panel.plot(scale * cell.estimate.mean, y, "o", color=colour, markersize=6)
         # The mark shows a significant difference from the row that this row is compared with.
         panel.annotate(
-            f"{number_text(cell.estimate.mean, column)} {MARKS[cell.called]}",
+            f"{number_text(cell.estimate.mean, column)} {MARKS_OF_DIFFERENCES[cell.significant_direction]}",
             (scale * cell.estimate.mean, y),
             xytext=(0, 6),
             textcoords="offset points",
@@ -173,24 +173,26 @@ def draw_panels(results: Results, curves: Sequence[Curve], paths: Sequence[Path]
     paths."""
     charts = panel_charts(results, curves)
     # A row has PANELS_ACROSS charts, or one more if there would be more than PANELS_ACROSS rows.
-    across = PANELS_ACROSS if len(charts) <= PANELS_ACROSS**2 else PANELS_ACROSS + 1
-    return _draw_charts(results, charts, min(len(charts), across), paths)
+    charts_across = PANELS_ACROSS if len(charts) <= PANELS_ACROSS**2 else PANELS_ACROSS + 1
+    return _draw_charts(results, charts, min(len(charts), charts_across), paths)
 
 
-def _draw_charts(results: Results, charts: Sequence[Chart], across: int, paths: Sequence[Path]) -> Figure:
-    """Draws charts in rows of `across`, with one legend for all, into each of the files."""
+def _draw_charts(
+    results: Results, charts: Sequence[Chart], charts_across: int, paths: Sequence[Path]
+) -> Figure:
+    """Draws charts in rows of `charts_across`, with one legend for all, into each of the files."""
     import matplotlib
 
     table = results.plan.table
-    down = math.ceil(len(charts) / across)
-    width = CHART_INCHES[0] * across
+    chart_rows = math.ceil(len(charts) / charts_across)
+    width = CHART_INCHES[0] * charts_across
     title_and_legend_inches = 1.0
-    height = CHART_INCHES[1] * down + title_and_legend_inches
-    figure, axes = _new_figure(width, height, rows=down, columns=across)
+    height = CHART_INCHES[1] * chart_rows + title_and_legend_inches
+    figure, axes = _new_figure(width, height, rows=chart_rows, columns=charts_across)
     for panel, chart in zip(axes, charts):
         panel.set_title(chart.title, fontsize=9, loc="left")
         if chart.series:
-            draw_series(panel, chart.series, palette(), scale=0.8)
+            draw_series(panel, chart.series, read_palette(), scale=0.8)
             panel.set_xlabel(chart.x_name, fontsize=8)
             panel.set_xlim(left=0)
         else:
@@ -204,7 +206,9 @@ def _draw_charts(results: Results, charts: Sequence[Chart], across: int, paths: 
     drawn_rows: set[str] = set()
     for chart in charts:
         drawn_rows |= {series.name for series in chart.series}
-    colours = {name: palette()[colour] for name, colour in row_colours(table).items() if name in drawn_rows}
+    colours = {
+        name: read_palette()[colour] for name, colour in row_colours(table).items() if name in drawn_rows
+    }
     _put_legend(figure, colours, width)
     for path in paths:
         # Text stays text, which is smaller, and the same numbers give the same bytes.

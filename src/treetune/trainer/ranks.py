@@ -257,8 +257,8 @@ def _make_private_folder(port: str, rank: int) -> Path:
     Raises:
         ValueError: The folder belongs to another user, is open to other users, or is not a folder.
     """
-    if held_folders.MEETING in os.environ:  # `treetune run` has made the folder
-        folder = Path(os.environ[held_folders.MEETING])
+    if held_folders.MEETING_VARIABLE in os.environ:  # `treetune run` has made the folder
+        folder = Path(os.environ[held_folders.MEETING_VARIABLE])
     else:
         # The ranks have nothing in common but their launcher. Its start time is part of the name, since a
         # later process may get its process id.
@@ -276,7 +276,8 @@ def _make_private_folder(port: str, rank: int) -> Path:
             " other users or is not a folder: have it deleted, or set TMPDIR to a folder of your own"
         )
     if rank == 0:
-        held_folders.hold(folder)  # `held_folders.sweep` deletes folders that no living process holds
+        # `held_folders.delete_abandoned_folders` deletes folders that no living process holds.
+        held_folders.hold_folder(folder)
     return folder
 
 

@@ -32,17 +32,17 @@ log."""
 LOG_ROWS, LOG_CREDITED = "log/rows", "log/credited"
 """Metrics of a credited log: the number of rows of a file, and the number of those that have credit."""
 
-METHOD = ("task", "rollout", "credit", "selection")
+METHOD_KEYS = ("task", "rollout", "credit", "selection")
 """The keys of a configuration that define a method, together with the trainer's objective."""
 
-LOG_BYTES = 32_768
+SEARCHED_LOG_BYTES = 32_768
 """The number of bytes at a log's end that are searched for the reason why a run stopped."""
 
-RECENT = 5
+RECENT_ITERATIONS = 5
 """The number of last iterations from whose mean time the time left is estimated."""
 
 # A message in a run's log, after its time and level: "2026-05-01 12:00:00,123 INFO iteration 3 …".
-_LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ [A-Z]+ (.*)")
+_LOG_MESSAGE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ [A-Z]+ (.*)")
 
 
 def name_of_task(task: Mapping[str, Any]) -> str:
@@ -84,7 +84,7 @@ class StoredExperiment:
 
         The key "task" has the task's name if the configuration gives one.
         """
-        types = {key: (self.config.get(key) or {}).get("type") for key in METHOD}
+        types = {key: (self.config.get(key) or {}).get("type") for key in METHOD_KEYS}
         types["task"] = name_of_task(self.config.get("task") or {})
         types["objective"] = ((self.config.get("trainer") or {}).get("objective") or {}).get("type")
         return {key: str(name) for key, name in types.items() if name}
@@ -160,42 +160,42 @@ def read_experiment(path: Path) -> StoredExperiment:
     if not path.is_dir():
         raise ValueError(f"{path} is not a directory: give an experiment's, e.g. experiments/quickstart/sft")
     directory = ExperimentDirectory(path)
-    missing: list[str] = []
+    missing_facts: list[str] = []
 
     def read(name: str, reader: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
-        """Returns what `reader` reads. If it can't, adds a message to `missing` and returns {}."""
+        """Returns what `reader` reads. If it can't, adds a message to `missing_facts` and returns {}."""
         try:
             return reader() or {}
         except FileNotFoundError:
-            missing.append(f"{name} is not there")
+            missing_facts.append(f"{name} is not there")
         except (OSError, ValueError) as error:
-            missing.append(f"{name} can't be read: {error}")
+            missing_facts.append(f"{name} can't be read: {error}")
         return {}
 
     config = read(CONFIG, lambda: read_config(path))
     manifest = read(MANIFEST, lambda: read_record(directory.manifest_file, "restore it"))
-    metrics = _read_metrics(directory, missing)
+    metrics = _read_metrics(directory, missing_facts)
     if not metrics:
-        missing.append("no iteration is finished yet (metrics.jsonl is empty or not there)")
+        missing_facts.append("no iteration is finished yet (metrics.jsonl is empty or not there)")
     evaluations: dict[str, dict[int, dict[str, Any]]] = {}
     for label in sorted({label for _, label in directory.evaluations()}):
         try:
             summaries = directory.read_summaries(label)
         except ValueError as error:
-            missing.append(str(error))
+            missing_facts.append(str(error))
         else:
             if summaries:  # without a summary, the set is still being measured for the first time
                 evaluations[label] = summaries
     if not config and not metrics and not evaluations:
         # It may be an experiment whose files are damaged, or a folder of experiments.
-        damaged = "".join(f"; {message}" for message in missing if "damaged" in message)
+        damaged = "".join(f"; {message}" for message in missing_facts if "damaged" in message)
         configs = [*path.glob(f"*/{CONFIG}"), *path.glob(f"*/*/{CONFIG}")]
         below = ", ".join(sorted(str(config.parent) for config in configs))
         raise ValueError(
             f"{path} is not an experiment: it has no configuration, metrics or evaluations"
             f"{damaged or (f'; experiments below it: {below}' if below else '')}"
         )
-    # Results of analyses are read here only to name damaged ones in `missing`.
+    # Results of analyses are read here only to name damaged ones in `missing_facts`.
     for label in directory.analyses():
         folder = directory.analysis(label)
         read(str((folder / RESULT).relative_to(path)), functools.partial(read_result, folder))
@@ -206,21 +206,23 @@ def read_experiment(path: Path) -> StoredExperiment:
         predicted = read(PREDICTION, lambda: read_record(path / PREDICTION, "the next start writes it again"))
     is_run = config.get("type") != CREDITED_LOG  # and not answers of another program that were credited
     if not evaluations and is_run:
-        missing.append("no checkpoint has been evaluated yet: run `treetune evaluate`")
+        missing_facts.append("no checkpoint has been evaluated yet: run `treetune evaluate`")
     if not is_run and (uncredited := _count_uncredited(metrics)):
         rows = f"{uncredited:,} rows of the log have" if uncredited > 1 else "1 row of the log has"
-        missing.append(f"{rows} no credit: the outcome of its answer says why")
+        missing_facts.append(f"{rows} no credit: the outcome of its answer says why")
     running = directory.is_running()
-    experiment = StoredExperiment(path, config, manifest, metrics, evaluations, running, missing, predicted)
+    experiment = StoredExperiment(
+        path, config, manifest, metrics, evaluations, running, missing_facts, predicted
+    )
     planned = experiment.expected_iterations
     if isinstance(planned, int) and len(metrics) < planned:
         state = "is still running" if running else "was interrupted; the same command continues it"
         if experiment.stopped:
             state = "was stopped by a sign of collapse"
         if is_run:
-            missing.append(f"{len(metrics)} of {planned} iterations are finished: the run {state}")
+            missing_facts.append(f"{len(metrics)} of {planned} iterations are finished: the run {state}")
         else:
-            missing.append(f"{len(metrics)} of {planned} files are credited: the command {state}")
+            missing_facts.append(f"{len(metrics)} of {planned} files are credited: the command {state}")
     return experiment
 
 
@@ -229,18 +231,18 @@ def _count_uncredited(metrics: Iterable[Mapping[str, Any]]) -> int:
     return round(sum(row.get(LOG_ROWS, 0.0) - row.get(LOG_CREDITED, 0.0) for row in metrics))
 
 
-def _read_metrics(directory: ExperimentDirectory, missing: list[str]) -> list[dict[str, Any]]:
+def _read_metrics(directory: ExperimentDirectory, missing_facts: list[str]) -> list[dict[str, Any]]:
     """Returns the metrics of each iteration, without integers that are too large for a float.
 
-    Adds a message to `missing` for each number that is left out, and for each line that can't be read.
+    Adds a message to `missing_facts` for each number that is left out, and for each line that can't be read.
     """
     rows = []
-    for row in directory.read_metrics(missing):
+    for row in directory.read_metrics(missing_facts):
         huge = {
             key for key, value in row.items() if isinstance(value, int) and abs(value) > sys.float_info.max
         }
         for key in sorted(huge):
-            missing.append(
+            missing_facts.append(
                 f"{key} of a line of {directory.metrics_file} is a whole number of {len(str(abs(row[key])))}"
                 " digits, and is left out"
             )
@@ -294,14 +296,14 @@ class RunProgress:
 
 def status_of(experiment: StoredExperiment) -> RunProgress:
     """Returns an experiment's status, computed from the experiment as it was read and the end of its log."""
-    done, planned, parts = len(experiment.metrics), experiment.expected_iterations, experiment.method
-    log = _end_of(experiment.directory.run_log)
+    n_done, planned, parts = len(experiment.metrics), experiment.expected_iterations, experiment.method
+    log = _read_end_of_log(experiment.directory.run_log)
     # Parts of a progress message are separated by two spaces, which a page shows as one.
-    messages = [match[1].replace("  ", " · ") for line in log if (match := _LINE.match(line))]
+    messages = [match[1].replace("  ", " · ") for line in log if (match := _LOG_MESSAGE.match(line))]
     state: Literal["running", "waiting", "stopped", "finished"]
     if experiment.running:
         state, why = "running", messages[-1] if messages else ""
-    elif planned is not None and done >= planned:
+    elif planned is not None and n_done >= planned:
         state, why = "finished", ""
     elif not experiment.directory.has_work():
         state, why = "waiting", "nothing was sampled or trained yet"
@@ -323,7 +325,7 @@ def status_of(experiment: StoredExperiment) -> RunProgress:
     return RunProgress(
         state=state,
         why=why,
-        done=done,
+        done=n_done,
         planned=planned,
         seconds_left=_seconds_left(experiment),
         wall_time=experiment.metrics[-1].get("wall_time") if experiment.metrics else None,
@@ -338,7 +340,9 @@ def _seconds_left(experiment: StoredExperiment) -> float | None:
     """Returns the estimated seconds until a running experiment has finished; None if they can't be
     estimated."""
     done, planned = len(experiment.metrics), experiment.expected_iterations
-    recent = [row["seconds/total"] for row in experiment.metrics[-RECENT:] if "seconds/total" in row]
+    recent = [
+        row["seconds/total"] for row in experiment.metrics[-RECENT_ITERATIONS:] if "seconds/total" in row
+    ]
     if not experiment.running or planned is None or done >= planned or not recent:
         return None
     seconds_each = sum(recent) / len(recent)
@@ -359,7 +363,7 @@ def _why_stopped(experiment: StoredExperiment, log: list[str], messages: list[st
             if key.startswith("diagnostics/") and key != "diagnostics/stop" and value
         ]
         return f"signs of collapse: {', '.join(signs)}"
-    message_lines = [i for i, line in enumerate(log) if _LINE.match(line)]
+    message_lines = [i for i, line in enumerate(log) if _LOG_MESSAGE.match(line)]
     after_last_message = log[message_lines[-1] + 1 :] if message_lines else log
     if any(line.startswith("Traceback") for line in after_last_message):
         # The last line of a traceback is the error.
@@ -369,11 +373,11 @@ def _why_stopped(experiment: StoredExperiment, log: list[str], messages: list[st
     return "interrupted before its first message"
 
 
-def _end_of(log: Path) -> list[str]:
-    """Returns the lines in the last LOG_BYTES of a log; an empty list if the log can't be read."""
+def _read_end_of_log(log: Path) -> list[str]:
+    """Returns the lines in the last `SEARCHED_LOG_BYTES` of a log; an empty list if the log can't be read."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - LOG_BYTES))
+            file.seek(max(0, file.seek(0, 2) - SEARCHED_LOG_BYTES))
             return file.read().decode(errors="replace").splitlines()
     except OSError:
         return []

@@ -37,9 +37,9 @@ PROBLEM = Problem(id="p", prompt="2 + 2?", gold="4", data=DATA)
 @pytest.fixture(autouse=True)
 def _file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     shutil.copy(Path(__file__).parent / "programs/foreign_rewards.txt", tmp_path / "foreign_rewards.py")
-    monkeypatch.setattr(folders, "_OWN", folders.OwnFolders())
+    monkeypatch.setattr(folders, "_OWN_FOLDERS", folders.OwnFolders())
     finders = list(sys.meta_path)
-    folders.search_in([tmp_path])
+    folders.set_search_folders([tmp_path])
     yield
     sys.meta_path[:] = finders
     sys.modules.pop("foreign_rewards", None)

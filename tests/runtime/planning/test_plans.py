@@ -24,7 +24,7 @@ from tests.support.shipped import issues_of
 from treetune import main as command_line
 from treetune.cluster.commands import _configuration_that_makes, start_shape
 from treetune.config.catalogue import find_configurations
-from treetune.config.layers import CONFIGS
+from treetune.config.layers import CONFIGS_FOLDER
 from treetune.contracts import Advantages, Continuations
 from treetune.credit.base import Credit
 from treetune.engine.settings import VllmSettings
@@ -556,7 +556,7 @@ def test_with_zero_3_the_host_has_the_whole_model_once_and_not_once_for_each_ran
 def test_a_checkpoint_of_a_shipped_experiment_has_its_configuration(name):
     """Also of experiments with a dot in their names, such as countdown/qwen2.5-3b_grpo."""
     checkpoint = Path("experiments", name.removesuffix(".jsonnet"), "checkpoints", "0100", "policy")
-    assert _configuration_that_makes(checkpoint) == CONFIGS / name
+    assert _configuration_that_makes(checkpoint) == CONFIGS_FOLDER / name
 
 
 def test_credit_of_a_users_own_that_continues_answers_is_planned():

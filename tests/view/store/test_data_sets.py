@@ -28,7 +28,7 @@ from treetune.exceptions import NotThere
 from treetune.view.store import Store
 from treetune.view.store.queries import ColumnFilter, RowQuery
 from treetune.view.store.readers import DataSet, answers_to
-from treetune.view.store.tables import ROW, DataSetTable, Histogram, bin_step
+from treetune.view.store.tables import ROW_NUMBER, DataSetTable, Histogram, bin_step
 
 
 def table_of(path: Path, kind: Any) -> DataSetTable:
@@ -64,7 +64,7 @@ def test_only_data_sets_that_were_named_or_lie_below_a_folder_are_listed(tmp_pat
     }
     for name in (str(elsewhere / "sums2.parquet"), "data/../data/sums.parquet", "/etc/passwd", ""):
         with pytest.raises(NotThere, match="there is no data set"):
-            store.data.named(name)
+            store.data.find_data_set(name)
     begin_run(folder / "later")
     (elsewhere / "trips.jsonl").unlink()
     assert str(elsewhere / "trips.jsonl") not in {data_set.name for data_set in store.data.all()}
@@ -138,7 +138,7 @@ def test_columns_whose_names_collide_and_columns_of_odd_types_are_kept_apart(tmp
 
     assert table.names() == ["a.b", "a", "blob", 'q"uote', "nothing"]
     [row] = table.ask(RowQuery(filters=(ColumnFilter('q"uote', ">", 1.0),)), ["a.b", "a.c.d", 'q"uote']).rows
-    assert row == {ROW: 0, "a.b": "own", "a.c.d": True, 'q"uote': 1.5}
+    assert row == {ROW_NUMBER: 0, "a.b": "own", "a.c.d": True, 'q"uote': 1.5}
 
 
 RECORDS = [
@@ -174,7 +174,7 @@ def test_pages_are_what_filtering_sorting_and_cutting_give(
     shown: list[int] = []
     for number in range(1, len(RECORDS)):
         page = records.ask(RowQuery((), filters, search, sort, descending, number, size), ["x"])
-        shown += [row[ROW] for row in page.rows]
+        shown += [row[ROW_NUMBER] for row in page.rows]
         if len(page.rows) < size:
             break
 
@@ -196,7 +196,7 @@ def test_pages_are_what_filtering_sorting_and_cutting_give(
 
 
 def histogram(table: DataSetTable, column: str, *filters: ColumnFilter) -> Histogram | None:
-    return next(iter(table.histograms([column], filters, "")), None)
+    return next(iter(table.make_histograms([column], filters, "")), None)
 
 
 def test_histograms_count_every_number_once_and_have_round_bounds(tmp_path: Path) -> None:

@@ -111,23 +111,23 @@ def find_values_once(
     the reward of unfinished answers, the context's seed, the settings of `truth`, the prompt and the answer
     so far. Another call with the same states only reads them, and an interrupted call resumes.
     """
-    keys = [_key(state) for state in states]
+    keys = [_hash_of_state(state) for state in states]
     state_by_key = dict(zip(keys, states, strict=True))
     file = (
         session.directory.path / "truths" / f"{_file_name_of_settings(truth, context, session, point)}.jsonl"
     )
     value_by_key = dict(_stored_values(file))
-    missing = [key for key in state_by_key if key not in value_by_key]
+    keys_without_value = [key for key in state_by_key if key not in value_by_key]
     file.parent.mkdir(parents=True, exist_ok=True)
-    for start in range(0, len(missing), STATES_AT_ONCE):
-        batch = missing[start : start + STATES_AT_ONCE]
+    for start in range(0, len(keys_without_value), STATES_AT_ONCE):
+        batch = keys_without_value[start : start + STATES_AT_ONCE]
         values = truth.find(context, session, point, [state_by_key[key] for key in batch])
         with file.open("a") as out:
             for key, value in zip(batch, values, strict=True):
                 # The line break comes first, because an interruption may have cut off the previous line.
                 out.write("\n" + json.dumps([key, *value]))
         value_by_key |= zip(batch, values, strict=True)
-        context.log.progress(start + len(batch), len(missing))
+        context.log.progress(start + len(batch), len(keys_without_value))
     return [value_by_key[key] for key in keys]
 
 
@@ -143,7 +143,7 @@ def _stored_values(file: Path) -> Iterator[tuple[str, EstimatedValue]]:
         yield key, EstimatedValue(value, noise)
 
 
-def _key(state: StateIds) -> str:
+def _hash_of_state(state: StateIds) -> str:
     """Returns a hash of a state, under which its value is stored."""
     digest = hashlib.blake2b(repr((state.problem.id, state.problem.gold)).encode(), digest_size=12)
     for ids in (state.prompt_ids, state.begun_ids):
@@ -421,7 +421,9 @@ def expand_continuations(
         positions = list(same_length)
         for start in range(0, len(positions), batch_size):
             batch = positions[start : start + batch_size]
-            values_of_batch = _StateBatch(steps, context, [states[i] for i in batch], samples).values()
+            values_of_batch = _StateBatch(
+                steps, context, [states[i] for i in batch], samples
+            ).estimate_values()
             values |= zip(batch, values_of_batch, strict=True)
     return [values[i] for i in range(len(states))]
 
@@ -456,10 +458,10 @@ class _StateBatch:
             for sample in range(samples):
                 # At first the model's batch has one row for each state. All samples of a state share this
                 # row, whose number is that of the state.
-                path = _Path(number, sample, number, weight=1.0, ids=[], text=self._text(number, []))
+                path = _Path(number, sample, number, weight=1.0, ids=[], text=self._decode_answer(number, []))
                 self.paths.append(path)
 
-    def _text(self, state: int, ids: Sequence[int]) -> str:
+    def _decode_answer(self, state: int, ids: Sequence[int]) -> str:
         begun: list[int] = self.states[state].begun_ids.tolist()
         return self.context.codec.decode([*begun, *ids])
 
@@ -469,7 +471,7 @@ class _StateBatch:
         task = task_of(self.context.task, self.states[state].problem)
         return task if isinstance(task, KnowsDecisions) else None
 
-    def values(self) -> list[EstimatedValue]:
+    def estimate_values(self) -> list[EstimatedValue]:
         """Extends all paths token by token until each is over, and returns the value of each state."""
         import numpy as np
 
@@ -512,12 +514,12 @@ class _StateBatch:
             self.paths, right_tokens, drawn_shares_W.tolist(), tokens.tolist(), strict=True
         ):
             if right_token is not None:
-                yield self._child(path, right_token, path.weight * (1 - share))
-            yield self._child(path, token, path.weight * share)
+                yield self._extend_path(path, right_token, path.weight * (1 - share))
+            yield self._extend_path(path, token, path.weight * share)
 
-    def _child(self, path: _Path, token: int, weight: float) -> _Path:
+    def _extend_path(self, path: _Path, token: int, weight: float) -> _Path:
         ids = [*path.ids, token]
-        text = self._text(path.state, ids) if self._task_with_decisions(path.state) else ""
+        text = self._decode_answer(path.state, ids) if self._task_with_decisions(path.state) else ""
         return _Path(path.state, path.sample, path.row, weight, ids, text)
 
     def _right_token(self, path: _Path) -> int | None:
@@ -557,7 +559,7 @@ class _StateBatch:
         if reward is None and not ended and unfinished_reward is not None:
             reward = unfinished_reward
         if reward is None:
-            text = self._text(path.state, path.ids)
+            text = self._decode_answer(path.state, path.ids)
             reward = self.context.grader.submit(text, problem).result().reward
         self.earned[path.state, path.sample] += path.weight * reward
         return True

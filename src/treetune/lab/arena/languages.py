@@ -139,17 +139,19 @@ class Language:
         # All answers are extended position by position. A longer beginning is only extended where it ends.
         for position in range(int(start_N.min(initial=self.length)), self.length):
             active = np.flatnonzero(start_N <= position)
-            before = status_N[active]
-            chances_AO = self.chances_TSO[position][before]
+            status_before = status_N[active]
+            chances_AO = self.chances_TSO[position][status_before]
             # Each position has two random numbers: that with the even counter draws the option, and that with
             # the odd counter draws the wording.
             option = _draw_options(chances_AO, _uniform(seed_N[active], 2 * position))
-            after = self.after_TSO[position][before, option]
-            wordings = self.wordings_TS[position][before]
+            status_after = self.after_TSO[position][status_before, option]
+            wordings = self.wordings_TS[position][status_before]
             wording = (wordings * _uniform(seed_N[active], 2 * position + 1)).astype(int)
-            status_N[active] = after
-            ids_NT[active, position] = 1 + after * self.most_wordings + wording  # the id of the token
-            logprobs_NT[active, position] = np.log(self.chances_TSO[position][before, option] / wordings)
+            status_N[active] = status_after
+            ids_NT[active, position] = 1 + status_after * self.most_wordings + wording  # the id of the token
+            logprobs_NT[active, position] = np.log(
+                self.chances_TSO[position][status_before, option] / wordings
+            )
         completions = []
         for ids_T, logprobs_T, start in zip(ids_NT, logprobs_NT, start_N, strict=True):
             completion = Completion(ids_T[start:], logprobs_T[start:], finish_reason="stop", policy_version=0)
@@ -179,11 +181,11 @@ class Language:
         for position in range(len(begun), len(ids)):
             chance = self._chance(ids[:position], ids[position])
             if chance > 0 and will_be_correct and position < self.length:
-                before, after = self.statuses(ids[: position + 1])[-2:]
-                value = self.values_TS[position, before]
+                status_before, status_after = self.statuses(ids[: position + 1])[-2:]
+                value = self.values_TS[position, status_before]
                 # From a state of value 0 on, no answer is correct. Bayes' rule would divide by 0 there, so
                 # the probability stays as it is.
-                chance *= self.values_TS[position + 1, after] / value if value > 0 else 1.0
+                chance *= self.values_TS[position + 1, status_after] / value if value > 0 else 1.0
             logprobs.append(math.log(chance) if chance > 0 else -9999.0)
         return Completion(
             token_array(text), logprob_array(logprobs), finish_reason="length", policy_version=0
@@ -281,21 +283,25 @@ class Language:
         columns = []
         n_statuses, n_options = self.after_TSO.shape[1:]
         for position in range(self.length):
-            before, after = statuses[:, position], statuses[:, position + 1]
+            status_before, status_after = statuses[:, position], statuses[:, position + 1]
             weight_N1 = weights_NT[:, position, None]
-            chances_NO = self.chances_TSO[position][before]
+            chances_NO = self.chances_TSO[position][status_before]
             # The gradient of log softmax by the logits: 1 for the option that was taken, minus the
             # probability of each option. The gradient by the wordings' logits has the same form, with equal
             # probabilities. Options with probability 0 only pad the array.
-            is_taken_NO = (self.after_TSO[position][before] == after[:, None]) & (chances_NO > 0)
+            is_taken_NO = (self.after_TSO[position][status_before] == status_after[:, None]) & (
+                chances_NO > 0
+            )
             gradient_of_options = np.zeros((n_groups, n_statuses, n_options))
-            np.add.at(gradient_of_options, (group_N, before), weight_N1 * (is_taken_NO - chances_NO))
-            n_wordings_N1 = self.wordings_TS[position][before][:, None]
+            np.add.at(gradient_of_options, (group_N, status_before), weight_N1 * (is_taken_NO - chances_NO))
+            n_wordings_N1 = self.wordings_TS[position][status_before][:, None]
             wordings_1W = np.arange(self.most_wordings)[None, :]
             is_written_NW = wordings_1W == wording_NT[:, position, None]
             chances_NW = (wordings_1W < n_wordings_N1) / n_wordings_N1
             gradient_of_wordings = np.zeros((n_groups, n_statuses, self.most_wordings))
-            np.add.at(gradient_of_wordings, (group_N, before), weight_N1 * (is_written_NW - chances_NW))
+            np.add.at(
+                gradient_of_wordings, (group_N, status_before), weight_N1 * (is_written_NW - chances_NW)
+            )
             columns += [gradient_of_options.reshape(n_groups, -1), gradient_of_wordings.reshape(n_groups, -1)]
         return np.concatenate(columns, 1).astype(np.float32)
 
@@ -324,7 +330,7 @@ def _uniform(seeds: NDArray[np.uint64], counter: int) -> NDArray[np.float64]:
 # The languages
 
 
-def table(
+def make_language(
     length: int,
     statuses: int,
     chances: Callable[[int, int], Mapping[int, float]],
@@ -375,7 +381,7 @@ def decision(length: int, deciding: int, success: float = 0.25) -> Language:
             return {1: success, 2: 1 - success}
         return {status: 1.0}
 
-    return table(length, 3, chances, lambda position, status: 1 if position == deciding else 2, [1])
+    return make_language(length, 3, chances, lambda position, status: 1 if position == deciding else 2, [1])
 
 
 def uneven(length: int, success: float = 0.25) -> Language:
@@ -394,7 +400,7 @@ def uneven(length: int, success: float = 0.25) -> Language:
     def wordings(position: int, status: int) -> int:
         return 1 if position == length // 2 else 1 + position
 
-    return table(length, 3, chances, wordings, [1])
+    return make_language(length, 3, chances, wordings, [1])
 
 
 def every_choice(length: int, success: float = 0.25) -> Language:
@@ -408,7 +414,7 @@ def every_choice(length: int, success: float = 0.25) -> Language:
     def chances(position: int, status: int) -> Mapping[int, float]:
         return {1: 1.0} if status == 1 else {0: right, 1: 1 - right}  # status 1: something was wrong
 
-    return table(length, 2, chances, lambda position, status: 2 if status == 1 else 1, [0])
+    return make_language(length, 2, chances, lambda position, status: 2 if status == 1 else 1, [0])
 
 
 def majority(length: int, success: float = 0.25) -> Language:
@@ -423,7 +429,7 @@ def majority(length: int, success: float = 0.25) -> Language:
             return {status + 1: right, status: 1 - right} if status <= position else {status: 1.0}
 
         correct = range(length // 2 + 1, length + 1)
-        return table(length, length + 1, chances, lambda position, status: 1, correct)
+        return make_language(length, length + 1, chances, lambda position, status: 1, correct)
 
     # Bisection: the chance of a right choice at which a share of `success` answers is correct. Fifty halvings
     # are nearly as exact as a float.
@@ -458,7 +464,7 @@ def luck(length: int, good: float = 0.6, bad: float = 0.1, success: float = 0.25
     def wordings(position: int, status: int) -> int:
         return 1 if position in (0, length - 1) else 2
 
-    return table(length, 5, chances, wordings, [3])
+    return make_language(length, 5, chances, wordings, [3])
 
 
 def wordy(
@@ -472,7 +478,7 @@ def wordy(
     def chances_of_token(position: int, status: int) -> Mapping[int, float]:
         return chances(position // 3, status) if position % 3 == 0 else {status: 1.0}
 
-    return table(3 * steps, statuses, chances_of_token, lambda position, status: 4, correct, step=3)
+    return make_language(3 * steps, statuses, chances_of_token, lambda position, status: 4, correct, step=3)
 
 
 def slips(steps: int = 12, wrong: float = 0.11, repaired: float = 0.0) -> Language:
@@ -525,7 +531,7 @@ def walk(steps: int = 12, up: float = 0.44, levels: int = 7) -> Language:
     return wordy(steps, levels, chances, correct)
 
 
-CHOICES: Mapping[str, Callable[[int, float], Language]] = {
+CHOICE_LANGUAGES: Mapping[str, Callable[[int, float], Language]] = {
     "first": lambda length, success: decision(length, 0, success),
     "middle": lambda length, success: decision(length, length // 2, success),
     "last": lambda length, success: decision(length, length - 1, success),
@@ -535,8 +541,9 @@ CHOICES: Mapping[str, Callable[[int, float], Language]] = {
     "all": every_choice,
 }
 """For each thing that may decide an answer, a function that returns such a language. Its arguments are the
-number of choices and the chance of a correct answer: ``CHOICES["first"](8, 0.25)`` is "first of 8"."""
-WORDY: Mapping[str, Callable[[], Language]] = {
+number of choices and the chance of a correct answer: ``CHOICE_LANGUAGES["first"](8, 0.25)`` is "first of
+8"."""
+WORDY_LANGUAGES: Mapping[str, Callable[[], Language]] = {
     "slips": slips,
     "repair": partial(slips, wrong=0.16, repaired=0.11),
     "fork": fork,
@@ -548,7 +555,7 @@ LANGUAGES = (
     *("middle of 8", "middle of 32"),
     *("last of 2", "last of 8", "last of 32"),
     *("majority of 9", "majority of 33", "luck of 16", "all of 8", "first of 8 at 5 %"),
-    *WORDY,
+    *WORDY_LANGUAGES,
 )
 """The languages of the arena. They don't change, so that scores can be compared with earlier ones."""
 
@@ -560,16 +567,17 @@ def language_of(name: str) -> Language:
     In a language of N choices a quarter of the answers is correct, unless the name has a percentage. Raises
     ValueError for another name.
     """
-    if name in WORDY:
-        return WORDY[name]()
+    if name in WORDY_LANGUAGES:
+        return WORDY_LANGUAGES[name]()
     match = re.fullmatch(r"(\w+) of ([1-9]\d?)(?: at ([1-9]\d?) %)?", name)
-    if match is None or match[1] not in CHOICES:
+    if match is None or match[1] not in CHOICE_LANGUAGES:
         raise ValueError(
-            f"there is no language {name!r}: choose one of {', '.join(WORDY)}, or 'WHAT of N' or 'WHAT of N"
-            f" at P %', where WHAT is one of {', '.join(CHOICES)} and N the number of choices"
+            f"there is no language {name!r}: choose one of {', '.join(WORDY_LANGUAGES)}, or 'WHAT of N'"
+            f" or 'WHAT of N at P %', where WHAT is one of {', '.join(CHOICE_LANGUAGES)} and N the number of"
+            " choices"
         )
-    make_language, length, percent = CHOICES[match[1]], int(match[2]), int(match[3] or 25)
-    return make_language(length, percent / 100)
+    make_choice_language, length, percent = CHOICE_LANGUAGES[match[1]], int(match[2]), int(match[3] or 25)
+    return make_choice_language(length, percent / 100)
 
 
 # Task, grader and engine of a language
@@ -619,12 +627,12 @@ class LanguageTask(Task):
         return [Problem(id=f"{number:05d}", prompt="1", gold=gold, data=data) for number in range(self.count)]
 
 
-PRIVILEGED = -1
+PRIVILEGED_TOKEN = -1
 """The first of the three tokens of a prompt that tells the policy that the answer will be correct."""
 
 
 class TableEngine(Engine):
-    """Samples from a language's table. Every prompt is a single token, or begins with `PRIVILEGED`."""
+    """Samples from a language's table. Every prompt is a single token, or begins with `PRIVILEGED_TOKEN`."""
 
     version = 0
     scores = True
@@ -655,7 +663,7 @@ class TableEngine(Engine):
             next_round: list[Request | Deferred] = []
             for request in this_round:
                 if isinstance(request, ScoreRequest):
-                    is_privileged = request.prompt_ids[0] == PRIVILEGED
+                    is_privileged = request.prompt_ids[0] == PRIVILEGED_TOKEN
                     # The prompt has a single token, or three where it says that the answer will be correct.
                     begun_ids = request.prompt_ids[3 if is_privileged else 1 :]
                     text_ids = request.text_ids.tolist()

@@ -223,7 +223,7 @@ class LogTokenizer:
             return
         self.counts["changed"] += 1
         if self.changed_example is None:
-            start = _first_difference(text, decoded)
+            start = _first_different_position(text, decoded)
             end = start + EXAMPLE_CHARACTERS
             self.changed_example = text[start:end], decoded[start:end]
 
@@ -274,9 +274,9 @@ def _forms_of(chat: TextCodec, codec: TextCodec) -> list[ChatForm]:
             continue
         texts = []
         for message in messages:
-            before, mark, text = text.partition(message.content)
+            text_before, mark, text = text.partition(message.content)
             if mark:
-                texts.append(before)
+                texts.append(text_before)
         # If the template writes no text between two messages, a prompt can't be split into them.
         if len(texts) == len(messages) and all(texts[1:]):
             forms.append(ChatForm(tuple(message.role for message in messages), (*texts, text)))
@@ -292,7 +292,7 @@ def _encode_chat(chat: TextCodec, messages: Sequence[Message]) -> TokenIds:
     return token_array((*chat.begin, *chat.encode(chat.conversation(messages))))
 
 
-def _first_difference(text: str, other: str) -> int:
+def _first_different_position(text: str, other: str) -> int:
     """Returns the position of the first character in which two texts differ, or the length of the shorter
     text if there is none."""
     for position, (character, other_character) in enumerate(zip(text, other)):

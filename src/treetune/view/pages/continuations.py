@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 
 from treetune.view.page import Page, PageRequest
-from treetune.view.pages.answer import shortened
+from treetune.view.pages.answer import shorten_text
 from treetune.view.store import Run
 from treetune.view.store.answers import StoredAnswer
 from treetune.view.store.tokens import texts_of
@@ -25,9 +25,9 @@ from treetune.view.store.tokens import texts_of
 if TYPE_CHECKING:
     from treetune.engine.requests import Completion
 
-LONGEST = 3000
+MOST_CHARACTERS_OF_CONTINUATION = 3000
 """The most characters of a continuation that are shown."""
-KEY_WITHIN = 100
+KEY_PREFIX_BYTES = 100
 """The number of bytes at the beginning of a journal's line within which its key is."""
 
 
@@ -53,14 +53,14 @@ def show(view: PageRequest) -> Response:
         key = completion.token_ids.tobytes(), reward
         counts[key] += 1
         examples[key] = completion
-    distinct = []
+    distinct_continuations = []
     for key, times in sorted(counts.items(), key=lambda pair: -pair[1]):
         completion = examples[key]
         texts = texts_of(view.run.path, completion.token_ids)
         text = "".join(texts) if texts is not None else " ".join(map(str, completion.token_ids.tolist()))
-        distinct.append(
+        distinct_continuations.append(
             {
-                "text": shortened(text, LONGEST),
+                "text": shorten_text(text, MOST_CHARACTERS_OF_CONTINUATION),
                 "times": times,
                 "earned": key[1],
                 "tokens": len(completion.token_ids),
@@ -73,7 +73,7 @@ def show(view: PageRequest) -> Response:
         answer=answer,
         start=start,
         problem=problem,
-        distinct=distinct,
+        distinct=distinct_continuations,
         earned=earned,
         count=len(completions),
     )
@@ -87,21 +87,23 @@ def continuations_of(
     Raises ValueError, with the reason, if none can be found.
     """
     from treetune.engine.journal import completions_of_row
-    from treetune.store.journal import row_of
+    from treetune.store.journal import unseal_line
 
     keys = [f'"{key}"'.encode() for key in _keys_in_journal(config, answer, start)]
     # `number` counts iterations from 1, and the folders of journals count from 0.
     folder = run.directory.journals(answer.source.number - 1)
-    # `follows` refuses symbolic links that lead out of the experiment's or the viewer's folders.
-    journals = [path for path in sorted(folder.glob("*.jsonl")) if run.follows(folder) and run.follows(path)]
+    # `may_follow` refuses symbolic links that lead out of the experiment's or the viewer's folders.
+    journals = [
+        path for path in sorted(folder.glob("*.jsonl")) if run.may_follow(folder) and run.may_follow(path)
+    ]
     if not journals:
         raise ValueError("the journals of this iteration, which have its continuations, were deleted")
     for path in journals:
         with path.open("rb") as file:
             for line in file:
                 # The last line of a journal may be incomplete: then it has no "\n".
-                if any(key in line[:KEY_WITHIN] for key in keys) and line.endswith(b"\n"):
-                    return completions_of_row(json.loads(row_of(line)))
+                if any(key in line[:KEY_PREFIX_BYTES] for key in keys) and line.endswith(b"\n"):
+                    return completions_of_row(json.loads(unseal_line(line)))
     raise ValueError(
         "the iteration's journals have no continuations of this state: its value may come from other answers,"
         " from a critic, or from continuations with another budget or other stop strings"
@@ -154,9 +156,11 @@ def _keys_in_journal(config: Mapping[str, Any], answer: StoredAnswer, start: int
     )
     # Runs of earlier versions of treetune also asked for log-probs, so their requests have another hash.
     possible_requests = (request, replace(request, reads_logprobs=True))
-    versions = [part.policy_version for part in trajectory.segments if part.policy_version is not None]
+    versions = [
+        segment.policy_version for segment in trajectory.segments if segment.policy_version is not None
+    ]
     version = versions[0] if versions else iteration  # answers of another program's log have none
-    return [request_key(possible, version) for possible in possible_requests]
+    return [request_key(possible_request, version) for possible_request in possible_requests]
 
 
 PAGES = (Page("/continuations", "Continuations", show),)

@@ -25,8 +25,15 @@ from treetune.runtime.diagnostics import (
     diagnose,
     find_last_good,
 )
-from treetune.view.charts import Chart, Series, better_of, line_chart, thinned
-from treetune.view.curves import PHASES, Bunch, compare_with_plan, phase_seconds, phase_totals, usual_charts
+from treetune.view.charts import Chart, Series, average_neighbours, better_direction_of, line_chart
+from treetune.view.curves import (
+    DESCRIPTION_BY_PHASE,
+    Bunch,
+    compare_with_plan,
+    phase_seconds,
+    phase_totals,
+    usual_charts,
+)
 from treetune.view.experiment import StoredExperiment
 from treetune.view.report.sections import ReportSection
 from treetune.view.templates import colour_of, render
@@ -53,9 +60,9 @@ all domains are constant.
 """
 
 # The metrics whose charts have a y axis that includes 0.
-FROM_ZERO = frozenset({"mixed", "advantage_zero", "unfinished", "unavailable", "weight", "problems"})
+METRICS_FROM_ZERO = frozenset({"mixed", "advantage_zero", "unfinished", "unavailable", "weight", "problems"})
 
-SIGN = "diagnostics/"
+SIGN_PREFIX = "diagnostics/"
 """The prefix of the metrics of signs of collapse."""
 
 SIGN_NAMES: Mapping[Sign, str] = {
@@ -128,8 +135,8 @@ class DomainsSection(ReportSection):
             ]
             if _has_values(series):
                 heading = title.format(trained_on=experiment.trained_on)
-                chart = Chart(heading, series, better_of(f"episodes/{metric}"), x_name="iteration")
-                charts.append(line_chart(replace(chart, from_zero=metric in FROM_ZERO)))
+                chart = Chart(heading, series, better_direction_of(f"episodes/{metric}"), x_name="iteration")
+                charts.append(line_chart(replace(chart, from_zero=metric in METRICS_FROM_ZERO)))
         return render("domains.html", colours=colours, measured=rows, charts=charts)
 
 
@@ -203,7 +210,9 @@ class NumbersSection(ReportSection):
                 else:
                     title = declaration.title
                 if _has_values(series):
-                    charts.append(line_chart(Chart(title, series, better_of(metric), x_name="iteration")))
+                    charts.append(
+                        line_chart(Chart(title, series, better_direction_of(metric), x_name="iteration"))
+                    )
                 elif any(line.points for line in series):
                     always_0.append(title)
             note = f"{group.name.capitalize()}: means over answers; in grey over those that are correct."
@@ -215,8 +224,8 @@ class NumbersSection(ReportSection):
     @override
     def columns(self, summary: Mapping[str, Any]) -> Mapping[str, str]:
         cells = {}
-        for full, number in declared_numbers().items():
-            group, _, name = full.partition("/")
+        for full_name, number in declared_numbers().items():
+            group, _, name = full_name.partition("/")
             numbers = summary.get(group)  # of any type: another program may have written a key of this name
             value = numbers.get(name) if isinstance(numbers, Mapping) else None
             if number.label is not None and value is not None:
@@ -233,7 +242,7 @@ class DiagnosticsSection(ReportSection):
     @override
     def html(self, experiment: StoredExperiment) -> str:
         """Shows a row for each sign that the run checked."""
-        checked_signs = [sign for sign in SIGNS if experiment.curve(f"{SIGN}{sign}")]
+        checked_signs = [sign for sign in SIGNS if experiment.curve(f"{SIGN_PREFIX}{sign}")]
         if not checked_signs:
             return ""
         settings: Diagnostics | None = None  # the thresholds of the run's configuration, if they can be read
@@ -248,11 +257,11 @@ class DiagnosticsSection(ReportSection):
             # Looks for the last weights before the sign that ended the run. Iterations count from 0, so the
             # last one is `done - 1`.
             done = int(experiment.metrics[-1]["iteration"]) + 1
-            good = find_last_good(settings, _diagnosed(experiment, settings, done), done - 1)
-            if good is not None:
+            last_good = find_last_good(settings, _diagnose(experiment, settings, done), done - 1)
+            if last_good is not None:
                 directory = experiment.directory
                 checkpoints = {number: directory.checkpoint(number) for number in directory.checkpoints()}
-                weights = describe_good_weights(good, checkpoints)
+                weights = describe_good_weights(last_good, checkpoints)
         return render(
             "diagnostics.html",
             rows=[_sign_row(experiment, settings, sign) for sign in checked_signs],
@@ -267,14 +276,14 @@ def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: 
     They say whether and in which iterations the sign was seen, and what was measured. If `settings` are
     known, they also have the thresholds.
     """
-    curve = experiment.curve(f"{SIGN}{sign}")  # 1 in iterations with the sign, else 0
-    seen = [int(iteration) for iteration, value in curve if value]
+    curve = experiment.curve(f"{SIGN_PREFIX}{sign}")  # 1 in iterations with the sign, else 0
+    iterations_with_sign = [int(iteration) for iteration, value in curve if value]
     # The diagnosis is made again as it was after the last iteration that showed the sign. Its description
     # then is the one that the run logged. If no iteration showed the sign, the last one of all is taken.
-    upto = seen[-1] if seen else int(curve[-1][0])
-    finding = _diagnosed(experiment, settings, upto).get(sign, CollapseSign(sign))
+    last_iteration = iterations_with_sign[-1] if iterations_with_sign else int(curve[-1][0])
+    finding = _diagnose(experiment, settings, last_iteration).get(sign, CollapseSign(sign))
     # `kind` is the CSS class that gives the verdict its colour.
-    if seen:
+    if iterations_with_sign:
         kind, verdict = "wrong", "at the end" if curve[-1][1] else "before"
     elif finding.early:  # there are too few iterations to check the sign
         kind, verdict = "", "too early"
@@ -283,7 +292,7 @@ def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: 
     else:
         kind, verdict = "correct", "no"
     messages = [finding.description] if finding.description else []
-    if seen and REMEDY_OF_SIGN[sign]:
+    if iterations_with_sign and REMEDY_OF_SIGN[sign]:
         messages.append(REMEDY_OF_SIGN[sign])
     measured: dict[str, str | None] = {}
     for name in METRICS_OF_SIGN[sign]:
@@ -297,16 +306,16 @@ def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: 
         "name": SIGN_NAMES[sign],
         "kind": kind,
         "verdict": verdict,
-        "iterations": _ranges(seen),
+        "iterations": _format_ranges(iterations_with_sign),
         "messages": messages,
         "measured": measured | {key: f"{value:g}" for key, value in thresholds.items()},
     }
 
 
-def _diagnosed(
-    experiment: StoredExperiment, settings: Diagnostics | None, done: int
+def _diagnose(
+    experiment: StoredExperiment, settings: Diagnostics | None, n_finished: int
 ) -> Mapping[Sign, CollapseSign]:
-    """Returns the signs of collapse that the run itself found after its first `done` iterations.
+    """Returns the signs of collapse that the run itself found after its first `n_finished` iterations.
 
     The result is empty if the run's settings aren't known.
     """
@@ -322,12 +331,12 @@ def _diagnosed(
             max_tokens = limit if isinstance(limit, int) else None
             break
         rollout = rollout.get("rollout")
-    rows = [row for row in experiment.metrics if row["iteration"] < done]
+    rows = [row for row in experiment.metrics if row["iteration"] < n_finished]
     # `sampled=True` is right for all runs: a run that samples no answers recorded no metrics of answers.
     return diagnose(settings, WatchedRun(sampled=True, max_tokens=max_tokens), rows)
 
 
-def _ranges(numbers: Iterable[int]) -> str:
+def _format_ranges(numbers: Iterable[int]) -> str:
     """Formats rising integers, of which consecutive ones become ranges: "3–5, 9"."""
     ranges: list[list[int]] = []
     for number in numbers:
@@ -355,9 +364,9 @@ class TimesSection(ReportSection):
         return render(
             "times.html",
             totals=totals,
-            meanings=PHASES,
+            meanings=DESCRIPTION_BY_PHASE,
             whole=math.fsum(totals.values()),
             iterations=len(bars),
-            bars=thinned(bars),
+            bars=average_neighbours(bars),
             plan=compare_with_plan(experiment),
         )

@@ -24,13 +24,13 @@ from treetune.runtime.directory import (
     ExperimentDirectory,
 )
 
-DEEPEST = 8
+MOST_FOLDER_LEVELS = 8
 """The number of levels below a folder that are searched for experiments and data sets."""
 
-READ_INTO = {LOGS: 3, EVALUATIONS: 3, ANALYSES: 2, ITERATIONS: 1, NOTES: 1}
+LEVELS_READ_BY_FOLDER = {LOGS: 3, EVALUATIONS: 3, ANALYSES: 2, ITERATIONS: 1, NOTES: 1}
 """The folders of an experiment in which `links_in` looks for symbolic links, with the number of levels."""
 
-INSIDE = (ITERATIONS, CHECKPOINTS, EVALUATIONS, METRICS, MANIFEST)
+ENTRIES_OF_EXPERIMENT = (ITERATIONS, CHECKPOINTS, EVALUATIONS, METRICS, MANIFEST)
 """A folder is an experiment's if it has `config.json` and at least one of these names. The folder of a model,
 which has a `config.json` as well, has none of them."""
 
@@ -50,7 +50,7 @@ class Run:
     files: tuple[Path, ...] = ()
     """The files of answers, for a run of another program; empty for an experiment of treetune."""
 
-    def follows(self, path: Path) -> bool:
+    def may_follow(self, path: Path) -> bool:
         """Returns whether a path in the experiment may be read: not if it leads out of the viewer's folders.
 
         Without viewer's folders, it must not lead out of the experiment's folder.
@@ -64,7 +64,7 @@ class Run:
 
 def is_experiment(names: Container[str]) -> bool:
     """Returns whether a folder that has the entries `names` is an experiment's."""
-    return CONFIG in names and any(name in names for name in INSIDE)
+    return CONFIG in names and any(name in names for name in ENTRIES_OF_EXPERIMENT)
 
 
 def leads_out(path: Path, folders: Sequence[Path]) -> bool:
@@ -77,7 +77,8 @@ def leads_out(path: Path, folders: Sequence[Path]) -> bool:
 
 
 def links_in(experiment: Path) -> Iterator[Path]:
-    """Yields the symbolic links in an experiment's folder, down to the levels that `READ_INTO` allows."""
+    """Yields the symbolic links in an experiment's folder, down to the levels that `LEVELS_READ_BY_FOLDER`
+    allows."""
     # The folders that are still to be read: (name of the experiment's direct subfolder that it is in, or ""
     # for the experiment itself; path; number of levels below the experiment).
     unread = [("", experiment, 0)]
@@ -92,17 +93,17 @@ def links_in(experiment: Path) -> Iterator[Path]:
             name = top_name or entry.name
             if entry.is_symlink() and name != CHECKPOINTS:  # nothing is read from checkpoints
                 yield Path(entry.path)
-            if depth < READ_INTO.get(name, 0) and entry.is_dir():
+            if depth < LEVELS_READ_BY_FOLDER.get(name, 0) and entry.is_dir():
                 unread.append((name, Path(entry.path), depth + 1))
 
 
 def folders_below(
-    folder: Path, is_whole: Callable[[Container[str]], bool], follows: Callable[[Path], bool]
+    folder: Path, is_whole: Callable[[Container[str]], bool], may_follow: Callable[[Path], bool]
 ) -> Iterator[tuple[Path, Mapping[str, os.DirEntry[str]]]]:
     """Yields (path, entries by name) of a folder and of the folders below it.
 
     It does not descend into a folder whose entries satisfy `is_whole` (an experiment or a data set), into a
-    hidden folder, or into a folder for which `follows` is false.
+    hidden folder, or into a folder for which `may_follow` is false.
     """
     unread = [(folder, 0)]
     while unread:
@@ -111,9 +112,9 @@ def folders_below(
             with os.scandir(path) as scanned:
                 entries = {entry.name: entry for entry in scanned}
             yield path, entries
-            if depth < DEEPEST and not is_whole(entries):
+            if depth < MOST_FOLDER_LEVELS and not is_whole(entries):
                 for name, entry in entries.items():
-                    if not name.startswith(".") and entry.is_dir() and follows(path / name):
+                    if not name.startswith(".") and entry.is_dir() and may_follow(path / name):
                         unread.append((path / name, depth + 1))
         except OSError:  # it was deleted meanwhile, or may not be read
             continue
@@ -150,6 +151,6 @@ def stat_of(path: Path) -> object:
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
-def digest(*parts: object) -> str:
+def short_hash(*parts: object) -> str:
     """Returns a short hash of values, by their `repr`."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
