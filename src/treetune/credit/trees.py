@@ -129,12 +129,15 @@ class TreeCredit(Credit):
             step_advantages = [advantages[index][step.node] for step in steps]
             values_before_steps = []
             for step in steps:
-                # `step.node` is an index into the answer's path. `values` has the value of the state after
-                # each node. So the state before a node has the value of the node before it, or of the prompt.
-                # Within a node nothing branches, so its value is the best estimate for the states in it.
-                before_node = ROOT if step.node == 0 else path[step.node - 1]
-                state = before_node if step.begins_node else path[step.node]
-                values_before_steps.append(values[state])
+                # `path[step.node]` is the step's node. `values` has the value of the state after each node,
+                # and under `ROOT` that of the prompt.
+                if not step.begins_node:
+                    # Within a node nothing branches, so its value is the best estimate for the states in it.
+                    values_before_steps.append(values[path[step.node]])
+                elif step.node == 0:
+                    values_before_steps.append(values[ROOT])
+                else:
+                    values_before_steps.append(values[path[step.node - 1]])
             cut_into_steps = replace(leaf, step_ends=tuple(step.end for step in steps))
             episode = make_episode(context, cut_into_steps, step_advantages, values_before_steps)
             # With "each", every answer trains all of its nodes. Otherwise a shared node is trained only in

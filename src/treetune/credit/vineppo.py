@@ -232,19 +232,19 @@ class MonteCarlo(ContinuingCredit):
         baselines = [None if value is None else value.baseline_or_value for value in estimated_values]
         errors = [math.inf if value is None else math.sqrt(value.variance) for value in estimated_values]
 
-        # The number of states after the last estimated one.
-        unestimated = len(self.states.step_starts(trajectory)) - len(values)
+        # With `max_states`, `estimated_values` has no entry for the states after the first `max_states`.
+        states_behind = len(self.states.step_starts(trajectory)) - len(values)
         if self.behind_max_states == "no_advantage":
             # All of these states are worth the reward, so the differences between them are 0.
-            values += [trajectory.reward] * unestimated
-            baselines += [trajectory.reward] * unestimated
-            errors += [0.0] * unestimated
+            values += [trajectory.reward] * states_behind
+            baselines += [trajectory.reward] * states_behind
+            errors += [0.0] * states_behind
         else:
             # The steps that begin at these states have no value before them. `step_advantages` credits them
-            # as one step, together with the step that begins at the last estimated state.
-            values += [None] * unestimated
-            baselines += [None] * unestimated
-            errors += [math.inf] * unestimated
+            # as one step, together with the step that begins at the last state with a value.
+            values += [None] * states_behind
+            baselines += [None] * states_behind
+            errors += [math.inf] * states_behind
         advantages = step_advantages(values, trajectory.reward, baselines, self.lam)
 
         # Steps that are credited as one all have the value before the first of them.
@@ -343,7 +343,8 @@ class MonteCarlo(ContinuingCredit):
         # Returns the usual and the largest total. An answer has `tokens` tokens on average, at most `limit`.
         if not self.values.continues:
             return 0, 0
-        most_states = self.max_states or limit  # at most, there is a state before every token
+        # At most, there is a state before every token. `max_states` may be larger than that.
+        most_states = self.max_states or limit
         usual_states = min(most_states, self.states.usual_states(tokens))
         # The smallest and the largest number of continuations of a state. The usual total counts the smallest
         # for each state.

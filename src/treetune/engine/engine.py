@@ -609,8 +609,10 @@ class Update:
     """The reason why the attempt failed; None if it didn't."""
 
     def pairs(self) -> dict[tuple[int, bytes, bytes], tuple[TokenIds, TokenIds]]:
-        """Returns the pairs of prompt and sample, by a key that is equal for equal pairs of different
-        servers."""
+        """Returns the pairs of prompt and sample.
+
+        Their keys are equal for two servers if these sampled the same tokens for the same probe.
+        """
         pairs = {}
         for number, (prompt, completion) in enumerate(self.sampled):
             key = number, prompt.tobytes(), completion.token_ids.tobytes()
@@ -718,7 +720,8 @@ class Replica:
         try:
             started = time.monotonic()
             with self._lock:
-                # A server that was just started on the weights is awake, and has cached nothing.
+                # Without a delivery, the server was just started on the weights: it is awake, and has cached
+                # nothing.
                 if delivery is not None:
                     self._wake("kv_cache")
                 address = self.server.wait_until_ready()

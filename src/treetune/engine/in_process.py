@@ -220,7 +220,7 @@ class InProcessEngine(Engine):
                 batch.rows[row] = unfinished
             else:
                 del batch.rows[row]
-        batch.branch()
+        batch.branch()  # samples of a row that drew different tokens now need a row each
         return ended
 
     def _check_request(self, index: int, request: Request) -> None:
@@ -247,7 +247,7 @@ class InProcessEngine(Engine):
             by_length.setdefault(_padded(len(request.all_ids)), []).append((index, request))
         for length, requests_of_length in sorted(by_length.items()):
             fitting_rows = MOST_SCORED_TOKENS // length
-            # Batches of fewer rows than `FEWEST_ROWS` are filled up to that many.
+            # At least `FEWEST_ROWS`, since smaller batches are filled up to that many rows.
             rows_at_once = min(max(fitting_rows, FEWEST_ROWS), PREFILL_ROWS)
             for first in range(0, len(requests_of_length), rows_at_once):
                 batch = requests_of_length[first : first + rows_at_once]
@@ -454,7 +454,7 @@ def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
             f"{name} has {rule.kind}, which computes all samples of a batch differently if one of them has"
             f" more than {rule.limit} tokens: set context_length to {rule.limit} or less"
         )
-    # A few more tokens than a block or the window has, so that the tokens after its end are compared, too.
+    # A few more tokens than a block and the window have, so that tokens after the ends of both are compared.
     longest_part = max(BLOCK, longest_window(model) or 0)
     length = min(longest_part + 8, LONGEST_PROBE, context_length)
     # The shorter row has half as many tokens: a prompt of one token at least, and then the steps that are
@@ -855,9 +855,9 @@ class _RowBatch:
         for row, samples in list(self.rows.items()):
             staying, *leaving = _group_by_last_token(samples)
             self.rows[row] = staying
-            for samples_of_row in leaving:
+            for samples_with_same_token in leaving:
                 new_row = next(free_rows)
-                self.rows[new_row] = samples_of_row
+                self.rows[new_row] = samples_with_same_token
                 old_rows.append(row)
                 new_rows.append(new_row)
         if not new_rows:
@@ -873,32 +873,33 @@ class _RowBatch:
         """Makes a cache of `height` rows and `width` tokens, and moves the present rows to its first ones.
 
         Args:
-            layers: Examples of each layer's keys and values, [heads, tokens, dimension] or [rows, heads,
-                tokens, dimension]. The new tensors have their number of heads, dimension, dtype and device.
+            layers: A tensor of keys and one of values for each layer, [heads, tokens, dimension] or [rows,
+                heads, tokens, dimension]. The new tensors get their number of heads, dimension, dtype and
+                device.
         """
         rows = list(self.rows)
         for layer, examples in layers.items():
             old = self._cache.layers.get(layer)
-            moved = []
+            keys_and_values = []
             for index, example in enumerate(examples):
                 heads, dimension = example.shape[-3], example.shape[-1]
                 new = example.new_zeros((height, heads, width, dimension))
                 if old is not None and rows:
                     common_width = min(width, old[index].shape[2])
                     new[: len(rows), :, :common_width] = old[index][rows, :, :common_width]
-                moved.append(new)
-            self._cache.layers[layer] = moved[0], moved[1]
+                keys_and_values.append(new)
+            self._cache.layers[layer] = keys_and_values[0], keys_and_values[1]
         self._height, self._width = height, width
         # The k-th present row is now row k of the cache.
         self.rows = dict(enumerate(self.rows.values()))
 
     def next_logits(self) -> Any:
-        """Returns the logits of each row's next token, [rows, V], and stores the keys and values of its last
-        token. Rows without a sample have arbitrary values."""
+        """Returns the logits of each row's next token, [rows, V], and stores the keys and values of the row's
+        last token. Rows without a sample have arbitrary values."""
         import torch
 
         ids, positions = [0] * self._height, [0] * self._height
-        for row, [sample, *_] in self.rows.items():
+        for row, [sample, *_] in self.rows.items():  # the samples of a row have the same tokens
             prompt_ids = sample.request.prompt_ids
             ids[row] = sample.ids[-1] if sample.ids else int(prompt_ids[-1])
             positions[row] = len(prompt_ids) + len(sample.ids) - 1

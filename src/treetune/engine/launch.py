@@ -412,7 +412,8 @@ class ServerProcess:
     def log_text(self) -> str:
         """Returns the end of the log, at most 200,000 bytes, without the lines of earlier starts."""
         with contextlib.suppress(OSError), self.log.open("rb") as file:
-            file.seek(max(self.log_start, file.seek(0, os.SEEK_END) - 200_000))
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(self.log_start, size - 200_000))
             return file.read().decode(errors="replace")
         return ""
 

@@ -124,6 +124,7 @@ class ServerFacts:
             tolerance: The largest mean difference of log-probs that rounding explains.
         """
         differences = []
+        # Not strict: the facts have no tokens if the server wasn't asked for any.
         for (earlier_id, earlier_logprob), (token_id, logprob) in zip(
             earlier.greedy, self.greedy, strict=False
         ):
@@ -223,6 +224,7 @@ class PlainClient(Client):
     ) -> list[Completion]:
         """Returns the samples in a server's answer, or the scores of a `ScoreRequest`."""
         route = self.facts[address.url].route
+        # A request for scores has a sample, too, which names the weights that are checked here.
         samples = samples_of_answer(answer, route, expected_weights=address.weights)
         if isinstance(part.request, ScoreRequest):
             logprobs = scores_of_answer(answer, route, part.request)
@@ -431,7 +433,9 @@ class PlainClient(Client):
         body = self.body(facts, part, f"probe-{secrets.token_hex(8)}")
         # The end of a text is sampled like other tokens, so that samples have the same lengths.
         parameters |= {"stop_token_ids": [], "ignore_eos": True}
-        body.get("sampling_params", body).update(parameters)  # the completions route has them in the body
+        # The completions route has the sampling parameters in the body itself.
+        sampling_parameters = body.get("sampling_params", body)
+        sampling_parameters.update(parameters)
         return self.run(self.exchange("POST", address, PATHS[route], body, timeout), timeout + MARGIN_S)
 
     def _read_probe(self, address: Address, route: Route, status: int, text: bytes) -> dict[str, Any]:

@@ -197,11 +197,14 @@ class VllmSettings(EngineSettings):
             raise ValueError("key_file is for servers at addresses, and addresses is not set: leave it out")
         if self.devices is None:
             return
-        has_repeated = len(set(self.devices)) < len(self.devices)
-        if has_repeated or not self.devices:
-            listed = f"a GPU twice: {list(self.devices)}" if self.devices else "no GPU"
+        wrong_list = ""
+        if not self.devices:
+            wrong_list = "no GPU"
+        elif len(set(self.devices)) < len(self.devices):
+            wrong_list = f"a GPU twice: {list(self.devices)}"
+        if wrong_list:
             raise ValueError(
-                f"devices lists {listed}: list the GPUs of all servers, or set it to null to share the"
+                f"devices lists {wrong_list}: list the GPUs of all servers, or set it to null to share the"
                 " trainer's"
             )
         if len(self.devices) % self.tensor_parallel_size:
@@ -711,7 +714,7 @@ def host_memory() -> int:
 
 def _findings_on_temperatures(engine: EngineSettings, experiment: Experiment) -> Iterator[Finding]:
     """Yields a finding for each temperature at which the engine of the policy can't sample."""
-    engines = getattr(experiment, "engines", None)
+    engines = getattr(experiment, "engines", None)  # a pipeline that `_temperatures` describes has none
     if engines is not None and engines.policy is not engine:
         return  # a judge's server, which never samples from the policy
     for key, temperature in _temperatures(experiment):

@@ -153,10 +153,12 @@ def _is_orphan(launcher: list[psutil.Process]) -> bool:
     Args:
         launcher: The processes of the launcher that exist, nearest first.
     """
-    # DeepSpeed's per-node launcher sets CROSS_SIZE, the number of machines. Without CROSS_SIZE, this process
-    # has no launcher. In a container the launcher may itself be process 1. A parent with the number 1 is then
-    # no sign that a process is gone.
-    if "CROSS_SIZE" not in os.environ or "deepspeed" in _command(1):
+    # DeepSpeed's per-node launcher sets CROSS_SIZE, the number of machines.
+    has_launcher = "CROSS_SIZE" in os.environ
+    # In a container the launcher may itself be process 1. A parent with the number 1 is then no sign that a
+    # process is gone.
+    launcher_is_process_1 = "deepspeed" in _command(1)
+    if not has_launcher or launcher_is_process_1:
         return False
     if not launcher:
         return os.getppid() == 1
@@ -170,12 +172,11 @@ def _is_orphan(launcher: list[psutil.Process]) -> bool:
         # `treetune run` started the launcher, and STARTED_BY is the process id of `treetune run`. This id may
         # itself be 1, so the parent is compared with the id.
         return str(parent) != started_by
-    # On a single machine, the per-node launcher has a parent that belongs to the launcher as well, the
-    # `deepspeed` command.
-    should_have_parent = os.environ["CROSS_SIZE"] == "1" and "deepspeed.launcher.launch" in _command(
-        topmost.pid
-    )
-    return should_have_parent and parent == 1
+    # On a single machine, the `deepspeed` command starts the per-node launcher. So the per-node launcher is
+    # only the topmost process if the command is gone.
+    on_single_machine = os.environ["CROSS_SIZE"] == "1"
+    topmost_is_per_node = "deepspeed.launcher.launch" in _command(topmost.pid)
+    return on_single_machine and topmost_is_per_node and parent == 1
 
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -394,27 +395,31 @@ class _EndingSignals:
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Handles a signal: raises Stopped, unless the innermost graceful stop (`stopping_gracefully`) lets
-        the loop go on to its next boundary. SIGALRM comes from timers of this module."""
-        if number == signal.SIGALRM and self._ignored_signal is not None:  # `raise_again` has set this timer
+        the loop go on to its next boundary.
+
+        Two timers of this module send SIGALRM: that of `raise_again`, and that of a graceful stop's grace.
+        """
+        if number == signal.SIGALRM and self._ignored_signal is not None:  # the timer of `raise_again`
             number, self._ignored_signal = self._ignored_signal, None
             raise Stopped(128 + number)
-        if self._stopped_by is None:
-            if _graceful:
-                if number == signal.SIGALRM:  # the grace is over
-                    number = _graceful[-1].end_grace()
-                elif not _graceful[-1].take_signal(number):
-                    return  # the loop ends at its next boundary
-            if number == signal.SIGALRM:  # the timer of a graceful stop whose block has ended
-                return
-            self._stopped_by = number
-            if _graceful:
-                # If other code catches the exception and drops it, the loop ends at its next boundary.
-                _graceful[-1].asked_by = number
-            raise Stopped(128 + number)
-        # A second signal of the same kind ends the process at once, unless it may be the first one's echo.
-        if number == self._stopped_by and number != CHECKPOINT_SIGNAL and not launcher_processes():
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+        if self._stopped_by is not None:
+            # A second signal of the same kind ends the process at once, unless it may be an echo of the
+            # first one.
+            if number == self._stopped_by and number != CHECKPOINT_SIGNAL and not launcher_processes():
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            return
+        if _graceful:
+            if number == signal.SIGALRM:  # the grace is over
+                number = _graceful[-1].end_grace()
+            elif not _graceful[-1].take_signal(number):
+                return  # the loop ends at its next boundary
+            # If other code catches Stopped and drops it, the loop ends at its next boundary.
+            _graceful[-1].asked_by = number
+        elif number == signal.SIGALRM:  # the grace of a graceful stop whose block has ended
+            return
+        self._stopped_by = number
+        raise Stopped(128 + number)
 
     def raise_again(self, ignored: sys.UnraisableHookArgs) -> None:
         """Raises a Stopped once more that Python has ignored, a moment later."""

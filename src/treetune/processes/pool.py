@@ -153,10 +153,10 @@ class Pool:
         """The numbers of the calls at which a worker has died. A single death may have another cause than the
         call, so the call is tried once more."""
         self._failed_starts = set[int | None]()
-        """What a worker has failed to start or to load, and no worker has done since: None for the process
-        itself, or the number of a servant. A single failure may have another cause, so another worker is
-        tried. Failures before the last success don't count: in a long run, there may be any number of
-        them."""
+        """What a worker failed to start: a servant, by its number, or the process itself, as None.
+
+        After a first failure another worker is tried, since the failure may have had another cause. An entry
+        is removed when a worker succeeds: in a long run, there may be any number of single failures."""
         self._closed = False
         self._thread: threading.Thread | None = None
         self._wake_read, self._wake_write = -1, -1
@@ -354,13 +354,15 @@ class Pool:
             if outcome == "timeout":
                 message = call.overdue_message
             log.warning("%s on an answer to problem %s: %s", outcome, call.about, message)
-            # A call at which a worker has died for the first time stays in the batch, and is tried once more.
             if outcome == "timeout" or call.number in self._died_at:
                 worker.batch.popleft()
-                self._finish(
-                    call, self._make_lost_result(outcome, message, max(0.0, now - worker.busy_since))
-                )
-            self._died_at.add(call.number)
+                # `busy_since` may be later than `now`, since `receive` has set it.
+                seconds = max(0.0, now - worker.busy_since)
+                self._finish(call, self._make_lost_result(outcome, message, seconds))
+            else:
+                # A call at which a worker has died for the first time stays in the batch, and is tried once
+                # more.
+                self._died_at.add(call.number)
         with self._lock:
             self._queue.extendleft(reversed(worker.batch))
         return False
@@ -567,7 +569,7 @@ class WorkerProcess:
     def kill(self) -> None:
         """Kills the process and all that it started, and reaps it. Safe to call twice.
 
-        If the kernel can't end the process, which waits for a hung disk, it is left behind.
+        The kernel can't end a process that waits for a hung disk. Such a process is left behind.
         """
         with contextlib.suppress(ProcessLookupError):  # the whole group may be gone already
             os.killpg(self._process.pid, signal.SIGKILL)

@@ -288,9 +288,10 @@ def measure_threads(trajectories: Sequence[Trajectory], codec: TextCodec) -> lis
 
 
 def _statistics(trajectory: Trajectory, tags: TagIds) -> dict[str, float]:
-    """Returns the measured numbers of an answer, by short name. Blocks within threads break the format,
-    unless the rollout has forked within a thread of this answer."""
+    """Returns the measured numbers of an answer, by short name."""
     counts = counts_of(trajectory, tags)
+    # Blocks within threads break the format, unless the rollout has forked within a thread of this answer.
+    has_forked_in_thread = _depth(trajectory) > 1
     numbers = {
         "total_num_tokens": float(counts.total_num_tokens),
         "num_tokens_in_the_longest_thread": float(counts.num_tokens_in_the_longest_thread),
@@ -298,7 +299,7 @@ def _statistics(trajectory: Trajectory, tags: TagIds) -> dict[str, float]:
         "parallel_ratio": counts.parallel_ratio,
         "parallel_count": float(counts.parallel_count),
         "with_parallel": float(counts.with_parallel),
-        "format_correct": float(not faults(trajectory.text, nesting=_depth(trajectory) > 1)),
+        "format_correct": float(not faults(trajectory.text, nesting=has_forked_in_thread)),
     }
     if counts.with_parallel:
         numbers["thread_counts_per_block"] = counts.thread_counts_per_block
@@ -312,12 +313,14 @@ def _statistics(trajectory: Trajectory, tags: TagIds) -> dict[str, float]:
 
 
 def _depth(trajectory: Trajectory) -> int:
-    """Returns the largest depth of threads in an answer: 1 for threads of the main text, 2 for their threads.
+    """Returns the largest depth of the threads that the rollout has forked: 1 for threads of the main text, 2
+    for threads of these.
 
-    Returns 1 for an answer without threads, so that blocks on the main text count even if the model wrote all
-    of their tags.
+    Also returns 1 if the rollout has forked none. The model may have written a whole block by itself, and
+    blocks on the main text count in any case.
     """
-    return max((1, *(len(segment.branch) for segment in trajectory.segments)))
+    depths = [len(segment.branch) for segment in trajectory.segments]
+    return max(1, *depths)
 
 
 def critical_seconds(segments: Sequence[Segment], depth: int = 0) -> float:

@@ -411,7 +411,7 @@ class GroupLengthPenalty(Shaping):
 
     @override
     def bonuses(self, context: RolloutContext, trajectories: Sequence[Trajectory]) -> list[float]:
-        """Returns for each answer minus its length penalty within its group."""
+        """Returns a negative bonus for each answer: its length penalty within its group."""
         tags = TagIds.of(context.codec.encode)
         bonuses = [0.0] * len(trajectories)
         for indices in indices_by_problem(trajectories).values():

@@ -225,8 +225,8 @@ class WeightedBy(OverAnotherCredit):
         scores = context.model_scores
         if self.signal == "deviation":
             reference_distances = required(scores.reference_distances, "reference distances")
-            # d_t · (H_t / log V)^κ: how far the policy has moved from the reference at a token (d_t), less
-            # where the policy is nearly certain. With κ = 0, only d_t counts.
+            # d_t · (H_t / log V)^κ: d_t says how far the policy has moved from the reference at a token. The
+            # second factor is small where the policy is nearly certain. With κ = 0, only d_t counts.
             return [
                 deviation.distances_T * deviation.relative_entropies_T**self.exponent
                 for deviation in reference_distances.along(episodes)
@@ -324,6 +324,7 @@ def _tokens_with_advantage(episodes: Sequence[Episode], signals: Sequence[Column
         assert episode.advantages is not None
         for position in np.flatnonzero(episode.trained & (episode.advantages != 0)).tolist():
             signal = float(signals_T[position]) + EPS
+            # Where the advantage is negative, the formula has 1/s in place of the signal s.
             if episode.advantages[position] > 0:
                 compared = _ComparedSet(episode.group, sign=1, position=position)
                 token = _WeightedToken(index, compared, value=signal)
@@ -356,8 +357,8 @@ def top_share_weights(
 ) -> list[Column]:
     """Returns the weight 1 for the tokens with the largest signals, and 0 for the others. Collective.
 
-    The weight 1 goes to a `share` of the trained tokens, but to at least one token. All tokens whose signal
-    equals the smallest one among these get the weight 1, too.
+    The weight 1 goes to a `share` of the trained tokens, but to at least one token, and to all further tokens
+    whose signal equals the smallest of theirs.
 
     Args:
         among: The trained tokens that are compared: those of the ``iteration`` (of all ranks), or of each
@@ -365,7 +366,10 @@ def top_share_weights(
     """
 
     def threshold(values: Sequence[float]) -> float:
-        """Returns the smallest of the `share` of the values that are the largest."""
+        """Returns the smallest value that gets the weight 1.
+
+        Example: with a share of 0.5, the values 3, 1, 2, 0 have the threshold 2.
+        """
         count = max(1, int(share * len(values)))
         return sorted(values)[-count] if values else 0.0
 

@@ -102,10 +102,11 @@ def estimate_states(
 def _assign_to_ranks(
     problems_by_rank: Sequence[Sequence[ProblemStates]], world_size: int, balanced: bool
 ) -> tuple[dict[bytes, int], dict[bytes, AnswerPrefix]]:
-    """Assigns each distinct state to a rank. Returns two dictionaries by the key of the state: to the rank,
-    and to the state.
+    """Assigns each distinct state to a rank. Returns two dictionaries by the keys of the states: the ranks,
+    and the states.
 
-    All ranks compute the same dictionaries, in the same order.
+    All ranks compute the same dictionaries, in the same order. With `balanced`, the states are assigned to
+    the ranks in turn; without it, each state to the first rank that has it.
     """
     problems: list[tuple[int, ProblemStates]] = []
     for rank, problems_of_rank in enumerate(problems_by_rank):
@@ -114,8 +115,8 @@ def _assign_to_ranks(
     rank_of_key: dict[bytes, int] = {}
     prefix_of_key: dict[bytes, AnswerPrefix] = {}
     for rank, problem in problems:
-        # States that are neighbours in the order of their token ids share most of their tokens, so they are
-        # about equally far from the end of an answer. Assigning them to the ranks in turn balances the work.
+        # In turn balances the work: states that are neighbours in the order of their token ids share most of
+        # their tokens, so they are about equally far from the end of an answer.
         for prefix in sorted(problem.prefixes(), key=_big_endian_ids):
             key = prefix.key
             if key not in prefix_of_key:

@@ -136,14 +136,15 @@ def _prediction_errors(step_values: StepValues, reward: float) -> list[float]:
     baselines = [value.baseline_or_value for value in step_values if value is not None]
     errors_of_g, errors_of_h = [], []
     for gain in GAINS:
-        smoothed_values = _smooth_from_later(observations, gain)
-        # The last smoothed value is the reward itself, whatever the gain. So its error in predicting the last
-        # V̂ says nothing about gains, and is left out.
-        later_and_earlier = zip(smoothed_values[1:-1], observations)
-        errors_of_g.append(math.fsum((later - earlier) ** 2 for later, earlier in later_and_earlier))
-        smoothed_baselines = _smooth_from_earlier(baselines, gain)
-        earlier_and_later = zip(smoothed_baselines, observations[1:])
-        errors_of_h.append(math.fsum((earlier - later) ** 2 for earlier, later in earlier_and_later))
+        # q_1 predicts V̂_0, and so on. The last smoothed value is the reward itself, whatever the gain. So its
+        # error in predicting the last V̂ says nothing about gains, and is left out.
+        predictions = _smooth_from_later(observations, gain)[1:-1]
+        errors = [predicted - observed for predicted, observed in zip(predictions, observations)]
+        errors_of_g.append(math.fsum(error**2 for error in errors))
+        # f_0 predicts V̂_1, and so on; the last f predicts the reward.
+        predictions = _smooth_from_earlier(baselines, gain)
+        errors = [predicted - observed for predicted, observed in zip(predictions, observations[1:])]
+        errors_of_h.append(math.fsum(error**2 for error in errors))
     return errors_of_g + errors_of_h
 
 

@@ -91,8 +91,9 @@ def _fit_walk(
     # By chance, the fitted slope or intercept may be negative, but a variance has to be positive.
     step_variance = max(slope, LEAST_STEP_VARIANCE)
     mean_square = mean(list(mean_square_by_lag.values()))
-    noise = max((mean_square - step_variance * mean_lag) / 2, LEAST_STEP_VARIANCE)
-    return step_variance, noise / mean(binomial_variances)
+    intercept = mean_square - step_variance * mean_lag  # the line goes through the point of the means
+    noise_variance = max(intercept / 2, LEAST_STEP_VARIANCE)
+    return step_variance, noise_variance / mean(binomial_variances)
 
 
 def _noisy_observations(step_values: StepValues, reward: float, noise_scale: float) -> StepValues:
