@@ -206,7 +206,7 @@ class _Step(NamedTuple):
 
 
 def _steps_of_nodes(answer: Trajectory, lengths: Sequence[int]) -> list[_Step]:
-    """Returns the steps of an answer's row. A node is one step; a node of several turns is a step for each.
+    """Returns the steps of an answer's row: each node, or each turn of a node that has several turns.
 
     Args:
         answer: The answer. If it has turns, each of its steps is a turn with the reply to it.
@@ -277,17 +277,19 @@ def _leave_one_out(
         siblings = sharing.children.get(parent, ())
         for node in siblings:
             others = [values[sibling] for sibling in siblings if sibling != node]
-            weights = [1.0] * len(others)
             # The prompt has no baseline, so the nodes that follow it are compared only with their siblings.
-            if parent in baselines and (prior or not others):
-                # The parent's baseline counts as `prior` siblings. If there are no siblings, only it counts.
-                others.append(baselines[parent])
-                weights.append(prior or 1.0)
-            if not others:
+            if others:
+                weights = [1.0] * len(others)
+                if prior and parent in baselines:  # the parent's baseline counts as `prior` siblings
+                    others.append(baselines[parent])
+                    weights.append(prior)
+                baselines[node] = _mean(others, weights)
+            elif parent in baselines:
+                baselines[node] = baselines[parent]
+            else:
                 # The prompt's only child can't be compared with anything. Its own value as the baseline gives
                 # it the advantage 0.
-                others, weights = [values[node]], [1.0]
-            baselines[node] = _mean(others, weights)
+                baselines[node] = values[node]
     return values, {node: values[node] - baseline for node, baseline in baselines.items()}
 
 

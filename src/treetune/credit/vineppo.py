@@ -116,11 +116,13 @@ def lambda_returns(values_after: Sequence[float | None], lam: float) -> list[flo
         lam: λ; with 0, the values are returned as they are.
     """
     returns = list(values_after)
-    later_return = returns[-1]  # the reward: G of the last step
+    later_return = returns[-1]
+    assert later_return is not None, "G of the last step is the reward"
     for step in range(len(returns) - 2, -1, -1):
         value = returns[step]
-        if value is not None and later_return is not None and lam:
-            returns[step] = later_return = (1 - lam) * value + lam * later_return
+        if value is not None:
+            later_return = (1 - lam) * value + lam * later_return
+            returns[step] = later_return
     return returns
 
 

@@ -98,8 +98,8 @@ def is_stale(probes: Sequence[Probe], before: Sequence[Probe]) -> bool:
     for now, then in zip(probes, before, strict=False):  # `before` is empty at first
         if now.prompt_ids.tolist() != then.prompt_ids.tolist():
             continue  # the caller has chosen other prompts than for the previous weights
-        both = zip(now.token_ids.tolist(), then.token_ids.tolist(), strict=False)
-        n_common_tokens = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
+        token_pairs = zip(now.token_ids.tolist(), then.token_ids.tolist(), strict=False)
+        n_common_tokens = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], token_pairs))
         for token in range(n_common_tokens):
             engine, trainer = now.engine_logprobs[token], now.trainer_logprobs[token]
             engine_before, trainer_before = then.engine_logprobs[token], then.trainer_logprobs[token]

@@ -595,36 +595,37 @@ class _PromptBlocks:
         Args:
             prompts: The prompts, by their bytes, so that equal ones are computed once.
         """
-        tokens_of = {name: ids[:-1] for name, ids in prompts.items()}
-        blocks_of: dict[bytes, list[_Layers]] = {name: [] for name in prompts}
-        longest = max((len(ids) for ids in tokens_of.values()), default=0)
+        tokens_of_prompt = {prompt: ids[:-1] for prompt, ids in prompts.items()}
+        blocks_of_prompt: dict[bytes, list[_Layers]] = {prompt: [] for prompt in prompts}
+        longest = max((len(ids) for ids in tokens_of_prompt.values()), default=0)
         # A prompt of one token has an empty block, from which `_RowBatch` takes the shape of its cache.
         for start in range(0, max(longest, 1), BLOCK):
             # The prompts that are alike up to the end of this block, by the tokens up to there.
             prompts_of_prefix: dict[bytes, list[bytes]] = {}
-            for name, ids in tokens_of.items():
-                if start < max(len(ids), 1):
-                    prompts_of_prefix.setdefault(ids[: start + BLOCK].tobytes(), []).append(name)
+            for prompt, ids in tokens_of_prompt.items():
+                has_block = start < max(len(ids), 1)
+                if has_block:
+                    prompts_of_prefix.setdefault(ids[: start + BLOCK].tobytes(), []).append(prompt)
             missing = [prefix for prefix in prompts_of_prefix if prefix not in self._stored]
             for first in range(0, len(missing), PREFILL_ROWS):
                 prefixes = missing[first : first + PREFILL_ROWS]
                 # All prompts of a prefix have the same earlier blocks, so any one of these prompts will do.
                 examples = [prompts_of_prefix[prefix][0] for prefix in prefixes]
                 computed = self._compute(
-                    [tokens_of[name][start : start + BLOCK] for name in examples],
-                    [blocks_of[name] for name in examples],
+                    [tokens_of_prompt[prompt][start : start + BLOCK] for prompt in examples],
+                    [blocks_of_prompt[prompt] for prompt in examples],
                 )
                 for prefix, block in zip(prefixes, computed, strict=True):
                     self._store(prefix, block)
-            for prefix, names in prompts_of_prefix.items():
+            for prefix, prompts_of_block in prompts_of_prefix.items():
                 block = self._stored.pop(prefix)
                 self._stored[prefix] = block  # now it is the one that was used last
-                for name in names:
-                    blocks_of[name].append(block)
+                for prompt in prompts_of_block:
+                    blocks_of_prompt[prompt].append(block)
         self._forget()
         layers_of_prompts = {}
-        for name, blocks in blocks_of.items():
-            layers_of_prompts[name] = {layer: _join_blocks(blocks, layer) for layer in blocks[0]}
+        for prompt, blocks in blocks_of_prompt.items():
+            layers_of_prompts[prompt] = {layer: _join_blocks(blocks, layer) for layer in blocks[0]}
         return layers_of_prompts
 
     def _compute(
@@ -644,7 +645,9 @@ class _PromptBlocks:
         for row, ids in enumerate(tokens_of_rows):
             ids_BT[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
         earlier: _Layers = {}
-        for layer in earlier_of_rows[0][0] if start else ():
+        # Every block has the same layers, so the first block of the first row shows which there are.
+        layers = list(earlier_of_rows[0][0]) if start else []
+        for layer in layers:
             keys_of_rows = []
             values_of_rows = []
             for blocks in earlier_of_rows:
@@ -833,6 +836,7 @@ class _RowBatch:
             # prompt's keys and values or, without a new prompt, those of the cache.
             examples = next(iter(computed.values()), self._cache.layers)
             self._resize(max(FEWEST_ROWS, row_count), width, examples)
+        # Not strict: there may be more free rows than new ones.
         for row, samples_of_row in zip(self._free_rows(), new_rows, strict=False):
             layers_of_prompt = computed[samples_of_row[0].request.prompt_ids.tobytes()]
             for layer, keys_and_values in layers_of_prompt.items():

@@ -124,10 +124,7 @@ class ServerFacts:
             tolerance: The largest mean difference of log-probs that rounding explains.
         """
         differences = []
-        # Not strict: the facts have no tokens if the server wasn't asked for any.
-        for (earlier_id, earlier_logprob), (token_id, logprob) in zip(
-            earlier.greedy, self.greedy, strict=False
-        ):
+        for (earlier_id, earlier_logprob), (token_id, logprob) in zip(earlier.greedy, self.greedy):
             differences.append(abs(logprob - earlier_logprob))
             if token_id != earlier_id:
                 # Rounding may swap two tokens that are about equally probable: a tie. In a tie, both

@@ -207,7 +207,7 @@ class OwnServer(Server):
             self._weights = weights
             self._address, self._error = None, None
             # The epoch is the number of the start that succeeded last, so it stands for the present process.
-            # The thread ends this process, if it runs, since it counts as failed.
+            # This process now counts as failed, so the thread ends it, if it runs.
             self._last_failure = (self._epoch, reason)
             self._start_wanted = True
             self._changed.notify_all()

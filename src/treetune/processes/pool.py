@@ -211,8 +211,8 @@ class Pool:
                     os.write(self._wake_write, b"x")
                 return future
         # Without the lock: the service's threads may settle this call at once, which takes the lock.
-        # The second entry is the `ServiceThreads` of the servant.
-        self._services[servant][1].add(call)
+        _, service_threads = self._services[servant]
+        service_threads.add(call)
         return future
 
     def close(self) -> None:
@@ -691,10 +691,11 @@ class ServiceThreads:
     def _start_thread_if_needed(self) -> None:
         """Starts a thread if a call waits, no thread is idle and `concurrency` allows it. The caller holds
         the lock."""
-        has_waiting_calls = len(self._queue) > self._idle_count
         if self._are_too_many_stuck():
             return  # the watcher gives the waiting calls up
-        if has_waiting_calls and self._idle_count + len(self._running) < self._concurrency:
+        needs_thread = len(self._queue) > self._idle_count
+        thread_count = self._idle_count + len(self._running)  # without threads that are stuck
+        if needs_thread and thread_count < self._concurrency:
             self._started_count += 1
             self._idle_count += 1
             number = self._started_count

@@ -397,22 +397,22 @@ def standardised_by_sign(episodes: Sequence[Episode], rows: Sequence[Episode]) -
     """
     import numpy as np
 
-    values: dict[tuple[str, int], list[Column]] = {}
+    advantages_by_set: dict[tuple[str, int], list[Column]] = {}
     for episode, row in zip(episodes, rows, strict=True):
         assert episode.advantages is not None and row.advantages is not None
         for sign in (1, -1):
             in_set_T = row.trained & (np.sign(episode.advantages) == sign)
-            values.setdefault((episode.group, sign), []).append(row.advantages[in_set_T])
+            advantages_by_set.setdefault((episode.group, sign), []).append(row.advantages[in_set_T])
     standardised = []
     for episode, row in zip(episodes, rows, strict=True):
         assert episode.advantages is not None and row.advantages is not None
         advantages_T = row.advantages.copy()
         for sign in (1, -1):
             in_set_T = row.trained & (np.sign(episode.advantages) == sign)
-            values_of_set = np.concatenate(values[episode.group, sign])
+            advantages_of_set = np.concatenate(advantages_by_set[episode.group, sign])
             if in_set_T.any():
-                deviation = np.sqrt(values_of_set.var() + EPS)
-                advantages_T[in_set_T] = (advantages_T[in_set_T] - values_of_set.mean()) / deviation
+                deviation = np.sqrt(advantages_of_set.var() + EPS)
+                advantages_T[in_set_T] = (advantages_T[in_set_T] - advantages_of_set.mean()) / deviation
         standardised.append(replace(row, advantages=advantages_T))
     return standardised
 

@@ -242,11 +242,8 @@ class Valuation:
         return rewards
 
     def values_with(self, others: Mapping[AnswerState, Sequence[float]]) -> list[StepValues]:
-        """Returns, answer by answer, the value of each state from more rewards than its continuations'.
-
-        The value is the mean over the rewards of the state's continuations and the state's rewards in
-        `others`. It is None if there are neither.
-        """
+        """Returns the value of each state, answer by answer: the mean over the rewards of the state's
+        continuations and its rewards in `others`. It is None if there are neither."""
         values: list[StepValues] = []
         for answer in self.answers:
             step_values: StepValues = []
