@@ -165,9 +165,9 @@ class TreeCredit(Credit):
             values = leaf_values(sharing, rewards)
             advantages = []
             for reward, path in zip(rewards, sharing.paths, strict=True):
-                # The answer's groups are all answers, and the answers below each node of its path but the
-                # last, which it shares with no other answer. A node has no group if all other answers below
-                # it are missing, since they could not be graded.
+                # The answer is compared within several groups: all answers, and the answers below each node
+                # that it shares with others. It shares no last node. It may also have an earlier node alone,
+                # if the other answers below that node could not be graded.
                 shared_nodes = [node for node in path[:-1] if len(sharing.below[node]) > 1]
                 baselines = [values[group] for group in (ROOT, *shared_nodes)]
                 advantage = mean([reward - baseline for baseline in baselines])
@@ -310,17 +310,17 @@ def _intra_and_inter(sharing: Sharing, answers: Sequence[Trajectory]) -> list[fl
             number = tree_of_answer.get(answer.fork.sample, answer.fork.sample)
         # Answers with the same first node are in one tree, even if the answer that connects them is missing.
         tree_of_answer[answer.sample] = tree_of_first_node.setdefault(path[0], number)
-    rewards_of_trees: dict[int, list[float]] = {}
-    for answer in answers:
-        rewards_of_trees.setdefault(tree_of_answer[answer.sample], []).append(answer.reward)
-    inter = group_advantages([answer.reward for answer in answers], std=True, eps=EPS)
-    intra_of_trees = {}
-    for tree, rewards in rewards_of_trees.items():
-        intra_of_trees[tree] = iter(group_advantages(rewards, std=True, eps=EPS))
-    advantages = []
-    for answer, inter_advantage in zip(answers, inter, strict=True):
-        intra_advantage = next(intra_of_trees[tree_of_answer[answer.sample]])
-        advantages.append(intra_advantage + inter_advantage)
+    indices_by_tree: dict[int, list[int]] = {}  # of the answers in `answers`
+    for index, answer in enumerate(answers):
+        indices_by_tree.setdefault(tree_of_answer[answer.sample], []).append(index)
+    rewards = [answer.reward for answer in answers]
+    inter_advantages = group_advantages(rewards, std=True, eps=EPS)
+    advantages = [0.0] * len(answers)
+    for indices in indices_by_tree.values():
+        rewards_of_tree = [rewards[index] for index in indices]
+        intra_advantages = group_advantages(rewards_of_tree, std=True, eps=EPS)
+        for index, intra_advantage in zip(indices, intra_advantages, strict=True):
+            advantages[index] = intra_advantage + inter_advantages[index]
     return advantages
 
 

@@ -207,8 +207,8 @@ class MonteCarlo(ContinuingCredit):
         prompt = answer.states[0].state
         rewards_of_continuations = valuation.estimates[prompt].rewards
         # `rewards_below` yields the rewards of the other answers that share at least `length` response tokens
-        # with this answer. The prompt has no response tokens, so `length` is 0, and every other answer counts
-        # however many tokens it shares. So the numbers of shared tokens may all be given as 0.
+        # with this answer. All answers share the prompt, whose `length` is 0. So the numbers of shared tokens
+        # needn't be counted here, and may all be given as 0.
         answers = len(answer.tree.leaves)
         shared_tokens = [[0] * answers for _ in range(answers)]
         rewards_of_siblings = rewards_below(answer.tree, shared_tokens, answer.leaf, length=0)

@@ -354,9 +354,8 @@ def longest_window(model: Any) -> int | None:
     config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None)
     layer_types = getattr(config, "layer_types", None)  # None: all layers have the window
-    if not isinstance(window, int) or (layer_types is not None and "sliding_attention" not in layer_types):
-        return None
-    return window
+    a_layer_has_it = layer_types is None or "sliding_attention" in layer_types
+    return window if isinstance(window, int) and a_layer_has_it else None
 
 
 def attach_attention(model: Any) -> None:
@@ -783,7 +782,8 @@ class _WaitingSamples:
     def take(self, count: int) -> list[_Sample]:
         """Removes the first samples, `count` at most, and returns them."""
         taken: list[_Sample] = []
-        for _, queue in sorted(self._queues.items()):
+        for priority in sorted(self._queues):
+            queue = self._queues[priority]
             while queue and len(taken) < count:
                 taken.append(queue.popleft())
         return taken
@@ -825,6 +825,7 @@ class _RowBatch:
             return
         prompts = {sample.request.prompt_ids.tobytes(): sample.request.prompt_ids for sample in samples}
         computed = self._prompts.layers_of(prompts)
+        # The width has room for the longest sample, with as many tokens as its request allows.
         all_samples = [*samples]
         for samples_of_row in self.rows.values():
             all_samples += samples_of_row

@@ -104,7 +104,7 @@ class ServerFacts:
     route: Route
     """The route that samples."""
     context_length: int
-    """Most tokens of prompt and response together."""
+    """Most tokens of prompt and response together; 0 if the server doesn't say."""
     takes_weights: bool
     """Whether the server has the routes that load weights."""
     has_processed_logprobs: bool

@@ -87,7 +87,8 @@ class ProgramLoop(asyncio.AbstractEventLoop):
 
         All of these requests are `Deferred`: each waits for the result of another thread, such as a grade.
         """
-        deferred = [later for later in requests if isinstance(later, Deferred)]  # all, for the type checker
+        # All requests, as the docstring says: the condition is only for the type checker.
+        deferred = [later for later in requests if isinstance(later, Deferred)]
         wait([later.ready for later in deferred], return_when=FIRST_COMPLETED)
         first = next(later for later in deferred if later.ready.done())
         return [*(later for later in deferred if later is not first), *first.requests()]

@@ -685,11 +685,12 @@ def vllm_tolerance(mean: float | None, dtype: Dtype, device: str) -> Tolerance:
 def is_quantised(arguments: Sequence[str]) -> bool:
     """Returns whether a server's arguments quantise its weights, keys or values."""
     # ``--option=value`` is split, so an option is always followed by its value. vLLM reads ``_`` in an option
-    # as ``-``. The "" below follows the last word, so that the last word is also the first of a pair.
-    words: list[str] = []
+    # as ``-``.
+    options_and_values: list[str] = []
     for argument in arguments:
-        words += argument.replace("_", "-").split("=")
-    for option, value in itertools.pairwise([*words, ""]):
+        options_and_values += argument.replace("_", "-").split("=")
+    # The "" gives the last entry a pair, too.
+    for option, value in itertools.pairwise([*options_and_values, ""]):
         if option in ("--quantization", "-q") and value.lower() != "none":
             return True
         if option == "--kv-cache-dtype" and value not in ("auto", "bfloat16", "float16", "float32"):

@@ -287,8 +287,8 @@ class GracefulStop:
                     f" checkpoints.grace is {self.grace_s:.0f} s: stopping now; {self._would_lose}"
                 )
                 return True
-        # Two signals ask the loop to end: the first one, and one of ENDING after CHECKPOINT, which limits the
-        # wait to the grace. CHECKPOINT after any other signal adds nothing.
+        # The first signal asks the loop to end. One of ENDING after CHECKPOINT asks once more, which limits
+        # the wait to the grace. CHECKPOINT after any other signal adds nothing.
         if self.asked_by is None or number in ENDING:
             self._ask(number)
         return False
@@ -303,9 +303,9 @@ class GracefulStop:
         about = ""
         if self._expected_end is not None:
             about = f" (in about {max(0.0, self._expected_end - time.monotonic()):.0f} s)"
-        once_more = (
-            "" if self._would_lose is None else f"; once more ends at once, and then {self._would_lose}"
-        )
+        once_more = ""
+        if self._would_lose is not None:
+            once_more = f"; once more ends at once, and then {self._would_lose}"
         self._say(
             f"{_signal_name(number)}: stopping with a checkpoint at"
             f" {self._boundary}{about}{within}{once_more}"
@@ -327,14 +327,13 @@ class GracefulStop:
         one."""
         if number != signal.SIGTERM or not launcher_processes():
             return False
-        if self.asked_by != signal.SIGTERM:
-            # The first signal was a Ctrl-C, for example, which a terminal sends to all its processes.
-            # DeepSpeed's command gets the Ctrl-C as well, and then sends its ranks SIGTERM. Under `treetune
-            # run`, which sets STARTED_BY, ranks get only the signals that `treetune run` passes on, and none
-            # twice.
-            started_by_deepspeed = STARTED_BY not in os.environ
-            return started_by_deepspeed
-        return time.monotonic() - self._asked_at < ECHO_WITHIN_S
+        if self.asked_by == signal.SIGTERM:
+            return time.monotonic() - self._asked_at < ECHO_WITHIN_S
+        # The first signal was a Ctrl-C, for example, which a terminal sends to all its processes. DeepSpeed's
+        # command gets the Ctrl-C as well, and then sends its ranks SIGTERM. Under `treetune run`, which sets
+        # STARTED_BY, ranks get only the signals that `treetune run` passes on, and none twice.
+        started_by_deepspeed = STARTED_BY not in os.environ
+        return started_by_deepspeed
 
 
 def _signal_name(number: int) -> str:

@@ -710,6 +710,7 @@ class ServiceThreads:
     def _work(self, number: int) -> None:
         """Makes the calls of the queue, one after the other, in the thread with this number."""
         while True:
+            # The thread counts as idle here, and from its start on.
             with self._changed:
                 # While too many are stuck, the watcher gives the waiting calls up.
                 while not self._closed and (not self._queue or self._are_too_many_stuck()):

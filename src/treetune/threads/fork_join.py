@@ -359,9 +359,9 @@ class ForkJoin:
         after_threads = max(len(glue.join), len(glue.end_block))
         # `_closing_tokens` are reserved for the end of the line itself, if it is a thread.
         reserved = len(glue.newline) + after_threads + self._closing_tokens(line)
-        share = (line.budget - line.length() - reserved) // len(headers)
+        thread_budget = (line.budget - line.length() - reserved) // len(headers)
         longest_header = max(len(header) for header in headers)
-        tokens_to_sample = share - longest_header - len(glue.end_thread)
+        tokens_to_sample = thread_budget - longest_header - len(glue.end_thread)
         if tokens_to_sample < 1:
             self._end("length", "budget_spent")
             return []
@@ -370,7 +370,8 @@ class ForkJoin:
         threads = []
         for position, header in enumerate(headers):
             branch = (*line.branch, (line.blocks, position))
-            thread = Line(branch, context_ids, share, is_thread=True, left_out=self._is_left_out(branch))
+            is_left_out = self._is_left_out(branch)
+            thread = Line(branch, context_ids, thread_budget, is_thread=True, left_out=is_left_out)
             thread.inject(header)
             threads.append(thread)
         line.parts.append(threads)

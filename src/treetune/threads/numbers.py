@@ -39,8 +39,11 @@ class ThreadCounts:
 
     @property
     def acceleration_ratio(self) -> float:
-        """1 − critical path / total; 0 for an answer without tokens. Useless threads raise it, too. The
-        shaping ``acceleration`` has ratios that don't have this fault."""
+        """1 − critical path / total; 0 for an answer without tokens.
+
+        Useless threads raise it, too: they add to the total alone. The shaping ``acceleration`` divides by a
+        reference length instead.
+        """
         if not self.total_num_tokens:
             return 0.0
         return 1.0 - self.num_tokens_in_the_longest_thread / self.total_num_tokens
@@ -76,8 +79,9 @@ def count(token_ids: Sequence[int], tags: TagIds | None, depth: int = 1) -> Thre
     The critical path counts every token outside of blocks, the tags of blocks included. In a block, it counts
     the tokens outside of threads, the tags of all threads, and the inner tokens of the longest thread.
 
-    ``<Parallel>`` in a block, ``<Thread>`` and ``</Parallel>`` in a thread, and ``</Thread>`` where no thread
-    is open are text. Blocks and threads that aren't closed end with the answer.
+    A tag in the wrong place counts as text: ``<Parallel>`` in a block, ``<Thread>`` or ``</Parallel>`` in a
+    thread, and ``</Thread>`` without an open thread. Blocks and threads that aren't closed end with the
+    answer.
 
     Args:
         token_ids: The tokens of the response.
@@ -250,10 +254,9 @@ NO_TOKEN = -1
 def counts_of(trajectory: Trajectory, tags: TagIds | None, *, only_forked: bool = False) -> ThreadCounts:
     """Returns the token counts of an answer.
 
-    Blocks are counted down to the largest depth at which the rollout forked in this answer. The model may
-    write deeper blocks, at which the rollout did not fork: their tags count as text. Example: in an answer
-    with a fork within a thread, blocks are counted in the main text and in its threads, but not in threads of
-    threads.
+    The model may write blocks at which the rollout did not fork. Blocks that are deeper than the rollout's
+    deepest fork count as text. Example: in an answer with a fork within a thread, blocks are counted in the
+    main text and in its threads, but not in threads of threads.
 
     As in ThreadWeaver, the text between tags is a thread even if the model wrote the tags itself and nothing
     was sampled in parallel. With `only_forked`, a ``<Thread>`` counts only if it was injected: the rollout

@@ -383,7 +383,11 @@ def group_penalties(
     alpha = weight * (share - threshold + EPSILON) / (1.0 - threshold + EPSILON)
     # There is a correct answer, since the threshold is above 0.
     shortest = min(length for length, is_correct in zip(lengths, correct, strict=True) if is_correct)
-    return [alpha * min(1.0, max(0.0, (length - shortest) / window)) for length in lengths]
+    penalties = []
+    for length in lengths:
+        excess = (length - shortest) / window
+        penalties.append(alpha * min(1.0, max(0.0, excess)))
+    return penalties
 
 
 @Shaping.register("group_length_penalty")

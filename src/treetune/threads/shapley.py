@@ -224,7 +224,7 @@ class ThreadShapley(ContinuingCredit):
         return episodes, metrics | advantage_metrics(context, episodes)
 
     def _orders(self, context: RolloutContext, answer: Trajectory, block: Block) -> list[tuple[int, ...]]:
-        """Returns random orders of a block's threads, or an empty list if its values are exact."""
+        """Returns random orders of a block's threads. Returns an empty list if its values are exact."""
         if self.weights == "leave_one_out" or self._has_exact_values(len(block.threads)):
             return []
         draw = derived_random(context.seed, context.iteration, answer.id, "orders of threads", block.number)

@@ -117,8 +117,8 @@ class GoldScores:
         # `scores` has an entry only for each text that fits, in the order of the texts.
         upcoming = iter(scores)
         logprobs_of_states: list[Column | None] = []
-        for text in texts:
-            if text is None:
+        for text_of_state in texts:
+            if text_of_state is None:
                 logprobs_of_states.append(None)
             else:
                 logprobs_of_states.append(next(upcoming).clip(min=LEAST_LOGPROB))

@@ -220,8 +220,6 @@ class WeightedBy(OverAnotherCredit):
 
     def _signals(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Column]:
         """Returns the signal of each response token, by episode. Collective."""
-        import numpy as np
-
         scores = context.model_scores
         if self.signal == "deviation":
             reference_distances = required(scores.reference_distances, "reference distances")
@@ -233,22 +231,16 @@ class WeightedBy(OverAnotherCredit):
             ]
         if self.signal == "group_divergence":
             return required(scores.group_divergences, "group divergences").along(episodes)
-        entropies: list[Column] = []
-        if self.signal != "surprise":
-            distributions = required(scores.distributions, "distributions")
-            entropies = [entropies_T for _, entropies_T in distributions.along(episodes)]
+        if self.signal == "surprise":
+            return _surprises(episodes)
+        distributions = required(scores.distributions, "distributions")
+        entropies = [entropies_T for _, entropies_T in distributions.along(episodes)]
         if self.signal == "entropy":
             return entropies
-        surprises = []
-        for episode in episodes:
-            assert episode.behaviour_logprobs is not None, "sampled answers have log-probs"
-            surprises.append(-np.asarray(episode.behaviour_logprobs, np.float64))
-        if self.signal == "surprise":
-            return surprises
         # "relative_surprise": the surprise divided by the entropy
         return [
             surprises_T / (entropies_T + EPS)
-            for surprises_T, entropies_T in zip(surprises, entropies, strict=True)
+            for surprises_T, entropies_T in zip(_surprises(episodes), entropies, strict=True)
         ]
 
     def _weighted_row(self, episode: Episode, weights_T: Column) -> Episode:
@@ -263,16 +255,26 @@ class WeightedBy(OverAnotherCredit):
         return row
 
 
+def _surprises(episodes: Sequence[Episode]) -> list[Column]:
+    """Returns −log p of each response token, by episode; p is the probability with which it was sampled."""
+    import numpy as np
+
+    surprises = []
+    for episode in episodes:
+        assert episode.behaviour_logprobs is not None, "sampled answers have log-probs"
+        surprises.append(-np.asarray(episode.behaviour_logprobs, np.float64))
+    return surprises
+
+
 def group_share_weights(
     episodes: Sequence[Episode], signals: Sequence[Column], base: float, bonus: float
 ) -> list[Column]:
     """Returns the weights of GTPO, eq. 3 and 5: ``base + bonus · n · s_i,t / Σ_k s_k,t`` where advantages are
     positive, and the same with 1/s in place of s where they are negative.
 
-    Each token is compared with a set of tokens: those of the answers to the same problem at the same
-    position, whose advantage has the same sign. The token itself is in the set. n is the number of these
-    tokens, and the sum is over their answers k. Tokens with an advantage of 0 have the weight 1, which
-    changes nothing.
+    Each token is compared with a set of tokens: those of the answers to the same problem that are at the same
+    position and have an advantage of the same sign. The token itself is in the set. n is the number of these
+    tokens, and the sum is over their answers k. Tokens with an advantage of 0 get the weight 1.
 
     Example: the two correct answers to a problem have the entropies 0.3 and 0.1 at position t. With base 0.9
     and bonus 0.1, their weights there are 0.9 + 0.1 · 2 · 3/4 = 1.05 and 0.95.

@@ -88,11 +88,11 @@ def estimate_states(
     local_estimates = rule.estimate(context, local_prefixes, plan)
     estimates_by_rank = ranks.exchange("value-estimates", local_estimates)
 
-    # Each rank has returned the estimates of its keys in the order of `prefix_of_key`, and `rank_of_key` has
-    # the same order. So each key in turn takes the next estimate of its rank. Example: if the ranks of the
-    # keys a, b, c are 0, 1, 0, then rank 0 has returned the estimates of a and c, and rank 1 that of b.
-    next_estimates = [iter(estimates_of_rank) for estimates_of_rank in estimates_by_rank]
-    estimate_of_key = {key: next(next_estimates[rank]) for key, rank in rank_of_key.items()}
+    # Each key takes the next estimate of its rank, since each rank has estimated its keys in the order of
+    # `rank_of_key`. Example: if the ranks of the keys a, b, c are 0, 1, 0, then rank 0 has returned the
+    # estimates of a and c, and rank 1 that of b.
+    upcoming_by_rank = [iter(estimates_of_rank) for estimates_of_rank in estimates_by_rank]
+    estimate_of_key = {key: next(upcoming_by_rank[rank]) for key, rank in rank_of_key.items()}
     estimates_by_problem = []
     for problem in problems:
         estimates_by_problem.append([estimate_of_key[prefix.key] for prefix in problem.prefixes()])

@@ -73,15 +73,15 @@ class Filtered(OverAnother):
     def values(self, valuation: Valuation) -> list[StepValues]:
         """Returns the values and baselines of the estimator `over`, smoothed with the gains g and h."""
         estimates = self.over.values(valuation)
-        errors = []
+        errors_by_answer = []
         for step_values, answer in zip(estimates, valuation.answers, strict=True):
-            errors.append(_prediction_errors(step_values, answer.reward))
-        # For each tree, the sums of its answers' errors: one column for each of `GAINS` as g, and then one
-        # for each as h.
+            errors_by_answer.append(_prediction_errors(step_values, answer.reward))
+        # For each tree, the sums of its answers' errors. A row of errors has a column for each of `GAINS` as
+        # g, and then one for each as h.
         columns = 2 * len(GAINS)
         errors_by_tree = []
-        for errors_of_tree in valuation.by_tree(errors):
-            errors_by_tree.append(Sums(errors_of_tree, columns).as_floats())
+        for rows_of_tree in valuation.by_tree(errors_by_answer):
+            errors_by_tree.append(Sums(rows_of_tree, columns).as_floats())
         errors_by_rank = valuation.context.ranks.exchange("value-misses", errors_by_tree)
         all_errors = list(itertools.chain.from_iterable(errors_by_rank))
         sums = Sums(all_errors, columns)
@@ -91,9 +91,9 @@ class Filtered(OverAnother):
         # The gains for a tree's answers are learnt from all other trees: gains that depend on an answer's own
         # reward would make its values biased.
         gains_by_tree = []
-        for tree_errors in errors_by_tree:
-            # `without` subtracts this tree's errors from the sums, without rounding.
-            gains_by_tree.append(self._choose_gains(sums.without(tree_errors)))
+        for errors_of_tree in errors_by_tree:
+            errors_of_others = sums.without(errors_of_tree)
+            gains_by_tree.append(self._choose_gains(errors_of_others))
         filtered = []
         for step_values, answer in zip(estimates, valuation.answers, strict=True):
             g, h = gains_by_tree[answer.states[0].tree]
@@ -179,6 +179,7 @@ def filter_values(step_values: StepValues, reward: float, behind: float, before:
     The baseline of a state is smoothed with the baselines of earlier states, by the gain h (`before`).
     """
     baselines = [value.baseline_or_value for value in step_values if value is not None]
+    # Both have an entry for each state with a value. `smoothed_values` has one more, the reward's.
     smoothed_values = iter(_smooth_from_later(_observations(step_values, reward), behind))
     smoothed_baselines = iter(_smooth_from_earlier(baselines, before))
     filtered: StepValues = []

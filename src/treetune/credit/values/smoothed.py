@@ -71,11 +71,11 @@ class Smoothed(OverAnother):
 def _fit_walk(
     squares_by_lag: Mapping[int, Sequence[float]], binomial_variances: Sequence[float]
 ) -> tuple[float, float]:
-    """Returns the variance of a step of the walk, and the factor that turns the binomial variances of
-    observations into the variances of their noise.
+    """Returns the variance of a step of the walk, and the noise scale: the factor that turns the binomial
+    variances of observations into the variances of their noise.
 
     The squared difference of two observations m steps apart is on average m times the variance of a step,
-    plus twice the variance of the noise. As a function of m this is a line, whose slope and intercept are
+    plus twice the variance of the noise. As a function of m this is a line. Its slope and intercept are
     fitted by least squares.
 
     Args:
