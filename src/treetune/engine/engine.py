@@ -677,8 +677,8 @@ class Replica:
             if address.epoch == self._emptied_epoch:
                 self.server.report_failure(address, "it was asked to sample after its weights were dropped")
                 return None
-            # Weights and cache are woken separately, and the weights first: a sync needs only the weights
-            # until the new ones have come (`delivery`), and without the cache its peak of memory is lower.
+            # Weights and cache are woken separately, as in a sync. Until the new weights have come, a sync
+            # wakes only the weights (`delivery`), so that its peak of memory is lower.
             self._wake("weights")
             self._wake("kv_cache")
             return self.server.current_address()  # asked again, since waking the server may have failed

@@ -229,12 +229,12 @@ class InProcessEngine(Engine):
         check_request(index, request, self._context_length)
         if not isinstance(request, ScoreRequest):
             return
-        tokens = self._model.get_input_embeddings().num_embeddings
+        vocabulary = self._model.get_input_embeddings().num_embeddings
         largest = int(request.all_ids.max())
-        if largest >= tokens:
+        if largest >= vocabulary:
             raise ValueError(
-                f"request {index} scores the token {largest}, and the model has the tokens 0 to {tokens - 1}:"
-                " encode the text with the model's tokenizer"
+                f"request {index} scores the token {largest}, and the model has the tokens 0 to"
+                f" {vocabulary - 1}: encode the text with the model's tokenizer"
             )
 
     def _score_texts(

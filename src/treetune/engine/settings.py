@@ -312,10 +312,12 @@ class VllmSettings(EngineSettings):
         """Returns the number of servers of an engine on `device`."""
         if self.addresses is not None:
             return len(self.addresses)
-        if self.replicas is not None or self.servers == "per_rank":
-            return self.replicas or 1
+        if self.replicas is not None:
+            return self.replicas
+        if self.servers == "per_rank":
+            return 1
         if device == "cuda":  # as many as fit on `devices`, or one on the trainer's GPUs
-            return len(self.devices or ()) // self.tensor_parallel_size or 1
+            return len(self.devices) // self.tensor_parallel_size if self.devices else 1
         return servers_that_fill((self.omp_threads or 1) * self.tensor_parallel_size, self.kv_cache_gib)
 
     def caches_prefixes(self, device: str) -> bool:

@@ -740,7 +740,8 @@ class ServiceThreads:
             given_up: list[tuple[ServantCall, str]] = []
             with self._changed:
                 earliest = min((clock.overdue_at for _, clock in self._running.values()), default=math.inf)
-                self._changed.wait(None if earliest == math.inf else max(0.0, earliest - time.monotonic()))
+                wait_s = None if earliest == math.inf else max(0.0, earliest - time.monotonic())
+                self._changed.wait(wait_s)
                 now = time.monotonic()
                 for number, (call, clock) in list(self._running.items()):
                     if clock.overdue_at <= now:
