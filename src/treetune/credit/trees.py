@@ -136,7 +136,7 @@ class TreeCredit(Credit):
                     values_before_steps.append(values[path[step.node]])
                 elif step.node == 0:
                     values_before_steps.append(values[ROOT])
-                else:
+                else:  # the state after the node before
                     values_before_steps.append(values[path[step.node - 1]])
             cut_into_steps = replace(leaf, step_ends=tuple(step.end for step in steps))
             episode = make_episode(context, cut_into_steps, step_advantages, values_before_steps)

@@ -221,7 +221,7 @@ class PlainClient(Client):
     ) -> list[Completion]:
         """Returns the samples in a server's answer, or the scores of a `ScoreRequest`."""
         route = self.facts[address.url].route
-        # A request for scores has a sample, too, which names the weights that are checked here.
+        # A request for scores samples a token, too. The weights that sampled it are checked here.
         samples = samples_of_answer(answer, route, expected_weights=address.weights)
         if isinstance(part.request, ScoreRequest):
             logprobs = scores_of_answer(answer, route, part.request)

@@ -153,12 +153,13 @@ def _is_orphan(launcher: list[psutil.Process]) -> bool:
     Args:
         launcher: The processes of the launcher that exist, nearest first.
     """
-    # DeepSpeed's per-node launcher sets CROSS_SIZE, the number of machines.
-    has_launcher = "CROSS_SIZE" in os.environ
+    # DeepSpeed's per-node launcher sets CROSS_SIZE, the number of machines. Without it, this process has no
+    # launcher.
+    if "CROSS_SIZE" not in os.environ:
+        return False
     # In a container the launcher may itself be process 1. A parent with the number 1 is then no sign that a
     # process is gone.
-    launcher_is_process_1 = "deepspeed" in _command(1)
-    if not has_launcher or launcher_is_process_1:
+    if "deepspeed" in _command(1):
         return False
     if not launcher:
         return os.getppid() == 1
@@ -172,8 +173,8 @@ def _is_orphan(launcher: list[psutil.Process]) -> bool:
         # `treetune run` started the launcher, and STARTED_BY is the process id of `treetune run`. This id may
         # itself be 1, so the parent is compared with the id.
         return str(parent) != started_by
-    # On a single machine, the `deepspeed` command starts the per-node launcher. So the per-node launcher is
-    # only the topmost process if the command is gone.
+    # On a single machine, the `deepspeed` command starts the per-node launcher. If the command is gone, the
+    # per-node launcher is the topmost process, and its parent is init.
     on_single_machine = os.environ["CROSS_SIZE"] == "1"
     topmost_is_per_node = "deepspeed.launcher.launch" in _command(topmost.pid)
     return on_single_machine and topmost_is_per_node and parent == 1

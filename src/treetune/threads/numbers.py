@@ -323,7 +323,7 @@ def _depth(trajectory: Trajectory) -> int:
     blocks on the main text count in any case.
     """
     depths = [len(segment.branch) for segment in trajectory.segments]
-    return max(1, *depths)
+    return max([1, *depths])
 
 
 def critical_seconds(segments: Sequence[Segment], depth: int = 0) -> float:
