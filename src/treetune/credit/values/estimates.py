@@ -115,8 +115,8 @@ def _assign_to_ranks(
     rank_of_key: dict[bytes, int] = {}
     prefix_of_key: dict[bytes, AnswerPrefix] = {}
     for rank, problem in problems:
-        # Assigning the states in turn balances the work: neighbours in the order of their token ids share most
-        # of their tokens, so they are about equally far from the end of an answer.
+        # Assigning the states in turn balances the work: neighbours in the order of their token ids share
+        # most of their tokens, so they are about equally far from the end of an answer.
         for prefix in sorted(problem.prefixes(), key=_big_endian_ids):
             key = prefix.key
             if key not in prefix_of_key:
