@@ -268,10 +268,11 @@ class AddressedServer(Server):
                     return
                 is_present, is_loading = self._address is not None, self._is_loading
             try:
-                # While the main thread loads weights, it notices by itself whether the server fails.
-                if not is_loading and is_present:
+                if is_loading:
+                    pass  # the main thread, which loads weights, notices by itself whether the server fails
+                elif is_present:
                     self._check()
-                elif not is_loading:
+                else:
                     self._meet()
             except ServerFailure as failure:
                 with self._changed:

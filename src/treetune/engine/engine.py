@@ -364,8 +364,10 @@ class VllmEngine(Engine):
                 f"the weights in {directory} could not be loaded into the engine. The last attempt was with a"
                 f" new server (or a second one with a server that the run did not start): {last_problems}"
             )
-        # `attempt` is the one that has succeeded.
-        self._new_servers_in_a_row = self._new_servers_in_a_row + 1 if attempt == "new server" else 0
+        if attempt == "new server":  # the attempt that has succeeded
+            self._new_servers_in_a_row += 1
+        else:
+            self._new_servers_in_a_row = 0
         if self._new_servers_in_a_row == NEW_SERVERS_IN_A_ROW:
             raise EngineError(
                 f"the last {NEW_SERVERS_IN_A_ROW} syncs of weights each needed a new server, the last one"

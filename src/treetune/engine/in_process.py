@@ -975,6 +975,7 @@ def draw(
     import torch
 
     sampling = [samples[0].request.sampling for samples in samples_by_row]
+    # At temperature 0, the log-probs are those at temperature 1.
     temperatures_B1 = logits_BV.new_tensor([[s.temperature or 1.0] for s in sampling], dtype=torch.float64)
     probs_BV = (logits_BV.double() / temperatures_B1).softmax(-1)
     cut_rows = [row for row, s in enumerate(sampling) if s.top_k > 0 or s.top_p < 1]
@@ -1008,7 +1009,8 @@ def _cut_to_top(probs_BV: Any, sampling: Sequence[SamplingParams]) -> Any:
     sorted_BV, order_BV = probs_BV.sort(dim=-1, descending=True, stable=True)
     ranks_V = torch.arange(probs_BV.shape[1], device=probs_BV.device)
     top_k = [s.top_k if s.top_k > 0 else len(ranks_V) for s in sampling]
-    sorted_BV = sorted_BV * (ranks_V < ranks_V.new_tensor(top_k)[:, None])
+    top_k_B1 = ranks_V.new_tensor(top_k)[:, None]
+    sorted_BV = sorted_BV * (ranks_V < top_k_B1)
     # A token stays if those before it have less than top-p of the remaining probability.
     top_p_B1 = sorted_BV.new_tensor([[s.top_p] for s in sampling])
     mass_before_BV = sorted_BV.cumsum(-1) - sorted_BV

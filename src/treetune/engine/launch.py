@@ -504,9 +504,10 @@ def ending_error(log_text: str) -> str:
     """
     lines = [_LOGGED.sub("", line) for line in log_text.splitlines()]
     for number in reversed(range(len(lines))):
-        if not _ERROR.match(lines[number]) or any(words in lines[number].lower() for words in _SAYS_NOTHING):
-            continue
         error = lines[number]
+        only_reports_another = any(phrase in error.lower() for phrase in _SAYS_NOTHING)
+        if not _ERROR.match(error) or only_reports_another:
+            continue
         # The text of a validation error (pydantic) follows in indented lines, and ends with its type.
         for line in lines[number + 1 :]:
             if not line.startswith("  ") or line.lstrip().startswith("For further information"):

@@ -444,13 +444,15 @@ class PlainClient(Client):
             samples = samples_of_answer(answer, route, expected_weights="")
         except ServerFailure as failure:
             raise EngineError(f"the server at {address.url} can't be used: {path}: {failure}") from failure
-        are_whole = all(0 < len(sample["token_ids"]) == len(sample["logprobs"]) for sample in samples)
-        if len(samples) != 1 or not are_whole:
+        sample = samples[0]
+        tokens = len(sample["token_ids"])
+        is_whole = tokens > 0 and len(sample["logprobs"]) == tokens
+        if len(samples) != 1 or not is_whole:
             raise EngineError(
                 f"the server at {address.url} can't be used: {path}: expected one sample with tokens and a"
                 f" log-prob for each token, got {_excerpt(answer)}"
             )
-        return samples[0]
+        return sample
 
     # HTTP
 

@@ -220,8 +220,9 @@ class RequestScheduler:
         if self._prefixes is not None:
             # The server that has the beginning of the prompt in its cache is chosen if it isn't much busier.
             holder = self._prefixes.find(part.request.prompt_ids)
+            most_of_holder = BUSIER * idlest.samples + BUSIER_SAMPLES
             for server in free:
-                if server.number == holder and server.samples <= BUSIER * idlest.samples + BUSIER_SAMPLES:
+                if server.number == holder and server.samples <= most_of_holder:
                     return server
         return idlest
 

@@ -303,7 +303,8 @@ class ThreadShapley(ContinuingCredit):
         counts = context.ranks.exchange(
             "counterfactuals", (len(counterfactuals), len(sampled), tokens, unfinished, ungraded)
         )
-        all_sets, all_samples, all_tokens, all_unfinished, all_ungraded = map(sum, zip(*counts, strict=True))
+        totals = [sum(counts_of_ranks) for counts_of_ranks in zip(*counts, strict=True)]
+        all_sets, all_samples, all_tokens, all_unfinished, all_ungraded = totals
         metrics: Metrics = {}
         if all_samples:
             metrics["credit/value_states"] = float(all_sets)
