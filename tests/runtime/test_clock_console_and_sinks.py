@@ -44,7 +44,7 @@ from treetune.runtime.sinks import (
     _steps_in,
     with_mirrors_of_environment,
 )
-from treetune.tables.check import METRICS
+from treetune.tables.check import METRICS_OF_GROUPS
 from treetune.vocabulary import Grade, Problem, Segment, Trajectory
 
 ROOT = Path(__file__).parents[2]
@@ -273,7 +273,7 @@ def test_wandb_and_tensorboard_have_the_same_names_of_other_dashboards(
     assert set(wandb["further_names"]) == names
     for metric in wandb["further_names"].values():
         group, _, name = metric.partition("/")
-        is_of_iterations = name in METRICS.get(group, ())
+        is_of_iterations = name in METRICS_OF_GROUPS.get(group, ())
         assert is_of_iterations or group in ("evaluation", "threads"), metric
 
 

@@ -291,7 +291,7 @@ class Clock:
         whose work was done in these spans."""
         assert name in PHASES and to in PHASES, (name, to)
         for start, end in spans:
-            self._timeline.past(self._lane, to, start, end, iteration=self._iteration)
+            self._timeline.record_past(self._lane, to, start, end, iteration=self._iteration)
             self.seconds[name] -= end - start
             self.seconds[to] += end - start
         self.tokens[name] -= tokens
@@ -300,7 +300,7 @@ class Clock:
     def record_overlap(self, name: str, other: str, start: float, end: float) -> None:
         """Records in the timeline a span of the phase `name` that ran within the phase `other`. Its seconds
         count towards `other`."""
-        self._timeline.past(f"phases during {other}", name, start, end, iteration=self._iteration)
+        self._timeline.record_past(f"phases during {other}", name, start, end, iteration=self._iteration)
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
