@@ -107,9 +107,9 @@ def test_an_answer_comes_once_and_has_all_tokens_and_logprobs(
 ) -> None:
     from vllm.v1.engine import FinishReason
 
-    from treetune.engine.whole_answers import JOIN_EVERY
+    from treetune.engine.whole_answers import ARRAYS_TO_JOIN
 
-    assert JOINED_TWICE // JOIN_EVERY == 2
+    assert JOINED_TWICE // ARRAYS_TO_JOIN == 2
     add_request(scheduler, "answer")
     outputs = outputs_of("answer", tokens, reads_logprobs)
     ids = ids_of(outputs)

@@ -89,14 +89,14 @@ def refuse_former_names(family: type, part: type) -> None:
     # A setting may have the name of a former method: it is read as a setting, and never called.
     for name, instead in FORMER_METHODS.get(family.__name__, {}).items():
         if name in defined - settings:
-            _refuse(part, name, instead)
+            _refuse_former_name(part, name, instead)
     # A former attribute is refused also if it is a setting, even one without a default.
     for name, instead in FORMER_ATTRIBUTES.get(family.__name__, {}).items():
         if name in defined | (settings - present_names):
-            _refuse(part, name, instead)
+            _refuse_former_name(part, name, instead)
 
 
-def _refuse(part: type, name: str, instead: str) -> None:
+def _refuse_former_name(part: type, name: str, instead: str) -> None:
     raise TypeError(
         f"{part.__name__}.{name} is of an earlier version, and parts don't define it now: {instead}"
     )

@@ -30,12 +30,12 @@ MIN_HEAD_DIM = 32
 """The smallest head dimension of vLLM's attention on a CPU. The engine crashes with smaller ones."""
 
 
-def character_tokens(texts: Sequence[str], single: Sequence[str]) -> list[int]:
-    """Counts the tokens of each text, if every character is a token, and so is each text of `single`.
+def character_tokens(texts: Sequence[str], single_tokens: Sequence[str]) -> list[int]:
+    """Counts the tokens of each text, if every character is a token, and so is each text of `single_tokens`.
 
     Example: ``character_tokens(["1+<a>"], ["<a>"])`` is ``[3]``.
     """
-    longest_first = sorted(single, key=len, reverse=True)  # since one may begin with another
+    longest_first = sorted(single_tokens, key=len, reverse=True)  # since one may begin with another
     pattern = re.compile("|".join([*map(re.escape, longest_first), r"[\s\S]"]))
     return [len(pattern.findall(text)) for text in texts]
 
