@@ -334,10 +334,10 @@ class Explanation:
                 ``keys`` lists the keys of a value (`_FUNCTIONS`).
             instead: Texts that take the place of some imports, as for `_with_marks`.
         """
-        # The key under which the result is kept.
-        question = (layer, result + json.dumps(instead), path)
-        if question not in self._probes:
-            # A number may be a key or an index. -1 is the index of no item.
+        key_of_result = (layer, result + json.dumps(instead), path)
+        if key_of_result not in self._probes:
+            # A part of the path, such as "3", is the key of an object or the index of a list. A part that is
+            # no number gets the index -1, which no item of a list has.
             steps = [{"key": part, "index": int(part) if part.isdecimal() else -1} for part in path]
             try:
                 answer = self._evaluate(
@@ -347,8 +347,8 @@ class Explanation:
                 )
             except RuntimeError:
                 answer = COMPUTED
-            self._probes[question] = answer
-        return self._probes[question]
+            self._probes[key_of_result] = answer
+        return self._probes[key_of_result]
 
     def _with_marks(
         self, layer: Layer, instead: Mapping[str, str] | None = None, library: bool = False

@@ -168,10 +168,10 @@ def _issues_of_part(
 
 
 def _unwritten_methods(part: type) -> dict[str, Callable[..., Any]]:
-    """Returns the abstract methods that a part doesn't override: those that only raise NotImplementedError.
+    """Returns the methods that a part has to write, and has not written.
 
-    An abstract method that isn't needed is left out. It isn't needed if base classes call it, and the part
-    overrides every method that calls it.
+    These are abstract methods, which only raise NotImplementedError, that something calls: a method of the
+    part calls it, or code outside of the class does.
     """
     methods = dict(inspect.getmembers(part, inspect.isfunction))
     # `co_names` are the names that a function's code uses, among them those of methods that it calls.
@@ -184,10 +184,11 @@ def _unwritten_methods(part: type) -> dict[str, Callable[..., Any]]:
         called_by_part |= set(method.__code__.co_names)
     unwritten: dict[str, Callable[..., Any]] = {}
     for name, method in methods.items():
-        # An abstract method is needed if a method of the part calls it. It is also needed if no base class
-        # calls it: then the caller is outside of the class.
-        only_raises = method.__code__.co_names == ("NotImplementedError",)
-        if only_raises and (name in called_by_part or name not in called_by_bases):
+        is_abstract = method.__code__.co_names == ("NotImplementedError",)
+        # A method that no base class calls must be for code outside of the class. A method that only base
+        # classes call isn't needed: the part has overridden all of its callers.
+        is_called = name in called_by_part or name not in called_by_bases
+        if is_abstract and is_called:
             unwritten[name] = method
     return unwritten
 

@@ -230,7 +230,7 @@ def _issue_of_no_object(layers: Sequence[Layer], variables: Mapping[str, str]) -
         try:
             alone = sum_of([layer], variables)
         except ConfigError:
-            continue  # it needs the other layers: it is an object, since only an object has `super`
+            continue  # the layer uses `super`, which only an object can
         if not isinstance(alone, dict):
             shown_value = json.dumps(alone)[:60]
             return ConfigIssue(f"{fault}, is {shown_value}", layer.name, remedy="put braces around it")

@@ -209,9 +209,9 @@ class _Stages:
         self.total = self._kept + len(record["left_out"])
         rows_before = self.total
         for reason in reasons:
-            why_by_place = [(place, why) for name, place, why in record["left_out"] if name == reason]
-            self.stages.append(_Stage(reason, rows_before, dict(why_by_place), details={}))
-            rows_before -= len(why_by_place)
+            dropped = [(place, why) for rule, place, why in record["left_out"] if rule == reason]
+            self.stages.append(_Stage(reason, rows_before, dict(dropped), details={}))
+            rows_before -= len(dropped)
 
     def judge(self, rule: Rule, number: int) -> None:
         """Applies a rule, unless an earlier command has applied the same one to the same rows."""

@@ -272,7 +272,10 @@ def tree_attention(
 
 
 def query_blocks(subtree_last_T: Tensor) -> QueryBlocks:
-    """Cuts the nodes of a tree into blocks: each sees the path to its first node, and nodes of its own.
+    """Cuts the nodes of a tree into blocks, and finds the nodes that each block sees.
+
+    A node sees its ancestors and itself. Ancestors that lie before the block are ancestors of the block's
+    first node, too.
 
     Args:
         subtree_last_T: The last node of each node's subtree. Nodes are numbered depth-first.
@@ -280,10 +283,12 @@ def query_blocks(subtree_last_T: Tensor) -> QueryBlocks:
     keys, masks = [], []
     for block_Q in torch.arange(len(subtree_last_T), device=subtree_last_T.device).split(BLOCK):
         start = int(block_Q[0])
-        ancestors_K = (subtree_last_T[:start] >= start).nonzero().squeeze(-1)
-        keys_K = torch.cat([ancestors_K, block_Q])
+        ancestors_of_start_A = (subtree_last_T[:start] >= start).nonzero().squeeze(-1)
+        keys_K = torch.cat([ancestors_of_start_A, block_Q])
         keys.append(keys_K)
-        masks.append((keys_K <= block_Q[:, None]) & (block_Q[:, None] <= subtree_last_T[keys_K]))
+        # Query q is in the subtree of key k if k <= q <= the last node of the subtree.
+        query_Q1 = block_Q[:, None]
+        masks.append((keys_K <= query_Q1) & (query_Q1 <= subtree_last_T[keys_K]))
     return QueryBlocks(torch.cat(keys), [len(keys_K) for keys_K in keys], masks)
 
 

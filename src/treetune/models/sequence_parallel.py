@@ -128,7 +128,9 @@ class SequenceParallel:
         part_length = -(-width // self.size)  # rounded up
         row_N, column_N = positions_N // width, positions_N % width
         index_M = (column_N // part_length == self.rank).nonzero().squeeze(-1)
-        return index_M, (row_N * part_length + column_N % part_length)[index_M]
+        # This rank has `part_length` tokens of each row.
+        position_in_part_N = row_N * part_length + column_N % part_length
+        return index_M, position_in_part_N[index_M]
 
     def gather(self, values_KM: Tensor, index_M: Tensor, count: int) -> Tensor:
         """Returns the values of all ranks in the group, on every rank, shape [K, count].

@@ -365,9 +365,9 @@ def step_ends(
     """Returns the token offsets at which steps end, from their character offsets in the decoded `text`.
 
     * A token belongs to the step in which it begins, also if the token continues beyond the step's end.
-    * The end token belongs to the last step. If the end of the text is twice among the boundaries, the end
-      token is a step of its own.
     * A step in which no token begins is dropped.
+    * The end token belongs to the last step. If the boundaries end with the text's length twice, the last
+      step is empty but for the end token.
 
     Args:
         boundaries: The character offsets at which steps begin and end. They rise from 0 to the length of the
@@ -382,9 +382,11 @@ def step_ends(
     if not boundaries or boundaries[0] != 0 or boundaries[-1] != len(text):
         raise ValueError(f"step boundaries {list(boundaries)} don't cover a text of {len(text)} characters")
     offsets = token_offsets(token_ids, codec, text)
-    # A step ends before the first token that begins at the boundary or after it.
-    ends = {bisect_left(offsets, boundary) for boundary in boundaries[1:-1]}
-    return tuple(sorted((ends | {len(token_ids)}) - {0}))
+    # A step ends before the first token that begins at the boundary or after it. The end token begins at the
+    # end of the text.
+    inner_ends = {bisect_left(offsets, boundary) for boundary in boundaries[1:-1]}
+    ends = inner_ends | {len(token_ids)}
+    return tuple(sorted(ends - {0}))
 
 
 def token_offsets(token_ids: Sequence[int] | TokenIds, codec: TextCodec, text: str) -> Sequence[int]:

@@ -292,13 +292,15 @@ class MeasuredColumn:
 
     @property
     def kind(self) -> ValueKind:
-        """The kind of the column's number. The numbers of an analysis and an `area` count as shares of which
-        more is better."""
+        """The kind of the column's number."""
         if self.reach is not None:
             return ValueKind("lower")
         if self.speedup is not None:
             return ValueKind("higher")
-        return value_named(self.number) if self.evaluation is not None else ValueKind("higher", share=True)
+        if self.evaluation is not None:
+            return value_named(self.number)
+        # The area under a curve of accuracies is a share, and a number of an analysis counts as one.
+        return ValueKind("higher", share=True)
 
     @property
     def in_percent(self) -> bool:

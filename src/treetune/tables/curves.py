@@ -364,15 +364,15 @@ def area_under(points: Points, upto: float) -> float:
     if not points or points[0][0] > 0:
         raise ValueError("the start model was not measured on the curve's set")
     last_cost, last_accuracy = points[-1]
-    prolonged = [*points, (max(upto, last_cost), last_accuracy)]
+    if last_cost < upto:
+        points = [*points, (upto, last_accuracy)]
     area = 0.0
-    for (begin, accuracy_at_begin), (end, accuracy_at_end) in pairwise(prolonged):
+    for (begin, accuracy_at_begin), (end, accuracy_at_end) in pairwise(points):
         if begin >= upto or end <= begin:  # beyond the area, or two measurements at the same cost
             continue
         cut = min(end, upto)
-        accuracy_at_cut = accuracy_at_begin + (accuracy_at_end - accuracy_at_begin) * (cut - begin) / (
-            end - begin
-        )
+        rise = accuracy_at_end - accuracy_at_begin
+        accuracy_at_cut = accuracy_at_begin + rise * (cut - begin) / (end - begin)
         area += (cut - begin) * (accuracy_at_begin + accuracy_at_cut) / 2
     return area / upto
 

@@ -368,18 +368,21 @@ def _measurements_of(table: Reproduction, name: str) -> _Measurements:
 
     `sets` are shown at the end of training, and `along` at every checkpoint that is kept.
     """
-    columns = [
-        column
-        for column in table.columns
-        if any(row.cell(column.name).experiment == name for row in table.rows)
-    ]
+    columns = []
+    for column in table.columns:
+        if any(row.cell(column.name).experiment == name for row in table.rows):
+            columns.append(column)
     sets = [column.evaluation for column in columns if column.evaluation is not None]
     along = [column.curve for column in columns if column.speedup and column.curve is not None]
     if any(row.experiment == name for row in table.rows):
         along += [panel.evaluation for panel in table.panels if panel.evaluation is not None]
     analyses = [column.analysis for column in columns if column.analysis is not None]
+
+    def once_each(names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(names))
+
     # Columns may show the same set or analysis more than once.
-    return _Measurements(*(tuple(dict.fromkeys(names)) for names in (sets, along, analyses)))
+    return _Measurements(sets=once_each(sets), along=once_each(along), analyses=once_each(analyses))
 
 
 def _load_configuration(

@@ -507,8 +507,8 @@ class Reproduction(Table):
     def order(self) -> list[str]:
         """Returns the experiments' names, each after those that it needs.
 
-        Experiments that wait for equally long chains of others are in the order of the rows, and those that
-        no row shows come after these.
+        First come the experiments that need no other, then those that need only these, and so on. Within each
+        group the experiments are in the order of the rows, with those that no row shows at the end.
         """
         used: list[str | None] = []
         for row in self.rows:

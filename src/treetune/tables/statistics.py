@@ -162,7 +162,12 @@ def confidence_sequence(
             f"a difference of {too_large[0]:.3g} is outside of ±{bound:g}: set `bound` to the largest"
             " possible difference"
         )
-    numbers_N = (np.array(values) / bound + 1) / 2  # between 0 and 1
+    # The bets are on numbers between 0 and 1.
+    numbers_N = (np.array(values) / bound + 1) / 2
+
+    def on_the_scale_of_values(number: float) -> float:
+        return (2 * number - 1) * bound
+
     stakes_C1 = ((np.arange(64) + 0.5) / 64)[:, None]
 
     def is_excluded(candidate: float) -> bool:
@@ -178,16 +183,17 @@ def confidence_sequence(
     mean, bounds = float(numbers_N.mean()), []
     for extreme in (0.0, 1.0):
         # Bisects for the bound between the mean, which is never excluded (no bet against it has gained), and
-        # the extreme. Forty halvings are far below the precision of any table.
+        # the extreme. After forty halvings the bound is far more precise than any table.
         inside, outside = mean, extreme
-        for _ in range(0 if mean == extreme else 40):
+        halvings = 0 if mean == extreme else 40  # at an extreme, the bets would divide by 0
+        for _ in range(halvings):
             candidate = (inside + outside) / 2
             if is_excluded(candidate):
                 outside = candidate
             else:
                 inside = candidate
-        bounds.append((2 * outside - 1) * bound)
-    return MeanWithInterval((2 * mean - 1) * bound, *bounds)
+        bounds.append(on_the_scale_of_values(outside))
+    return MeanWithInterval(on_the_scale_of_values(mean), *bounds)
 
 
 def interval_of_shares(

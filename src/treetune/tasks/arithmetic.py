@@ -204,8 +204,9 @@ class WrittenArithmetic(GeneratedTask):
         try:
             line = next(solution)
             while True:
-                lines.append((line, write(line)))
-                line = solution.send(lines[-1][1])
+                number = write(line)
+                lines.append((line, number))
+                line = solution.send(number)
         except StopIteration:
             return lines
 

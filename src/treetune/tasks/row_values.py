@@ -167,11 +167,11 @@ def restore_integers(array: pa.Array, whole: Mapping[str, Any]) -> pa.Array:
 def whole_fields(column: pa.ChunkedArray) -> dict[str, Any]:
     """Returns which floats of a column were whole numbers before a null turned the column into floats.
 
-    A column of floats was one of whole numbers if some of its numbers are missing, and all others are whole.
-    (If no number is missing, the column was written with floats.)
+    A column of floats was one of whole numbers if some of its numbers are missing (null or NaN), and all
+    others are whole. If no number is missing, the column was written with floats.
 
-    The result is ``{"": True}`` for such a column of floats, and empty for any other column of numbers. For a
-    column of objects, it has the results of the fields with such floats, by name: ``{"index": {"": True}}``.
+    The result for such a column is ``{"": True}``. For a column of objects, the result has the fields that
+    are such columns: ``{"index": {"": True}}``. For any other column the result is empty.
     """
     import pyarrow as pa
     import pyarrow.compute as compute

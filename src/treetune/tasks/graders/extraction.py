@@ -60,10 +60,15 @@ def last_between(
     """
     if unclosed:
         _, opened, after_opening = text.rpartition(opening)
-        return after_opening.partition(closing)[0].strip() or None if opened else None
-    before, closed, _ = text.rpartition(closing)
-    _, opened, answer = before.rpartition(opening)
-    return answer.strip() or None if closed and opened else None
+        answer, _, _ = after_opening.partition(closing)
+        is_there = bool(opened)
+    else:
+        before, closed, _ = text.rpartition(closing)
+        _, opened, answer = before.rpartition(opening)
+        is_there = bool(opened and closed)
+    if not is_there:
+        return None
+    return answer.strip() or None
 
 
 def fenced_blocks(text: str, *languages: str, unclosed: bool = False) -> list[str]:
@@ -204,7 +209,7 @@ def _outermost(text: str, brackets: str) -> list[tuple[int, int]]:
             if string is not None:
                 position = string.end()  # brackets within a string don't count
             elif open_brackets:
-                position = _end_of_line(text, position, sign[0])
+                position = _after_unclosed_quote(text, position, sign[0])
         elif sign[0] not in _CLOSING:
             open_brackets.append(sign.start())
         elif open_brackets and text[open_brackets[-1]] == _CLOSING[sign[0]]:
@@ -218,16 +223,18 @@ def _outermost(text: str, brackets: str) -> list[tuple[int, int]]:
     return pairs
 
 
-def _end_of_line(text: str, position: int, quote: str) -> int:
+def _after_unclosed_quote(text: str, position: int, quote: str) -> int:
     """Returns the offset at which `_outermost` continues after a quote that isn't closed in its line.
 
-    If the line has no further quote of this kind, the offset is `position`, directly after the quote. If it
-    has any, the offset is the end of the line: to search for the end of each further quote could take
-    quadratic time.
+    `position` is the offset directly after the quote.
     """
-    end = text.find("\n", position)
-    end = len(text) if end < 0 else end
-    return position if text.find(quote, position, end) < 0 else end
+    end_of_line = text.find("\n", position)
+    if end_of_line < 0:
+        end_of_line = len(text)
+    has_more_quotes = text.find(quote, position, end_of_line) >= 0
+    # For each further quote, the search for its end would go through the line again. In a line with many
+    # quotes this would take quadratic time, so such a line is skipped.
+    return end_of_line if has_more_quotes else position
 
 
 def _depth(text: str) -> int:
