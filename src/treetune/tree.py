@@ -342,8 +342,8 @@ class Sharing:
             parent_node = tree.nodes[stretch].parent
             parents[stretch] = ROOT if parent_node == ROOT else stretch_of_node[parent_node]
             children.setdefault(parents[stretch], []).append(stretch)
-        # The weight of each stretch: the branches after it share its weight equally. The branches at the
-        # prompt don't share a weight, since they are independent answers.
+        # `reach` has the weight of each stretch. The branches after a stretch share its weight equally. The
+        # branches at the prompt don't share a weight, since they are independent answers.
         reach: dict[int, float] = {}
         for stretch in sorted(below):  # a parent's number is smaller than those of its children
             parent = parents[stretch]

@@ -209,17 +209,20 @@ def _issue_of_failed_import(name: str, label: str, source: str | None, error: Ba
     # The module itself isn't found, or a package around it, and not something that it imports.
     if missing and (name == missing or name.startswith(f"{missing}.")):
         return _issue_of_missing_module(name, missing, label, source)
-    frame = _frame_within(name, error)
-    where = f"{relative(frame[0])}:{frame[1]}" if frame else None
-    fault = f"{name} can't be imported: {type(error).__name__}: {error}" + (f" ({where})" if where else "")
-    text = linecache.getline(*frame).rstrip() if frame else ""
+    fault = f"{name} can't be imported: {type(error).__name__}: {error}"
+    text = ""
     remedy = None
-    # The user's module may import a name that treetune had in an earlier version.
-    if frame and isinstance(error, ImportError) and _OURS.match(error.name or ""):
-        remedy = remedy_for_import(*frame)
+    frame = _frame_within(name, error)
+    if frame is not None:
+        file, line = frame
+        fault += f" ({relative(file)}:{line})"
+        text = linecache.getline(file, line).strip()
+        # The user's module may import a name that treetune had in an earlier version.
+        if isinstance(error, ImportError) and _OURS.match(error.name or ""):
+            remedy = remedy_for_import(file, line)
     if remedy is None and missing:
         remedy = f"{missing} is not installed for {sys.executable}, nor found in {_describe_folders()}"
-    return ConfigIssue(fault, label, source, remedy, f"    {text.strip()}" if text else None)
+    return ConfigIssue(fault, label, source, remedy, f"    {text}" if text else None)
 
 
 def _frame_within(name: str, error: BaseException) -> tuple[str, int] | None:

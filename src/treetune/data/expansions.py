@@ -35,14 +35,18 @@ def code_tests(row: Fields, seed: int) -> Fields | None:
     # Tests of a function are values, and tests of a whole program are the texts of its input and output.
     if name:
         pairs = [(_arguments(given), _returned(expected)) for given, expected in pairs]
+    else:
+        pairs = [(_lines(given), _lines(expected)) for given, expected in pairs]
     if len(pairs) > MOST_TESTS:
         chosen = sorted(random.Random(seed).sample(range(len(pairs)), MOST_TESTS))
         pairs = [pairs[index] for index in chosen]
-    inputs, outputs = (list(column) for column in zip(*pairs))
-    if not name:
-        inputs, outputs = [_lines(text) for text in inputs], [_lines(text) for text in outputs]
-    oracle = {"inputs": inputs, "outputs": outputs}
-    return {**row, "oracle": oracle | ({"fn_name": name} if name else {}), "function_name": name or ""}
+    oracle = {
+        "inputs": [given for given, _ in pairs],
+        "outputs": [expected for _, expected in pairs],
+    }
+    if name:
+        oracle["fn_name"] = name
+    return {**row, "oracle": oracle, "function_name": name or ""}
 
 
 def codeio_pair(row: Fields, seed: int) -> Fields | None:

@@ -141,10 +141,13 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> int | None:
         turns = render(tokenizer, chat, [user("1 + 1?"), _assistant(_ANSWER)], add_generation_prompt=False)
     except ValueError:
         return None  # a template for a single question
-    _, answer, after_answer = turns.rpartition(_ANSWER)
-    # `answer` is empty if the template leaves answers out.
-    ids = tokenizer.encode(after_answer.lstrip(), add_special_tokens=False) if answer else []
-    return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
+    if _ANSWER not in turns:
+        return None  # the template leaves answers out
+    after_answer = turns.rpartition(_ANSWER)[2]
+    ids = tokenizer.encode(after_answer.lstrip(), add_special_tokens=False)
+    if not ids or ids[0] not in tokenizer.added_tokens_decoder:
+        return None
+    return ids[0]
 
 
 def turn_markers(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[str]:

@@ -35,8 +35,10 @@ def refuse_hidden_stops(tokenizer: PreTrainedTokenizerBase, stops: Iterable[str]
     special token by its id.)"""
     specials = special_tokens(tokenizer)
     for stop in stops:
-        inside = [special for special in specials if special in stop and special != stop]
-        if inside and stop not in specials:
+        if stop in specials:
+            continue
+        inside = [special for special in specials if special in stop]
+        if inside:
             raise ValueError(
                 f"the stop string {stop!r} contains the special token {inside[0]!r}, which the text of an"
                 f" answer doesn't contain, so that it would never be found: use {inside[0]!r} alone, or leave"

@@ -34,10 +34,9 @@ def turn_dropout_off(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, _DropoutNd):
             module.p = 0.0
-        # `_random_numbers` returns the names of the layer's floats for dropout (or jitter) that aren't 0.
-        for name in _random_numbers(vars(module), DROPOUT):
+        for name in _names_of_probabilities(vars(module), DROPOUT):
             setattr(module, name, 0.0)
-        if _random_numbers(vars(module), JITTER):
+        if _names_of_probabilities(vars(module), JITTER):
             # The layer draws noise in training mode only, so it stays in evaluation mode: its method `train`
             # is replaced, since the method `train` of the whole model calls it. The number keeps its value,
             # since PhiMoE's number also decides in evaluation which experts are considered.
@@ -57,15 +56,15 @@ def _stay_in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
     return module
 
 
-def _random_numbers(values: dict[str, Any], part: str) -> list[str]:
-    """Returns the names of those values that are floats other than 0, if `part` is in the name. Integers and
-    booleans are left out, since they aren't probabilities."""
+def _names_of_probabilities(values: dict[str, Any], part: str) -> list[str]:
+    """Returns the names that contain `part`, such as "dropout", and whose value is a float other than 0.
+    Integers and booleans are left out, since they aren't probabilities."""
     return [name for name, value in values.items() if type(value) is float and value != 0.0 and part in name]
 
 
 def _without_dropout(config: Any) -> Any:
     """Returns a copy of the configuration with dropout 0; the configuration itself if it has none."""
-    names = _random_numbers(vars(config), DROPOUT)  # the names of the settings of dropout that aren't 0
+    names = _names_of_probabilities(vars(config), DROPOUT)
     if not names:
         return config
     config = copy.copy(config)

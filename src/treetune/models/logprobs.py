@@ -103,7 +103,7 @@ class Nucleus(NamedTuple):
                 is_kept_CV[:, self.top_k :] = False  # with rounding, a probability of 0 may have been kept
             # The kept tokens come first. `clamp` is for NaN, with which no token is kept.
             last_kept_C1 = (is_kept_CV.sum(-1, keepdim=True) - 1).clamp(min=0)
-            # A label as likely as the last kept token is one that the engine kept in place of it.
+            # If the label is as likely as the last kept token, the engine kept the label in its place.
             is_cut_off_C1 = label_probs_C1 < probs_CV.gather(-1, last_kept_C1)
             is_label_CV = order_CV == labels_C[:, None]
             probs_CV = torch.where(is_label_CV, label_probs_C1, probs_CV)  # also where top-k made it 0
@@ -338,13 +338,13 @@ class PolicyModule(nn.Module):
         with torch.no_grad():
             logits_packed = logits_of(self.model, _hidden_at_positions(backbone, packed)).float()
             logits_alone = logits_of(self.model, _hidden_at_positions(backbone, alone)).float()
-        gap_N = logits_packed.log_softmax(-1) - logits_alone.log_softmax(-1)
-        gap_N = gap_N.gather(-1, second_T[1:, None]).abs()
+        gap_NV = logits_packed.log_softmax(-1) - logits_alone.log_softmax(-1)
+        gap = float(gap_NV.gather(-1, second_T[1:, None]).abs().mean())
         limit = probe_limit(next(self.model.parameters()).dtype, device)
-        if not float(gap_N.mean()) <= limit:  # also if it is NaN
+        if not gap <= limit:  # also if it is NaN
             raise ValueError(
                 f"{name} doesn't keep packed sequences apart: the log-probs of a sequence that is packed"
-                f" after another one differ by {float(gap_N.mean()):.2g} from those of the sequence alone."
+                f" after another one differ by {gap:.2g} from those of the sequence alone."
                 " Set trainer.layout to 'padded'"
             )
         self._keeps_packed_apart = True

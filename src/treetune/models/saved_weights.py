@@ -120,7 +120,7 @@ class Architecture:
         names_by_target: dict[str, list[str]] = {}
         for name in sorted(self.names | self.tied):
             # `target` is the name in files. `pattern` belongs to the converter that changes the tensor; it is
-            # None if no converter matches, and the weight is renamed at most.
+            # None if the tensor stays as it is. Then the name may still change.
             target, pattern = rename_source_key(name, renamings, converters, reverse=True)
             is_converted = pattern is not None or target != name
             if is_converted:

@@ -51,8 +51,9 @@ def in_parts(
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
+    loaded_dtype, final_dtype = dtypes
     with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtypes[0], **options)
+        model = AutoModelForCausalLM.from_config(config, dtype=loaded_dtype, **options)
     model.tie_weights()
     parameters = dict(model.named_parameters())
     buffers = persistent_buffers(model)
@@ -61,8 +62,8 @@ def in_parts(
         buffer.copy_(_read_file(name, files[name], (buffer.dtype,)))
     placeholders = {}  # by the id of the parameter that they replace
     for name, weight in parameters.items():
-        # It has the right shape, but only one element in memory.
-        placeholder = nn.Parameter(torch.empty(1, dtype=dtypes[-1]).expand(weight.shape))
+        # The expanded tensor has the shape of the weight, but only one element in memory.
+        placeholder = nn.Parameter(torch.empty(1, dtype=final_dtype).expand(weight.shape))
         setattr(placeholder, _READER, partial(_read_file, name, files[name], dtypes))
         placeholders[id(weight)] = placeholder
     # Modules with tied weights share a parameter, and get the same placeholder.

@@ -165,8 +165,8 @@ def _number_of_answer(row: Mapping[str, Any], name: str) -> float | None:
         return float(row["reward"] >= CORRECT_SCORE)
     number: Any
     if name == "unfinished":
-        # Where the row has no reason, `number` is None.
-        number = row.get("finish_reason") and float(row["finish_reason"] == "length")
+        finish_reason = row.get("finish_reason")
+        number = float(finish_reason == "length") if finish_reason else None
     elif name == "mean_tokens":
         number = row.get("tokens")
     else:

@@ -238,17 +238,18 @@ def curve_of(plan: TableRuns, row: MethodRow, panel: Panel, name: str | None) ->
 def _over_seeds(by_seed: Mapping[int, MeasuredPoints]) -> tuple[CurvePoint, ...]:
     """Returns a point for each iteration at which all seeds were measured.
 
-    Runs that end with their budget may have different last iterations. In this case the last point is the
-    mean over the last measurements of all runs, and the other points are those before the earliest of them.
+    Runs that end with their budget may have different last iterations. In this case the points end where the
+    first run ends, and one more point is the mean over the last measurements of all runs.
     """
     last_iterations = {seed: max(measured) for seed, measured in by_seed.items()}
+    first_end = min(last_iterations.values())
+    have_different_ends = len(set(last_iterations.values())) > 1
     shared_iterations = sorted(set.intersection(*(set(measured) for measured in by_seed.values())))
+    if have_different_ends:
+        shared_iterations = [iteration for iteration in shared_iterations if iteration < first_end]
     # The iteration of each seed, for each point.
     iterations_of_points = [dict.fromkeys(by_seed, iteration) for iteration in shared_iterations]
-    if len(set(last_iterations.values())) > 1:
-        first_end = min(last_iterations.values())
-        before_ends = [iteration for iteration in shared_iterations if iteration < first_end]
-        iterations_of_points = [dict.fromkeys(by_seed, iteration) for iteration in before_ends]
+    if have_different_ends:
         iterations_of_points.append(last_iterations)
     points = []
     for iterations in iterations_of_points:

@@ -280,11 +280,16 @@ class _Attempt:
             file.seek(max(self._log_start, self.run.log.stat().st_size - TAIL_BYTES))
             lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
         lines = [line for line in lines if line]
-        first_failure = [line for line in lines if FAILURE.search(line)][:1]
+        if not lines:
+            return "its log is empty"
+        failures = [line for line in lines if FAILURE.search(line)]
         raised = [line for line in lines if RAISED.match(line)]
         not_of_launcher = [line for line in lines if "] [launch.py:" not in line]
-        candidates = first_failure or raised or not_of_launcher or lines or ["its log is empty"]
-        return candidates[-1][:MESSAGE_CHARACTERS]
+        if failures:
+            message = failures[0]
+        else:
+            message = (raised or not_of_launcher or lines)[-1]
+        return message[:MESSAGE_CHARACTERS]
 
 
 def carry_out(

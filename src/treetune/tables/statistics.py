@@ -234,7 +234,8 @@ def widening_factor(seeds: int, kind: IntervalKind) -> float:
     if kind == "student":
         from scipy.special import ndtri, stdtrit
 
-        factor *= float(stdtrit(seeds - 1, 0.5 + CONFIDENCE_LEVEL / 2) / ndtri(0.5 + CONFIDENCE_LEVEL / 2))
+        upper_bound = 0.5 + CONFIDENCE_LEVEL / 2  # 0.975 for an interval of 95 %
+        factor *= float(stdtrit(seeds - 1, upper_bound) / ndtri(upper_bound))
     return factor
 
 

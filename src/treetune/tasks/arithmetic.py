@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 from annotated_types import Ge, Gt, Le
 from typing_extensions import override
@@ -67,6 +67,17 @@ Solution = Generator[SolutionLine, int, None]
 be wrong), and continues with this number."""
 
 
+class Operands(NamedTuple):
+    """The numbers that a problem may have."""
+
+    values: range
+    """The possible values of a number."""
+    per_problem: int
+    """How many numbers a problem has."""
+    first: range | None = None
+    """The possible values of the first number; None if it is like the others."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class WrittenArithmetic(GeneratedTask):
     """Generated problems with written solutions. No two problems of any splits are the same.
@@ -91,7 +102,8 @@ class WrittenArithmetic(GeneratedTask):
 
     @override
     def __post_init__(self) -> None:
-        needed, available = sum(self.sizes().values()), selections(*self._operands())
+        needed = sum(self.sizes().values())
+        available = selections(*self._operands())
         if needed > available:
             raise ValueError(
                 f"train_size + validation_size + test_size is {needed}, but there are only {available} "
@@ -99,14 +111,13 @@ class WrittenArithmetic(GeneratedTask):
                 "ask for fewer, or for more numbers or digits"
             )
 
-    def _operands(self) -> tuple[range, int, range | None]:
-        """Returns the possible values of a problem's numbers, how many numbers a problem has, and the
-        possible values of its first number (None if the first number is like the others)."""
+    def _operands(self) -> Operands:
+        """Returns the numbers that a problem may have."""
         raise NotImplementedError
 
     def _describe_operands(self) -> str:
         """Returns how many numbers of which size a problem has, for messages."""
-        return f"{self._operands()[1]} numbers of {self.digits} digits"
+        return f"{self._operands().per_problem} numbers of {self.digits} digits"
 
     def _prompt(self, numbers: Sequence[int]) -> str:
         return self.operator.join(map(str, numbers)) + "=\n"
@@ -119,8 +130,8 @@ class WrittenArithmetic(GeneratedTask):
 
     @override
     def generate(self, count: int) -> Sequence[tuple[int, ...]]:
-        values, numbers, first = self._operands()
-        return distinct_operands(values, numbers, count, self.seed, first)
+        operands = self._operands()
+        return distinct_operands(operands.values, operands.per_problem, count, self.seed, operands.first)
 
     @override
     def problem(self, id: str, generated: tuple[int, ...]) -> Problem:
@@ -231,8 +242,8 @@ class AdditionChain(WrittenArithmetic):
     operator: ClassVar[str] = "+"
 
     @override
-    def _operands(self) -> tuple[range, int, range | None]:
-        return range(10 ** (self.digits - 1), 10**self.digits), self.count, None
+    def _operands(self) -> Operands:
+        return Operands(values=range(10 ** (self.digits - 1), 10**self.digits), per_problem=self.count)
 
     @override
     def _solution(self, numbers: Sequence[int]) -> Solution:

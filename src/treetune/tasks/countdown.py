@@ -118,7 +118,7 @@ class Countdown(GeneratedTask):
     @property
     @override
     def gives(self) -> tuple[TaskDemonstrations]:
-        # Without + some differences need brackets, which signed sums don't have.
+        # Demonstrations are sums without brackets. With "-" alone, 9 - (5 - 2) would need brackets or "+".
         if set(self.operators) in ({"+"}, {"+", "-"}):
             return (TaskDemonstrations(),)
         return (

@@ -16,6 +16,7 @@ from treetune.seeds import derived_random
 from treetune.tasks.arithmetic import (
     ANSWER_AFTER_MARKER,
     MARKER,
+    Operands,
     Solution,
     SolutionLine,
     WrittenArithmetic,
@@ -90,7 +91,7 @@ class Multiplication(WrittenArithmetic):
             )
         if (self.min_value is None) != (self.max_value is None):
             raise ValueError("min_value and max_value belong together: give both, or neither and digits")
-        if not self._operands()[0]:  # the possible values of a factor
+        if not self._operands().values:
             raise ValueError(f"min_value is {self.min_value}, more than max_value, {self.max_value}")
         if self.first_digits is not None and (self.min_value is not None or self.first_digits == self.digits):
             raise ValueError(
@@ -113,9 +114,8 @@ class Multiplication(WrittenArithmetic):
         return (self.factors, self.factors) if isinstance(self.factors, int) else self.factors
 
     @override
-    def _operands(self) -> tuple[range, int, range | None]:
-        """Returns the possible values of a factor, the fewest factors, and the possible values of the first
-        factor if they differ from the others'."""
+    def _operands(self) -> Operands:
+        """Returns the factors that a problem may have: `per_problem` is the smallest number of them."""
 
         def of_digits(digits: int) -> range:
             """Returns the numbers with this number of digits; for one digit, 2 to 9."""
@@ -125,7 +125,8 @@ class Multiplication(WrittenArithmetic):
         if self.min_value is not None and self.max_value is not None:
             values = range(self.min_value, self.max_value + 1)
         first = None if self.first_digits is None else of_digits(self.first_digits)
-        return values, self._factor_counts()[0], first
+        fewest, _ = self._factor_counts()
+        return Operands(values, fewest, first)
 
     @override
     def _describe_operands(self) -> str:
@@ -199,7 +200,8 @@ class Multiplication(WrittenArithmetic):
         newline, space = ("\n", " ") if self.wording == "words" else ("", "")
         outlines = threaded = ""
         for number, of_thread in enumerate(threads.values(), start=1):
-            about = self._outline(of_thread[0][0].topic)
+            first_line, _ = of_thread[0]
+            about = self._outline(first_line.topic)
             outlines += f"<Outline>{number}:{space}{about}</Outline>{newline}"
             threaded += f"<Thread>\n{number}:{space}{in_lines(of_thread)}</Thread>"
         return (
@@ -319,9 +321,10 @@ def _partial(a: int, part: int, detail: Detail, template: SolutionLine) -> _Line
     The lines are copies of the template with other numbers. Each `yield` gives a line away and receives the
     number that was written in the line. This number may be wrong, and the next lines continue with it.
     """
+    factors = places(a) if detail == "digits" else [a]
     total = None
-    for digit in places(a) if detail == "digits" else [a]:
-        product = yield replace(template, lead=f"{digit}*{part}=", value=digit * part)
+    for factor in factors:
+        product = yield replace(template, lead=f"{factor}*{part}=", value=factor * part)
         if total is None:
             total = product
         else:

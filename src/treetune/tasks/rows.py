@@ -202,7 +202,9 @@ class RowsTask(SplitterTask):
     def examples(self, count: int) -> Sequence[Problem]:
         """Returns the first problems of the first file that is read quickly; none if there is none, or if a
         row is bad."""
-        for name in () if self.source else (*self.train, *self.validation, *self.test):
+        if self.source:
+            return ()
+        for name in (*self.train, *self.validation, *self.test):
             if is_quickly_read(path := Path(name)):
                 rows = itertools.islice(file_rows(path, self.columns), count)
                 # The rows of the first file suffice, since examples need not be complete.

@@ -376,8 +376,7 @@ GOLDS = {"reward_model": "ground_truth"}
 def _float_paths(arrow_type: Any, path: str) -> list[str]:
     """Returns the paths of all floats in a column's type, in Parquet's notation: ``extra_info.index``.
 
-    Floats in lists are left out, since `whole_fields`, which gets the columns that are read by these paths,
-    only looks into objects.
+    Floats in lists are left out, since `whole_fields`, which needs the paths, looks only into objects.
     """
     import pyarrow as pa
 
@@ -405,9 +404,9 @@ def _field_type(arrow_type: Any, name: str) -> Any:
     if the type isn't one of objects."""
     import pyarrow as pa
 
-    return (
-        arrow_type.field(name).type if pa.types.is_struct(arrow_type) and name in arrow_type.names else None
-    )
+    if not pa.types.is_struct(arrow_type) or name not in arrow_type.names:
+        return None
+    return arrow_type.field(name).type
 
 
 def _rows(splits: Mapping[str, Any], name: str, where: str) -> Iterator[LocatedRow]:

@@ -97,9 +97,9 @@ def read_thoughts(response: str, think_end: str = THINK_END, *, is_open: bool = 
         tag = response[start:end]
         closed = next((pair for pair in pairs if tag in pair.closings), None)
         if closed is not None:
-            # `closings[0]` is the tag that also closes a thought which the prompt opened. The tag with which
-            # the prompt did so is unknown here, so `closings[0]` of any pair ends the thought. This also
-            # holds if `is_open` is False, since some callers don't know the prompt.
+            # The tag with which a prompt opened a thought is unknown here. So the first closing tag of any
+            # pair ends that thought. This also holds if `is_open` is False, since some callers don't know the
+            # prompt.
             closes_prompts_thought = opened_by is None and tag == closed.closings[0]
             # Within a thought, another model's tag is only text.
             if opened_by is closed or closes_prompts_thought:

@@ -144,13 +144,16 @@ def _unindented(line: str, before: str) -> str:
 def last_box(text: str) -> str | None:
     r"""Returns the content of the last ``\boxed{…}`` or ``\fbox{…}`` that is closed. Returns None if there is
     none, or if it is empty. If the box contains only another box, the content is that of the inner box."""
-    in_boxes = boxes(text)  # (start, end, content) of each
-    if not in_boxes:
+    found_boxes = boxes(text)
+    if not found_boxes:
         return None
-    content = in_boxes[-1][2].strip()
-    inner = boxes(content)
-    if len(inner) == 1 and inner[0][:2] == (0, len(content)):  # a box that spans the whole content
-        content = inner[0][2].strip()
+    _, _, content = found_boxes[-1]
+    content = content.strip()
+    inner_boxes = boxes(content)
+    if len(inner_boxes) == 1:
+        start, end, inner_content = inner_boxes[0]
+        if start == 0 and end == len(content):  # the box spans the whole content
+            content = inner_content.strip()
     return content or None
 
 

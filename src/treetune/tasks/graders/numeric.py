@@ -266,8 +266,10 @@ class WrittenNumber:
         If only one of the values has a percent sign, the sign may be a unit (50 % equals 50), or it may mean
         a hundredth (50 % equals 0.5). Both readings are accepted.
         """
-        if self.value == other.value or self.percent == other.percent:
-            return self.value == other.value
+        if self.value == other.value:
+            return True
+        if self.percent == other.percent:
+            return False
         plain, percent = (other, self) if self.percent else (self, other)
         return plain.value == percent.value / 100
 
@@ -458,7 +460,7 @@ def _value_of_words(text: str) -> int | None:
             if value >= bound or (value == 0 and (group or total)):
                 return None
             group += value
-            bound = 10 if value >= 20 else 1
+            bound = 10 if value >= 20 else 1  # after "twenty" follows "one" to "nine", after "three" nothing
         elif word == "hundred":
             if not 0 < group < 100:
                 return None

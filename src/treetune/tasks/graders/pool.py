@@ -194,7 +194,7 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         totals: MetricSums = {}
         for service in list(self._services):
             for name, (value, divisor) in service.counted().items():
-                total, total_divisor = totals.get(name, (0.0, None if divisor is None else 0.0))
+                total, total_divisor = totals.get(name, (0.0, 0.0))
                 if divisor is None or total_divisor is None:
                     totals[name] = total + value, None
                 else:
