@@ -320,10 +320,12 @@ def block_mask(subtree_last_T: Tensor) -> BlockMask:
     width = len(subtree_last_T)
     # The padding has the value -1: the subtree of such a node ends before the node, so no query sees it.
     blocks_KS = nn.functional.pad(subtree_last_T, (0, -width % BLOCK), value=-1).unflatten(0, (-1, BLOCK))
-    begins_Q = torch.arange(len(blocks_KS), device=subtree_last_T.device) * BLOCK
-    before_QK = begins_Q[:, None] > begins_Q
-    whole_QK = before_QK & (begins_Q[:, None] + BLOCK - 1 <= blocks_KS.amin(-1))
-    seen_QK = before_QK & (begins_Q[:, None] <= blocks_KS.amax(-1))
+    begins_K = torch.arange(len(blocks_KS), device=subtree_last_T.device) * BLOCK
+    first_query_Q1 = begins_K[:, None]
+    last_query_Q1 = first_query_Q1 + BLOCK - 1
+    is_earlier_QK = begins_K < first_query_Q1
+    whole_QK = is_earlier_QK & (last_query_Q1 <= blocks_KS.amin(-1))
+    seen_QK = is_earlier_QK & (first_query_Q1 <= blocks_KS.amax(-1))
     seen_QK.fill_diagonal_(True)  # a block sees itself in part
     return BlockMask.from_kv_blocks(
         *list_blocks(seen_QK & ~whole_QK),

@@ -325,7 +325,7 @@ def _roles_in_parts(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> frozenset
         def shows_text(role: str, content: Any, question: Any) -> bool:
             """Returns whether the template shows `text` in a chat with a message of this role and content.
 
-            `question` is the content of the user's message in the chat, if that is another message.
+            `question` is the content of the other messages that such a chat needs.
             """
             message = {"role": role, "content": content}
             user_message = {"role": "user", "content": question}

@@ -455,9 +455,10 @@ class JsonLines(RowsTask):
             gold_field = fallback
         fields = {"problem": self.problem_field, "gold answer": gold_field}
         solution_field = self.demonstration_field or gold_field
-        # Test problems are only graded, so their rows may have answers without solutions.
-        has_solution = not (id.startswith("test/") and missing(row, solution_field))
-        if has_solution and solution_field != gold_field:
+        # Test problems are only graded, so their rows may lack a solution. Other rows must have one.
+        is_test = id.startswith("test/")
+        uses_solution = not is_test or missing(row, solution_field) is None
+        if uses_solution and solution_field != gold_field:
             fields["demonstration"] = solution_field
         for content, key in fields.items():
             fault = missing(row, key)
@@ -470,7 +471,7 @@ class JsonLines(RowsTask):
         except NoPlainValue as error:
             raise BadRow(f"{error}, and keep names it") from error
         data = dict(extra_data)
-        if has_solution:
+        if uses_solution:
             data["solution"] = text_of_value(row[solution_field])
         return Problem(
             id=id,

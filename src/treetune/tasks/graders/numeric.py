@@ -287,8 +287,8 @@ def write_exactly(value: Fraction) -> str:
     if other_factors != 1 or places > 50:
         return f"{value.numerator}/{value.denominator}"
     digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
-    whole = f"{digits[:-places]}.{digits[-places:]}" if places else digits
-    return f"-{whole}" if value < 0 else whole
+    decimal = f"{digits[:-places]}.{digits[-places:]}" if places else digits
+    return f"-{decimal}" if value < 0 else decimal
 
 
 def is_denial(text: str) -> bool:
