@@ -231,7 +231,7 @@ def _frame_within(name: str, error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return error.filename, error.lineno
     top = name.partition(".")[0]
-    users_modules = folders.searched()[1]  # the first parts of the names of users' modules
+    _, users_modules = folders.searched()  # the first parts of the names of users' modules
     frames = list(traceback.walk_tb(error.__traceback__))
     for frame, line in reversed(frames):
         module = str(frame.f_globals.get("__name__")).partition(".")[0]

@@ -206,7 +206,8 @@ def _issue_of_unset_variable(variable: str, message: str) -> ConfigIssue:
 def _issue_of_endless_layer(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
     """Returns the issue of the layer whose evaluation alone doesn't end, or else of all layers together."""
     endless = ", ".join(layer.name for layer in layers)
-    for layer in layers if len(layers) > 1 else ():
+    layers_to_try = layers if len(layers) > 1 else ()  # a single layer needs no search
+    for layer in layers_to_try:
         try:
             evaluate_flattened([layer], variables)
         except Endless:

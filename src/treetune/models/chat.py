@@ -231,8 +231,10 @@ def turn_frame(
 
     thinks = "</think>" in str(tokenizer.chat_template)
     if chat.earlier_turns == "as_templated":
-        # An answer without thoughts and, if the template knows thoughts, one with them.
-        for answer in (_ANSWER, *([_THOUGHT + _ANSWER] if thinks else [])):
+        answers = [_ANSWER]
+        if thinks:
+            answers.append(_THOUGHT + _ANSWER)
+        for answer in answers:
             prompt, whole, _ = render_chat(answer, between)
             if not whole.startswith(prompt + answer):
                 change = (

@@ -271,7 +271,8 @@ class MeasuredColumn:
                 value_named(self.number)
             except ValueError as error:
                 raise ValueError(f"column {self.name!r}: {error}") from None
-        if (self.over is not None) != (self.evaluation is not None and is_ratio(self.number)):
+        shows_ratio = self.evaluation is not None and is_ratio(self.number)
+        if shows_ratio != (self.over is not None):
             raise ValueError(
                 f"column {self.name!r}: a ratio such as speed_up needs the row that it compares with: set"
                 " over; no other column takes over"

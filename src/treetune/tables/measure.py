@@ -321,12 +321,12 @@ def _estimate(results: list[SeedResult], plan: TableRuns, column: MeasuredColumn
     analysis."""
     means = [result.by_problem for result in results if result.by_problem is not None]
     if len(means) == len(results):
-        # Where all shares are 0, or all are 1, resampling finds no spread. `interval_of_shares` has an
-        # interval then.
         are_shares = column.evaluation is not None and column.kind.share
-        return (interval_of_shares if are_shares else interval_over_seeds_and_problems)(
-            means, plan.table.interval
-        )
+        if are_shares:
+            # Where all shares are 0, or all are 1, resampling finds no spread, but this function has an
+            # interval.
+            return interval_of_shares(means, plan.table.interval)
+        return interval_over_seeds_and_problems(means, plan.table.interval)
     if len(results) == 1 and results[0].bounds is not None:
         return MeanWithInterval(results[0].value, *results[0].bounds)
     return interval_over_seeds([result.value for result in results], plan.table.interval)

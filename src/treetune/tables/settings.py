@@ -410,11 +410,11 @@ class Reproduction(Table):
             yield Finding(f"there is no column {until.column!r}", "until.column", remedy)
         else:
             yield from self._check_judged_rows(until)
-        least, most = until.seeds.at_least, until.seeds.at_most
-        if (most is not None and most < least) or max(least, most or 0) > len(self.seeds):
+        least = until.seeds.at_least
+        most = len(self.seeds) if until.seeds.at_most is None else until.seeds.at_most
+        if not least <= most <= len(self.seeds):
             yield Finding(
-                f"until asks for {least} to {most or len(self.seeds)} seeds, but the table has"
-                f" {len(self.seeds)}",
+                f"until asks for {least} to {most} seeds, but the table has {len(self.seeds)}",
                 "seeds",
                 "name at least at_most seeds, and set at_least to at most at_most",
             )
@@ -422,13 +422,12 @@ class Reproduction(Table):
         # With 'normal', the half-width is proportional to the differences' spread, and has no lower limit.
         if until.assume == "normal":
             return
-        count = most or len(self.seeds)
         # Equal differences have the narrowest interval. Here all are 0, so the interval lies around 0, and
         # its upper end is its half-width.
-        equal = confidence_sequence([0.0] * count, until.bound)
+        equal = confidence_sequence([0.0] * most, until.bound)
         if equal.high is not None and equal.high > until.difference:
             yield Finding(
-                f"even {count} seeds with equal differences give a half-width of {equal.high:.2g} with bound"
+                f"even {most} seeds with equal differences give a half-width of {equal.high:.2g} with bound"
                 f" {until.bound:g}, and not {until.difference:g}: all seeds would always be run",
                 "until.difference",
                 "set a larger difference, name more seeds, set a smaller `bound` if runs can't differ as"

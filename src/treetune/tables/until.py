@@ -103,17 +103,21 @@ def _verdict(plan: TableRuns, until: Until, row: str, to: str) -> DifferenceVerd
             value = read_seed_result(plan, run, rows_by_name[row], table.judged).value
             other_value = read_seed_result(plan, other_run, rows_by_name[to], table.judged).value
         except ValueError:  # one of the runs has no result, or none yet
-            to_come = any(plan.statuses[run.key].state in (*TO_DO, "running") for run in runs)
-            # This seed is planned already: if its result is still to come, no next seed is asked for.
-            return verdict(len(differences), "more") if to_come else verdict(count, "lacking")
+            is_to_come = any(plan.statuses[run.key].state in (*TO_DO, "running") for run in runs)
+            if is_to_come:
+                # No next seed is asked for, since this one is planned already.
+                return verdict(count - 1, "more")
+            return verdict(count, "lacking")
         differences.append(value - other_value)
         sequence = until.sequence(differences, table.level)
         if count >= least and sequence.half_width is not None:
             if sequence.half_width <= until.difference:
                 return verdict(count, "narrow")
-            # By the direction in which the column's number improves. "neither" has no worse direction.
-            is_worse = {"higher": sequence.mean < 0, "lower": sequence.mean > 0}
-            if until.stop_losers and sequence.excludes_zero and is_worse.get(table.judged.improves, False):
+            improves = table.judged.improves  # the better direction of the column's number, or "neither"
+            is_worse = (improves == "higher" and sequence.mean < 0) or (
+                improves == "lower" and sequence.mean > 0
+            )
+            if until.stop_losers and sequence.excludes_zero and is_worse:
                 return verdict(count, "loses")
     return verdict(most, "at_most")
 

@@ -201,7 +201,8 @@ class WrittenArithmetic(GeneratedTask):
                 f"the prefix {prefix!r} has {len(prefix_lines)} lines, the solution {len(lines)}"
             )
         # The amount by which the answer without further errors is too small. Errors can only make it larger.
-        missing = self._answer(problem.data["numbers"]) - lines[-1][1]
+        _, answer_without_errors = lines[-1]
+        missing = self._answer(problem.data["numbers"]) - answer_without_errors
         # A line's weight is the amount by which the answer grows if the line's number is 1 too large.
         weights_of_missing_lines = [line.weight for line, _ in lines[len(prefix_lines) :]]
         return _probability_of_sum(missing, weights_of_missing_lines, self.demonstration_noise)

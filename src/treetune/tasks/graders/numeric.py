@@ -79,9 +79,11 @@ class Numeric(Grader):
         if not answer and self.without_marker == "last_number":
             answer = last_number(response)
         elif not answer and self.without_marker == "boxed":
-            in_boxes = boxes(response)  # (start, end, content) of each box
-            # The content of the last box; None if there is no box, or if the last one is empty.
-            answer = in_boxes[-1][2].strip() or None if in_boxes else None
+            answer = None
+            found_boxes = boxes(response)
+            if found_boxes:
+                _, _, content = found_boxes[-1]
+                answer = content.strip() or None
         return None if answer is None or is_denial(answer) else answer
 
     @override
