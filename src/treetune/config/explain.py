@@ -73,16 +73,18 @@ MISSING = object()
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of a key: the file (or variable, or override), the line if it is known, and the value that it
-    has there. For a library, `caller` is the file that calls it.
+    """A place that sets a key, and the value that it sets.
 
     Example: ``Setting("configs/quickstart/grpo.jsonnet", 12, 0.001)``.
     """
 
     source: str
+    """The file, environment variable or override."""
     line: int | None
+    """The line in the file; None if it isn't known."""
     value: Any
     caller: str | None = None
+    """The file that calls `source`, if that is a library."""
 
     @property
     def place(self) -> str:
@@ -109,8 +111,11 @@ class Explanation:
 
     @property
     def folders(self) -> list[Path]:
-        """The folders in which the user's modules may be: those of the configuration files, in their order,
-        those of the user's files that they import, and further ones."""
+        """The folders in which the user's modules may be.
+
+        First come the folders of the configuration files, then those of the user's files that these import,
+        and then `more_folders`.
+        """
         of_files = [layer.path.parent for layer in self._config.layers if layer.path]
         of_imports: list[Path] = []
         files = list(self._config.layers)
@@ -274,7 +279,8 @@ class Explanation:
         return layers
 
     def _imports(self, layer: Layer) -> list[tuple[str, Layer]]:
-        """Returns the files that may be merged into this one, by itself or by the libraries that it calls."""
+        """Returns the files that this file may be merged with: its imports, and those of the libraries that
+        it calls."""
         imports = self._imported_files(layer, libraries=False)
         for library in self._libraries(layer):
             imports += [(file.name, file) for _, file in self._imported_files(library, libraries=False)]
@@ -370,16 +376,14 @@ class Explanation:
             merged[name] = file.name if library else name
 
         def mark(keyword: str, name: str) -> str:
-            """Returns the text that takes the place of an import, such as ``import "b.jsonnet"``.
-
-            For an import that is merged into an object, it is the text in `instead` or, without one, an
-            object with two keys: the mark of this import, and the mark that passes the number of imports
-            merged so far (n) on to the next one.
-            """
+            """Returns the text that takes the place of an import, such as ``import "b.jsonnet"``."""
             if keyword == "import" and name in merged:
+                if instead and merged[name] in instead:
+                    return instead[merged[name]]
+                # n is the number of imports that have been merged so far. The first key marks this import.
+                # From the second key, the mark of the next import reads n.
                 mark_of_import = json.dumps(_MARK + merged[name])
-                marked = f"local n = {_MERGE_NUMBER}, {mark_of_import}: n, {json.dumps(_MARK)}: n"
-                return (instead or {}).get(merged[name], f"{{ {marked} }}")
+                return f"{{ local n = {_MERGE_NUMBER}, {mark_of_import}: n, {json.dumps(_MARK)}: n }}"
             # Libraries and texts (``importstr``) are still imported. They get their whole paths, since the
             # text may be evaluated outside of the file's folder.
             return f"{keyword} {json.dumps(str(_resolved(name, layer) or name))}"

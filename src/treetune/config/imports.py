@@ -168,10 +168,10 @@ def _issues_of_part(
 
 
 def _unwritten_methods(part: type) -> dict[str, Callable[..., Any]]:
-    """Returns the methods that a part has to write, and has not written.
+    """Returns the methods that a part has to write, and has not written, by name.
 
-    These are abstract methods, which only raise NotImplementedError, that something calls: a method of the
-    part calls it, or code outside of the class does.
+    A method that only raises NotImplementedError has to be written if a method of the part calls it, or if
+    code outside of the class does.
     """
     methods = dict(inspect.getmembers(part, inspect.isfunction))
     # `co_names` are the names that a function's code uses, among them those of methods that it calls.

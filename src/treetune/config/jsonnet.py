@@ -82,7 +82,8 @@ def load(
 def _issues_of_inexact_numbers(value: Any, key: str) -> Iterator[ConfigIssue]:
     """Yields an issue for each whole number that Jsonnet can't represent, and may therefore have changed."""
     if isinstance(value, dict | list):
-        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, item in items:
             yield from _issues_of_inexact_numbers(item, f"{key}.{name}" if key else str(name))
     elif isinstance(value, int) and abs(value) > LARGEST_WHOLE:
         fault = f"{value} is beyond 2**53 - 1 = {LARGEST_WHOLE}, where Jsonnet's numbers lose digits"

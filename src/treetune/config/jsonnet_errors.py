@@ -22,8 +22,11 @@ _REFERENCE = re.compile(r"(?:\$|\bself|\bsuper)((?:\.[A-Za-z_]\w*)+)")
 
 
 def issue_of_message(message: str, layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
-    """Returns the issue of an evaluation that failed: file and line, the key that was being computed, the
-    keys that it is computed from, and a remedy."""
+    """Returns the issue of an evaluation that failed.
+
+    It has file and line of the error, the key that was being computed, the keys that this key is computed
+    from, and a remedy.
+    """
     texts = {layer.import_name: layer.text for layer in layers}
     places = frames(message)
     static = STATIC.match(message)

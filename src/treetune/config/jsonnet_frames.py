@@ -45,9 +45,10 @@ class Frame:
 def frames(message: str) -> list[Frame]:
     """Returns the places of one of Jsonnet's messages that are in a user's file, innermost first."""
     static = STATIC.match(message)
-    all_frames = []
     # An error of syntax has a single place, which is in another form.
-    for match in [static] if static else _FRAME.finditer(message):
+    matches = [static] if static else _FRAME.finditer(message)
+    all_frames = []
+    for match in matches:
         line, column = int(match["line"]), int(match["column"])
         last = int(match["last_line"] or line), int(match["last_column"] or column)
         within = match.groupdict().get("within") or ""

@@ -158,8 +158,8 @@ class _Stage:
     rows: int
     """The number of rows before the rule was applied."""
     dropped: Mapping[str, str]
-    """The reasons why rows were dropped: by the row's number as text or, for data that was left out when it
-    was read and has no number, by its place."""
+    """The reasons why rows were dropped. The key is the row's number as text. Data that was left out when it
+    was read has no number: its key is its place, such as ``train.jsonl:17``."""
     details: Mapping[str, Any]
     """Further entries of the summary."""
 

@@ -113,8 +113,10 @@ def score_responses(
     output.parent.mkdir(parents=True, exist_ok=True)
     with GraderPool(task.grader, workers=workers, deadline=deadline) as pool:
         if ungraded:
-            again = {number: _submit(task, pool, row, number) for number, row in ungraded.items()}
-            done = [_graded(again[n], steps) if n in again else row for n, row in enumerate(done)]
+            # All rows are submitted before this waits for the first grade, so that the workers are busy.
+            submitted = {number: _submit(task, pool, row, number) for number, row in ungraded.items()}
+            for number, waiting in submitted.items():
+                done[number] = _graded(waiting, steps)
             with whole_file(output, "wb") as file:
                 file.writelines(map(_line, done))
             length = output.stat().st_size

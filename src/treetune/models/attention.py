@@ -312,10 +312,11 @@ def block_mask(subtree_last_T: Tensor) -> BlockMask:
         return (j <= i) & (i <= subtree_last_T[j])
 
     def list_blocks(chosen_QK: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns for each block of queries the number of chosen blocks of keys, [1, 1, Q], and all blocks of
-        keys with the chosen ones first, [1, 1, Q, K], as FlexAttention wants them."""
-        order_QK = chosen_QK.int().argsort(dim=-1, descending=True, stable=True)
-        return chosen_QK.sum(-1, dtype=torch.int32)[None, None], order_QK.int()[None, None]
+        """Returns two tensors that FlexAttention wants for each block of queries: the number of chosen blocks
+        of keys, [1, 1, Q], and the numbers of all blocks of keys, the chosen ones first, [1, 1, Q, K]."""
+        counts_Q = chosen_QK.sum(-1, dtype=torch.int32)
+        chosen_first_QK = chosen_QK.int().argsort(dim=-1, descending=True, stable=True)
+        return counts_Q[None, None], chosen_first_QK.int()[None, None]
 
     width = len(subtree_last_T)
     # The padding has the value -1: the subtree of such a node ends before the node, so no query sees it.

@@ -255,9 +255,10 @@ def write_for_engine(
 ) -> None:
     """Writes weights for the engine, which happens in every iteration, usually into shared memory.
 
-    The output head is written (except for models of `has_no_head_in_engine`), and the configuration says that
-    it is not tied to the embeddings. With a tied head, an engine may copy the embeddings into its head when
-    it starts, and continue to sample with that old head after new embeddings have come, without an error.
+    The output head is written, too, and the configuration says that it is not tied to the embeddings. An
+    engine may copy embeddings into a tied head when it starts. After new embeddings have come, it would go on
+    to sample with the old head, without an error. (Models of `has_no_head_in_engine` are written without a
+    head.)
 
     Configuration and tokenizer are written only the first time. The weights appear whole or not at all.
     """

@@ -108,8 +108,7 @@ class Architecture:
         """For each weight that files have in another form, the names in memory of all weights that are
         converted together with it. Weights that files have unchanged are left out.
 
-        Example: of an attention whose query and key are one tensor in files, ``{"q": ("k", "q"), "k": ("k",
-        "q")}``.
+        Example: if files have query and key in one tensor, ``{"q": ("k", "q"), "k": ("k", "q")}``.
         """
         from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 

@@ -151,8 +151,8 @@ def _pad(ids_BT: Tensor, positions_BT: Tensor | None, multiple: int) -> tuple[Te
     """Pads rows to a multiple of `multiple` tokens, on the right, where no other token sees the padding.
 
     Returns:
-        The token ids and the position ids. In packed rows, the padding is a sequence of its own, whose
-        positions begin with 0; in other rows, it continues the positions.
+        The token ids and the position ids. In packed rows, the positions of the padding begin with 0, so that
+        it is a sequence of its own. In other rows, they continue those of the row.
     """
     width = ids_BT.shape[1]
     padding_T = torch.arange(-width % multiple, device=ids_BT.device)

@@ -202,14 +202,15 @@ NamedWeight = tuple[str, "Tensor"]
 def with_head(weights: Iterable[NamedWeight], names: Iterable[str], tied: bool) -> Iterator[NamedWeight]:
     """Yields the weights with a separate output head, which the engine needs (`write_for_engine`).
 
-    If the head is tied to the embeddings, or has no name of its own, the embeddings are yielded twice:
-    directly one after the other, since a weight may exist only until the next one is requested.
+    If the head is tied to the embeddings, or has no name of its own, the embeddings are yielded again as the
+    head. This comes directly after the embeddings, since a weight may exist only until the next one is
+    requested.
     """
     names = list(names)
     embeddings = embeddings_among(names) if tied or HEAD_WEIGHT not in names else None
     for name, weight in weights:
         if name == HEAD_WEIGHT and embeddings is not None:
-            continue  # it was yielded after the embeddings
+            continue  # the head is yielded after the embeddings
         yield name, weight
         if name == embeddings:
             yield HEAD_WEIGHT, weight

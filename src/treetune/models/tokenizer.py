@@ -55,8 +55,8 @@ def character_tokenizer(alphabet: str, context_length: int) -> PreTrainedTokeniz
     The tokenizer is saved as ``tokenizer.json``, which AutoTokenizer and vLLM load without code of this
     project. Text over the alphabet is encoded without loss. Encoding raises an error for other characters.
 
-    The special tokens are `PAD` and `EOS`. If the alphabet has all characters of one of them, both get other
-    brackets, since text that spells a special token would be encoded as this token.
+    The special tokens are `PAD` and `EOS`. Text that spells a special token would be encoded as this token.
+    So if the alphabet has all characters of `PAD` or of `EOS`, both get other brackets.
 
     Raises:
         ValueError: The alphabet is empty, repeats a character, or can spell both pairs of brackets.
@@ -413,8 +413,8 @@ def token_offsets(token_ids: Sequence[int] | TokenIds, codec: TextCodec, text: s
     offsets = _offsets_by_window(ids, codec, text)
     if offsets is not None:
         return offsets
-    # The definition itself, with quadratic work: the offset of a token is the length of the beginning that
-    # the whole text shares with the text of the tokens before this one.
+    # This takes quadratic time, and is right for every tokenizer: a token's offset is the length of the
+    # common beginning of two texts, the whole text and that of the tokens before this one.
     common_lengths = (_common_length(codec.decode(ids[:end]), text) for end in range(len(ids)))
     return list(itertools.accumulate(common_lengths, max))
 

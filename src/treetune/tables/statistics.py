@@ -140,8 +140,8 @@ def confidence_sequence(
     """Estimates the mean of numbers between −bound and bound, with an interval that is valid at every count.
 
     One may look at the interval after each number and stop at any time. The numbers must be independent draws
-    from one distribution, about which nothing else is assumed: a rare and large number, such as a run that
-    collapses, may not have been drawn yet, and the interval allows for it.
+    from one distribution. Nothing else is assumed about the distribution, so the interval allows for large
+    numbers that are rare and have not been drawn yet, such as those of runs that collapse.
 
     The interval comes from bets against each candidate mean m. A share c of the capital is staked on each
     number, at odds that are fair if m is the mean; the capital is then a martingale. The capital is averaged
@@ -208,7 +208,9 @@ def interval_of_shares(
     shares = set()
     for seed_values in values:
         shares |= set(seed_values.values())
-    if shares in ({0.0}, {1.0}) or (len(values) == 1 and shares <= {0.0, 1.0}):
+    all_are_equal = shares in ({0.0}, {1.0})
+    has_one_answer_each = len(values) == 1 and shares <= {0.0, 1.0}
+    if all_are_equal or has_one_answer_each:
         problems = len(values[0])
         return MeanWithInterval(estimate.mean, *wilson(estimate.mean * problems, problems))
     return estimate

@@ -63,8 +63,8 @@ WrittenLine = tuple[SolutionLine, int]
 """A line and the written number, which may be wrong."""
 
 Solution = Generator[SolutionLine, int, None]
-"""A generator of a solution's lines. It yields a line, receives the number that was written in it (which may
-be wrong), and continues with this number."""
+"""A generator of a solution's lines. It yields a line, receives the number that was written in the line, and
+continues with this number, right or wrong."""
 
 
 class Operands(NamedTuple):
@@ -165,8 +165,8 @@ class WrittenArithmetic(GeneratedTask):
 
         * The numbers so far lead to the right answer: ``(1 - demonstration_noise) ** n``.
         * They lead to an answer that is too large: 0.
-        * They lead to an answer that is too small, since a policy wrote a number that is too small: the
-          (small) probability that the teacher's errors make up for the difference.
+        * They lead to an answer that is too small, as a policy's errors may: the probability that the
+          teacher's errors make up for the difference.
 
         The value of a prefix that contains its answer is the reward.
 

@@ -287,8 +287,8 @@ def multiply_in_pairs(numbers: Sequence[int], detail: Detail, *, thread_per_pair
 def _product(a: int, b: int, detail: Detail, block: int, threads: Iterator[int], weight: int = 0) -> _Lines:
     """Multiplies `a` by each place of `b` in a thread, and adds each product to the sum so far.
 
-    Like every generator of lines here, it yields a line, receives the number that was written in the line
-    (right or wrong), and continues with that number.
+    It yields a line, receives the number that was written in the line, and continues with that number, right
+    or wrong.
 
     Args:
         a: The first factor.

@@ -253,9 +253,10 @@ def _present_keys(objects: Any) -> Sequence[frozenset[str]]:
     """Returns the keys whose values aren't null, for each of the objects in an Arrow array."""
     import pyarrow.compute as compute
 
-    names = objects.type.names
-    is_valid_by_name = [compute.is_valid(compute.struct_field(objects, name)).to_pylist() for name in names]
-    keys_by_object = []
-    for is_valid in zip(*is_valid_by_name, strict=True):
-        keys_by_object.append(frozenset(name for name, valid in zip(names, is_valid, strict=True) if valid))
-    return keys_by_object
+    keys_by_object: list[set[str]] = [set() for _ in range(len(objects))]
+    for name in objects.type.names:
+        is_valid = compute.is_valid(compute.struct_field(objects, name)).to_pylist()
+        for keys, valid in zip(keys_by_object, is_valid, strict=True):
+            if valid:
+                keys.add(name)
+    return list(map(frozenset, keys_by_object))

@@ -425,7 +425,8 @@ def _rows(splits: Mapping[str, Any], name: str, where: str) -> Iterator[LocatedR
     table: Any = getattr(dataset, "data", None)
     # For each column, the fields that were whole numbers before a null turned them into floats.
     whole: dict[str, dict[str, Any]] = {}
-    for column in () if table is None else table.column_names:
+    column_names = () if table is None else table.column_names
+    for column in column_names:
         arrow_type = table.schema.field(column).type
         if _float_paths(arrow_type, column):
             whole[column] = whole_fields(table.column(column))

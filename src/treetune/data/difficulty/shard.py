@@ -243,7 +243,9 @@ class _Shard:
             self._graded += 1
 
     def _wait_for_one(self) -> None:
-        next(iter(self._waiting.values()))[0].result()
+        """Waits for the oldest of the grades that are waited for, and collects what has come."""
+        future, _ = next(iter(self._waiting.values()))
+        future.result()
         self._collect()
 
     def _write_progress(self, now: bool = False) -> None:
