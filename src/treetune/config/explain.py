@@ -178,10 +178,11 @@ class Explanation:
     def _set_by_file(self, layer: Layer, key: KeyPath) -> list[Setting]:
         """Returns what the file itself sets, without its imports: one setting, or none."""
         setter = self._text_that_sets(layer, key)  # the file, or a library that the file calls
-        caller = None if setter is layer else layer.name  # a setting in a library also names the calling file
-        # Variables and overrides have no path, and no lines. The empty key is the whole configuration.
-        line = lexer.field_line(setter.text, key) if key and setter.path else None
-        if key:
+        # A setting in a library also names the file that calls the library.
+        caller = None if setter is layer else layer.name
+        has_lines = setter.path is not None  # variables and overrides have no path, and no lines
+        line = lexer.field_line(setter.text, key) if key and has_lines else None
+        if key:  # the empty key is the whole configuration
             names = self._keys_of_object(layer, key[:-1])
             if names is None:
                 # The object depends on other files. Only the text shows whether this file sets the key.
@@ -359,11 +360,11 @@ class Explanation:
     def _with_marks(
         self, layer: Layer, instead: Mapping[str, str] | None = None, library: bool = False
     ) -> str:
-        """Returns the text of a file with a marked empty object in place of each import.
+        """Returns the text of a file with an object of marks in place of each import that may be merged.
 
-        Example: in place of the first import, of ``b.jsonnet``, it has the object ``{"<import> b.jsonnet": 1,
-        "<import> ": 1}``. The number 1 counts the imports that have been merged so far. The second key passes
-        this number on to the mark that is merged next.
+        Example: in place of the first such import, of ``b.jsonnet``, the text has the object ``{"<import>
+        b.jsonnet": 1, "<import> ": 1}``. The first key marks the import. Its number is the import's place in
+        the order of merging. From the second key, the import that is merged next gets its own number, 2.
 
         Args:
             instead: Jsonnet texts that replace some marks, by the name in the mark.

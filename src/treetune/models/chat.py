@@ -157,22 +157,25 @@ def turn_markers(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[str]:
     prompts may contain them.
     """
     added_tokens = {token_id: str(token) for token_id, token in tokenizer.added_tokens_decoder.items()}
-    first, second = _QUESTIONS
-    # Two texts that the template writes: after a question, and between an answer and the next question. Each
-    # is described by a chat, the message after which the text begins, and the message before which it ends
-    # (None: it ends with the chat).
-    around_question = [user(first)], first, None
-    between_turns = [user(first), _assistant(_ANSWER), user(second)], _ANSWER, second
-    marker_ids: list[int] = []
-    for turns, begins_after, ends_before in (around_question, between_turns):
+
+    def render_turns(turns: Sequence[Mapping[str, str]]) -> str | None:
         try:
-            text = render(tokenizer, replace(chat, system=None), turns, add_generation_prompt=False)
+            return render(tokenizer, replace(chat, system=None), turns, add_generation_prompt=False)
         except ValueError:
-            continue  # a template for a single question, or one that `chat_frame` refuses with a reason
-        _, _, template_text = text.partition(begins_after)
-        if ends_before is not None:
-            template_text, _, _ = template_text.partition(ends_before)
-        marker_ids += tokenizer.encode(template_text, add_special_tokens=False)
+            return None  # a template for a single question, or one that `chat_frame` refuses with a reason
+
+    template_texts: list[str] = []
+    first, second = _QUESTIONS
+    question = render_turns([user(first)])
+    if question is not None:
+        template_texts.append(question.partition(first)[2])
+    two_questions = render_turns([user(first), _assistant(_ANSWER), user(second)])
+    if two_questions is not None:
+        after_answer = two_questions.partition(_ANSWER)[2]
+        template_texts.append(after_answer.partition(second)[0])
+    marker_ids: list[int] = []
+    for text in template_texts:
+        marker_ids += tokenizer.encode(text, add_special_tokens=False)
     if (end := end_of_turn(tokenizer, chat)) is not None:
         marker_ids.append(end)
     markers = [added_tokens[token_id] for token_id in dict.fromkeys(marker_ids) if token_id in added_tokens]

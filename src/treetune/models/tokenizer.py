@@ -161,13 +161,13 @@ def word_ids(tokenizer: PreTrainedTokenizerBase, token: str) -> tuple[int, ...]:
 
 def embed_tokens(model: PreTrainedModel, words: Mapping[int, tuple[int, ...]]) -> None:
     """Initialises the rows of new tokens in the embeddings and in the head, in place. Other rows stay the
-    same.
+    same, and tied weights stay tied.
 
-    A new token is a tag such as ``<Parallel>``, and its word is the text in it, such as ``Parallel``. The row
-    of a new token is the mean of the rows of the old tokens that spell the word. If the tables are too small,
-    they grow to a multiple of 64 rows. Of the rows that are added then, those without a token get the mean of
-    all old rows. By Jensen's inequality, none of them is more probable than the average token. Tied weights
-    stay tied.
+    A new token is a tag such as ``<Parallel>``. Its row becomes the mean of the rows of the old tokens that
+    spell its word, ``Parallel``.
+
+    If the tables are too small, they grow to a multiple of 64 rows. The added rows that have no token get the
+    mean of all old rows. By Jensen's inequality, none of these rows is more probable than the average token.
 
     Args:
         words: By the id of each new token, the ids of the old tokens that spell its word (`word_ids`).

@@ -79,7 +79,8 @@ def verdicts(plan: TableRuns) -> list[DifferenceVerdict]:
 def _verdict(plan: TableRuns, until: Until, row: str, to: str) -> DifferenceVerdict:
     """Adds seed after seed to the difference of two rows, and returns the verdict.
 
-    It stops at the first seed with which there are enough, that has no result, or that isn't planned yet.
+    The last seed is the first one with which there are enough seeds, the first without a result, or the first
+    that isn't planned yet.
     """
     table = plan.table
     least, most = until.seeds.at_least, until.seeds.at_most or len(table.seeds)

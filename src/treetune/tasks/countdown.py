@@ -216,8 +216,8 @@ def _distinct_puzzles(
     puzzles: list[CountdownPuzzle] = []
     seen: set[CountdownPuzzle] = set()
     draws = 0
-    # `vain` counts the draws since the last new problem, and `repeated` those of them that gave a known one.
-    vain = repeated = 0
+    vain = 0  # the number of draws since the last new problem
+    repeated = 0  # how many of these draws gave a problem that is among `puzzles`
     while len(puzzles) < count:
         draws += 1
         drawn = tuple(generator.randint(*operands) for _ in range(generator.randint(*numbers)))

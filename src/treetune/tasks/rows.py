@@ -319,14 +319,13 @@ def check_stop(task: Task, stop: Sequence[str], experiment: Any) -> Iterator[Fin
     evaluation = getattr(experiment, "evaluation", None)
     if not stop or evaluation is None:
         return
+    is_trained = experiment.task is task
+    is_evaluated = is_trained or any(evaluation_set.task is task for evaluation_set in evaluation.sets)
     rollouts: dict[str, Any] = {}  # those that sample answers to the task's problems, by key
-    if experiment.task is task:
+    if is_trained or (is_evaluated and evaluation.rollout is None):
         rollouts["rollout"] = experiment.rollout
-    if experiment.task is task or any(evaluation_set.task is task for evaluation_set in evaluation.sets):
-        if evaluation.rollout is not None:
-            rollouts["evaluation.rollout"] = evaluation.rollout
-        else:
-            rollouts["rollout"] = experiment.rollout
+    if is_evaluated and evaluation.rollout is not None:
+        rollouts["evaluation.rollout"] = evaluation.rollout
     for key_of_outermost, outermost in rollouts.items():
         rollout, key = innermost_rollout(outermost, key_of_outermost)
         sampling = rollout.sampling

@@ -247,9 +247,11 @@ class PassRates(Rule):
             rates = None if place is None else rates_by_key(_file(place))
             for row in rows:
                 rate = rates.get(row_key(row.row)) if rates is not None else row.row.get(column)
+                if rate is not None and place is not None:  # the rates are not in the rows yet
+                    values.setdefault(column, {})[row.number] = rate
+                if bound is None:
+                    continue
                 if rate is None:
-                    if bound is None:
-                        continue
                     missing[model] += 1
                     why = f"no rate of the {model} model" + (f" in {place}" if place else f": no {column}")
                     if self.missing == "stop":
@@ -259,12 +261,7 @@ class PassRates(Rule):
                         )
                     if self.missing == "drop":
                         dropped.setdefault(row.number, why)
-                    continue
-                if place is not None:  # the rates are not in the rows yet
-                    values.setdefault(column, {})[row.number] = rate
-                if bound is None:
-                    continue
-                if column == LOW_PASS_RATE and rate <= bound:
+                elif column == LOW_PASS_RATE and rate <= bound:
                     dropped.setdefault(row.number, f"too hard: the strong model's rate is {rate:g}")
                 elif column == HIGH_PASS_RATE and rate >= bound:
                     dropped.setdefault(row.number, f"too easy: the weak model's rate is {rate:g}")
