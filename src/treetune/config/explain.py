@@ -392,11 +392,11 @@ class Explanation:
         return lexer.replace_imports(layer.text, mark)
 
     def _evaluate(self, text: str, instead: Mapping[str, str] | None = None) -> Any:
-        """Evaluates a Jsonnet text.
+        """Evaluates a Jsonnet text in which marks, objects that stand for imports, have taken the place of
+        imports (`_with_marks`).
 
-        The text has marks in place of its imports of files that are no libraries; a mark is an object that
-        stands for an import (`_with_marks`). The libraries (``.libsonnet``) that the text still imports are
-        also evaluated with marks in place of such imports.
+        The text still imports its libraries (``.libsonnet``). They are read with marks in place of their
+        imports, too.
 
         Args:
             instead: Jsonnet texts that take the place of some marks, by the name in the mark. For example,
@@ -495,7 +495,7 @@ SHOWN_KEYS = 4
 
 
 def overridden(config: Config) -> Iterator[str]:
-    """Yields a sentence for each file that changes nothing here, and would change something after the others.
+    """Yields a sentence for each file whose settings are all overridden by later files.
 
     The most common case is a preset that comes before its experiment. A file that repeats what an earlier
     file sets is fine.

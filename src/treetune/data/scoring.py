@@ -256,8 +256,9 @@ def _checked_same(
     place = f"{output}:{index + 1}"
     if source is None:
         raise ValueError(f"{place}: more rows than the input has: name another output")
-    if any(row.get(key) != source[1].get(key) for key in FIELDS):
-        raise ValueError(f"{place} is another answer than {source[0]}: name another output")
+    place_in_input, input_row = source
+    if any(row.get(key) != input_row.get(key) for key in FIELDS):
+        raise ValueError(f"{place} is another answer than {place_in_input}: name another output")
     if steps and "step_boundaries" not in row:
         raise ValueError(f"{place} was written without --steps: name another output, or leave --steps out")
-    return source[1]
+    return input_row

@@ -339,22 +339,28 @@ def _recorded_metrics(plan: TableRuns) -> list[str]:
 
 
 def speedup(plan: TableRuns, run: PlannedRun, other: PlannedRun, label: str, axis: Axis) -> float:
-    """Returns how many times less of `axis` a run needs than another to reach the other's best accuracy.
+    """Returns how many times cheaper it is for a run than for `other` to reach the best accuracy of `other`.
 
     For each of the two runs, the cost is that of the first checkpoint that is as good as the best of `other`.
-    Raises ValueError where the run has no such checkpoint.
+    `axis` is the kind of cost. Raises ValueError where the run has no such checkpoint.
     """
     measured, other_measured = measured_along(plan, run, label), measured_along(plan, other, label)
     if not other_measured or not measured:
         raise ValueError(f"not measured along training on {label!r}")
     best = max(accuracy for _, accuracy in other_measured.values())
-    other_costs = [costs[axis] for costs, accuracy in other_measured.values() if accuracy >= best]
-    costs_at_best = [costs[axis] for costs, accuracy in measured.values() if accuracy >= best]
-    if not costs_at_best:
+
+    def costs_of_good_checkpoints(points: MeasuredPoints) -> list[float]:
+        """Returns the costs of all checkpoints that are as good as the best of `other`, in their order."""
+        return [costs[axis] for costs, accuracy in points.values() if accuracy >= best]
+
+    costs = costs_of_good_checkpoints(measured)
+    if not costs:
         raise ValueError(f"never as good as {other.name} at its best ({best:.3f} on {label})")
-    if not costs_at_best[0] or not other_costs[0]:
+    cost = costs[0]
+    other_cost = costs_of_good_checkpoints(other_measured)[0]
+    if not cost or not other_cost:
         raise ValueError(f"{other.name} was at its best before training on {label!r} began")
-    return other_costs[0] / costs_at_best[0]
+    return other_cost / cost
 
 
 def area_under(points: Points, upto: float) -> float:

@@ -538,7 +538,7 @@ def estimate_run(plan: TableRuns, run: PlannedRun) -> RunCost:
     status = plan.statuses[run.key]
     if status.state not in TO_DO:
         return RunCost(seconds=0.0, basis="")
-    if status.state == "missing":  # of a run that has begun, only the iterations that are left count
+    if status.state == "missing":  # a run that has begun takes less than a whole run
         finished = [other for other in plan.of(run.name) if plan.statuses[other.key].state == "finished"]
         seconds_by_seed = {other.seed: other.seconds for other in finished if other.seconds}
         if seconds_by_seed:

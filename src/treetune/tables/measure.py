@@ -97,7 +97,8 @@ class Comparison:
         is_higher = self.difference.mean > 0
         if self.column.improves == "neither":
             return "higher" if is_higher else "lower"
-        return "better" if is_higher == (self.column.improves == "higher") else "worse"
+        is_better = is_higher if self.column.improves == "higher" else not is_higher
+        return "better" if is_better else "worse"
 
 
 @dataclass(frozen=True)

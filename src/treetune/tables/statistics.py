@@ -250,8 +250,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
     The smallest of n p-values is multiplied by n, the next one by n − 1, and so on. A result that would be
     below the result of a smaller p-value is raised to it, and a result above 1 becomes 1.
-    `holm([0.01, 0.04, 0.03])` is `[0.03, 0.06, 0.06]`. After the correction, at most 5 of 100 tables have a
-    comparison without a true difference whose p-value is below 0.05.
+    `holm([0.01, 0.04, 0.03])` is `[0.03, 0.06, 0.06]`.
+
+    Suppose that a p-value below 0.05 is called significant after the correction. Then at most 5 of 100 tables
+    call a difference significant that isn't there.
     """
     adjusted, largest = [0.0] * len(p_values), 0.0
     indices_by_p = sorted(range(len(p_values)), key=p_values.__getitem__)

@@ -184,7 +184,7 @@ class Multiplication(WrittenArithmetic):
                 self.form != "sequential" and several_threads and generator.random() < self.parallelise
             )
             text += self._block(block) if in_threads else in_lines(block)
-        answer = lines[-1][1]
+        _, answer = lines[-1]
         if self.wording == "words":
             return f"<think>\n{text}</think>\n\nThe product is \\boxed{{{answer}}}."
         return f"{text}{MARKER}{answer}"

@@ -189,15 +189,17 @@ def no_such_file(path: Path) -> str:
         neighbours = []
     if near := nearest(path.stem, neighbours):
         return f"{message}: did you mean {path.with_name(near[0] + path.suffix)}?"
+    if path.parts[:1] != ("data",):
+        return message
     # A script makes the folders `FETCHED` in data/. Other folders are made by a data pipeline with the same
     # name as the folder.
-    if path.parts[:1] == ("data",) and path.parts[1:2] and path.parts[1] in FETCHED:
+    if any(path.is_relative_to(f"data/{folder_name}") for folder_name in FETCHED):
         return (
             f"{message}: run ./scripts/download_and_prepare_datasets.sh in a checkout of treetune, and start"
             " the experiment there"
         )
     pipeline = f"data/{path.parent.name}.jsonnet"
-    if path.parts[:1] == ("data",) and (CONFIGS / pipeline).is_file():
+    if (CONFIGS / pipeline).is_file():
         return f"{message}: make it with `treetune prepare_data {pipeline} --output {path.parent}`"
     return message
 
