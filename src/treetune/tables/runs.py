@@ -206,9 +206,10 @@ class TableRuns:
         """
         blocking = []
         for needed_key in run.needs:
+            needed_name, _ = needed_key
             status = self.statuses[needed_key]
             if status.state not in ("finished", *TO_DO):
-                blocking.append(f"{needed_key[0]} ({status.state})")
+                blocking.append(f"{needed_name} ({status.state})")
             elif status.state not in MEASURABLE:
                 # The needed run isn't trained to the end. It can be run, unless it is blocked itself.
                 blocking += self.blocked_by(self.run(*needed_key))
@@ -431,9 +432,10 @@ def _overrides_for_shared(
                 shared_path = directory.parent / "shared" / path.relative_to(directory)
                 value = json.dumps(str(shared_path))
                 # Built from the inside: { "model"+: { "name_or_path": "…/shared/sft/…" } }.
-                overrides.append(f"{{ {json.dumps(key[-1])}: {value} }}")
+                override = f"{{ {json.dumps(key[-1])}: {value} }}"
                 for part in reversed(key[:-1]):
-                    overrides[-1] = f"{{ {json.dumps(part)}+: {overrides[-1]} }}"
+                    override = f"{{ {json.dumps(part)}+: {override} }}"
+                overrides.append(override)
                 break
     return overrides
 

@@ -172,9 +172,10 @@ def signed_sums(
     positive value is negative. If `operators` has no ``-``, nothing is subtracted.
     """
     seen: set[str] = set()
-    # If bit i of the mask is set, number i is subtracted. At least one number is added.
-    masks = range(2 ** len(numbers) - 1 if "-" in operators else 1)
-    for mask in masks:
+    # If bit i of the mask is set, number i is subtracted. The mask with all bits is left out, so that one
+    # number at least is added.
+    n_masks = 2 ** len(numbers) - 1 if "-" in operators else 1
+    for mask in range(n_masks):
         subtracted = [number for index, number in enumerate(numbers) if mask >> index & 1]
         added = [number for index, number in enumerate(numbers) if not mask >> index & 1]
         total = added[0]
