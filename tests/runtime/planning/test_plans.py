@@ -207,6 +207,37 @@ def test_a_tree_of_answers_is_planned_with_its_prompt_once():
     assert seconds_of_tree["training"] < seconds["training"]
 
 
+def test_memory_at_the_assumed_lengths_is_that_of_a_steps_own_tokens():
+    lengths = "{plan+: {prompt_tokens: 170, shared_prompt_tokens: 150, answer_tokens: 240}}"
+    steps = "{problems_per_iteration: 8, trainer+: {layout: 'tree', minibatch_size: 64}}"
+    one_gpu = described_machine(1, 80)
+    planned = plan(SMALL, lengths, steps, machine=one_gpu)
+    usual = report.training_at_assumed_lengths(planned)
+    assert planned.work.steps / planned.work.epochs == 1
+    assert usual.micro_batch_tokens == 150 + 8 * 20 + 64 * 240
+    assert usual.micro_batch_tokens < planned.trainer.micro_batch
+    whole = next(use.needed for use in planned.uses if use.phase == "training")
+    assert usual.needed < whole
+    assert f"a micro-batch has at most {usual.micro_batch_tokens:,} tokens" in as_text(planned)
+    assert as_data(planned)["at_assumed_lengths"]["needed"] == usual.needed
+    # With this limit, micro-batches can't have more tokens than that, and the whole plan needs as much.
+    limit = f"{{trainer+: {{tokens_per_micro_batch: {usual.micro_batch_tokens}}}}}"
+    of_limit = plan(SMALL, lengths, steps, limit, machine=one_gpu)
+    assert next(use.needed for use in of_limit.uses if use.phase == "training") == usual.needed
+    assert "with these lengths" not in as_text(of_limit)
+
+
+def test_all_ranks_of_a_machine_count_in_the_memory_at_the_assumed_lengths():
+    lengths = "{plan+: {prompt_tokens: 100, answer_tokens: 20}, trainer+: {minibatch_size: 64}}"
+    two_ranks = Machine(device="cpu", ranks=2, cores=2, host_memory=64 * GIB)
+    planned = plan(SMALL, lengths, machine=two_ranks)
+    usual = report.training_at_assumed_lengths(planned)
+    assert usual.micro_batch_tokens == 32 * 120
+    bounded = dataclasses.replace(planned.trainer, bound_of_micro_batch=32 * 120)
+    whole = next(use.needed for use in planned.uses if use.phase == "training")
+    assert whole - usual.needed == 2 * (planned.trainer.peak - bounded.peak) > 0
+
+
 def test_trees_compute_a_prompt_once_in_each_step_that_has_an_answer_to_it():
     """The rows are those of 3 problems with 4 answers each, shuffled and cut into steps."""
     work = dataclasses.replace(

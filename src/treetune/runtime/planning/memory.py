@@ -503,6 +503,8 @@ class TrainerMemory:
     shape: Shape
     machine: Machine
     work: IterationWork
+    bound_of_micro_batch: int | None = None
+    """A further bound on the tokens of a rank's micro-batch; None: only those of the settings."""
 
     @property
     def trainer(self) -> Trainer:
@@ -617,7 +619,10 @@ class TrainerMemory:
         most_tokens = min(trainer.tokens_per_micro_batch * ranks_of_group, most_rows * work.longest)
         # A row, or pair, that exceeds the limit has a micro-batch to itself.
         tokens = max(rows_together * longest_row, most_tokens)
-        return -(-tokens // ranks_of_group)
+        tokens_of_rank = -(-tokens // ranks_of_group)
+        if self.bound_of_micro_batch is not None:
+            tokens_of_rank = min(tokens_of_rank, self.bound_of_micro_batch)
+        return tokens_of_rank
 
     def passes_over(self, tokens: int) -> Passes:
         """Returns the passes over a micro-batch of this many tokens. The share of trained tokens is assumed

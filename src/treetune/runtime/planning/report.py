@@ -10,7 +10,7 @@ import math
 import shlex
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from treetune.credit.reward_models import reward_model_of
@@ -331,6 +331,37 @@ def trained_tokens(work: IterationWork, layout: Layout) -> float:
     return prompt_tokens + work.rows * answer_tokens
 
 
+@dataclass(frozen=True)
+class TrainingAtAssumedLengths:
+    """The memory of training if prompts and answers have the assumed lengths.
+
+    The plan's own memory is that of the longest prompts and answers, and of micro-batches that are as large
+    as the settings allow. A run can need less: with the layout ``tree``, 32 answers of 24 tokens to prompts
+    that begin alike may be one micro-batch of 1,000 tokens, where 2,048 are allowed.
+    """
+
+    micro_batch_tokens: int
+    """The tokens of a rank's largest micro-batch."""
+    needed: int
+    """The bytes of the memory that `Plan.uses` names for the phase ``training``."""
+
+
+def training_at_assumed_lengths(plan: Plan) -> TrainingAtAssumedLengths:
+    """Plans the memory of training with micro-batches that have the tokens of a step, or fewer."""
+    work = plan.work
+    tokens_of_step = trained_tokens(work, plan.experiment.trainer.layout) / (work.steps / work.epochs)
+    tokens_of_rank = math.ceil(max(tokens_of_step / plan.machine.world_size, work.row_tokens))
+    trainer = replace(plan.trainer, bound_of_micro_batch=tokens_of_rank)
+    saved = plan.trainer.peak - trainer.peak
+    if plan.machine.device == "cpu":
+        saved *= plan.machine.ranks  # all ranks of a machine use its memory
+    return TrainingAtAssumedLengths(trainer.micro_batch, _memory_of_training(plan).needed - saved)
+
+
+def _memory_of_training(plan: Plan) -> MemoryUse:
+    return next(use for use in plan.uses if use.phase == "training")
+
+
 def _evaluation(plan: Plan) -> PhaseSeconds:
     """Returns an iteration's share of all evaluations: those during training, or the one at the end."""
     experiment = plan.experiment
@@ -464,6 +495,13 @@ def as_text(plan: Plan) -> str:
         f"    {in_units(space.state):>11}  state of the trainer, of those that a run can resume from",
     ]
     lines += ["", f"micro-batches: up to {trainer.micro_batch:,} tokens on a rank", *_work(plan), ""]
+    usual = training_at_assumed_lengths(plan)
+    if usual.needed < _memory_of_training(plan).needed:
+        lines[-1:] = [
+            f"with these lengths, a micro-batch has at most {usual.micro_batch_tokens:,} tokens, and training"
+            f" needs {in_units(usual.needed)}",
+            "",
+        ]
     by_phase = list(estimate_phases(plan))
     scope = "an iteration" if work.is_known else "one problem"
     lines.append(f"seconds of {scope}, by estimate (may be wrong by a factor of two):")
@@ -545,6 +583,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "places": [_use_as_data(use) for use in plan.uses],
         "kv_cache_tokens": None if plan.engine is None else plan.engine.cached_tokens,
         "micro_batch_tokens": plan.trainer.micro_batch,
+        "at_assumed_lengths": asdict(training_at_assumed_lengths(plan)),
         "work": asdict(work),
         "sampled_tokens": work.sampled_tokens,
         "continued_tokens": work.continued_tokens,
