@@ -102,7 +102,7 @@ def _describe_computed_key(
     set those."""
     # The innermost place within an object is in the value of a key. Places before it are in functions or
     # variables.
-    depth = next((number for number, place in enumerate(places) if place.in_object), None)
+    depth = next((number for number, frame in enumerate(places) if frame.in_object), None)
     if depth is None:
         return None
     frame = places[depth]

@@ -34,15 +34,15 @@ def code_tests(row: Fields, seed: int) -> Fields | None:
         return None
     # Tests of a function are values, and tests of a whole program are the texts of its input and output.
     if name:
-        pairs = [(_arguments(given), _returned(expected)) for given, expected in pairs]
+        pairs = [(_arguments(inputs), _returned(output)) for inputs, output in pairs]
     else:
-        pairs = [(_lines(given), _lines(expected)) for given, expected in pairs]
+        pairs = [(_lines(text_in), _lines(text_out)) for text_in, text_out in pairs]
     if len(pairs) > MOST_TESTS:
         chosen = sorted(random.Random(seed).sample(range(len(pairs)), MOST_TESTS))
         pairs = [pairs[index] for index in chosen]
     oracle = {
-        "inputs": [given for given, _ in pairs],
-        "outputs": [expected for _, expected in pairs],
+        "inputs": [test_input for test_input, _ in pairs],
+        "outputs": [test_output for _, test_output in pairs],
     }
     if name:
         oracle["fn_name"] = name
@@ -96,9 +96,11 @@ def _function_of(row: Fields, tests: Any) -> str | None:
     Some sub-sets of DeepCoder have the name in a test, others in the row's metadata.
     """
     metadata = _read(row.get("metadata") or "{}")
-    named = next((test.get("fn_name") for test in tests if test.get("fn_name")), None)
-    functional = any(test.get("testtype") == "functional" for test in tests)
-    return named or (metadata.get("func_name") if functional else None)
+    for test in tests:
+        if test.get("fn_name"):
+            return test["fn_name"]
+    calls_function = any(test.get("testtype") == "functional" for test in tests)
+    return metadata.get("func_name") if calls_function else None
 
 
 def _arguments(given: Any) -> Any:

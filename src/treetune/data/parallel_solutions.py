@@ -298,9 +298,9 @@ async def _outlines(
         items = json_list(answer)
         if len(items) != len(threads):
             raise Unreadable(f"there are {len(items)} announcements for {len(threads)} pieces of work")
-        known = f"{problem}\n{text_before}"
+        known_text = f"{problem}\n{text_before}"
         return [
-            _checked_outline(item, f"announcement {number}", known, text, len(threads))
+            _checked_outline(item, f"announcement {number}", known_text, text, len(threads))
             for number, (item, text) in enumerate(zip(items, threads), start=1)
         ]
 
@@ -308,13 +308,13 @@ async def _outlines(
     return outlines
 
 
-def _checked_outline(item: object, where: str, known: str, thread: str, count: int) -> str:
+def _checked_outline(item: object, where: str, known_text: str, thread: str, count: int) -> str:
     """Returns an outline from the model's answer. Raises Unreadable if the item isn't a valid outline, or
     gives away a result.
 
     Args:
         where: The outline's name in the message.
-        known: The problem and the solution's text before the threads.
+        known_text: The problem and the solution's text before the threads.
         thread: The text of the outline's thread.
         count: The number of threads. Numbers up to `count` give away nothing: they may count threads.
     """
@@ -327,7 +327,7 @@ def _checked_outline(item: object, where: str, known: str, thread: str, count: i
         raise Unreadable(f"{where} holds a tag")
     if len(text) > MOST_CHARACTERS or count_sentences(text) > MOST_SENTENCES:
         raise Unreadable(f"{where} is longer than {MOST_SENTENCES} short sentences")
-    if leaked := results_in(text, known, thread, count):
+    if leaked := results_in(text, known_text, thread, count):
         raise Unreadable(
             f"{where} names {', '.join(leaked)}, which is only found there: it gives away a result"
         )
@@ -341,10 +341,10 @@ def count_sentences(text: str) -> int:
     return 1 + len(ends)
 
 
-def results_in(outline: str, known: str, thread: str, count: int) -> list[str]:
+def results_in(outline: str, known_text: str, thread: str, count: int) -> list[str]:
     """Returns the numbers in an outline that its thread computes: they occur in the thread and not before it.
     Numbers up to `count` are ignored, since they may count the threads."""
-    numbers_before = set(_NUMBER.findall(known)) | set(map(str, range(count + 1)))
+    numbers_before = set(_NUMBER.findall(known_text)) | set(map(str, range(count + 1)))
     computed = set(_NUMBER.findall(thread)) - numbers_before
     return [number for number in dict.fromkeys(_NUMBER.findall(outline)) if number in computed]
 

@@ -253,12 +253,14 @@ def _checked_same(
     of the input's row with this number; None if the input has fewer rows. Raises ValueError where `row`
     grades another input row, or has no step boundaries although `steps` asks for them.
     """
-    place = f"{output}:{index + 1}"
+    place_in_output = f"{output}:{index + 1}"
     if source is None:
-        raise ValueError(f"{place}: more rows than the input has: name another output")
+        raise ValueError(f"{place_in_output}: more rows than the input has: name another output")
     place_in_input, input_row = source
     if any(row.get(key) != input_row.get(key) for key in FIELDS):
-        raise ValueError(f"{place} is another answer than {place_in_input}: name another output")
+        raise ValueError(f"{place_in_output} is another answer than {place_in_input}: name another output")
     if steps and "step_boundaries" not in row:
-        raise ValueError(f"{place} was written without --steps: name another output, or leave --steps out")
+        raise ValueError(
+            f"{place_in_output} was written without --steps: name another output, or leave --steps out"
+        )
     return input_row

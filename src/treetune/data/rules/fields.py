@@ -235,7 +235,7 @@ class PassRates(Rule):
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
         """Drops the rows that are too hard for the strong model, or too easy for the weak one."""
-        # For each model: the column of its rates, its name, the place of its rates, and the bound.
+        # For each model: the column of its rates, its name, the folder or file of its rates, and the bound.
         bounds: list[tuple[str, str, str | None, float | None]] = [
             (LOW_PASS_RATE, "strong", self.strong, self.low),
             (HIGH_PASS_RATE, "weak", self.weak, self.high),
@@ -243,17 +243,18 @@ class PassRates(Rule):
         dropped: dict[int, str] = {}  # of two reasons, the first one is kept (`setdefault`)
         values: dict[str, dict[int, float]] = {}  # rates that become columns of the rows
         missing: Counter[str] = Counter()
-        for column, model, place, bound in bounds:
-            rates = None if place is None else rates_by_key(_file(place))
+        for column, model, rates_path, bound in bounds:
+            rates = None if rates_path is None else rates_by_key(_file(rates_path))
             for row in rows:
                 rate = rates.get(row_key(row.row)) if rates is not None else row.row.get(column)
-                if rate is not None and place is not None:  # the rates are not in the rows yet
+                if rate is not None and rates_path is not None:  # the rates are not in the rows yet
                     values.setdefault(column, {})[row.number] = rate
                 if bound is None:
                     continue
                 if rate is None:
                     missing[model] += 1
-                    why = f"no rate of the {model} model" + (f" in {place}" if place else f": no {column}")
+                    where = f" in {rates_path}" if rates_path else f": no {column}"
+                    why = f"no rate of the {model} model{where}"
                     if self.missing == "stop":
                         raise ValueError(
                             f"{row.place} has {why}: estimate its difficulty, or say with missing whether"

@@ -144,10 +144,10 @@ def _unindented(line: str, before: str) -> str:
 def last_box(text: str) -> str | None:
     r"""Returns the content of the last ``\boxed{…}`` or ``\fbox{…}`` that is closed. Returns None if there is
     none, or if it is empty. If the box contains only another box, the content is that of the inner box."""
-    found_boxes = boxes(text)
-    if not found_boxes:
+    all_boxes = boxes(text)
+    if not all_boxes:
         return None
-    _, _, content = found_boxes[-1]
+    _, _, content = all_boxes[-1]
     content = content.strip()
     inner_boxes = boxes(content)
     if len(inner_boxes) == 1:

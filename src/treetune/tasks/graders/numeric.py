@@ -80,9 +80,9 @@ class Numeric(Grader):
             answer = last_number(response)
         elif not answer and self.without_marker == "boxed":
             answer = None
-            found_boxes = boxes(response)
-            if found_boxes:
-                _, _, content = found_boxes[-1]
+            all_boxes = boxes(response)
+            if all_boxes:
+                _, _, content = all_boxes[-1]
                 answer = content.strip() or None
         return None if answer is None or is_denial(answer) else answer
 
