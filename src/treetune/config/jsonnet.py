@@ -232,7 +232,7 @@ def _issue_of_no_object(layers: Sequence[Layer], variables: Mapping[str, str]) -
         try:
             alone = sum_of([layer], variables)
         except ConfigError:
-            continue  # the layer uses `super`, which only an object can
+            continue  # the layer needs the others (`super`), as only an object can
         if not isinstance(alone, dict):
             shown_value = json.dumps(alone)[:60]
             return ConfigIssue(f"{fault}, is {shown_value}", layer.name, remedy="put braces around it")

@@ -207,7 +207,7 @@ class PolicyModule(nn.Module):
             return self._whole_forward(inputs)
         backbone, parallel = backbone_of(self.model), self.parallel
         vocabulary = self.model.config.get_text_config().vocab_size
-        positions = max(len(inputs.labels_N), inputs.max_positions)  # a rank that computes alone may give 0
+        positions = max(len(inputs.labels_N), inputs.max_positions)  # `max_positions` is 0 by default
         logits_per_chunk = LOGITS_PER_CHUNK_ON_A_GPU if inputs.input_ids_BT.is_cuda else LOGITS_PER_CHUNK
         if teacher is not None:
             logits_per_chunk //= 2  # a chunk has the logits of both models

@@ -77,8 +77,9 @@ def run(table: Reproduction, options: Any, write: Write) -> int:
     plan = add_needed_seeds(make_plan(table))
     wrong = [run for run in plan.runs if plan.statuses[run.key].state == "wrong"]
     if options.plan:
+        # The text also has the wrong runs, with the reasons.
         say("\n".join([plan_text(plan, at_once), *until_lines(plan)]))
-    else:  # the text of the plan has the wrong runs
+    else:
         _report_wrong_runs(plan, wrong)
     if options.launch_lines:
         say("\n".join(launch_lines(plan, Launcher.of_this_machine())))

@@ -150,8 +150,8 @@ def _pairs(think_end: str) -> tuple[Tags, ...]:
 
 @lru_cache(maxsize=64)
 def _pattern(pairs: tuple[Tags, ...]) -> re.Pattern[str]:
-    """Returns a pattern that matches each tag of these pairs. Of two tags that begin alike, it matches the
-    longer one."""
+    """Returns a pattern that matches each tag of these pairs. Where two tags fit, it matches the longer
+    one."""
     texts: set[str] = set()
     for pair in pairs:
         texts |= {pair.opening, *pair.closings}

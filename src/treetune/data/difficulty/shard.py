@@ -243,7 +243,7 @@ class _Shard:
             self._graded += 1
 
     def _wait_for_one(self) -> None:
-        """Waits for the oldest of the grades that are waited for, and collects what has come."""
+        """Waits for the grade that has been outstanding the longest, and writes all grades that have come."""
         future, _ = next(iter(self._waiting.values()))
         future.result()
         self._collect()
