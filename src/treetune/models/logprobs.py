@@ -275,7 +275,7 @@ class PolicyModule(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Scores a chunk of positions; see `forward`."""
         logits_CV = logits_of(self.model, hidden_CD).float()
-        if temperature != 1.0:
+        if temperature != 1.0:  # a division by 1 would only copy the logits
             logits_CV = logits_CV / temperature
         logprobs_CV = logits_CV.log_softmax(-1)
         logprobs_C = logprobs_CV.gather(-1, labels_C[:, None]).squeeze(-1)

@@ -11,7 +11,7 @@ import json
 import re
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from treetune.exceptions import UnreadableValue
 
@@ -147,13 +147,13 @@ def last_box(text: str) -> str | None:
     all_boxes = boxes(text)
     if not all_boxes:
         return None
-    _, _, content = all_boxes[-1]
-    content = content.strip()
+    content = all_boxes[-1].content.strip()
     inner_boxes = boxes(content)
     if len(inner_boxes) == 1:
-        start, end, inner_content = inner_boxes[0]
-        if start == 0 and end == len(content):  # the box spans the whole content
-            content = inner_content.strip()
+        inner_box = inner_boxes[0]
+        spans_content = inner_box.start == 0 and inner_box.end == len(content)
+        if spans_content:
+            content = inner_box.content.strip()
     return content or None
 
 
@@ -270,27 +270,35 @@ def braces(text: str) -> dict[int, int]:
     return pairs
 
 
-def boxes(text: str) -> list[tuple[int, int, str]]:
-    r"""Returns (start, end, content) of each ``\boxed{…}`` that is closed, from left to right. A box within
-    another one isn't returned.
+class Box(NamedTuple):
+    r"""A ``\boxed{…}`` in a text."""
+
+    start: int
+    end: int
+    content: str
+
+
+def boxes(text: str) -> list[Box]:
+    r"""Returns each ``\boxed{…}`` that is closed, from left to right. A box within another one isn't
+    returned.
 
     A box may also have no braces, as in ``\boxed 5``. Its content is then the number, the letters or the
     command that follow. A command includes its arguments: the content of ``\boxed\frac{1}{2}`` is
     ``\frac{1}{2}``.
     """
-    boxed: list[tuple[int, int, str]] = []
+    boxed: list[Box] = []
     pairs = braces(text)
     for box in _BOX.finditer(text):
-        if boxed and box.start() < boxed[-1][1]:
+        if boxed and box.start() < boxed[-1].end:
             continue  # within the previous box
         if box["bare"]:
             is_command = box["bare"].startswith("\\")
             bare_end = _end_of_arguments(text, box, pairs) if is_command else box.end()
-            boxed.append((box.start(), bare_end, text[box.start("bare") : bare_end]))
+            boxed.append(Box(box.start(), bare_end, text[box.start("bare") : bare_end]))
             continue
-        end = pairs.get(box.end() - 1)
-        if end is not None:
-            boxed.append((box.start(), end + 1, text[box.end() : end]))
+        closing_brace = pairs.get(box.end() - 1)
+        if closing_brace is not None:
+            boxed.append(Box(box.start(), closing_brace + 1, text[box.end() : closing_brace]))
     return boxed
 
 

@@ -82,8 +82,7 @@ class Numeric(Grader):
             answer = None
             all_boxes = boxes(response)
             if all_boxes:
-                _, _, content = all_boxes[-1]
-                answer = content.strip() or None
+                answer = all_boxes[-1].content.strip() or None
         return None if answer is None or is_denial(answer) else answer
 
     @override
