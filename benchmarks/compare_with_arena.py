@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from treetune.lab.arena.gain import TRUE_ADVANTAGES, markdown, with_interval
+from treetune.lab.arena.gain import TRUE_ADVANTAGES, markdown_table, with_interval
 from treetune.runtime.analysis import read_result
 
 ARENA_PAGE = Path(__file__).resolve().parents[1] / "docs/results/arena.md"
@@ -85,7 +85,7 @@ def credit_table(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 "–" if score["bias"] is None else f"{score['bias']:.2f}",
             ]
         )
-    return markdown(heads, rows)
+    return markdown_table(heads, rows)
 
 
 def read_arena(page: Path, column: int) -> dict[str, Gains]:

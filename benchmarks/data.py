@@ -41,7 +41,7 @@ from treetune.seeds import derive_seed
 from treetune.store.journal import read_journal
 from treetune.tasks.base import Task
 from treetune.tasks.steps import ends_of_lines
-from treetune.trainer.tokens import Sequences, flat_of_trained
+from treetune.trainer.tokens import Sequences, flatten_trained
 from treetune.tree import answers_of, trees_of
 from treetune.vocabulary import Grade, Problem, TextCodec
 
@@ -205,8 +205,8 @@ def measure_steps(tokens: int, folder: Path, codec: TextCodec) -> SizeResult:
         write_episodes(folder / "episodes.arrow", episodes, codec)
     with clock.measure("trainer tensors"):
         sequences = Sequences.of(episodes)
-        flat_of_trained(episodes, lambda episode: episode.advantages)
-        flat_of_trained(episodes, lambda episode: episode.behaviour_logprobs)
+        flatten_trained(episodes, lambda episode: episode.advantages)
+        flatten_trained(episodes, lambda episode: episode.behaviour_logprobs)
     assert sequences.n_tokens == count
     del trees, episodes, sequences, context
 

@@ -24,7 +24,7 @@ from benchmarks.pairs import publish  # noqa: E402
 from treetune.lab.analyzers.figures import Bootstrap, NumberWithInterval, correlation, mean_of  # noqa: E402
 from treetune.lab.arena.diluted import by_luck, diluted  # noqa: E402
 from treetune.lab.arena.exact import exact_variance  # noqa: E402
-from treetune.lab.arena.gain import markdown  # noqa: E402
+from treetune.lab.arena.gain import markdown_table  # noqa: E402
 from treetune.lab.arena.languages import (  # noqa: E402
     LANGUAGES,
     Language,
@@ -227,9 +227,9 @@ def write_page(longer: Sequence[Family], fixed: Sequence[Family], arena: Family)
 
     return PAGE.format(
         languages=languages,
-        longer="\n".join(markdown(longer_heads, longer_rows)),
-        fixed="\n".join(markdown(fixed_heads, fixed_rows)),
-        arena="\n".join(markdown(["language", "ρ", "gain"], arena_rows)),
+        longer="\n".join(markdown_table(longer_heads, longer_rows)),
+        fixed="\n".join(markdown_table(fixed_heads, fixed_rows)),
+        arena="\n".join(markdown_table(["language", "ρ", "gain"], arena_rows)),
         of_all=format_interval(mean_exponent),
         of_last=format_interval(mean_last_exponent),
         of_ratio=format_interval(mean_last_exponent, 0.5),

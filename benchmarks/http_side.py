@@ -31,10 +31,10 @@ from benchmarks.peers import Child, digest_samples  # noqa: E402
 from benchmarks.stub_core import RATE  # noqa: E402
 from treetune.engine.base import EngineLaunch  # noqa: E402
 from treetune.engine.engine import VllmEngine  # noqa: E402
-from treetune.engine.guard import descendants  # noqa: E402
+from treetune.engine.guard import find_descendants  # noqa: E402
 from treetune.engine.launch import ServerLaunch  # noqa: E402
 from treetune.engine.requests import Request, SamplingParams  # noqa: E402
-from treetune.engine.server import close_servers, servers_of  # noqa: E402
+from treetune.engine.server import close_servers, make_servers  # noqa: E402
 from treetune.engine.settings import VllmSettings  # noqa: E402
 from treetune.models.policy_files import write_for_engine  # noqa: E402
 from treetune.models.sources import TinyModel  # noqa: E402
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         launch = ServerLaunch(settings, engine_launch)
         command = launch.command(weights, port=0)
         offline_settings = {"arguments": command[command.index("--host") :], "core": True}
-        servers = servers_of(launch, folder / "server.log", None)
+        servers = make_servers(launch, folder / "server.log", None)
         try:
             with Child("offline_vllm", offline_settings, environment=launch.environment(folder)) as offline:
                 offline.wait_ready(deadline=DEADLINE_S)
@@ -180,11 +180,11 @@ def read_cpu_seconds(url: str) -> dict[str, float]:
     """Returns the CPU seconds so far of this process, of the engine core of the server at `url`, and of all
     other processes of the server."""
     port = url.rpartition(":")[2].encode()
-    command_lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(os.getpid())}
+    command_lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in find_descendants(os.getpid())}
     pids_with_port = [pid for pid, line in command_lines.items() if b"--port\0" + port + b"\0" in line]
     server = pids_with_port[-1]  # the first ones started it, with its command line in theirs
     seconds = {"client": time.process_time(), "HTTP": 0.0, "core": 0.0}
-    for pid in (server, *descendants(server)):
+    for pid in (server, *find_descendants(server)):
         # Fields are counted after the name, which is in parentheses and may contain spaces.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         user_ticks, system_ticks = int(fields[11]), int(fields[12])

@@ -33,7 +33,7 @@ from treetune.models.lora import Lora  # noqa: E402
 from treetune.models.shapes import PUBLISHED, Shape, shape_of  # noqa: E402
 from treetune.objectives.policy_gradient import ClippedPolicyGradient  # noqa: E402
 from treetune.runtime.base import PolicyIteration, Runtime  # noqa: E402
-from treetune.runtime.machine import GIB, MIB, Machine, described_machine  # noqa: E402
+from treetune.runtime.machine import GIB, MIB, Machine, make_described_machine  # noqa: E402
 from treetune.runtime.planning.plan import Plan, find_remedy  # noqa: E402
 from treetune.runtime.planning.report import estimate_phases, predict_metrics  # noqa: E402
 from treetune.trainer.base import Trainer  # noqa: E402
@@ -172,7 +172,7 @@ def rows_of_gpus(experiments: Mapping[str, ShippedExperiment]) -> Iterator[str]:
             continue
         cells = [name, f"{parameters / 1e9:.2f} B"]
         for gpus in GPUS:
-            cells.append(describe_fit(experiment.plan(described_machine(gpus, GPU_GIB))))
+            cells.append(describe_fit(experiment.plan(make_described_machine(gpus, GPU_GIB))))
         yield f"| {' | '.join(cells)} |"
 
 
@@ -193,7 +193,7 @@ def section_of_named_hardware(experiments: Mapping[str, ShippedExperiment]) -> I
     yield "| experiment | machines × GPUs × GB | largest memory of a GPU, GiB |"
     yield "|---|---|---|"
     for name, gpus, nodes, memory in NAMED_HARDWARE:
-        plan = experiments[name].plan(described_machine(gpus, memory, nodes))
+        plan = experiments[name].plan(make_described_machine(gpus, memory, nodes))
         yield f"| {name} | {nodes} × {gpus} × {memory} | {describe_fit(plan)} |"
 
 
@@ -361,7 +361,7 @@ def section_of_published_runs(experiments: Mapping[str, ShippedExperiment]) -> I
         "computed again, and ranks that wait for the slowest. treetune's servers accept only as many "
         "sequences as their cache holds."
     )
-    plan = experiments["polIter_deepseekSft2_vineppo_MATH"].plan(described_machine(8, GPU_GIB))
+    plan = experiments["polIter_deepseekSft2_vineppo_MATH"].plan(make_described_machine(8, GPU_GIB))
     seconds_of_phases = {estimate.phase: estimate.seconds for estimate in estimate_phases(plan)}
     rate = plan.work.continued_tokens / seconds_of_phases["continuations"]
     yield ""

@@ -34,7 +34,7 @@ def measure(setting: Setting) -> dict[str, Measurement]:
     config = setting.configuration("grpo", '{"trainer"+: {"layout": "padded"}}')
     with (
         Session.open(config, {}) as session,
-        PolicyServer.start(session, needed=False) as server,
+        PolicyServer.start(session, needs_engine=False) as server,
         RunResources.open(session, server) as resources,
     ):
         answers = setting.problems * setting.samples

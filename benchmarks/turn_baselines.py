@@ -13,7 +13,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "src")]
 
 from benchmarks.pairs import publish  # noqa: E402
-from treetune.lab.arena.gain import markdown  # noqa: E402
+from treetune.lab.arena.gain import markdown_table  # noqa: E402
 from treetune.lab.arena.turns import TurnLanguage  # noqa: E402
 
 TURNS = 8
@@ -98,7 +98,7 @@ def main() -> None:
         share_cells = [f"{share:.3f}" for share in shares.values()]
         rows.append([f"{goes_on:g}", f"{true_gradient:.3f}", *share_cells])
     heads = ["another turn with probability", "true gradient", *(f"{n} answers" for n in ANSWERS)]
-    table = "\n".join(markdown(heads, rows))
+    table = "\n".join(markdown_table(heads, rows))
     publish(PAGE.format(turns=TURNS, table=table), numbers, output, "turn_baselines")
 
 

@@ -24,13 +24,13 @@ from treetune.credit.rloo import Rloo  # noqa: E402
 from treetune.credit.trees import TreeCredit  # noqa: E402
 from treetune.credit.values.siblings import Siblings  # noqa: E402
 from treetune.credit.vineppo import MonteCarlo  # noqa: E402
-from treetune.lab.arena.gain import markdown  # noqa: E402
+from treetune.lab.arena.gain import markdown_table  # noqa: E402
 from treetune.lab.arena.turn_scores import (  # noqa: E402
     TurnScore,
     enumerate_full_trees,
     enumerate_single_branchings,
     expected_influence_estimate,
-    influence,
+    measure_influence,
     score_group_credit,
     score_replays,
     score_trees,
@@ -120,7 +120,7 @@ def make_table(scores: Scores, cell: Callable[[TurnScore, TurnScore], str]) -> s
     for name, by_language in scores.items():
         cells = [cell(by_language[language], scores[RLOO][language]) for language in languages]
         rows.append([name, *cells])
-    return "\n".join(markdown(["credit", *languages], rows))
+    return "\n".join(markdown_table(["credit", *languages], rows))
 
 
 def describe_bias(score: TurnScore, _: TurnScore) -> str:
@@ -163,8 +163,8 @@ def make_influence_table(tables: Mapping[str, TurnTable]) -> str:
     with_copies = {**tables, "agreement, action 2 ignores action 1": agreement(same=0.5)}
     rows = []
     for name, table in with_copies.items():
-        rows.append([name, f"{influence(table):.3f}", f"{expected_influence_estimate(table):.3f}"])
-    return "\n".join(markdown(["language", "influence", "estimate, in expectation"], rows))
+        rows.append([name, f"{measure_influence(table):.3f}", f"{expected_influence_estimate(table):.3f}"])
+    return "\n".join(markdown_table(["language", "influence", "estimate, in expectation"], rows))
 
 
 PAGE = """# Credits for turns

@@ -223,7 +223,7 @@ def trajectory_columns(answers: Answers, schema: Any) -> Columns:
         "origin": pa.array(["sampled"] * count),
         "logprobs": make_lists(answers.logprobs, tokens, segment.field("logprobs").type),
         "policy_version": pa.array([answers.iteration] * count, pa.int64()),
-        "branch": columns.branches([()] * count),
+        "branch": columns.column_of_branches([()] * count),
         "seconds": pa.array([1.0] * count, pa.float64()),
     }
     segments = pa.StructArray.from_arrays(
@@ -245,7 +245,7 @@ def trajectory_columns(answers: Answers, schema: Any) -> Columns:
             }
         )
     return {
-        "segments": columns.nested([1] * count, segments),
+        "segments": columns.nested_column([1] * count, segments),
         "problem": problems,
         "sample": answers.numbers % SAMPLES,
         "prompt_ids": [[1, 2, 3]] * count,
@@ -315,10 +315,10 @@ def write_batches(path: Path, batches: Iterator[Any], schema: Any) -> None:
     import pyarrow as pa
 
     from treetune.store.checksums import SealingFile
-    from treetune.store.files import whole_file
+    from treetune.store.files import write_atomically
 
     options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with whole_file(path, "wb", durable=False) as file:
+    with write_atomically(path, "wb", durable=False) as file:
         sealing = SealingFile(file)
         with pa.ipc.new_stream(sealing, schema, options=options) as writer:
             for batch in batches:
@@ -413,7 +413,7 @@ def write_run(folder: Path, name: str, seed: int, method: int, iterations: int) 
         iterations: The number of iterations.
     """
     from treetune.runtime.directory import SUMMARY, ExperimentDirectory
-    from treetune.store.checksums import sealed, write_record
+    from treetune.store.checksums import seal_record, write_record
 
     names = METRICS.split()
     generator = np.random.default_rng([seed, method])
@@ -436,7 +436,7 @@ def write_run(folder: Path, name: str, seed: int, method: int, iterations: int) 
         for iteration, values_of_iteration in enumerate(values.tolist()):
             row = {"iteration": iteration, "wall_time": 1.7e9 + iteration}
             row |= dict(zip(names, values_of_iteration, strict=True))
-            file.write(json.dumps(sealed(row)) + "\n")
+            file.write(json.dumps(seal_record(row)) + "\n")
     for iterations_before in range(0, iterations + 1, iterations // 4):
         evaluation = directory.evaluation(iterations_before, "test")
         evaluation.mkdir(parents=True)

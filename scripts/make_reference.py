@@ -14,9 +14,9 @@ sys.path.insert(1, str(ROOT / "src"))
 
 
 def main() -> int:
-    from treetune.cli.pages import pages
+    from treetune.cli.pages import make_pages
 
-    texts = pages()  # by file name
+    texts = make_pages()  # by file name
     FOLDER.mkdir(parents=True, exist_ok=True)
     for old in FOLDER.glob("*.md"):
         if old.name not in texts:

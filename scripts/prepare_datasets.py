@@ -90,11 +90,11 @@ def prepare_split(source: Path, data: Path, name: str, split: str, expected_size
 
 def read_rows(source: Path, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the rows of a split, each with its place, such as ``test.parquet[17]``, for messages."""
-    from treetune.tasks.sources import json_lines
+    from treetune.tasks.sources import read_json_lines
 
     table = source / f"{split}.parquet"
     if not table.exists():
-        yield from json_lines(source / f"{split}.jsonl")
+        yield from read_json_lines(source / f"{split}.jsonl")
         return
     from pyarrow import parquet
 

@@ -299,12 +299,12 @@ def find_free_port() -> int:
 
 def digest_texts() -> TextDigests:
     """Returns digests of the list of parts, of each configuration that is complete, and of its plan."""
-    from treetune.config.layers import configurations
+    from treetune.config.layers import find_configuration_files
 
     os.chdir(ROOT)  # the commands look for configs/ here
     digests: TextDigests = {"parts": {}, "configurations": {}, "plans": {}}
     digests["parts"]["all"] = digest_output("list_parts") or "failed"
-    for path in configurations(Path("configs")):
+    for path in find_configuration_files(Path("configs")):
         configuration = digest_output("--configs", str(path), "print_config")
         if configuration is None:
             continue  # the file is only complete together with others

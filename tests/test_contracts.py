@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.shipped import experiment_of, issues_of, loaded
-from treetune.config.build import build, checked
+from treetune.config.build import build, check_root
 from treetune.config.registrable import Registrable
 from treetune.contracts import Feature, Finding, Need, Part
 from treetune.exceptions import ConfigError, Incomplete
@@ -61,9 +61,9 @@ def test_a_missing_feature_is_one_finding_however_many_parts_need_it() -> None:
 
 def test_an_experiment_that_was_made_in_a_program_is_checked_by_one_call() -> None:
     right = experiment_of(GRPO)
-    assert checked(right) is right
+    assert check_root(right) is right
     with pytest.raises(ConfigError, match="needs 2 answers"):
-        checked(replace(right, rollout=replace(right.rollout, samples=1)))
+        check_root(replace(right, rollout=replace(right.rollout, samples=1)))
 
 
 # A family, two features and a root that the package doesn't know

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from treetune.waiting import SHORT_SPIN, USERS_CHOICES, wait_briefly
+from treetune.waiting import VARIABLES_OF_SHORT_WAITS, WAITING_VARIABLES, wait_briefly
 
 SOURCES = Path(__file__).parents[1] / "src"
 OTHER_DEFAULT = "4711"
@@ -23,7 +23,7 @@ OTHER_DEFAULT = "4711"
 def spin_count_of(*arguments: str, **environment: str) -> str | None:
     """Returns the turns of the waiting loop that OpenMP has in a Python process; None where PyTorch's OpenMP
     isn't libgomp."""
-    inherited = {name: text for name, text in os.environ.items() if name not in USERS_CHOICES}
+    inherited = {name: text for name, text in os.environ.items() if name not in WAITING_VARIABLES}
     inherited |= {"OMP_DISPLAY_ENV": "VERBOSE", "PYTHONPATH": str(SOURCES), **environment}
     done = subprocess.run(
         [sys.executable, *arguments], env=inherited, capture_output=True, text=True, timeout=120, check=False
@@ -50,13 +50,13 @@ def libgomp() -> None:
     ],
 )
 def test_the_policy_is_there_before_openmp_is_loaded(imports: str) -> None:
-    assert spin_count_of("-c", imports) == SHORT_SPIN["GOMP_SPINCOUNT"]
+    assert spin_count_of("-c", imports) == VARIABLES_OF_SHORT_WAITS["GOMP_SPINCOUNT"]
 
 
 @pytest.mark.usefixtures("libgomp")
 def test_processes_that_a_run_starts_have_it_too() -> None:
     program = "import treetune.main, subprocess, sys; subprocess.run([sys.executable, '-c', 'import torch'])"
-    assert spin_count_of("-c", program) == SHORT_SPIN["GOMP_SPINCOUNT"]
+    assert spin_count_of("-c", program) == VARIABLES_OF_SHORT_WAITS["GOMP_SPINCOUNT"]
 
 
 @pytest.mark.usefixtures("libgomp")
@@ -65,7 +65,7 @@ def test_a_users_own_number_wins() -> None:
     assert spin_count_of("-c", program, GOMP_SPINCOUNT=OTHER_DEFAULT) == OTHER_DEFAULT
 
 
-@pytest.mark.parametrize("choice", USERS_CHOICES)
+@pytest.mark.parametrize("choice", WAITING_VARIABLES)
 def test_nothing_is_added_to_a_users_choice(choice: str) -> None:
     environment = {choice: "ACTIVE"}
     wait_briefly(environment)
@@ -75,4 +75,4 @@ def test_nothing_is_added_to_a_users_choice(choice: str) -> None:
 def test_where_nothing_is_chosen_threads_spin_shortly() -> None:
     environment = {"OMP_NUM_THREADS": "2"}
     wait_briefly(environment)
-    assert environment == {"OMP_NUM_THREADS": "2"} | SHORT_SPIN
+    assert environment == {"OMP_NUM_THREADS": "2"} | VARIABLES_OF_SHORT_WAITS

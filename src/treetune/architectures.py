@@ -113,16 +113,16 @@ def probe_rows(config: Any, lengths: Sequence[int]) -> list[list[int]]:
     text = config.get_text_config()
     # The keys have names such as `eos_token_id`. Multimodal models have those of images outside of the
     # section `text_config`.
-    special = set()
+    special_ids = set()
     for settings in (config.to_dict(), text.to_dict()):
         for key, value in settings.items():
             if isinstance(value, int) and key.endswith(("token_id", "token_index")):
-                special.add(value)
-    ordinary = [token for token in range(min(text.vocab_size, PROBE_TOKENS)) if token not in special]
+                special_ids.add(value)
+    ordinary_ids = [token for token in range(min(text.vocab_size, PROBE_TOKENS)) if token not in special_ids]
     rows = []
     for number, length in enumerate(lengths):
         # Neighbouring tokens are 37 places apart in the vocabulary, and rows begin at different tokens, so
         # that neighbouring tokens and rows differ.
         start = 1 + 11 * number
-        rows.append([ordinary[(start + 37 * position) % len(ordinary)] for position in range(length)])
+        rows.append([ordinary_ids[(start + 37 * position) % len(ordinary_ids)] for position in range(length)])
     return rows

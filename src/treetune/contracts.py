@@ -66,20 +66,20 @@ class Finding:
             return Finding(str(error), key, remedy or "give it another value")
         return Finding(what, key, message_remedy)
 
-    def path(self, part: KeyPath) -> KeyPath:
+    def path(self, part_key: KeyPath) -> KeyPath:
         """Returns the finding's key from the configuration's root on.
 
         Args:
-            part: The key of the part that found the problem. The finding's key counts from there, unless it
-                begins with `CONFIG_ROOT`.
+            part_key: The key of the part that found the problem. The finding's key counts from there, unless
+                it begins with `CONFIG_ROOT`.
         """
         steps = tuple(self.key.split(".")) if isinstance(self.key, str) else self.key
         if steps[:1] == (CONFIG_ROOT,):
             return steps[1:]
-        return part + tuple(step for step in steps if step)  # the key "" is split into one empty step
+        return part_key + tuple(step for step in steps if step)  # the key "" is split into one empty step
 
 
-def lacking(messages: Iterable[str]) -> Iterator[Finding]:
+def report_missing(messages: Iterable[str]) -> Iterator[Finding]:
     """Yields a finding of the level "missing" for each message. The messages name the remedies."""
     for message in messages:
         yield Finding(message, level="missing")

@@ -72,7 +72,7 @@ def _walk(value: Any, path: KeyPath, holders: tuple[Any, ...]) -> Iterator[Place
         return
     if is_dataclass(value):
         yield Placed(value, path, holders)
-        for name, child in _children(value):
+        for name, child in _fields_of(value):
             yield from _walk(child, (*path, name), (value, *holders))
     elif isinstance(value, Mapping):
         for name, child in value.items():
@@ -82,7 +82,7 @@ def _walk(value: Any, path: KeyPath, holders: tuple[Any, ...]) -> Iterator[Place
             yield from _walk(child, (*path, str(index)), holders)
 
 
-def _children(part: Any) -> list[tuple[str, Any]]:
+def _fields_of(part: Any) -> list[tuple[str, Any]]:
     """Returns the names and values of the fields that a configuration sets, without derived fields."""
     return [(field.name, getattr(part, field.name)) for field in fields(part) if field.init]
 
@@ -131,8 +131,8 @@ def missing_requirements(parts: Iterable[Any], root: Any = UNKNOWN, kind: type[P
     for part in parts:
         for placed in placed_parts(part):
             if isinstance(placed.part, kind):
-                of_part = _ask(lambda part: part.check(root), placed.part, (Incomplete,))
-                messages += [finding.what for finding in of_part if finding.level == "missing"]
+                findings_of_part = _ask(lambda part: part.check(root), placed.part, (Incomplete,))
+                messages += [finding.what for finding in findings_of_part if finding.level == "missing"]
     return list(dict.fromkeys(messages))
 
 
@@ -158,23 +158,23 @@ def _is_met(need: Need, placed: Placed) -> bool:
     could not be read counts as giving enough.
     """
     for holder in (placed.part, *placed.holders):
-        features = _given_within(holder)
+        features = _features_given_inside(holder)
         if any(feature is UNKNOWN for feature in features):
             return True
-        of_its_type = [feature for feature in features if type(feature) is type(need.feature)]
-        if of_its_type:
+        features_of_type = [feature for feature in features if type(feature) is type(need.feature)]
+        if features_of_type:
             try:
-                return any(feature.meets(need.feature) for feature in of_its_type)
+                return any(feature.meets(need.feature) for feature in features_of_type)
             except Incomplete:
                 return True
     return False
 
 
-def _given_within(holder: Any) -> list[Any]:
+def _features_given_inside(holder: Any) -> list[Any]:
     """Returns the features that the parts in an object's fields give, and UNKNOWN for a part that could not
     be read."""
     features: list[Any] = []
-    for _, value in _children(holder):
+    for _, value in _fields_of(holder):
         parts = value if isinstance(value, tuple | list) else [value]
         for part in parts:
             if part is UNKNOWN:
@@ -193,17 +193,17 @@ def _finding_of_lack(feature: Feature, needing: Sequence[tuple[Placed, Need]]) -
     Its key is that of the first part in `needing`, and its text names all of them.
     """
     placed, need = needing[0]
-    who = " and ".join(f"{label(other)} ({other_need.because})" for other, other_need in needing)
+    needing_parts = " and ".join(f"{label(other)} ({other_need.because})" for other, other_need in needing)
     # The features of the needed type that are given, but give less than needed. Those of the part itself come
     # first, and then those of the objects that hold the part, from the innermost to the outermost.
     too_little: list[str] = []
     for holder in (placed.part, *placed.holders):
-        for other_feature in _given_within(holder):
+        for other_feature in _features_given_inside(holder):
             if type(other_feature) is type(feature):
                 too_little.append(other_feature.words)
     lack = f"what is given is {too_little[0]}" if too_little else "nothing here gives that"
     verb = "needs" if len(needing) == 1 else "need"
-    what = f"{who} {verb} {feature.words}, and {lack}"
+    what = f"{needing_parts} {verb} {feature.words}, and {lack}"
     # A key that begins with `CONFIG_ROOT` counts from the configuration's root, and not from the part.
     return placed.path, Finding(what, (CONFIG_ROOT, *placed.path), need.remedy or feature.remedy)
 

@@ -11,7 +11,7 @@ _SECRET = re.compile(
 )
 
 
-def without_secrets(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def remove_secrets(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Returns the environment without variables whose names suggest a key, a token or a password.
 
     The engine's server and the grading processes get this environment. They work on texts that models wrote,

@@ -68,9 +68,9 @@ def _report_missing_package(error: ModuleNotFoundError) -> int:
         raise error  # a bug of this project, which no installation would remedy
     # A library raises the error without a name if it can't import one of its own modules because another
     # package is missing or has a wrong version.
-    what = error.name or f"a set of packages that go together ({error.__cause__ or error})"
+    missing_package = error.name or f"a set of packages that go together ({error.__cause__ or error})"
     print(
-        f"{what} is not installed for {sys.executable}: in a checkout run ./scripts/setup.sh, then"
+        f"{missing_package} is not installed for {sys.executable}: in a checkout run ./scripts/setup.sh, then"
         " `source .venv/bin/activate`; else pip install 'treetune[cpu]' or 'treetune[cuda]'",
         file=sys.stderr,
     )
@@ -95,7 +95,7 @@ def _report_failure(error: Exception, code: int, options: Options) -> int:
         else:
             time.sleep(FIRST_RANK_SPEAKS_WITHIN_S)
         return code
-    where = f"[rank {rank}] " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+    prefix = f"[rank {rank}] " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
     log_file: Path | None = getattr(options, "log_file", None)
     traceback_text = "".join(traceback.format_exception(error))
     message = str(error) or type(error).__name__
@@ -106,7 +106,7 @@ def _report_failure(error: Exception, code: int, options: Options) -> int:
         elif error.errno in (errno.ENOSPC, errno.EDQUOT) and log_file is not None:
             # An error of writing to an open file doesn't name the file. A run writes below its own folder.
             message = why_not_written(error, log_file.parent)
-    print(f"{where}{options.command} failed: {message}", file=sys.stderr)
+    print(f"{prefix}{options.command} failed: {message}", file=sys.stderr)
     if options.debug:
         print(traceback_text, file=sys.stderr)
     elif log_file is not None and log_file.is_file():
@@ -114,11 +114,11 @@ def _report_failure(error: Exception, code: int, options: Options) -> int:
             with log_file.open("a", encoding="utf-8") as file:
                 file.write(traceback_text)
         except OSError:  # the disk that the run failed on, perhaps
-            print(f"{where}--debug shows the traceback, which {log_file} has no room for", file=sys.stderr)
+            print(f"{prefix}--debug shows the traceback, which {log_file} has no room for", file=sys.stderr)
         else:
-            print(f"{where}the traceback is at the end of {log_file}", file=sys.stderr)
+            print(f"{prefix}the traceback is at the end of {log_file}", file=sys.stderr)
     else:
-        print(f"{where}--debug shows the traceback", file=sys.stderr)
+        print(f"{prefix}--debug shows the traceback", file=sys.stderr)
     return code
 
 

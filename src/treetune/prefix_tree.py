@@ -51,7 +51,7 @@ class PrefixTree:
         growing = GrowingTree()
         for row in rows:
             growing.add(row)
-        return growing.laid_out()
+        return growing.lay_out()
 
 
 @dataclass(eq=False, slots=True)
@@ -94,7 +94,7 @@ class GrowingTree:
         """The number of rows that were added."""
         return len(self._rows)
 
-    def first(self, number: int, length: int) -> int:
+    def first_equal_row(self, number: int, length: int) -> int:
         """Returns the number of the first row with the same first `length` tokens as row `number`."""
         row = self._rows[number]
         run = self._root
@@ -118,14 +118,14 @@ class GrowingTree:
                 run.children[int(row[offset])] = _Run(row[offset:], self.count - 1)
                 self.size += len(row) - offset
                 return
-            common = _common_prefix(child.token_ids, row[offset:])
+            common = _count_common_tokens(child.token_ids, row[offset:])
             offset += common
             # A row that ends within a run leaves the run whole, since it adds no fork.
             if offset < len(row) and common < len(child.token_ids):
                 child.split(common)
             run = child
 
-    def laid_out(self) -> PrefixTree:
+    def lay_out(self) -> PrefixTree:
         """Returns the finished tree, with the numbers of its nodes.
 
         The numbers are computed from the runs, since the tokens of a run have consecutive numbers.
@@ -187,7 +187,7 @@ class GrowingTree:
         return path_T
 
 
-def _common_prefix(first: Ids, second: Ids) -> int:
+def _count_common_tokens(first: Ids, second: Ids) -> int:
     """Returns the length of the longest common prefix of two rows, neither of which is empty."""
     length = min(len(first), len(second))
     differs = first[:length] != second[:length]

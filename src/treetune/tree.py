@@ -90,9 +90,9 @@ class Tree:
 
         An answer that branched off from an answer of the tree shares the nodes before their fork.
         """
-        shared = self._shared_nodes(trajectory.fork)  # one for each of the answer's first segments
-        node = shared[-1] if shared else ROOT
-        for segment in trajectory.segments[len(shared) :]:
+        shared_nodes = self._shared_nodes(trajectory.fork)  # one for each of the answer's first segments
+        node = shared_nodes[-1] if shared_nodes else ROOT
+        for segment in trajectory.segments[len(shared_nodes) :]:
             self.nodes.append(Node(segment, node))
             node = len(self.nodes) - 1
         self.leaves.append(trajectory)
@@ -145,14 +145,14 @@ class Tree:
         branched off from is left out, the other answer gets the fork that `_fork_from_kept` returns.
         """
         kept_samples = {self.leaves[leaf].sample for leaf in leaves}
-        kept = []
+        kept_leaves = []
         for leaf in leaves:
             answer = self.leaves[leaf]
             fork = self._fork_from_kept(answer.fork, kept_samples)
-            kept.append(answer if fork == answer.fork else replace(answer, fork=fork))
+            kept_leaves.append(answer if fork == answer.fork else replace(answer, fork=fork))
         return replace(
             self,
-            leaves=kept,
+            leaves=kept_leaves,
             _ends=[self._ends[leaf] for leaf in leaves],
             _prefixes=None,
         )
@@ -187,7 +187,7 @@ class Tree:
         """Returns the state of answer `leaf` (its index) after its first `length` response tokens."""
         # Answers with the same prefix are in the same state. A node of the first answer with this prefix
         # names the state.
-        first_leaf = self._index().first(leaf, length)
+        first_leaf = self._index().first_equal_row(leaf, length)
         offset = length
         for node in self.path(self._ends[first_leaf]):
             count = len(self.nodes[node].segment.token_ids)
@@ -323,32 +323,32 @@ class Sharing:
 
     @staticmethod
     def of(tree: Tree) -> Sharing:
-        stretch_of_node = _stretches(tree)
+        stretch_of_node = _number_stretches(tree)
         paths: list[list[int]] = []
         lengths: dict[int, int] = {}
         children: dict[int, list[int]] = {}
-        below: dict[int, list[int]] = {}
+        leaves_below: dict[int, list[int]] = {}
         for leaf, path in enumerate(tree.paths):
             # The stretches (parts without a branching) of the answer's nodes, each once, from the prompt on.
             stretches = list(dict.fromkeys(stretch_of_node[node] for node in path))
             paths.append(stretches)
             for stretch in stretches:
-                below.setdefault(stretch, []).append(leaf)
+                leaves_below.setdefault(stretch, []).append(leaf)
         for node, (segment, _) in enumerate(tree.nodes):
             stretch = stretch_of_node[node]
             lengths[stretch] = lengths.get(stretch, 0) + len(segment.token_ids)
         parents: dict[int, int] = {}
-        for stretch in sorted(below):
+        for stretch in sorted(leaves_below):
             parent_node = tree.nodes[stretch].parent
             parents[stretch] = ROOT if parent_node == ROOT else stretch_of_node[parent_node]
             children.setdefault(parents[stretch], []).append(stretch)
         # `reach` has the weight of each stretch. The branches after a stretch share its weight equally. The
         # branches at the prompt don't share a weight, since they are independent answers.
         reach: dict[int, float] = {}
-        for stretch in sorted(below):  # a parent's number is smaller than those of its children
+        for stretch in sorted(leaves_below):  # a parent's number is smaller than those of its children
             parent = parents[stretch]
             reach[stretch] = 1.0 if parent == ROOT else reach[parent] / len(children[parent])
-        return Sharing(paths, lengths, children, below, reach)
+        return Sharing(paths, lengths, children, leaves_below, reach)
 
     def stretch_at(self, leaf: int, length: int) -> int:
         """Returns the stretch of the answer's token at index `length`.
@@ -389,7 +389,7 @@ class Sharing:
         return replace(episode, trained=trained, advantages=episode.advantages * scales_T)
 
 
-def _stretches(tree: Tree) -> list[int]:
+def _number_stretches(tree: Tree) -> list[int]:
     """Returns the number of each node's stretch, which is the number of the stretch's first node.
 
     A stretch is a chain of nodes through which the same answers go. A node begins a stretch in three cases:

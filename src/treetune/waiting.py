@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping
 
-SHORT_SPIN = {
+VARIABLES_OF_SHORT_WAITS = {
     # libgomp: turns of its waiting loop before a thread sleeps. It takes precedence over the policy below.
     # Next to four busy processes on two cores an iteration of the quickstart's SFT takes 1.1 times its fair
     # share of the cores with 100 turns, and 1.7 times with 10,000. Alone it takes 5 % longer
@@ -21,7 +21,7 @@ SHORT_SPIN = {
     # Other OpenMP libraries (LLVM's, Intel's): sleep at once.
     "OMP_WAIT_POLICY": "PASSIVE",
 }
-USERS_CHOICES = (*SHORT_SPIN, "KMP_BLOCKTIME")
+WAITING_VARIABLES = (*VARIABLES_OF_SHORT_WAITS, "KMP_BLOCKTIME")
 """Variables by which a user says how threads wait. If one of them is set, `wait_briefly` sets none."""
 
 
@@ -30,5 +30,5 @@ def wait_briefly(environment: MutableMapping[str, str] = os.environ) -> None:
 
     OpenMP reads these variables once, when it is loaded: this has to run before PyTorch is imported.
     """
-    if not any(name in environment for name in USERS_CHOICES):
-        environment.update(SHORT_SPIN)
+    if not any(name in environment for name in WAITING_VARIABLES):
+        environment.update(VARIABLES_OF_SHORT_WAITS)

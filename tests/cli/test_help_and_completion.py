@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 import pytest
 
-from treetune.cli.arguments import BY_NAME, COMMANDS, PROGRAM, SHORT, overview, parse
+from treetune.cli.arguments import COMMANDS, COMMANDS_BY_NAME, PROGRAM, SHORT_NAMES, overview, parse
 from treetune.cli.completion import complete_configs
 from treetune.cli.configuration import complete_keys
 from treetune.config.layers import find_file
@@ -35,7 +35,9 @@ def test_every_example_of_the_help_is_a_command_of_files_that_are_there(example:
     program, *arguments = shlex.split(example)
     assert program == "treetune"
     options = parse(arguments)
-    assert options.command in [BY_NAME[argument].name for argument in arguments if argument in BY_NAME]
+    assert options.command in [
+        COMMANDS_BY_NAME[argument].name for argument in arguments if argument in COMMANDS_BY_NAME
+    ]
     for comma_separated in options.configs or ():
         for name in comma_separated.split(","):
             find_file(name, ROOT)  # raises where there is none
@@ -50,7 +52,7 @@ def test_every_command_has_help_of_its_own_with_an_example(
     out = capsys.readouterr().out
     assert end.value.code == 0
     assert "Examples:" in out
-    assert f"Usage: treetune {SHORT.get(name, name)}" in out
+    assert f"Usage: treetune {SHORT_NAMES.get(name, name)}" in out
     assert [line for line in out.splitlines() if len(line) > 80] == []
 
 
@@ -67,7 +69,7 @@ def test_the_first_help_fits_a_screen_and_leads_to_every_command(capsys: pytest.
     ]  # fmt: skip
     assert main(["help", "all"]) == 0
     everything = capsys.readouterr().out.replace(",", "").split()
-    assert {SHORT.get(name, name) for name in COMMANDS} <= {*everything}
+    assert {SHORT_NAMES.get(name, name) for name in COMMANDS} <= {*everything}
     assert main(["help", "data"]) == 0
     assert "treetune score_responses --configs configs/tasks/math.jsonnet" in capsys.readouterr().out
     with pytest.raises(SystemExit):
@@ -77,9 +79,9 @@ def test_the_first_help_fits_a_screen_and_leads_to_every_command(capsys: pytest.
     assert "did you mean data?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("short", SHORT.values())
+@pytest.mark.parametrize("short", SHORT_NAMES.values())
 def test_a_short_name_is_the_command_whose_old_name_goes_on_working(short: str) -> None:
-    command = BY_NAME[short]
+    command = COMMANDS_BY_NAME[short]
     arguments = ["x" for argument in command.arguments if argument.required]
     assert parse([short, *arguments]) == parse([command.name, *arguments])
     assert parse([short, *arguments]).command == command.name

@@ -16,7 +16,7 @@ def test_versions_are_compared_with_the_lock_file_of_this_kind_of_machine(
     nvidia_smi: str | None, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda program: nvidia_smi)
-    assert doctor.tested_versions().keys() == {
+    assert doctor.read_tested_versions().keys() == {
         "torch",
         "transformers",
         "deepspeed",
@@ -32,10 +32,12 @@ def test_each_thing_that_a_machine_lacks_is_told_with_its_remedy_and_the_others_
     def no_such_folder(path: str) -> None:
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr(doctor, "_sampled_token", lambda: doctor.Diagnosis("a sampled token", True, "7"))
-    monkeypatch.setattr(doctor, "tested_versions", lambda: {"pytest": pytest.__version__, "torch": "0.1"})
+    monkeypatch.setattr(doctor, "_diagnose_sampling", lambda: doctor.Diagnosis("a sampled token", True, "7"))
+    monkeypatch.setattr(
+        doctor, "read_tested_versions", lambda: {"pytest": pytest.__version__, "torch": "0.1"}
+    )
     monkeypatch.setattr("shutil.disk_usage", no_such_folder)
-    monkeypatch.setattr(doctor, "MEMORY_GIB", 0)
+    monkeypatch.setattr(doctor, "LEAST_MEMORY_GIB", 0)
     monkeypatch.setattr("torch.version.cuda", "13.0")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("treetune.trainer.ranks.has_gpu", lambda: False)

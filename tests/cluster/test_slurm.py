@@ -29,7 +29,7 @@ from treetune.cluster.slurm import (
     cluster_options,
     job_number,
     run_command,
-    submit,
+    submit_patiently,
 )
 
 PROGRAM = """#!{python}
@@ -86,7 +86,7 @@ def test_a_controller_that_was_busy_is_asked_again(commands: Commands) -> None:
     jobs = commands.jobs()
     jobs.start([0, 1])
     assert jobs.alive() == {0, 1}, "they are not submitted yet"
-    assert any("Socket timed out" in message for message in jobs.waits().values())
+    assert any("Socket timed out" in message for message in jobs.describe_waits().values())
     jobs.alive()
     assert len(commands.calls("sbatch")) == 3
     commands.answers("squeue", {"out": "17_0|RUNNING|None\n17_1|PENDING|Priority"})
@@ -187,7 +187,7 @@ def test_jobs_that_wait_or_are_held_are_reported_with_their_reason(commands: Com
     )
     jobs = commands.jobs()
     assert jobs.alive() == {0, 1, 2}
-    messages = list(jobs.waits().values())
+    messages = list(jobs.describe_waits().values())
     assert messages[0] == "1 of the jobs waits in the queue: Priority"
     assert "JobHeldUser; `scontrol release 17_1`" in messages[1]
     assert "scontrol release 17_2" in messages[2]
@@ -210,7 +210,7 @@ def test_a_job_that_was_preempted_or_lost_its_machine_was_taken_away(
     commands.answers("sacct", {"out": f"Notice: 3 nodes are down\n17_0|{state}|0:15"})
     jobs = commands.jobs()
     jobs.start([0])
-    assert f"job 17_0 ended as {state}" in jobs.why(0)
+    assert f"job 17_0 ended as {state}" in jobs.describe_end(0)
     assert jobs.was_taken_away(0) == is_taken_away
 
 
@@ -225,14 +225,14 @@ def test_the_sbatch_of_scripts_prints_the_number_alone(commands: Commands) -> No
 def test_the_sbatch_of_scripts_looks_for_the_job_before_it_submits_again(commands: Commands) -> None:
     commands.answers("sbatch", TIMED_OUT, {"out": "12"})
     commands.answers("squeue", {"out": "5"}, {"out": "5\n11"})
-    assert submit(["--job-name=a", "job.sh"], pause_s=0.0) == "11"
+    assert submit_patiently(["--job-name=a", "job.sh"], pause_s=0.0) == "11"
     assert len(commands.calls("sbatch")) == 1 and "--name=a" in commands.calls("squeue")[0]
     commands.answers("sbatch", TIMED_OUT, {"out": "12"})
     commands.answers("squeue", {"out": "5"})
-    assert submit(["--job-name=a", "job.sh"], pause_s=0.0) == "12"
+    assert submit_patiently(["--job-name=a", "job.sh"], pause_s=0.0) == "12"
     commands.answers("sbatch", TIMED_OUT)
     with pytest.raises(SlurmRefused, match="look with squeue before you try again"):
-        submit(["--job-name=a", "job.sh"], patience_s=0.5, pause_s=0.1)
+        submit_patiently(["--job-name=a", "job.sh"], patience_s=0.5, pause_s=0.1)
 
 
 def test_a_job_accepted_without_a_number_is_looked_for_and_never_submitted_again(commands: Commands) -> None:
@@ -240,7 +240,7 @@ def test_a_job_accepted_without_a_number_is_looked_for_and_never_submitted_again
     commands.answers("squeue", NOTHING, NOTHING, {"out": "13"})
     script = commands.home / "job.sh"
     script.write_text("#!/bin/bash\n#SBATCH --job-name=named\n")
-    assert submit([str(script)], pause_s=0.0) == "13"
+    assert submit_patiently([str(script)], pause_s=0.0) == "13"
     assert len(commands.calls("sbatch")) == 1 and "--name=named" in commands.calls("squeue")[0]
 
 
@@ -284,7 +284,7 @@ def test_the_job_is_looked_for_by_the_name_and_the_cluster_that_sbatch_takes(
         monkeypatch.setenv(name, value)
     commands.answers("sbatch", TIMED_OUT)
     commands.answers("squeue", NOTHING, {"out": "11"})
-    assert submit(arguments, pause_s=0.0) == "11"
+    assert submit_patiently(arguments, pause_s=0.0) == "11"
     for call in commands.calls("squeue"):
         assert [option for option in filters if f" {option}" not in call] == []
 
@@ -292,7 +292,7 @@ def test_the_job_is_looked_for_by_the_name_and_the_cluster_that_sbatch_takes(
 def test_a_job_whose_name_has_a_comma_is_looked_for_among_all_jobs(commands: Commands) -> None:
     commands.answers("sbatch", TIMED_OUT)
     commands.answers("squeue", NOTHING, {"out": "11"})
-    assert submit(["--job-name=a,b", "job.sh"], pause_s=0.0) == "11"
+    assert submit_patiently(["--job-name=a,b", "job.sh"], pause_s=0.0) == "11"
     assert "--name" not in commands.calls("squeue")[0]
 
 

@@ -16,11 +16,11 @@ import pytest
 
 from tests.support.shipped import CONFIGS, whole_configurations
 from treetune.config import lexer
-from treetune.config.catalogue import FRAGMENTS, find_configurations, first_sentence, kind_of
-from treetune.config.layers import configurations
+from treetune.config.catalogue import FRAGMENTS_FOLDER, find_configurations, first_sentence, kind_of
+from treetune.config.layers import find_configuration_files
 from treetune.main import main
 
-NAMES = [str(path.relative_to(CONFIGS)) for path in configurations(CONFIGS)]
+NAMES = [str(path.relative_to(CONFIGS)) for path in find_configuration_files(CONFIGS)]
 EXPERIMENT = "polIter_rho1bSft2_vineppo_MATH.jsonnet"
 EXPERIMENT_FOR = {
     "guru": "guru/dapo_7b_stem.jsonnet",
@@ -36,13 +36,13 @@ VARIABLES = ("APP_JUDGE_URL", "APP_SEQUENTIAL_ANSWERS")
 def test_imports_lead_to_files_beside_the_importer_or_below_configs() -> None:
     missing = []
     for path in sorted(CONFIGS.rglob("*sonnet")):
-        for name in lexer.imports(path.read_text(encoding="utf-8")):
+        for name in lexer.imported_names(path.read_text(encoding="utf-8")):
             if not (path.parent / name).is_file() and not (CONFIGS / name).is_file():
                 missing.append(f"{path.relative_to(CONFIGS)} imports {name}")
     assert missing == []
 
 
-APPENDED = [name for name in NAMES if kind_of(Path(name)) in ("presets", FRAGMENTS)]
+APPENDED = [name for name in NAMES if kind_of(Path(name)) in ("presets", FRAGMENTS_FOLDER)]
 """Configurations that are appended to an experiment, on its right."""
 OTHERS = [name for name in NAMES if name not in set(APPENDED)]
 

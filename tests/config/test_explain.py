@@ -18,7 +18,13 @@ from hypothesis import strategies as st
 
 from treetune import main as command_line
 from treetune.config import lexer
-from treetune.config.explain import COMPUTED, MISSING, Explanation, key_paths, overridden
+from treetune.config.explain import (
+    COMPUTED_VALUE,
+    MISSING_VALUE,
+    Explanation,
+    describe_overridden_files,
+    key_paths,
+)
 from treetune.config.jsonnet import load
 
 
@@ -36,7 +42,9 @@ def places_and_values(
     key: str, *configs: str, overrides: tuple[str, ...] = (), **environ: str
 ) -> list[tuple[str, Any]]:
     config = load([f"{name}.jsonnet" for name in configs], overrides, environ)
-    return [(setting.place, setting.value) for setting in Explanation(config).settings(tuple(key.split(".")))]
+    return [
+        (setting.location, setting.value) for setting in Explanation(config).settings(tuple(key.split(".")))
+    ]
 
 
 def test_files_overrides_and_the_environment_come_in_the_order_of_merging_with_lines() -> None:
@@ -78,7 +86,7 @@ def test_an_import_below_a_key_sets_the_keys_below_it() -> None:
 
 def test_a_local_name_of_an_import_is_followed() -> None:
     write(base="{ x: 1 }", a="local base = import 'base.jsonnet';\nbase { x+: 1 }")
-    assert places_and_values("x", "a") == [("base.jsonnet:1", 1), ("a.jsonnet:2", COMPUTED)]
+    assert places_and_values("x", "a") == [("base.jsonnet:1", 1), ("a.jsonnet:2", COMPUTED_VALUE)]
 
 
 def test_a_library_is_called_and_not_merged() -> None:
@@ -112,10 +120,13 @@ def test_a_file_that_a_library_puts_on_the_right_comes_last() -> None:
 
 def test_a_value_that_depends_on_other_files_is_called_computed() -> None:
     write(a="{ n: 2 }", b="{ x: $.n * 10,\n  y: 1 }", c="{ x: super.x + 1 }")
-    assert places_and_values("x", "a", "b", "c") == [("b.jsonnet:1", COMPUTED), ("c.jsonnet:1", COMPUTED)]
+    assert places_and_values("x", "a", "b", "c") == [
+        ("b.jsonnet:1", COMPUTED_VALUE),
+        ("c.jsonnet:1", COMPUTED_VALUE),
+    ]
     assert places_and_values("y", "a", "b", "c") == [("b.jsonnet:2", 1)]
     write(alone="{ n: 2, x: $.n * 10 }", other="{ n: 3 }")
-    assert places_and_values("x", "alone", "other") == [("alone.jsonnet:1", COMPUTED)]
+    assert places_and_values("x", "alone", "other") == [("alone.jsonnet:1", COMPUTED_VALUE)]
 
 
 def test_a_key_in_a_list_is_found() -> None:
@@ -140,14 +151,14 @@ def test_objects_with_the_same_keys_have_their_own_lines() -> None:
 def test_imports_in_comments_and_texts_do_not_count() -> None:
     comments = "// import 'a'\n/* import 'b' */ # import 'c'\n"
     texts = """{ x: 'import "d"', y: import "e", z: |||\n  import 'f'\n||| }"""
-    assert lexer.imports(comments + texts) == ["e"]
+    assert lexer.imported_names(comments + texts) == ["e"]
 
 
 @given(st.text(alphabet="{}'\"|/*#@\\:+ \nab,", max_size=60))
 def test_any_text_can_be_searched(text: str) -> None:
-    lexer.imports(text)
+    lexer.imported_names(text)
     lexer.field_line(text, ("a",))
-    assert sum(1 for _ in lexer.tokens(text)) <= len(text)
+    assert sum(1 for _ in lexer.split_tokens(text)) <= len(text)
 
 
 _OBJECTS = st.recursive(
@@ -177,7 +188,7 @@ def test_the_last_setting_of_a_leaf_is_its_value(layers: list[dict[str, Any]]) -
     for path in key_paths(config.data):
         value = explanation.value(path)
         settings_of_path = explanation.settings(path)
-        assert value is not MISSING
+        assert value is not MISSING_VALUE
         assert settings_of_path, path
         assert settings_of_path[-1].source.endswith(".jsonnet")
         if not isinstance(value, dict):
@@ -194,7 +205,9 @@ EXPERIMENT = "{ seed: 1, credit: { type: 'a', n: 1 }, trainer: { rate: 1 } }"
 def notes_on_stack(*texts: str) -> list[str]:
     """On a stack of files that are called 0, 1, 2…"""
     write(**{str(number): text for number, text in enumerate(texts)})
-    return list(overridden(load([f"{number}.jsonnet" for number in range(len(texts))], environ={})))
+    return list(
+        describe_overridden_files(load([f"{number}.jsonnet" for number in range(len(texts))], environ={}))
+    )
 
 
 def test_a_file_that_others_override_is_reported_with_them() -> None:

@@ -109,7 +109,7 @@ def test_imports_are_relative_to_the_importing_file_and_files_to_here_before_the
     (configs / "parts" / "near.jsonnet").write_text("{ near: 1 }")
     (configs / "far.jsonnet").write_text("{ far: 1 }")
     (configs / "parts" / "all.jsonnet").write_text("(import 'near.jsonnet') + (import 'far.jsonnet')")
-    monkeypatch.setattr(layers, "CONFIGS", configs)
+    monkeypatch.setattr(layers, "CONFIGS_FOLDER", configs)
     assert load(["parts/all.jsonnet"], ["import 'far.jsonnet'"], {}).data == {"near": 1, "far": 1}
     assert "seed" in load(["base.jsonnet"], [], {}).data
 
@@ -117,7 +117,7 @@ def test_imports_are_relative_to_the_importing_file_and_files_to_here_before_the
 def test_a_missing_file_is_told_with_the_nearest_ones_and_where_it_was_looked_for() -> None:
     message = message_of_failed_load("bsae.jsonnet")
     assert "did you mean base.jsonnet" in message
-    assert str(layers.CONFIGS / "bsae.jsonnet") in message
+    assert str(layers.CONFIGS_FOLDER / "bsae.jsonnet") in message
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_long_line_is_cut_around_the_error() -> None:
 VARIABLES = {"APP_SEED": "1", "APP_DIRECTORY": "somewhere"}
 SHIPPED = sorted(
     path.relative_to(CONFIGS)
-    for path in layers.configurations(CONFIGS)
+    for path in layers.find_configuration_files(CONFIGS)
     if path.parent.name in ("configs", "quickstart", "countdown")
 )[::12]  # each takes a second
 

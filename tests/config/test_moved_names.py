@@ -21,7 +21,7 @@ import pytest
 import treetune
 from treetune.config import folders
 from treetune.config.imports import function_at
-from treetune.config.moved import MOVED, RENAMED, present_name
+from treetune.config.moved import MOVED_MODULES, RENAMED_CLASSES, present_name
 from treetune.credit.base import Credit, GroupCredit
 from treetune.credit.gae import Gae
 from treetune.objectives.base import Objective
@@ -38,7 +38,7 @@ def method(self: Any, *arguments: Any) -> None:
     """Stands for any method of a part."""
 
 
-@pytest.mark.parametrize("old", MOVED)
+@pytest.mark.parametrize("old", MOVED_MODULES)
 def test_a_moved_module_exists_under_its_new_name_alone(old: str) -> None:
     new = present_name(old)
     assert new is not None and importlib.util.find_spec(new) is not None
@@ -47,7 +47,7 @@ def test_a_moved_module_exists_under_its_new_name_alone(old: str) -> None:
 
 
 def test_names_that_are_new_in_the_public_api_are_in_it() -> None:
-    assert set(RENAMED.values()) <= set(treetune.__all__)
+    assert set(RENAMED_CLASSES.values()) <= set(treetune.__all__)
 
 
 def test_modules_of_today_are_not_said_to_have_moved() -> None:
@@ -120,7 +120,7 @@ def test_an_import_of_an_old_name_is_told_the_new_one(
 
 def test_a_missing_library_is_not_taken_for_an_old_name(tmp_path: Path) -> None:
     (tmp_path / "needs_much.py").write_text("from treetune import Task\nimport not_installed_anywhere\n")
-    folders.search_in([tmp_path], ["needs_much"])
+    folders.set_search_folders([tmp_path], ["needs_much"])
     with pytest.raises(ValueError, match="not_installed_anywhere is not installed") as error:
         function_at("needs_much:score")
     assert "write `from treetune" not in str(error.value)

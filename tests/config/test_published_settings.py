@@ -22,7 +22,7 @@ import pytest
 from tests.support.shipped import CONFIGS, experiment_of
 from treetune.config.build import build
 from treetune.config.jsonnet import load
-from treetune.config.layers import configurations
+from treetune.config.layers import find_configuration_files
 from treetune.config.registrable import Registrable
 from treetune.domains.graders.judge import JudgeGrader
 from treetune.domains.graders.math import MathGrader
@@ -128,7 +128,7 @@ def test_no_section_and_no_experiment_is_left_out() -> None:
         assert any(re.fullmatch(section, name) for name in names), section
     assert {path.stem for path in CONFIGS.glob("*.jsonnet")} == {*PAPER, *SFT}
     for folder in ("spo", "guru"):
-        shipped = {f"{folder}/{path.stem}" for path in configurations(CONFIGS / folder)}
+        shipped = {f"{folder}/{path.stem}" for path in find_configuration_files(CONFIGS / folder)}
         assert shipped - UNPUBLISHED == {name for name in names if name.startswith(folder)}
 
 

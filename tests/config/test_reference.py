@@ -48,14 +48,14 @@ def test_the_reference_has_a_page_for_every_family_and_a_meaning_for_every_key()
     In a process of its own: other tests register parts."""
     program = (
         "import json, sys\n"
-        "from treetune.cli.pages import pages\n"
+        "from treetune.cli.pages import make_pages\n"
         "from treetune.config import reference\n"
         "import treetune.parts\n"
         "unexplained = set()\n"
-        "for entries in reference.describable().values():\n"
+        "for entries in reference.find_describable_entries().values():\n"
         "    for entry in entries:\n"
         "        unexplained |= {f'{entry.place}.{key.name}' for key in entry.keys if not key.meaning}\n"
-        "json.dump([pages(), sorted(unexplained)], sys.stdout)"
+        "json.dump([make_pages(), sorted(unexplained)], sys.stdout)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True,
@@ -70,11 +70,11 @@ def test_the_reference_has_a_page_for_every_family_and_a_meaning_for_every_key()
 
 
 def test_a_key_means_what_stands_below_its_field_or_the_sentences_that_name_it_of_the_nearest_class() -> None:
-    assert reference.meaning(Part, "depth") == "Steps below the ground."
-    assert reference.meaning(Part, "colour") == "With `colour` blue it is cold, e.g. `0` degrees."
-    assert reference.meaning(Base, "colour") == "Its `colour` is red."
-    assert reference.meaning(Part, "width") == "`width` is in metres (Muster et al. 2020, eq. 3)."
-    assert reference.meaning(Part, "unexplained") == ""
+    assert reference.meaning_of_key(Part, "depth") == "Steps below the ground."
+    assert reference.meaning_of_key(Part, "colour") == "With `colour` blue it is cold, e.g. `0` degrees."
+    assert reference.meaning_of_key(Base, "colour") == "Its `colour` is red."
+    assert reference.meaning_of_key(Part, "width") == "`width` is in metres (Muster et al. 2020, eq. 3)."
+    assert reference.meaning_of_key(Part, "unexplained") == ""
 
 
 def test_an_entry_has_types_bounds_and_defaults() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import treetune.parts  # noqa: F401  (registers the parts)
-from treetune.config.reference import describable
+from treetune.config.reference import find_describable_entries
 
 ABOUT_PYTHON = {("treetune.data.pipelines.PrepareData", "expand")}
 """Texts about what a function in Python returns."""
@@ -13,7 +13,7 @@ ABOUT_PYTHON = {("treetune.data.pipelines.PrepareData", "expand")}
 
 def test_a_key_without_a_value_is_null_as_in_jsonnet_and_not_none() -> None:
     speaking_of_none = []
-    for entries in describable().values():
+    for entries in find_describable_entries().values():
         for entry in entries:
             for key in entry.keys:
                 if (entry.place, key.name) in ABOUT_PYTHON:

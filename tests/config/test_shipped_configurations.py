@@ -16,7 +16,7 @@ from tests.support.shipped import CONFIGS, ROOT, loaded, whole_configurations
 from treetune import main as command_line
 from treetune.config import lexer
 from treetune.config.explain import Explanation
-from treetune.config.layers import configurations, relative
+from treetune.config.layers import find_configuration_files, shorten_path
 
 VINEPPO = "configs/quickstart/vineppo.jsonnet"
 SCREEN_LINES, SCREEN_COLUMNS = 24, 120
@@ -39,7 +39,7 @@ def external_variables() -> set[str]:
     """Collect the variables that configurations read from the environment, but for those of every run."""
     variables = {"APP_SEED"}
     for path in CONFIGS.rglob("*sonnet"):
-        tokens = list(lexer.tokens(path.read_text()))
+        tokens = list(lexer.split_tokens(path.read_text()))
         # A call is three tokens and more: extVar ( 'NAME' …
         calls = zip(tokens, tokens[1:], tokens[2:], strict=False)
         variables |= {variable.value for function, _, variable in calls if function.text == "extVar"}
@@ -62,8 +62,8 @@ def test_the_quickstart_is_among_the_checked_configurations() -> None:
 
 
 def test_no_method_and_no_preset_share_a_name() -> None:
-    methods = {path.stem for path in configurations(CONFIGS / "methods")}
-    presets = {path.stem for path in configurations(CONFIGS / "presets")}
+    methods = {path.stem for path in find_configuration_files(CONFIGS / "methods")}
+    presets = {path.stem for path in find_configuration_files(CONFIGS / "presets")}
     assert methods & presets == set()
 
 
@@ -75,13 +75,13 @@ def test_the_quickstart_and_the_paper_call_the_same_definition(method: str) -> N
         assert (small.value(key), small.source(key)) == (large.value(key), large.source(key))
 
 
-@pytest.mark.parametrize("name", [path.stem for path in configurations(CONFIGS / "quickstart")])
+@pytest.mark.parametrize("name", [path.stem for path in find_configuration_files(CONFIGS / "quickstart")])
 def test_credit_and_objective_of_a_quickstart_experiment_come_from_a_definition(name: str) -> None:
     explanation = Explanation(loaded(f"quickstart/{name}"))
     for key in (("credit", "type"), ("trainer", "objective", "type")):
         source = explanation.source(key)
         assert source is not None
-        folder = source.removeprefix(relative(CONFIGS) + "/").split("/")[0]
+        folder = source.removeprefix(shorten_path(CONFIGS) + "/").split("/")[0]
         assert folder in DEFINITIONS
 
 

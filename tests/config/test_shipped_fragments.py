@@ -16,9 +16,9 @@ import pytest
 
 from tests.support.shipped import CONFIGS, experiment_of, loaded, whole_configurations
 from treetune.config import lexer
-from treetune.config.explain import overridden
+from treetune.config.explain import describe_overridden_files
 from treetune.config.jsonnet import load
-from treetune.config.layers import configurations, text_of
+from treetune.config.layers import find_configuration_files, read_as_jsonnet
 from treetune.models.pretrained import PretrainedModel
 from treetune.rollouts.selection import MixedGroups
 from treetune.rollouts.shaping import LengthPenalty, OverlongPenalty
@@ -31,12 +31,12 @@ GRPO = {data: f"polIter_rho1bSft2_grpo_{data}" for data in ("MATH", "GSM8K")}
 FRAGMENTS = ["presets/dppo", "rollouts/until_mixed"] + sorted(
     f"{folder}/{path.stem}"
     for folder in ("models", "compat", "overlays", "shaping", "selections", "hardware")
-    for path in configurations(CONFIGS / folder)
+    for path in find_configuration_files(CONFIGS / folder)
     # Fragments for the embedded tasks read no other characters. Those of SPO, Guru, signposts and the tables
     # at equal cost are for their own experiments, and those that read a variable of the environment are for
     # somebody who has set it.
     if not path.stem.startswith(("tiny", "spo_", "guru_", "equal_cost_", "signposts_"))
-    and "extVar" not in text_of(path)
+    and "extVar" not in read_as_jsonnet(path)
 )
 
 
@@ -54,8 +54,8 @@ def test_every_fragment_that_no_experiment_imports_can_be_evaluated() -> None:
         path = waiting.pop().resolve()
         if path not in imported:
             imported.add(path)
-            waiting += [path.parent / name for name in lexer.imports(text_of(path))]
-    for path in sorted({path.resolve() for path in configurations(CONFIGS)} - imported):
+            waiting += [path.parent / name for name in lexer.imported_names(read_as_jsonnet(path))]
+    for path in sorted({path.resolve() for path in find_configuration_files(CONFIGS)} - imported):
         name = str(path.relative_to(CONFIGS.resolve()))
         # Guru's read what stands on their left: test_published_settings.py puts something there.
         if name.removesuffix(".jsonnet") not in FRAGMENTS and "guru" not in name:
@@ -63,9 +63,9 @@ def test_every_fragment_that_no_experiment_imports_can_be_evaluated() -> None:
 
 
 def test_no_documented_stack_of_presets_and_hardware_has_a_file_that_changes_nothing() -> None:
-    for preset in configurations(CONFIGS / "presets"):
+    for preset in find_configuration_files(CONFIGS / "presets"):
         stack = f"quickstart/vineppo,presets/{preset.stem},hardware/lora,shaping/overlong_penalty"
-        assert list(overridden(loaded(stack))) == [], stack
+        assert list(describe_overridden_files(loaded(stack))) == [], stack
 
 
 def test_the_fragment_for_a_single_gpu_bounds_the_micro_batch_alone() -> None:

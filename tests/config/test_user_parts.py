@@ -53,7 +53,7 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.chdir(folder)
     Path("experiment.jsonnet").write_text(EXPERIMENT)
     monkeypatch.setattr(Shape, "_parts", Shape.registered())
-    monkeypatch.setattr(folders, "_OWN", folders.OwnFolders())
+    monkeypatch.setattr(folders, "_OWN_FOLDERS", folders.OwnFolders())
     modules_before, finders_before = set(sys.modules), list(sys.meta_path)
     yield folder
     sys.meta_path[:] = finders_before

@@ -81,7 +81,7 @@ def test_a_plus_merges_into_the_left_also_from_an_alias_and_in_an_import() -> No
     Path("importing.jsonnet").write_text("(import 'left.json') + (import 'part.yaml')")
     assert load(["importing.jsonnet"], [], {}).data == data
     settings = Explanation(load(["left.json", "part.yaml"], [], {})).settings(("trainer", "rate"))
-    assert [setting.place for setting in settings] == ["left.json:1", "part.yaml:4"]
+    assert [setting.location for setting in settings] == ["left.json:1", "part.yaml:4"]
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ from treetune.lab.trees.branching import (
 from treetune.lab.trees.rollout import TreeRollout
 from treetune.rollouts.context import RolloutContext
 from treetune.runtime.base import PolicyIteration, Runtime
-from treetune.trainer.preparation import normalise
+from treetune.trainer.preparation import normalise_advantages
 from treetune.tree import Tree
 from treetune.vocabulary import Fork, Grade, Segment, Trajectory
 
@@ -222,7 +222,9 @@ def train_with_preset(preset: str) -> list[list[tuple[str, float]]]:
         nodes = nodes_of_tokens(episode.text)
         trained_nodes.append([node for node, is_trained in zip(nodes, episode.trained) if is_trained])
         advantages += episode.advantages[episode.trained].tolist()
-    normalised = iter(normalise(torch.tensor(advantages), root.trainer.advantage_normalisation).tolist())
+    normalised = iter(
+        normalise_advantages(torch.tensor(advantages), root.trainer.advantage_normalisation).tolist()
+    )
     return [[(node, next(normalised)) for node in nodes] for nodes in trained_nodes]
 
 

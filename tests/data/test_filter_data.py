@@ -16,7 +16,7 @@ import pytest
 from tests.data import command
 from tests.data.command import write_lines
 from treetune.data.difficulty.merging import RowRate, write_rates
-from treetune.data.rules.fields import proportional
+from treetune.data.rules.fields import share_proportionally
 from treetune.domains.domain_rows import domain_row, read_domain_rows, row_key, write_parquet
 
 
@@ -133,8 +133,8 @@ def test_quotas_bound_domains_sources_and_the_total(
 
 
 def test_proportional_shares_add_up_to_the_total() -> None:
-    assert proportional({"a": 1, "b": 1, "c": 1}, 2) == {"a": 1, "b": 1, "c": 0}
-    assert sum(proportional({"a": 17, "b": 3, "c": 1}, 11).values()) == 11
+    assert share_proportionally({"a": 1, "b": 1, "c": 1}, 2) == {"a": 1, "b": 1, "c": 0}
+    assert sum(share_proportionally({"a": 17, "b": 3, "c": 1}, 11).values()) == 11
 
 
 def test_characters_and_tokens_bound_rows(work: Work) -> None:

@@ -24,12 +24,12 @@ from hypothesis import strategies as st
 from tests.support.thread_text import without_threads
 from treetune.data.asking import Ledger, Prices, without_thought
 from treetune.data.parallel_solutions import (
-    Threaded,
+    ThreadedBlock,
     apply_edits,
     count_sentences,
-    parallel_text,
-    parts_of,
-    results_in,
+    find_results,
+    split_solution,
+    write_parallel_text,
 )
 from treetune.data.thread_blocks import (
     BlockRule,
@@ -37,13 +37,13 @@ from treetune.data.thread_blocks import (
     SolutionBlock,
     ThreadGroup,
     cut_blocks,
-    json_list,
+    read_json_list,
     read_thread_groups,
     saved_characters,
 )
 from treetune.domains.endpoints.asking import AnsweredRequest, AnswerJournal
 from treetune.exceptions import OutOfBudget, Unreadable
-from treetune.threads.format import faults, text_segments
+from treetune.threads.format import find_format_faults, text_segments
 
 TAGS = ["<parallel>", "</parallel>", "<thread>", "</thread>", "<none/>"]
 PIECES = st.sampled_from([*TAGS, "1-4", "7", "lines 2-3", "9–12", "\n", "so"])
@@ -94,7 +94,7 @@ def test_none_inside_of_an_element_is_refused(answer: str) -> None:
 @given(st.text() | st.lists(st.sampled_from(["[", "]", "{", "}", '"a"', ",", ":", "1", " x"])).map("".join))
 def test_any_answer_is_a_json_list_or_unreadable(answer: str) -> None:
     with suppress(Unreadable):
-        assert isinstance(json_list(answer), list)
+        assert isinstance(read_json_list(answer), list)
 
 
 @given(groups=st.lists(st.lists(RANGES, max_size=4), max_size=6), lines=LINES, least=st.integers(1, 60))
@@ -123,24 +123,24 @@ def test_a_parallel_text_has_the_words_of_the_solution_in_the_form_of_rollouts(
     lines: list[str], groups: list[ThreadGroup], opening: str, conclusion: str
 ) -> None:
     solution = opening + "\n".join(lines) + conclusion
-    parts = parts_of(solution)
+    parts = split_solution(solution)
     assert parts[0] + parts[1] + parts[2] == solution
     lines_of_thought = parts[1].split("\n")
     kept, _ = cut_blocks(groups, lines_of_thought, BlockRule(1))
     blocks = []
     for block in kept:
         outlines = tuple("x" * len(block.threads))
-        blocks.append(Threaded(block.first, block.last, outlines, block.threads))
-    text = parallel_text(parts, lines_of_thought, blocks)
+        blocks.append(ThreadedBlock(block.first, block.last, outlines, block.threads))
+    text = write_parallel_text(parts, lines_of_thought, blocks)
     assert "".join(piece.text for piece in text_segments(text)) == text
-    assert faults(text, conclusions="refused", adjacent=True) == []
+    assert find_format_faults(text, conclusions="refused", adjacent=True) == []
     assert text.count("<Parallel>") == len(kept)
     assert without_spaces(without_threads(text)) == without_spaces(solution)
     assert text.endswith(conclusion)
 
 
 def test_only_the_thought_is_divided_into_threads() -> None:
-    parts = parts_of("<think>\na\nb\n</think>\n\nThe answer is a.")
+    parts = split_solution("<think>\na\nb\n</think>\n\nThe answer is a.")
     assert parts == ("<think>\n", "a\nb\n", "</think>\n\nThe answer is a.")
 
 
@@ -173,10 +173,10 @@ def test_edits_apply_one_after_the_other() -> None:
 
 def test_a_number_of_an_outline_is_a_result_if_it_occurs_in_its_thread_alone() -> None:
     thread = "There are 33 of them, and 3.5 more in case 2."
-    assert results_in("Find the 33.", "up to 200", thread, 2) == ["33"]
-    assert results_in("Find 3.5 and 35.", "up to 200", thread, 2) == ["3.5"]
-    assert results_in("Case 2, up to 200.", "up to 200", thread, 2) == []
-    assert results_in("Find the 33.", "33 is known", thread, 2) == []
+    assert find_results("Find the 33.", "up to 200", thread, 2) == ["33"]
+    assert find_results("Find 3.5 and 35.", "up to 200", thread, 2) == ["3.5"]
+    assert find_results("Case 2, up to 200.", "up to 200", thread, 2) == []
+    assert find_results("Find the 33.", "33 is known", thread, 2) == []
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,13 @@ import pytest
 import treetune.parts  # noqa: F401  (registers them)
 from treetune.config.build import build
 from treetune.config.jsonnet import load
-from treetune.config.layers import configurations
+from treetune.config.layers import find_configuration_files
 from treetune.data.expansions import code_tests
 from treetune.data.pipelines import DataPipeline, PrepareData
 from treetune.main import main
 
 ROOT = Path(__file__).parents[2]
-DATA = configurations(ROOT / "configs" / "data")
+DATA = find_configuration_files(ROOT / "configs" / "data")
 
 
 @pytest.mark.parametrize("path", DATA, ids=lambda path: path.stem)

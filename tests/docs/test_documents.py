@@ -20,10 +20,10 @@ import pytest
 import yaml
 
 from tests.support.documents import PAGES, ROOT, Document, commands_in
-from treetune.cli.arguments import BY_NAME, COMMANDS, parse
+from treetune.cli.arguments import COMMANDS, COMMANDS_BY_NAME, parse
 from treetune.cli.command import files_of
-from treetune.cli.pages import pages as reference_pages
-from treetune.config.layers import configurations
+from treetune.cli.pages import make_pages as reference_pages
+from treetune.config.layers import find_configuration_files
 from treetune.tables.check import METRICS
 
 DOCUMENTS = {str(path.relative_to(ROOT)): Document(path) for path in PAGES}
@@ -73,8 +73,8 @@ def treetune_commands(document: Document) -> Iterator[tuple[list[str], list[str]
             typed = ["--configs", environment["CONFIGSTR"], "run_iteration_loop"]
         else:
             continue
-        first_command = next(word for word in typed if word in BY_NAME)
-        command = BY_NAME[first_command].name
+        first_command = next(word for word in typed if word in COMMANDS_BY_NAME)
+        command = COMMANDS_BY_NAME[first_command].name
         if command == "check_config":
             # This machine needn't have the data, models and GPUs that a page is about.
             yield typed, [*typed, "--config-only"]
@@ -220,7 +220,7 @@ def test_every_command_of_the_program_is_explained() -> None:
 
 def test_the_readme_names_every_preset() -> None:
     readme = DOCUMENTS["README.md"]
-    for preset in configurations(CONFIGS / "presets"):
+    for preset in find_configuration_files(CONFIGS / "presets"):
         path = str(preset.relative_to(ROOT))
         if preset.stem not in ("policy_gradient", "spo"):  # other presets are made of these two
             assert path in readme.names

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from treetune.data.difficulty.merging import text_histogram  # noqa: E402
-from treetune.data.difficulty.shard import ANSWERS_FILE, DONE, PROGRESS, shard_folder  # noqa: E402
+from treetune.data.difficulty.shard import ANSWERS_FILE, DONE_FILE, PROGRESS_FILE, shard_folder  # noqa: E402
 from treetune.seeds import derived_random  # noqa: E402
 
 MAIN = ROOT / "src" / "treetune" / "main.py"
@@ -174,9 +174,9 @@ def wait_for_some_answers(output: Path, shard: int, command: subprocess.Popen[by
     """Waits until a shard has some of its answers, and returns how many, and how many it will have."""
     deadline, folder = time.monotonic() + PATIENCE_S, shard_folder(output, shard)
     while time.monotonic() < deadline and command.poll() is None:
-        total, path = read(folder / PROGRESS).get("total", 0), folder / ANSWERS_FILE
+        total, path = read(folder / PROGRESS_FILE).get("total", 0), folder / ANSWERS_FILE
         answered = path.read_bytes().count(b"\n") if path.is_file() else 0
-        if (folder / DONE).is_file():
+        if (folder / DONE_FILE).is_file():
             sys.exit(f"shard {shard} was done before it could be disturbed: take more rows")
         if total and answered > total // 8:
             return answered, total

@@ -69,11 +69,11 @@ def read_run(folder: Path, reader: str) -> str:
     if reader == "viewer":
         from starlette.testclient import TestClient
 
-        from treetune.view.app import application
+        from treetune.view.app import make_application
         from treetune.view.store import Store
 
         client = TestClient(
-            application(Store([folder], folder / "cache"), TOKEN), base_url="http://127.0.0.1"
+            make_application(Store([folder], folder / "cache"), TOKEN), base_url="http://127.0.0.1"
         )
         client.get("/", params={"token": TOKEN})
         names = ("run", "answers", "timeline", "compare", "configuration")

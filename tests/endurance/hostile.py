@@ -42,7 +42,7 @@ from tests.support.hostile_programs import (  # noqa: E402
 from treetune.domains.graders.code import Code  # noqa: E402
 from treetune.domains.sandbox.base import ProgramLimits, ProgramOutcome  # noqa: E402
 from treetune.domains.sandbox.bubblewrap import Bubblewrap, uids_of_programs  # noqa: E402
-from treetune.domains.sandbox.program import descendants, usage_of  # noqa: E402
+from treetune.domains.sandbox.program import find_descendants, measure_usage  # noqa: E402
 from treetune.tasks.graders.base import Grader  # noqa: E402
 from treetune.tasks.graders.conformance import hostile_answers  # noqa: E402
 from treetune.tasks.graders.pool import GraderPool  # noqa: E402
@@ -142,7 +142,7 @@ def try_programs(options: argparse.Namespace) -> list[str]:
     def watch_memory() -> None:
         nonlocal peak
         while not ended.wait(0.01):
-            peak = max(peak, usage_of(descendants(os.getpid())).memory >> 20)
+            peak = max(peak, measure_usage(find_descendants(os.getpid())).memory >> 20)
 
     def run(program: HostileProgram) -> Result:
         start = time.monotonic()
@@ -159,7 +159,7 @@ def try_programs(options: argparse.Namespace) -> list[str]:
         ended.set()
         watching.join()
         users = uids_of_programs()
-        left = [str(pid) for pid in descendants(os.getpid())]
+        left = [str(pid) for pid in find_descendants(os.getpid())]
         for process in psutil.process_iter(["uids"]):
             if process.info["uids"] and process.info["uids"].effective in users:
                 left.append(str(process.pid))

@@ -40,8 +40,8 @@ from tests.support.started_viewer import started_viewer  # noqa: E402
 from treetune.rollouts.storage import read_episodes, read_trajectories  # noqa: E402
 from treetune.runtime.directory import ExperimentDirectory  # noqa: E402
 from treetune.store.checksums import read_record  # noqa: E402
-from treetune.view.charts import number  # noqa: E402
-from treetune.view.curves import CURVES  # noqa: E402
+from treetune.view.charts import format_number  # noqa: E402
+from treetune.view.curves import USUAL_CURVES  # noqa: E402
 
 ITERATIONS = 16
 OVERRIDE = f"""{{
@@ -178,7 +178,7 @@ def recorded_metrics(directory: ExperimentDirectory) -> dict[tuple[str, str, int
         recorded_keys |= finite.keys()
     for row in rows:
         after = row["iteration"] + 1
-        for title, keys in (REWARD, *CURVES):
+        for title, keys in (REWARD, *USUAL_CURVES):
             title = title.replace("in grey", "dashed")
             keys_of_chart = [key for key in keys if key in recorded_keys]
             for key in keys_of_chart:
@@ -222,7 +222,7 @@ def wrong_numbers(shown: set[ShownNumber], recorded: Mapping[tuple[str, str, int
         if value is None:
             wrong.append(f"{on_page}: no record has it")
         elif isinstance(on_page.value, str):  # in the digits that the page shows
-            digits = f"{value:.3f}" if on_page.page == "top" else number(value)
+            digits = f"{value:.3f}" if on_page.page == "top" else format_number(value)
             is_near = on_page.page == "legend" and math.isclose(float(on_page.value), value, rel_tol=6e-3)
             if on_page.value != digits and not is_near:
                 wrong.append(f"{on_page}: the records have {value!r}, {digits}")

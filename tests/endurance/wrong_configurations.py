@@ -36,7 +36,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 import treetune.parts  # noqa: E402, F401  (registers them)
 from treetune.config import schema  # noqa: E402
 from treetune.config.jsonnet import load  # noqa: E402
-from treetune.config.layers import CONFIGS, configurations  # noqa: E402
+from treetune.config.layers import CONFIGS_FOLDER, find_configuration_files  # noqa: E402
 from treetune.main import main as run_treetune  # noqa: E402
 from treetune.runtime.base import Runtime  # noqa: E402
 
@@ -105,7 +105,9 @@ def keys_of(configs: str) -> list[ConfigKey]:
             if name in data:
                 yield ConfigKey((*path, name), data[name], key.annotation)
                 if isinstance(data[name], dict):
-                    yield from keys_below(schema.bare(key.annotation)[0], data[name], (*path, name))
+                    yield from keys_below(
+                        schema.split_constraints(key.annotation)[0], data[name], (*path, name)
+                    )
 
     return list(keys_below(Runtime, load([configs], environ={}).data, ()))
 
@@ -117,9 +119,9 @@ def changeable_keys() -> Iterator[tuple[str, ConfigKey]]:
 
 
 def class_of(annotation: Any, data: Mapping[str, Any]) -> type | None:
-    for member in schema.members(annotation):
+    for member in schema.alternatives_of(annotation):
         if schema.is_family(member):
-            return schema.choices(member).get(data.get("type", ""))
+            return schema.registered_parts(member).get(data.get("type", ""))
         if schema.is_plain_part(member):
             return member
     return None
@@ -146,7 +148,7 @@ def keys() -> Iterator[Mutation]:
             yield part.set_to("1", "colour", kind="keys", configs=configs)
         by_name = {key.path[-1]: key for key in config_keys}
         for part, (name, key) in itertools.product(parts, sorted(by_name.items())):
-            owner = class_of(schema.bare(part.annotation)[0], part.value)
+            owner = class_of(schema.split_constraints(part.annotation)[0], part.value)
             siblings = {other.path[-1] for other in config_keys if other.path[:-1] == part.path}
             is_foreign = owner is not None and name not in {*siblings, *schema.keys_of(owner)}
             # There are many such pairs: about a seventh of them is tried.
@@ -157,7 +159,7 @@ def keys() -> Iterator[Mutation]:
 def types() -> Iterator[Mutation]:
     """Sets keys to a value of another type."""
     for configs, key in changeable_keys():
-        description = schema.describe(key.annotation)
+        description = schema.describe_type(key.annotation)
         wrong = None
         if isinstance(key.value, bool):
             wrong = "'yes'"
@@ -178,7 +180,10 @@ def names() -> Iterator[Mutation]:
             unknown = json.dumps(misspelt(key.value["type"]) + "x")
             yield key.set_to(unknown, "type", kind="names", configs=configs)
             yield key.set_to('{"size": 1}', kind="names", configs=configs)
-        if any(get_origin(member) is Literal for member in schema.members(schema.bare(key.annotation)[0])):
+        if any(
+            get_origin(member) is Literal
+            for member in schema.alternatives_of(schema.split_constraints(key.annotation)[0])
+        ):
             yield key.set_to('"neither"', kind="names", configs=configs)
 
 
@@ -187,8 +192,8 @@ def numbers() -> Iterator[Mutation]:
     for configs, key in changeable_keys():
         if isinstance(key.value, int | float) and not isinstance(key.value, bool):
             beyond = set[float]()
-            for member in schema.members(key.annotation):
-                for bound in schema.bare(member)[1]:
+            for member in schema.alternatives_of(key.annotation):
+                for bound in schema.split_constraints(member)[1]:
                     match bound:
                         case annotated_types.Gt(gt=value) | annotated_types.Lt(lt=value):
                             beyond.add(float(value))
@@ -198,7 +203,7 @@ def numbers() -> Iterator[Mutation]:
                             beyond.add(value + 1)
             for wrong in sorted(beyond):
                 yield key.set_to(repr(wrong), kind="numbers", configs=configs)
-            if schema.describe(key.annotation).startswith("a whole number"):
+            if schema.describe_type(key.annotation).startswith("a whole number"):
                 yield key.set_to("2.5", kind="numbers", configs=configs)
 
 
@@ -226,7 +231,7 @@ def tables() -> Iterator[Mutation]:
 
 def presets() -> Iterator[Mutation]:
     """Combines presets wrongly: with another kind of experiment, before the experiment, or two of them."""
-    all_presets = [path.stem for path in configurations(CONFIGS / "presets")]
+    all_presets = [path.stem for path in find_configuration_files(CONFIGS_FOLDER / "presets")]
     on_a_corpus = "greedy_jsd"
     sampling = [name for name in all_presets if name != on_a_corpus]
     combined = [f"{SFT},presets/{name}.jsonnet" for name in sampling]

@@ -32,7 +32,7 @@ def main(old: Path, new: Path, chunks: Path) -> None:
     from vllm.model_executor.model_loader.reload.inplace import reload_weights
 
     from treetune.engine.shared_memory_worker import SharedMemoryExtension, SharedMemoryReceiver
-    from treetune.models.shards import in_chunks, shard_path, write_index, write_shard
+    from treetune.models.shards import shard_path, split_into_chunks, write_index, write_shard
     from treetune.store.checksums import digest_of_weights
 
     arguments = EngineArgs(
@@ -51,7 +51,7 @@ def main(old: Path, new: Path, chunks: Path) -> None:
         weights = load_file(new / "model.safetensors")
         number, files, sent = -1, dict[str, str](), list[dict[str, Any]]()
         for number, (chunk, last) in enumerate(
-            in_chunks(weights.items(), CHUNK_BYTES, lambda weight: weight)
+            split_into_chunks(weights.items(), CHUNK_BYTES, lambda weight: weight)
         ):
             path = shard_path(chunks, number)
             write_shard(chunk, path)

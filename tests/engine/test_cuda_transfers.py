@@ -234,4 +234,4 @@ def test_a_weight_larger_than_the_buffer_is_packed_alone() -> None:
     items = iter([("large", torch.zeros(64)), ("small", torch.zeros(2))])
     first = pack_tensors(items, lambda item: item[1], 16)
     assert first is not None and first.names == ["large"]
-    assert cuda_transfers.BUFFERS > 1
+    assert cuda_transfers.MOST_BROADCASTS > 1

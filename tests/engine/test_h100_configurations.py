@@ -19,7 +19,7 @@ from tests.support.peak_memory import config_of
 from tests.support.shipped import ROOT, experiment_of, whole_configurations
 from treetune.cluster.commands import start_shape
 from treetune.engine.base import EngineLaunch, Rendezvous
-from treetune.engine.launch import BACKENDS, ServerLaunch
+from treetune.engine.launch import BACKEND_OF_METHOD, ServerLaunch
 from treetune.engine.settings import VllmSettings
 from treetune.models.shapes import Shape
 
@@ -128,7 +128,7 @@ def test_the_configuration_is_what_the_settings_ask_for(
             "context": experiment.context_length,
             "prefix_caching": settings.caches_prefixes("cuda"),
             "gpus": settings.tensor_parallel_size,
-            "transfer": next((backend for backend in BACKENDS.values() if backend in command), None),
+            "transfer": next((backend for backend in BACKEND_OF_METHOD.values() if backend in command), None),
             "tied": False,
         }
         assert {key: configuration[key] for key in expected} == expected, names[0]

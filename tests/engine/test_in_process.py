@@ -24,7 +24,7 @@ import torch
 from treetune.engine import in_process
 from treetune.engine.base import Canary, Engine, EngineLaunch
 from treetune.engine.engine import start_engine
-from treetune.engine.in_process import BLOCK, FEWEST_ROWS, InProcessEngine, _RowBatch, _Sample
+from treetune.engine.in_process import BLOCK_TOKENS, FEWEST_ROWS, InProcessEngine, _RowBatch, _Sample
 from treetune.engine.requests import (
     ANSWER_PRIORITY,
     CONTINUATION_PRIORITY,
@@ -188,7 +188,7 @@ def test_prompts_with_a_common_prefix_share_passes_and_keep_their_bits(
     folder: Path, monkeypatch: pytest.MonkeyPatch, stored_bytes: int
 ) -> None:
     """Continuations begin with a prompt of 70 tokens, which are two whole blocks and a part of a third."""
-    monkeypatch.setattr(in_process, "STORED_BYTES", stored_bytes)
+    monkeypatch.setattr(in_process, "MOST_STORED_BYTES", stored_bytes)
     prompt = np.random.default_rng(2).integers(1, 12, 70).tolist()
     continued = [request([*prompt, length + 1, 3], seed=length, max_tokens=5) for length in range(4)]
     alone = [engine(folder).generate([later])[0] for later in continued]
@@ -199,15 +199,17 @@ def test_prompts_with_a_common_prefix_share_passes_and_keep_their_bits(
         lambda _, inputs, settings: tokens_of_passes.append(settings["input_ids"].numel()), with_kwargs=True
     )
     shared.generate([request(prompt, max_tokens=1)])
-    passes_of_prompt = [tokens for tokens in tokens_of_passes if tokens >= BLOCK]
+    passes_of_prompt = [tokens for tokens in tokens_of_passes if tokens >= BLOCK_TOKENS]
     tokens_of_passes.clear()
     together = shared.generate(continued)
-    passes_of_continuations = [tokens for tokens in tokens_of_passes if tokens >= BLOCK]
+    passes_of_continuations = [tokens for tokens in tokens_of_passes if tokens >= BLOCK_TOKENS]
     for expected, completions in zip(alone, together, strict=True):
         assert have_same_bits(completions, expected)
-    assert passes_of_prompt == [BLOCK] * 3
+    assert passes_of_prompt == [BLOCK_TOKENS] * 3
     # The four continuations share two blocks, and differ in the third.
-    assert passes_of_continuations == ([4 * BLOCK] if stored_bytes else [BLOCK, BLOCK, 4 * BLOCK])
+    assert passes_of_continuations == (
+        [4 * BLOCK_TOKENS] if stored_bytes else [BLOCK_TOKENS, BLOCK_TOKENS, 4 * BLOCK_TOKENS]
+    )
 
 
 def test_new_weights_forget_the_blocks_of_the_earlier_ones(folder: Path, tmp_path: Path) -> None:

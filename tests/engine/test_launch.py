@@ -29,9 +29,9 @@ from treetune.engine.base import Engine, EngineLaunch, Rendezvous
 from treetune.engine.client import KEEP_ALIVE_S
 from treetune.engine.cuda_transfers import own_address
 from treetune.engine.engine import start_engine
-from treetune.engine.launch import ADAPTER_CONFIG, ServerLaunch, with_time_for
+from treetune.engine.launch import ADAPTER_CONFIG, ServerLaunch, add_reading_time
 from treetune.engine.server import start_servers
-from treetune.engine.settings import GIB, EngineSettings, VllmSettings, host_memory, servers_that_fill
+from treetune.engine.settings import GIB, EngineSettings, VllmSettings, choose_server_count, read_host_memory
 
 RUN = EngineLaunch(Path("/weights"), Path("/logs"), seed=3, context_length=256)
 
@@ -276,14 +276,14 @@ def sixteen_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_servers_on_a_cpu_are_as_many_as_cores_memory_and_other_runs_leave_room_for(
     sixteen_cores: None, threads: int, cache: int, variables: dict[str, str], memory_gib: int, expected: int
 ) -> None:
-    assert servers_that_fill(threads, cache, variables, memory=memory_gib * GIB) == expected
+    assert choose_server_count(threads, cache, variables, memory=memory_gib * GIB) == expected
 
 
 def test_an_engine_on_a_cpu_fills_the_cores_unless_its_settings_say_how_many(
     sixteen_cores: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    servers_that_memory_holds = host_memory() // 2 // (4 * GIB)
+    servers_that_memory_holds = read_host_memory() // 2 // (4 * GIB)
     for settings, device, count in (
         ({}, "cpu", max(1, min(2, servers_that_memory_holds))),
         ({"replicas": 1}, "cpu", 1),
@@ -295,7 +295,7 @@ def test_an_engine_on_a_cpu_fills_the_cores_unless_its_settings_say_how_many(
     ):
         assert VllmSettings(**settings).replicas_on(device) == count, settings  # type: ignore[arg-type]
     monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr("treetune.engine.settings.host_memory", lambda: 1024 * GIB)
+    monkeypatch.setattr("treetune.engine.settings.read_host_memory", lambda: 1024 * GIB)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)))
     assert (VllmSettings().replicas_on("cpu"), VllmSettings().threads(1)) == (6, 1), "a thread each"
 
@@ -476,6 +476,6 @@ def test_large_weights_have_more_time_to_start_and_to_sync(tmp_path: Path) -> No
     (adapters / ADAPTER_CONFIG).write_text(json.dumps({"base_model_name_or_path": str(model)}))
     settings = VllmSettings(sync_timeout=300, start_timeout=600)
     for folder in (model, adapters):
-        longer = with_time_for(settings, folder)
+        longer = add_reading_time(settings, folder)
         assert (round(longer.sync_timeout), round(longer.start_timeout)) == (952, 1252)
-    assert with_time_for(settings, tmp_path / "nothing") == settings
+    assert add_reading_time(settings, tmp_path / "nothing") == settings

@@ -10,7 +10,7 @@ import json
 
 import pytest
 
-from treetune.engine.client import RequestPart, completions_of
+from treetune.engine.client import RequestPart, read_completions
 from treetune.engine.plain_client import (
     PlainClient,
     Route,
@@ -132,7 +132,7 @@ def test_the_client_reads_what_vllm_answers() -> None:
     }
     for route, answer in answers.items():
         samples = samples_of_answer(answer, route, expected_weights="run 0001")
-        completions = completions_of({"samples": samples}, PART, 1)
+        completions = read_completions({"samples": samples}, PART, 1)
         assert [completion.token_ids.tolist() for completion in completions] == [[0, 2], [1, 2]]
         assert [completion.logprobs.tolist() for completion in completions] == [[-0.5, -0.25]] * 2  # type: ignore[union-attr]
 

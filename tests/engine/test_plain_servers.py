@@ -32,7 +32,7 @@ from treetune.engine.addressed import AddressedServer
 from treetune.engine.base import EngineLaunch
 from treetune.engine.client import Address, Client
 from treetune.engine.engine import VllmEngine, start_engine
-from treetune.engine.launch import free_port
+from treetune.engine.launch import find_free_port
 from treetune.engine.plain_client import PlainClient
 from treetune.engine.requests import Request, SamplingParams
 from treetune.engine.settings import PlainVllmSettings
@@ -100,7 +100,7 @@ def test_answers_that_arrive_together_after_a_pause_have_the_rate_of_the_pause(
     monkeypatch.setattr("treetune.engine.engine.time", SimpleNamespace(monotonic=lambda: now))
     tokens_before = engine.tokens
     for seed in range(2, 5):
-        engine._count(answers(seed))
+        engine._count_tokens(answers(seed))
         now += 0.001
     assert engine.tokens_per_second == pytest.approx((engine.tokens - tokens_before) / 60.0, rel=0.01)
 
@@ -298,7 +298,7 @@ def test_two_servers_behind_a_proxy_get_weights_each_and_share_the_requests(serv
 
 def test_a_server_behind_a_proxy_that_is_away_is_waited_for(servers: Servers) -> None:
     fake = servers.serve()
-    nowhere = f"http://127.0.0.1:{free_port()}"
+    nowhere = f"http://127.0.0.1:{find_free_port()}"
     with round_robin_proxy([fake.url]) as (proxy, _):
         engine = servers.engine(proxy, servers=(fake.url, nowhere), start_timeout=1.0)
         with pytest.raises(EngineError, match=rf"{nowhere} has been away for .*vllm serve"):
@@ -363,7 +363,7 @@ def test_a_server_that_refuses_the_routes_of_weights_keeps_its_own(servers: Serv
 def test_an_evaluation_ends_if_its_server_comes_back_with_other_weights(
     servers: Servers, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], behind_router: bool
 ) -> None:
-    monkeypatch.setattr(addressed, "CHECK_S", 0.1)
+    monkeypatch.setattr(addressed, "CHECK_EVERY_S", 0.1)
     fake = servers.serve(dev_mode=bool(settings), weights="weights 2")
     with round_robin_proxy([fake.url]) as (proxy, _):
         if behind_router:

@@ -33,7 +33,7 @@ from treetune.engine import key
 from treetune.engine.base import EngineLaunch, Rendezvous
 from treetune.engine.client import Address, Client
 from treetune.engine.engine import VllmEngine, start_engine
-from treetune.engine.launch import ServerProcess, free_port, listens
+from treetune.engine.launch import ServerProcess, find_free_port, is_listening
 from treetune.engine.serve_engine_servers import ServeEngineServer, read_key, shared_settings
 from treetune.engine.settings import VllmSettings
 from treetune.exceptions import EngineError, ServerFailure
@@ -61,7 +61,7 @@ class Elsewhere:
         log = self.stub.folder / "elsewhere.log"
         weights = self.stub.weights(2)
         process = ServerProcess(launch, weights, log, port=port, server_key=KEY, variables=variables)
-        assert until(lambda: listens(process.port))
+        assert until(lambda: is_listening(process.port))
         self.processes[process.url] = process
         return process.url
 
@@ -221,7 +221,7 @@ def test_a_server_with_other_settings_or_another_model_is_refused(
 
 
 def test_a_server_that_is_away_has_another_key_or_refuses_weights_is_refused(elsewhere: Elsewhere) -> None:
-    nowhere = f"http://127.0.0.1:{free_port()}"
+    nowhere = f"http://127.0.0.1:{find_free_port()}"
     with pytest.raises(EngineError, match=rf"{nowhere} has been away for .* Cannot connect.*addresses"):
         elsewhere.engine(nowhere, start_timeout=0.5).wait_ready()
     url = elsewhere.serve()
@@ -235,7 +235,7 @@ def test_a_server_that_is_away_has_another_key_or_refuses_weights_is_refused(els
 
 
 def test_serve_engine_prints_the_override_for_a_run_and_ends_its_server(elsewhere: Elsewhere) -> None:
-    port, key_file = free_port(), elsewhere.stub.folder / "key"
+    port, key_file = find_free_port(), elsewhere.stub.folder / "key"
     command = [sys.executable, "-m", "tests.engine.serving_program", str(elsewhere.stub.folder), str(port)]
     printed = elsewhere.stub.folder / "printed"
     with printed.open("w") as out:
@@ -250,7 +250,7 @@ def test_serve_engine_prints_the_override_for_a_run_and_ends_its_server(elsewher
         assert engine.generate([request(1)]) == [answers(1)]
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
-        assert not listens(port)
+        assert not is_listening(port)
     finally:
         process.kill()
         process.wait()

@@ -26,7 +26,7 @@ import pytest
 from tests.engine.test_launch import launch
 from tests.support.stubs import below, none_alive, until
 from treetune.engine import guard
-from treetune.engine.launch import refuse_long_paths, scratch_folder
+from treetune.engine.launch import make_scratch_folder, refuse_long_paths
 
 # A server with two children: an engine, and a process in a session of its own.
 SERVER = """
@@ -159,8 +159,8 @@ def test_descendants_are_found_through_every_generation() -> None:
     try:
         assert child.stdout is not None
         grandchild = int(child.stdout.readline())
-        assert {child.pid, grandchild} <= set(guard.descendants(os.getpid()))
-        assert guard.descendants(child.pid) == [grandchild]
+        assert {child.pid, grandchild} <= set(guard.find_descendants(os.getpid()))
+        assert guard.find_descendants(child.pid) == [grandchild]
     finally:
         child.communicate(b"\n", timeout=20)
 
@@ -199,7 +199,7 @@ def test_memory_that_a_killed_server_shared_is_deleted(killed: str, temporary: P
         assert until(lambda: notes.is_file() and memory.name in notes.read_text())
         with notes.open("a") as file:
             file.write(f"{others.name} 0\n../{others.name} 0\n")  # another inode
-        server = min(guard.descendants(process.pid))
+        server = min(guard.find_descendants(process.pid))
         if killed == "guard and server":
             process.kill()
         os.kill(server, signal.SIGKILL)
@@ -207,7 +207,7 @@ def test_memory_that_a_killed_server_shared_is_deleted(killed: str, temporary: P
         if killed == "guard and server":
             assert until(lambda: none_alive([server]))
             assert memory.exists()
-            scratch_folder()
+            make_scratch_folder()
         assert not memory.exists()
         assert others.exists()
     finally:
@@ -229,9 +229,10 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_next_start_deletes_the_folders_of_killed_processes(temporary: Path) -> None:
     program = (
         "import sys, tempfile, time; tempfile.tempdir = sys.argv[1]\n"
-        "from treetune.engine.launch import scratch_folder; print(scratch_folder())\n"
-        "from treetune.store.held_folders import SHARED_MEMORY, hold\n"
-        "shared = SHARED_MEMORY / sys.argv[2]; shared.mkdir(); hold(shared); print(shared, flush=True)\n"
+        "from treetune.engine.launch import make_scratch_folder; print(make_scratch_folder())\n"
+        "from treetune.store.held_folders import SHARED_MEMORY, hold_folder\n"
+        "shared = SHARED_MEMORY / sys.argv[2]; shared.mkdir(); hold_folder(shared)\n"
+        "print(shared, flush=True)\n"
         "time.sleep(600)"
     )
     weights = f"treetune-test-{uuid4().hex}"
@@ -250,8 +251,8 @@ def test_the_next_start_deletes_the_folders_of_killed_processes(temporary: Path)
     process.communicate()
     strange = temporary / "treetune-engine-strange"
     strange.mkdir()
-    mine = scratch_folder()
-    second = scratch_folder()
+    mine = make_scratch_folder()
+    second = make_scratch_folder()
     assert not left.exists(), "its process is gone"
     assert strange.exists(), "no process has marked it as its own"
     assert not in_memory.exists(), "it lies elsewhere, and is swept by every start"
@@ -284,7 +285,7 @@ def test_a_server_starts_whatever_lies_in_the_folder_for_temporary_files(
         if os.geteuid() != 0:
             pytest.skip("only root can give a folder away")
         os.chown(planted, 65534, 65534)
-    assert scratch_folder().is_dir()
+    assert make_scratch_folder().is_dir()
     # An unlocked file of this user is what a dead process leaves, so the folder is deleted; all else stays.
     assert planted.exists() == (owner == "another's" or kind in ("fifo", "link", "folder"))
 
@@ -292,8 +293,8 @@ def test_a_server_starts_whatever_lies_in_the_folder_for_temporary_files(
 def test_a_live_process_of_another_pid_namespace_keeps_its_folder(temporary: Path) -> None:
     program = (
         "import sys, tempfile; tempfile.tempdir = sys.argv[1]\n"
-        "from treetune.engine.launch import scratch_folder\n"
-        "print(scratch_folder(), flush=True); sys.stdin.read()"
+        "from treetune.engine.launch import make_scratch_folder\n"
+        "print(make_scratch_folder(), flush=True); sys.stdin.read()"
     )
     inside = ["unshare", "--pid", "--fork", "--user", "--map-root-user"]
     if subprocess.run([*inside, "true"], capture_output=True).returncode:
@@ -302,17 +303,17 @@ def test_a_live_process_of_another_pid_namespace_keeps_its_folder(temporary: Pat
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         theirs = Path(process.stdout.readline().strip())
-        scratch_folder()
+        make_scratch_folder()
         assert theirs.is_dir()
         process.communicate("")
-    scratch_folder()
+    make_scratch_folder()
     assert not theirs.exists()
 
 
 def test_a_servers_temporary_files_lie_in_its_folder_and_what_is_compiled_outlives_it(
     temporary: Path,
 ) -> None:
-    folder = scratch_folder()
+    folder = make_scratch_folder()
     variables = launch().environment(folder)
     assert variables["TMPDIR"] == variables["VLLM_RPC_BASE_PATH"] == str(folder)
     assert not Path(variables["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(folder)
@@ -332,7 +333,7 @@ def test_a_temporary_folder_with_too_long_a_path_for_sockets_is_refused_and_the_
     deepest.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deepest))
     refuse_long_paths()
-    folder = scratch_folder()
+    folder = make_scratch_folder()
     try:
         with socket.socket(socket.AF_UNIX) as unix_socket:
             unix_socket.bind(os.fspath(folder / str(uuid4())))

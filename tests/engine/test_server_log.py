@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from treetune.engine.launch import ERROR_CHARACTERS, diagnosis, ending_error
+from treetune.engine.launch import MOST_ERROR_CHARACTERS, diagnose_log, find_ending_error
 
 LOGS = Path(__file__).parent / "server_logs"
 
@@ -34,9 +34,9 @@ def test_the_error_that_ended_a_server_is_named_and_not_its_warnings(
     log: str, error: str, remedy: str
 ) -> None:
     text = (LOGS / f"{log}.log").read_text()
-    assert error in ending_error(text)
-    assert remedy in diagnosis(text)
-    assert "open files" not in diagnosis(text)
+    assert error in find_ending_error(text)
+    assert remedy in diagnose_log(text)
+    assert "open files" not in diagnose_log(text)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_the_error_that_ended_a_server_is_named_and_not_its_warnings(
     ],
 )
 def test_known_errors_have_a_remedy(error: str, remedy: str) -> None:
-    assert remedy in diagnosis(f"(EngineCore pid=7) ERROR 11-22 08:02:38 [core.py:1510] {error}\n")
+    assert remedy in diagnose_log(f"(EngineCore pid=7) ERROR 11-22 08:02:38 [core.py:1510] {error}\n")
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ def test_known_errors_have_a_remedy(error: str, remedy: str) -> None:
 def test_an_unknown_error_is_quoted_and_a_log_without_error_gives_no_diagnosis(
     log: str, expected: str
 ) -> None:
-    assert diagnosis(log) == expected
+    assert diagnose_log(log) == expected
 
 
 def test_long_errors_are_cut() -> None:
-    assert len(ending_error(f"RuntimeError: {'x' * 5000}")) == ERROR_CHARACTERS + 1
+    assert len(find_ending_error(f"RuntimeError: {'x' * 5000}")) == MOST_ERROR_CHARACTERS + 1

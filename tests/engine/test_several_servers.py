@@ -35,7 +35,7 @@ from treetune.engine.sampling import BLOCK_TOKENS, Prefixes
 from treetune.engine.server import OwnServer, RemoteServer
 from treetune.engine.settings import VllmSettings
 from treetune.exceptions import EngineError
-from treetune.store.timeline import SUFFIX, read_timeline
+from treetune.store.timeline import TIMELINE_SUFFIX, read_timeline
 
 
 def servers() -> list[int]:
@@ -165,7 +165,7 @@ def test_the_server_of_a_prompt_is_the_one_that_computed_its_longest_prefix() ->
 
 
 def test_the_number_of_remembered_prefixes_is_bounded() -> None:
-    prefixes = Prefixes(most=4)
+    prefixes = Prefixes(most_blocks=4)
     texts = [np.full(3 * BLOCK_TOKENS, number, np.int32) for number in range(20)]
     for text in texts:
         prefixes.add(0, text)
@@ -314,7 +314,7 @@ def test_ranks_exchange_values_in_rank_order_meeting_after_meeting(tmp_path: Pat
 
 def test_the_timeline_has_the_pid_of_the_server_and_not_of_its_guard_or_the_run(ranks: TwoRanks) -> None:
     ranks.both(lambda rank, engine: engine.wait_ready())
-    [process] = read_timeline(ranks.stub.log.with_suffix(SUFFIX))
+    [process] = read_timeline(ranks.stub.log.with_suffix(TIMELINE_SUFFIX))
     [answers] = [span for span in process.spans if span.name == "answers"]
     command = Path(f"/proc/{answers.about['pid']}/cmdline").read_bytes()
     assert b"stub_server" in command and b"guard.py" not in command

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tests.engine import receiving_program
-from treetune.engine.launch import BACKENDS, WORKER_EXTENSION
+from treetune.engine.launch import BACKEND_OF_METHOD, WORKER_EXTENSION
 from treetune.store.checksums import digest_of_weights
 
 NAMES = ("a.weight", "b.weight", "c.weight")
@@ -118,7 +118,7 @@ def test_vllm_finds_the_worker_and_the_transfers_by_the_names_in_the_servers_com
 
     extension = resolve_obj_by_qualname(WORKER_EXTENSION)
     assert not [name for name in vars(extension) if not name.startswith("__") and hasattr(WorkerBase, name)]
-    for backend in BACKENDS.values():
+    for backend in BACKEND_OF_METHOD.values():
         assert backend in WeightTransferEngineFactory._registry
 
 

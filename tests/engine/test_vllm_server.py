@@ -68,13 +68,15 @@ class Policy:
 
     def chunks(self, folder: Path) -> Iterator[Chunk]:
         """The weights as they leave a trainer, into a folder that is whole at the end."""
-        from treetune.models.shards import in_chunks, shard_path, write_index, write_shard
+        from treetune.models.shards import shard_path, split_into_chunks, write_index, write_shard
         from treetune.store.checksums import digest_of_weights
 
         shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
         weights = ((name, weight.detach()) for name, weight in self.model.named_parameters())
         files: dict[str, str] = {}
-        for number, (chunk, last) in enumerate(in_chunks(weights, 20_000, lambda weight: weight.clone())):
+        for number, (chunk, last) in enumerate(
+            split_into_chunks(weights, 20_000, lambda weight: weight.clone())
+        ):
             path = shard_path(folder, number)
             write_shard(chunk, path)
             files |= dict.fromkeys(chunk, path.name)

@@ -33,7 +33,7 @@ from tests.support.shipped import ROOT
 from treetune.engine.base import EngineLaunch
 from treetune.engine.launch import ServerLaunch
 from treetune.engine.settings import VllmSettings
-from treetune.engine.whole_answers import JOIN_EVERY, AsyncWholeAnswers, WholeAnswersScheduler
+from treetune.engine.whole_answers import ARRAYS_TO_JOIN, AsyncWholeAnswers, WholeAnswersScheduler
 from treetune.models.policy_files import write_for_engine
 from treetune.models.sources import TinyModel
 
@@ -86,7 +86,7 @@ def add_request(scheduler: WholeAnswersScheduler, name: str, **params: Any) -> N
 
 
 @pytest.mark.parametrize("reads_logprobs", [True, False])
-@pytest.mark.parametrize("tokens", [1, 2, 40, 2 * JOIN_EVERY + 9])
+@pytest.mark.parametrize("tokens", [1, 2, 40, 2 * ARRAYS_TO_JOIN + 9])
 def test_an_answer_comes_once_and_has_all_tokens_and_logprobs(
     scheduler: WholeAnswersScheduler, tokens: int, reads_logprobs: bool
 ) -> None:

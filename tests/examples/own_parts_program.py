@@ -100,7 +100,7 @@ def test_the_reward_is_a_number_between_0_and_1() -> None:
 
 def test_a_run_goes_through_with_all_of_its_parts(tmp_path: Path) -> None:
     """The whole loop but for the server: rollout, credit, objective and reward are the template's."""
-    folders.search_in(["."], ["my_package"])
+    folders.set_search_folders(["."], ["my_package"])
     directory = train(
         small(
             tmp_path,

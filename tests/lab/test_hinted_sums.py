@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from tests.credit.literature.test_published_methods import GROUP
-from treetune.lab.hinted_sums import HintedSums, derivation, leaks, measure_hinted_sums
+from treetune.lab.hinted_sums import HintedSums, measure_hinted_sums, measure_leaks, write_derivation
 from treetune.vocabulary import Problem, TextCodec
 
 PLAIN = HintedSums(
@@ -41,7 +41,7 @@ def test_hints_are_in_a_share_of_the_training_prompts_alone() -> None:
 def test_the_teacher_uses_a_hint() -> None:
     careless = replace(HINTED, hinted_noise=1.0)
     for problem in HINTED.problems("train"):
-        right_lines = derivation(problem.data["numbers"])
+        right_lines = write_derivation(problem.data["numbers"])
         demonstration = HINTED.demonstration(problem, seed=1)
         if problem.data["hinted"]:
             assert demonstration == f"{right_lines}#{problem.gold}"
@@ -85,7 +85,7 @@ def test_leaks_of_an_answer(text: str, underived: int, contradicted: int | None,
     expected = {"underived": underived, "repeated_hint": repeated_hint}
     if contradicted is not None:
         expected["contradicted"] = contradicted
-    assert leaks(text, PROBLEM) == expected
+    assert measure_leaks(text, PROBLEM) == expected
 
 
 def test_answers_to_other_tasks_have_no_leaks() -> None:
@@ -102,4 +102,4 @@ def test_a_derivation_is_the_solution_without_its_result() -> None:
     without_errors = replace(PLAIN, demonstration_noise=0.0)
     problem: Problem = without_errors.problems("train")[0]
     solution = without_errors.demonstration(problem, seed=0)
-    assert solution == f"{derivation(problem.data['numbers'])}#{problem.gold}"
+    assert solution == f"{write_derivation(problem.data['numbers'])}#{problem.gold}"

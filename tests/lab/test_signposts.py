@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from treetune.credit.values.base import AnswerState, ValuedAnswer
-from treetune.lab.signposts import SIGNS, Decided, SignpostRule, Signposts, SignpostsGrader
+from treetune.lab.signposts import SIGN_LETTERS, Decided, SignpostRule, Signposts, SignpostsGrader
 from treetune.tasks.steps import ends_of_lines
 from treetune.tree import State
 from treetune.vocabulary import Problem
@@ -35,7 +35,7 @@ def make_answer(task: Signposts, problem: Problem, is_right: list[bool]) -> str:
     lines = []
     for sign, line_is_right in zip(signs, is_right, strict=True):
         option = task.right(sign) if line_is_right else task.right(sign) % task.options + 1
-        lines.append(f"{SIGNS[sign]}{option}aaa\n")
+        lines.append(f"{SIGN_LETTERS[sign]}{option}aaa\n")
     return "".join(lines)
 
 

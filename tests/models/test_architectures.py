@@ -28,7 +28,7 @@ from tests.support.architectures import (
     trained_logprobs,
 )
 from treetune.architectures import length_rule, longest_context, probe_rows
-from treetune.engine.in_process import attach_attention, refuse_unlike_model
+from treetune.engine.in_process import attach_attention, refuse_wrong_engine_logprobs
 from treetune.models.dropout import turn_dropout_off
 from treetune.models.lora import Lora
 
@@ -93,15 +93,15 @@ def test_the_engine_in_the_process_samples_from_the_model(name: str) -> None:
 @pytest.mark.parametrize("name", ["lfm2", "opt", "mamba"])
 def test_the_engine_in_the_process_refuses_what_its_cache_cannot_hold(name: str) -> None:
     with pytest.raises(ValueError, match=r"ForCausalLM.*engines\.policy to the type 'vllm'"):
-        refuse_unlike_model(make(name).model, "cpu", 64)
+        refuse_wrong_engine_logprobs(make(name).model, "cpu", 64)
 
 
 def test_the_engine_in_the_process_notices_a_sliding_window_that_its_attention_ignores() -> None:
     model = make("mistral").model
     with pytest.raises(ValueError, match="differ from those of MistralForCausalLM"):
-        refuse_unlike_model(model, "cpu", 64)
+        refuse_wrong_engine_logprobs(model, "cpu", 64)
     attach_attention(model)
-    refuse_unlike_model(model, "cpu", 64)
+    refuse_wrong_engine_logprobs(model, "cpu", 64)
 
 
 def test_dropout_is_off_in_training_and_stays_in_the_configuration() -> None:

@@ -26,8 +26,8 @@ from tests.support.chat_models import random_model
 from tests.support.tiny_trainer import dense_mask, one_rank, tiny_model
 from treetune.models import attention
 from treetune.models.attention import (
-    BLOCK,
-    PACKED,
+    BLOCK_TOKENS,
+    PACKED_ATTENTION,
     PackedRow,
     attach_packed_attention,
     attach_tree_attention,
@@ -151,7 +151,7 @@ def test_no_mask_is_made() -> None:
         masks.append(mask)
         return attention.packed_attention(module, query, key, value, mask, **options)
 
-    AttentionInterface.register(PACKED, record_mask)
+    AttentionInterface.register(PACKED_ATTENTION, record_mask)
     logprobs_and_gradients(model, packed_inputs())
     assert masks == [None, None]
 
@@ -167,7 +167,7 @@ def test_a_model_that_hands_on_no_positions_and_sliding_windows_are_refused_with
 
 @pytest.mark.parametrize(
     ("device", "layout", "implementation"),
-    [("cuda", "packed", PACKED), ("cuda", "padded", "sdpa"), ("cpu", "packed", "sdpa")],
+    [("cuda", "packed", PACKED_ATTENTION), ("cuda", "padded", "sdpa"), ("cpu", "packed", "sdpa")],
 )
 def test_packing_on_a_gpu_uses_packed_attention_by_default(
     device: str, layout: Any, implementation: str
@@ -192,7 +192,7 @@ def random_subtree_lasts(width: int, seed: int) -> torch.Tensor:
         rows.append(row)
 
 
-@pytest.mark.parametrize("width", [5, BLOCK, 3 * BLOCK, 5 * BLOCK + 37])
+@pytest.mark.parametrize("width", [5, BLOCK_TOKENS, 3 * BLOCK_TOKENS, 5 * BLOCK_TOKENS + 37])
 @pytest.mark.parametrize("seed", range(3))
 def test_blocks_hold_what_the_dense_mask_holds(width, seed):
     subtree_last_T = random_subtree_lasts(width, seed)
@@ -200,27 +200,29 @@ def test_blocks_hold_what_the_dense_mask_holds(width, seed):
     mask = block_mask(subtree_last_T)
     assert mask.shape == (1, 1, width, width)
     assert torch.equal(create_mask(mask.mask_mod, 1, 1, width, width, device="cpu")[0, 0], dense)
-    padded = torch.nn.functional.pad(dense, (0, -width % BLOCK, 0, -width % BLOCK))
-    blocks = padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK)).transpose(1, 2).flatten(2)
+    padded = torch.nn.functional.pad(dense, (0, -width % BLOCK_TOKENS, 0, -width % BLOCK_TOKENS))
+    blocks = (
+        padded.unflatten(1, (-1, BLOCK_TOKENS)).unflatten(0, (-1, BLOCK_TOKENS)).transpose(1, 2).flatten(2)
+    )
     full_blocks = chosen_blocks(mask.full_kv_num_blocks, mask.full_kv_indices)
     partial_blocks = chosen_blocks(mask.kv_num_blocks, mask.kv_indices)
     assert torch.equal(full_blocks | partial_blocks, blocks.any(-1))
     assert not (full_blocks & partial_blocks).any()
     assert not (full_blocks & ~blocks.all(-1)).any()
-    without_last = slice(0, width // BLOCK)  # a full block at the end may count as a partial one
+    without_last = slice(0, width // BLOCK_TOKENS)  # a full block at the end may count as a partial one
     assert torch.equal(full_blocks[without_last, without_last], blocks.all(-1)[without_last, without_last])
 
 
-ENDS_WITH_A_BLOCK = torch.tensor([BLOCK] * (BLOCK + 1) + [BLOCK + 20] * 20)
+ENDS_WITH_A_BLOCK = torch.tensor([BLOCK_TOKENS] * (BLOCK_TOKENS + 1) + [BLOCK_TOKENS + 20] * 20)
 """One path ends at the first node of the second block."""
 
 
-@pytest.mark.parametrize("width", [5, BLOCK, 5 * BLOCK + 37, len(ENDS_WITH_A_BLOCK)])
+@pytest.mark.parametrize("width", [5, BLOCK_TOKENS, 5 * BLOCK_TOKENS + 37, len(ENDS_WITH_A_BLOCK)])
 def test_the_queries_of_a_block_get_exactly_the_keys_that_they_see(width):
     subtree_last_T = ENDS_WITH_A_BLOCK if width == len(ENDS_WITH_A_BLOCK) else random_subtree_lasts(width, 0)
     visible = torch.zeros(width, width, dtype=torch.bool)
     blocks = query_blocks(subtree_last_T)
-    queries_of_blocks = torch.arange(width).split(BLOCK)
+    queries_of_blocks = torch.arange(width).split(BLOCK_TOKENS)
     for queries_Q, keys_K, mask_QK in zip(
         queries_of_blocks, blocks.keys_M.split(blocks.counts), blocks.masks, strict=True
     ):
@@ -238,7 +240,7 @@ def chosen_blocks(counts: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_attention_by_blocks_equals_the_dense_one():
-    subtree_last_T = random_subtree_lasts(2 * BLOCK + 11, 0)
+    subtree_last_T = random_subtree_lasts(2 * BLOCK_TOKENS + 11, 0)
     query, key, value = torch.randn(
         3, 1, 2, len(subtree_last_T), 16, generator=torch.Generator().manual_seed(0)
     )
@@ -257,7 +259,7 @@ def test_logprobs_and_values_at_a_node_are_those_of_the_path_to_it(load):
     ids, depths, subtree_last_1T = (
         torch.from_numpy(a)[None] for a in (tree.token_ids_T, tree.depths_T, tree.subtree_last_T)
     )
-    assert ids.shape[1] > BLOCK
+    assert ids.shape[1] > BLOCK_TOKENS
     policy, critic = PolicyModule(load()), CriticModule(load(), seed=0)
     models = load(), load()
     for model in models:

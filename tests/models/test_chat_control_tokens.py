@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.support.chat_models import BEGIN, CHATML, END, TURN, TURN_END, bpe_tokenizer
 from tests.support.columns import plain
-from treetune.engine.client import RequestPart, payload
+from treetune.engine.client import RequestPart, make_sampling_body
 from treetune.engine.requests import Request, SamplingParams
 from treetune.models.chat import Chat
 from treetune.models.control_tokens import refuse_hidden_stops, special_tokens
@@ -167,7 +167,7 @@ def test_a_stop_string_that_is_a_special_token_is_looked_for_by_its_id() -> None
     specials = special_tokens(tokenizer)
     sampling = SamplingParams(max_tokens=4, stop=("\n\n", TURN_END), stop_ids=(9,))
     part = RequestPart(0, 0, 1, Request([1], 0, 1, sampling))
-    sampling_payload = payload(part, 0, end_ids=(7,), special_ids=specials)["sampling"]
+    sampling_payload = make_sampling_body(part, 0, end_ids=(7,), special_ids=specials)["sampling"]
     assert sampling_payload["stop"] == ["\n\n"]
     assert sampling_payload["stop_token_ids"] == [7, 9, specials[TURN_END]]
     refuse_hidden_stops(tokenizer, ["\n\n", TURN_END, "<|im_"])

@@ -36,7 +36,7 @@ from treetune.objectives.policy_gradient import (
     PolicyGradient,
 )
 from treetune.trainer.preparation import (
-    normalise,
+    normalise_advantages,
     rewards_to_come,
     token_rewards,
 )
@@ -416,7 +416,7 @@ def test_a_penalty_in_the_reward_counts_for_a_token_and_all_before_it_in_its_seq
 
 @given(st.lists(st.floats(-5, 5, width=32), min_size=3, max_size=50))
 def test_whitened_advantages_have_mean_zero_and_at_most_unit_deviation(numbers):
-    whitened = normalise(torch.tensor(numbers), "whiten").double()
+    whitened = normalise_advantages(torch.tensor(numbers), "whiten").double()
     assert float(whitened.mean()) == pytest.approx(0, abs=1e-4)
     assert float(whitened.std()) <= 1 + 1e-4
 

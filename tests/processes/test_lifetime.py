@@ -147,7 +147,7 @@ class LibraryOfALateChild:
             time.sleep(0.01)
 
 ctypes.CDLL = lambda *arguments, **options: LibraryOfALateChild()
-with lifetime.started([sys.executable, "-c", "print('begun')"], {}, sys.stdout) as process:
+with lifetime.start_process_group([sys.executable, "-c", "print('begun')"], {}, sys.stdout) as process:
     process.wait()
 """
 

@@ -23,7 +23,7 @@ from treetune.credit.values.critic import CriticEstimator
 from treetune.credit.vineppo import MonteCarlo
 from treetune.models.sources import TinyModel
 from treetune.rollouts.answers import require_growing_rollout
-from treetune.rollouts.context import FORMER_NAMES
+from treetune.rollouts.context import FORMER_ATTRIBUTES
 from treetune.rollouts.partial import PartialAnswers
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.tree import trees_of
@@ -60,7 +60,7 @@ def test_only_some_rollouts_continue_answers(rollout: SingleTurn | None) -> None
         require_growing_rollout(mdp.context(rollout=rollout))
 
 
-@pytest.mark.parametrize("name", FORMER_NAMES)
+@pytest.mark.parametrize("name", FORMER_ATTRIBUTES)
 def test_a_former_attribute_says_what_to_use_in_its_place(name: str) -> None:
     context: Any = mdp.context()
     with pytest.raises(AttributeError, match=rf"no attribute '{name}': .* such as context\.further_problems"):

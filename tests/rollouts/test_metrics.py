@@ -26,7 +26,7 @@ from treetune.credit.vineppo import MonteCarlo
 from treetune.domains.mixture import Domain, Mixture
 from treetune.engine.requests import SamplingParams
 from treetune.rollouts import numbers
-from treetune.rollouts.answers import before_stop, contiguous_share
+from treetune.rollouts.answers import contiguous_share, cut_at_stop
 from treetune.rollouts.context import FurtherProblems, RolloutContext
 from treetune.rollouts.demonstrations import Demonstrations
 from treetune.rollouts.metrics import domain_advantages, domain_columns, trajectory_metrics
@@ -36,8 +36,8 @@ from treetune.rollouts.until_mixed import UntilMixed
 from treetune.tables.columns import MeasuredColumn, Panel, number_in
 from treetune.threads.fork_join import EVENTS
 from treetune.threads.numbers import (
-    NUMBERS,
-    counts_of,
+    THREAD_NUMBERS,
+    count_threads_of_answer,
     critical_seconds,
     measure_threads,
 )
@@ -95,7 +95,7 @@ def test_each_domain_has_its_own_stop_string_budget_and_steps() -> None:
         assert all(stop not in text.removesuffix(stop) for text in texts)
         assert any(text.endswith(stop) for text in texts) and any(other_stop in text for text in texts)
         graded = {text for id, text in pool.submitted if id.startswith(domain)}
-        assert graded == {before_stop(text, (stop,)) for text in texts}
+        assert graded == {cut_at_stop(text, (stop,)) for text in texts}
     assert any(len(trajectory.step_ends) > 1 for trajectory in answers_of_domain(answers, "cut"))
 
 
@@ -208,7 +208,7 @@ TURNS = NumberGroup(
 @pytest.fixture
 def _turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numbers, "_groups", {})
-    numbers.declare(TURNS)
+    numbers.declare_group(TURNS)
 
 
 def answers_with_turns() -> list[Trajectory]:
@@ -244,8 +244,8 @@ def test_a_rank_without_a_number_has_the_means_of_the_others() -> None:
 
 @pytest.mark.usefixtures("_turns")
 def test_evaluations_and_the_line_of_an_iteration_show_the_numbers_declared_for_them() -> None:
-    means = numbers.number_metrics(numbers.columns(answers_with_turns()))
-    summary = {"pass_at_1": 0.5, **numbers.by_group(means)}
+    means = numbers.number_metrics(numbers.collect_number_columns(answers_with_turns()))
+    summary = {"pass_at_1": 0.5, **numbers.group_numbers(means)}
     assert summary["turns"]["count"] == 1.0
     metrics = numbers.evaluation_metrics("test", summary)
     assert metrics["evaluation/test/turns/count"] == 1.0
@@ -310,7 +310,9 @@ def test_seconds_are_left_out_where_not_all_were_measured() -> None:
 
 def test_blocks_count_to_the_depth_to_which_the_rollout_forked() -> None:
     flat = answer("".join(threads.decode(segment.token_ids) for segment in FORKED))
-    forked, counts_of_written = (counts_of(answer, threads.TAG_IDS) for answer in (answer(*FORKED), flat))
+    forked, counts_of_written = (
+        count_threads_of_answer(answer, threads.TAG_IDS) for answer in (answer(*FORKED), flat)
+    )
     assert forked.threads_of_blocks == (2, 2, 1)
     assert counts_of_written.threads_of_blocks == (2, 2), "no rollout forked here: tags in a thread are text"
 
@@ -328,7 +330,7 @@ def test_an_answer_with_threads_has_the_numbers_of_the_reference() -> None:
         "avg_tokens_per_parallel_block": 59,
     }
     assert {name: numbers[name] for name in expected} == pytest.approx(expected)
-    assert numbers.keys() == set(NUMBERS) - set(EVENTS)
+    assert numbers.keys() == set(THREAD_NUMBERS) - set(EVENTS)
 
 
 def test_an_answer_without_a_block_has_no_numbers_of_blocks() -> None:

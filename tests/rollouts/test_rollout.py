@@ -24,7 +24,7 @@ from tests.support.columns import plain
 from tests.support.trees import answered
 from treetune.credit.vineppo import MonteCarlo
 from treetune.engine.requests import Completion, OnResult, Request, SamplingParams
-from treetune.rollouts.answers import before_stop
+from treetune.rollouts.answers import cut_at_stop
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.demonstrations import Demonstrations
 from treetune.rollouts.single_turn import SingleTurn, sample_answers
@@ -189,7 +189,7 @@ def test_a_stop_string_ends_an_answer_and_is_hidden_from_graders() -> None:
     pool = mdp.InlinePool()
     trajectories, _ = mdp.roll_out(STOPPED, 2, engine=mdp.engine_of_even_letters(), grader=pool)
     assert {text for _, text in pool.submitted} == {
-        before_stop(trajectory.text, (STOP,)) for trajectory in trajectories
+        cut_at_stop(trajectory.text, (STOP,)) for trajectory in trajectories
     }
     stopped = [trajectory for trajectory in trajectories if STOP in trajectory.text]
     assert any(trajectory.text == STOP for trajectory in stopped), "an answer of nothing else"
@@ -220,7 +220,7 @@ def test_continuations_are_graded_without_the_stop_string_that_ended_them() -> N
     [("a\n\n\nP: b", "a"), ("a", "a"), ("", ""), ("\n\n\nP: b", ""), ("1;2\n\n\nP:", "1")],
 )
 def test_the_graded_text_ends_before_the_first_stop_string(text: str, expected: str) -> None:
-    assert before_stop(text, ("\n\n\nP:", ";")) == expected
+    assert cut_at_stop(text, ("\n\n\nP:", ";")) == expected
 
 
 def test_prompt_and_answer_never_exceed_the_context_where_long_prompts_are_allowed() -> None:

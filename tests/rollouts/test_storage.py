@@ -36,8 +36,8 @@ from treetune.rollouts.storage import (
     write_tokens,
     write_trajectories,
 )
-from treetune.runtime.generation import episodes_on_all, trajectories_on_first
-from treetune.store.checksums import SEALED
+from treetune.runtime.generation import gather_episodes_on_all, gather_trajectories_on_first
+from treetune.store.checksums import SEALED_MARK
 from treetune.vocabulary import Episode, Grade, Message, Problem, Segment, Trajectory
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
@@ -183,8 +183,8 @@ class RanksThatHaveSent:
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_the_rows_that_ranks_exchange_are_those_of_one_rank(ranks: int) -> None:
     for exchanged, to_bytes, rows in (
-        (trajectories_on_first, trajectories_to_bytes, mdp.all_trajectories()),
-        (episodes_on_all, episodes_to_bytes, [make_episode(number) for number in range(7)]),
+        (gather_trajectories_on_first, trajectories_to_bytes, mdp.all_trajectories()),
+        (gather_episodes_on_all, episodes_to_bytes, [make_episode(number) for number in range(7)]),
     ):
         shares = [contiguous_share(rows, rank, ranks) for rank in range(ranks)]
         others: Any = RanksThatHaveSent([to_bytes(share) for share in shares])
@@ -235,7 +235,7 @@ def without_column(path: Path, name: str) -> None:
     """Rewrites the file as it was before that column existed."""
     with pa.ipc.open_stream(path.read_bytes()) as reader:
         table = reader.read_all().drop_columns(name)
-    metadata = {key: value for key, value in table.schema.metadata.items() if key != SEALED}
+    metadata = {key: value for key, value in table.schema.metadata.items() if key != SEALED_MARK}
     table = table.replace_schema_metadata(metadata)
     with pa.ipc.new_stream(path, table.schema) as writer:
         writer.write_table(table)

@@ -19,7 +19,7 @@ from typing import Any
 from tests.support.fork_server import ROOT, ForkedCommand, start_forked
 from tests.support.small_run import FakeSettings, small
 from treetune.engine.base import Engine, EngineLaunch
-from treetune.engine.journal import FLUSH_S
+from treetune.engine.journal import FLUSH_EVERY_S
 from treetune.engine.requests import Completion, OnResult, Request
 from treetune.runtime import commands
 from treetune.runtime.base import Evaluation, EvaluationSet
@@ -49,7 +49,7 @@ class HaltingSettings(FakeSettings):
                 on_result(index, completions)
                 left[0] -= 1
                 if left[0] == 0:
-                    time.sleep(1.5 * FLUSH_S)  # so that the next answer is written, and those before it
+                    time.sleep(1.5 * FLUSH_EVERY_S)  # so that the next answer is written, and those before it
                 elif left[0] == -1:
                     sys.stdout.write(STANDING)
                     sys.stdout.flush()

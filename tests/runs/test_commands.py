@@ -32,7 +32,7 @@ from treetune.models.policy_files import read_policy
 from treetune.processes import lifetime
 from treetune.runtime import commands, policy_server
 from treetune.runtime.base import Checkpoints
-from treetune.runtime.policy_server import PolicyServer, stored_logprobs
+from treetune.runtime.policy_server import PolicyServer, compute_stored_logprobs
 from treetune.runtime.session import Session
 from treetune.runtime.training import make_trainer
 from treetune.vocabulary import token_array
@@ -134,7 +134,7 @@ def test_stored_weights_are_scored_once_for_all_ranks_as_the_model_scores(
 
         ranks = SimpleNamespace(is_first=rank == 0, exchange=lambda name, pairs: own, from_first=from_first)
         pairs = [(token_array(prompt), token_array(answer)) for prompt, answer in own[rank]]
-        return stored_logprobs(ranks, policy, 0.5, pairs)  # type: ignore[arg-type]
+        return compute_stored_logprobs(ranks, policy, 0.5, pairs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", loaded)
     monkeypatch.setattr(policy_server, "SCORED_WITH_BYTES", limit)

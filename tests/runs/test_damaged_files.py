@@ -28,9 +28,9 @@ from treetune.runtime.analysis import read_result, write_result
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory, verify_answers
 from treetune.runtime.manifest import read_config
-from treetune.store.checksums import SUMS, read_record, write_record
-from treetune.store.journal import row_of
-from treetune.view.app import application
+from treetune.store.checksums import CHECKSUMS_FILE, read_record, write_record
+from treetune.store.journal import unseal_line
+from treetune.view.app import make_application
 from treetune.view.experiment import read_experiment
 from treetune.view.report.write import write_report
 from treetune.view.store import Store
@@ -137,7 +137,7 @@ class Hostile:
 def test_a_checkpoint_that_would_run_code_runs_none(of_two: ExperimentDirectory, tmp_path: Path) -> None:
     (state,) = (of_two.checkpoint(2) / "trainer").rglob("mp_rank_00_model_states.pt")
     torch.save({"module": Hostile(tmp_path / "proof")}, state)
-    (of_two.checkpoint(2) / "trainer" / SUMS).unlink()
+    (of_two.checkpoint(2) / "trainer" / CHECKSUMS_FILE).unlink()
     with pytest.raises(UnpicklingError, match="mkdir"):
         run_of(tmp_path, 3)
     assert not (tmp_path / "proof").exists()
@@ -205,8 +205,8 @@ def test_what_earlier_versions_wrote_is_read_as_it_is(of_two: ExperimentDirector
     old = tmp_path / "old.json"
     old.write_text('{"seconds": 1.0}')
     assert read_record(old, "") == {"seconds": 1.0}
-    assert row_of(b'["key",[]]\n') == b'["key",[]]\n'
-    for sums in of_two.path.rglob(SUMS):
+    assert unseal_line(b'["key",[]]\n') == b'["key",[]]\n'
+    for sums in of_two.path.rglob(CHECKSUMS_FILE):
         sums.unlink()
     run_of(tmp_path, 3)
     assert of_two.checkpoints() == [1, 2, 3]
@@ -299,7 +299,7 @@ print("alive")
 def client(tmp_path: Path, of_two: ExperimentDirectory) -> TestClient:
     """A browser before the viewer."""
     store = Store([tmp_path], tmp_path / "cache", look_again_s=0.0)
-    made = TestClient(application(store, "token"), base_url="http://127.0.0.1")
+    made = TestClient(make_application(store, "token"), base_url="http://127.0.0.1")
     made.get("/", params={"token": "token"})
     return made
 

@@ -13,7 +13,7 @@ import pytest
 from tests.support.small_run import FakeSettings, log_of, small, train
 from treetune.engine.settings import InProcessSettings, VllmSettings
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
-from treetune.runtime.training import GAP, gap_limit, gap_problem, stops_at_gap
+from treetune.runtime.training import GAP_METRIC, describe_gap_problem, gap_limit, stops_at_gap
 from treetune.trainer.base import Trainer
 from treetune.vocabulary import Episode
 
@@ -44,7 +44,7 @@ def sampled_by(version: int) -> list[Episode]:
 
 
 def test_another_model_is_told_with_iteration_numbers_and_causes() -> None:
-    problem = gap_problem(session(), 2, sampled_by(2), {GAP: 0.43})
+    problem = describe_gap_problem(session(), 2, sampled_by(2), {GAP_METRIC: 0.43})
     assert problem is not None
     for words in ("iteration 3", "0.43", "0.001", "sliding windows"):
         assert words in problem
@@ -52,25 +52,25 @@ def test_another_model_is_told_with_iteration_numbers_and_causes() -> None:
 
 @pytest.mark.parametrize("gap", [float("nan"), float("inf")])
 def test_what_is_no_number_is_too_large(gap: float) -> None:
-    assert gap_problem(session(), 0, sampled_by(0), {GAP: gap}) is not None
+    assert describe_gap_problem(session(), 0, sampled_by(0), {GAP_METRIC: gap}) is not None
 
 
 @pytest.mark.parametrize(
     ("more", "version", "metrics"),
     [
-        ({}, 2, {GAP: 1e-5}),
+        ({}, 2, {GAP_METRIC: 1e-5}),
         ({}, 2, {}),  # nothing was sampled
-        ({}, 1, {GAP: 0.5}),  # sampled beside the training before
-        ({"temperature": 0.0}, 2, {GAP: 0.5}),
-        ({"restart": "every_iteration"}, 2, {GAP: 0.5}),
-        ({"logprob_gap_limit": 0.6}, 2, {GAP: 0.5}),
-        ({"engine": VllmSettings(), "device": "cuda"}, 2, {GAP: 0.05}),
-        ({"engine": VllmSettings(canary_tolerance=0.2)}, 2, {GAP: 0.5}),
-        ({"precision": "bfloat16", "zero_stage": 1}, 2, {GAP: 0.1}),
+        ({}, 1, {GAP_METRIC: 0.5}),  # sampled beside the training before
+        ({"temperature": 0.0}, 2, {GAP_METRIC: 0.5}),
+        ({"restart": "every_iteration"}, 2, {GAP_METRIC: 0.5}),
+        ({"logprob_gap_limit": 0.6}, 2, {GAP_METRIC: 0.5}),
+        ({"engine": VllmSettings(), "device": "cuda"}, 2, {GAP_METRIC: 0.05}),
+        ({"engine": VllmSettings(canary_tolerance=0.2)}, 2, {GAP_METRIC: 0.5}),
+        ({"precision": "bfloat16", "zero_stage": 1}, 2, {GAP_METRIC: 0.1}),
     ],
 )
 def test_ordinary_runs_raise_no_alarm(more: dict[str, Any], version: int, metrics: dict[str, float]) -> None:
-    assert gap_problem(session(**more), 2, sampled_by(version), metrics) is None
+    assert describe_gap_problem(session(**more), 2, sampled_by(version), metrics) is None
 
 
 def test_limits_follow_what_engine_and_trainer_compute_in() -> None:

@@ -33,8 +33,8 @@ from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime import commands, evaluation
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.console import Console
-from treetune.runtime.evaluation import by_domain, pass_at_k, set_problems, summarise
-from treetune.runtime.intervals import bootstrap, interval_of_mean
+from treetune.runtime.evaluation import pass_at_k, problems_of_set, summarise, summarise_domains
+from treetune.runtime.intervals import bootstrap_interval, interval_of_mean
 from treetune.tasks.arithmetic import AdditionChain
 from treetune.tasks.graders.base import Grader
 from treetune.vocabulary import Grade, Problem, Segment, Trajectory
@@ -135,7 +135,7 @@ def test_a_random_choice_of_problems_is_the_evaluations_seeds_and_not_the_runs()
     def ids(choose: Literal["first", "random"], seed: int = 0, run: int = 1) -> list[str]:
         one = EvaluationSet(split="train", problems=20, choose=choose)
         config = small(Path("nowhere"), evaluation=Evaluation(sets=(one,), seed=seed), seed=run)
-        return [problem.id for problem in set_problems(config, one)]
+        return [problem.id for problem in problems_of_set(config, one)]
 
     everything = [problem.id for problem in TASK.problems("train")]
     assert ids("first") == everything[:20]
@@ -362,9 +362,9 @@ def test_the_interval_of_means_of_several_samples_covers_the_truth_about_as_ofte
 def test_the_interval_is_as_wide_as_the_normal_one_and_leaves_room_where_problems_went_alike() -> None:
     values = [float(i < 300) for i in range(500)]
     half = 1.96 * (0.6 * 0.4 / 500) ** 0.5
-    for interval in (interval_of_mean(values, seed=3), bootstrap(values, seed=3)):
+    for interval in (interval_of_mean(values, seed=3), bootstrap_interval(values, seed=3)):
         assert interval == pytest.approx((0.6 - half, 0.6 + half), abs=0.01)
-    assert bootstrap(values, seed=3) == bootstrap(values, seed=3)
+    assert bootstrap_interval(values, seed=3) == bootstrap_interval(values, seed=3)
     assert interval_of_mean([1.0] * 20, seed=0) == pytest.approx((0.839, 1.0), abs=5e-4)
     assert interval_of_mean([0.0] * 20, seed=0) == pytest.approx((0.0, 0.161), abs=5e-4)
 
@@ -372,9 +372,9 @@ def test_the_interval_is_as_wide_as_the_normal_one_and_leaves_room_where_problem
 def test_a_summary_by_domain_is_that_of_each_domain_alone_and_needs_several() -> None:
     answers = trajectories([[(RIGHT, False, 2), ("wrong", True, 3)], [("wrong", False, 1)] * 2])
     named = [replace(t, problem=replace(t.problem, domain="ab"[int(t.problem.id[-1])])) for t in answers]
-    assert by_domain(named, 0) == {
+    assert summarise_domains(named, 0) == {
         "domains": {"a": summarise(answers[:2], 0), "b": summarise(answers[2:], 0)},
     }
     lost = [replace(t, grade=Grade(0.0, "unavailable")) if t.problem.domain == "b" else t for t in named]
-    assert list(by_domain(lost, 0)["domains"]) == ["a"], "of the other one nothing is known"
-    assert by_domain(named[:2], 0) == by_domain(answers, 0) == {}
+    assert list(summarise_domains(lost, 0)["domains"]) == ["a"], "of the other one nothing is known"
+    assert summarise_domains(named[:2], 0) == summarise_domains(answers, 0) == {}

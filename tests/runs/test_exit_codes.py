@@ -15,7 +15,12 @@ import pytest
 from tests.runs.standing_program import start_standing
 from tests.support.experiment_runs import ROOT, Experiment
 from treetune.runtime import rank_launcher
-from treetune.runtime.rank_launcher import SignalsOfRun, ranks_here, signal_for_group, threads_each
+from treetune.runtime.rank_launcher import (
+    SignalsOfRun,
+    count_ranks_here,
+    signal_for_group,
+    threads_per_process,
+)
 
 
 def wait_until_taken(pid: int, number: int, deadline_s: float = 60.0) -> None:
@@ -90,17 +95,17 @@ def test_a_wrong_configuration_is_told_once_before_any_rank_is_started() -> None
 def test_ranks_are_the_gpus_that_were_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     monkeypatch.delenv("NUM_GPUS", raising=False)
-    assert (ranks_here(), ranks_here(1)) == (2, 1)
+    assert (count_ranks_here(), count_ranks_here(1)) == (2, 1)
     monkeypatch.setenv("NUM_GPUS", "3")
     with pytest.raises(ValueError, match=r"3 ranks .* and CUDA_VISIBLE_DEVICES=4,6 are 2 GPUs"):
-        ranks_here()
+        count_ranks_here()
     monkeypatch.setenv("NUM_GPUS", "two")
     with pytest.raises(ValueError, match="NUM_GPUS is 'two'"):
-        ranks_here()
+        count_ranks_here()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("NUM_GPUS")
-    assert ranks_here() == 1, "none: the CPU"
-    assert ranks_here(ranks=2) == 2, "two processes on the CPU, where they are asked for as such"
+    assert count_ranks_here() == 1, "none: the CPU"
+    assert count_ranks_here(ranks=2) == 2, "two processes on the CPU, where they are asked for as such"
 
 
 @pytest.mark.parametrize("wanted", [1, 4])
@@ -110,7 +115,7 @@ def test_gpus_that_are_asked_for_and_not_there_are_refused(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("NUM_GPUS", raising=False)
     with pytest.raises(ValueError, match=rf"--num_gpus is {wanted}, and .*--ranks {wanted} for"):
-        ranks_here(wanted)
+        count_ranks_here(wanted)
 
 
 @pytest.mark.parametrize("names", ["GPU-8f3c-1,GPU-8f3c-2", "MIG-7a11"])
@@ -126,9 +131,9 @@ def test_gpus_that_are_handed_out_by_name_reach_the_ranks(
     )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
     monkeypatch.delenv("NUM_GPUS", raising=False)
-    monkeypatch.setattr(rank_launcher, "MAIN", program)
+    monkeypatch.setattr(rank_launcher, "MAIN_PROGRAM", program)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    ranks = ranks_here()
+    ranks = count_ranks_here()
     try:
         assert rank_launcher.start_ranks([], ranks) == 0
     finally:
@@ -186,14 +191,14 @@ def test_a_process_sees_one_part_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-7a11,MIG-7a12")
     monkeypatch.delenv("NUM_GPUS", raising=False)
     with pytest.raises(ValueError, match=r"parts of GPUs \(MIG\).* would be 2 ranks: set NUM_GPUS to 1"):
-        ranks_here()
-    assert ranks_here(1) == 1
+        count_ranks_here()
+    assert count_ranks_here(1) == 1
 
 
 def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    assert (threads_each(3), threads_each(20)) == ("2", "1")
+    assert (threads_per_process(3), threads_per_process(20)) == ("2", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
     with pytest.raises(ValueError, match="OMP_NUM_THREADS is 'many'"):
-        threads_each(1)
+        threads_per_process(1)

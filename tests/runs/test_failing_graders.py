@@ -46,7 +46,7 @@ from treetune.exceptions import EngineError, NothingGraded
 from treetune.main import main
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime import judge_server
-from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration, without_sandbox
+from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration, find_keys_without_sandbox
 from treetune.tasks.graders.final_answer import FinalAnswer
 
 # Reward functions that fail
@@ -87,9 +87,9 @@ def on_tests(response, problem):
 @pytest.fixture
 def rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "broken_rewards.py").write_text(REWARDS)
-    monkeypatch.setattr(folders, "_OWN", folders.OwnFolders())
+    monkeypatch.setattr(folders, "_OWN_FOLDERS", folders.OwnFolders())
     finders = list(sys.meta_path)
-    folders.search_in([tmp_path])
+    folders.set_search_folders([tmp_path])
     yield
     sys.meta_path[:] = finders
     sys.modules.pop("broken_rewards", None)
@@ -401,7 +401,7 @@ def test_who_lets_a_models_programs_run_without_a_sandbox_is_told_so_at_every_st
     given = ["--configs", "configs/quickstart/grpo.jsonnet", "--override", task]
     assert main([*given, "check_config", "--config-only"]) == 0
     assert "unsafe_local" in capsys.readouterr().err
-    assert without_sandbox({"domains": [{"x": 1}, {"grader": {"sandbox": UNSAFE}}]}) == [
+    assert find_keys_without_sandbox({"domains": [{"x": 1}, {"grader": {"sandbox": UNSAFE}}]}) == [
         "domains.1.grader.sandbox"
     ]
-    assert without_sandbox({"sandbox": {"type": "bubblewrap"}}) == []
+    assert find_keys_without_sandbox({"sandbox": {"type": "bubblewrap"}}) == []

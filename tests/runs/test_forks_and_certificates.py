@@ -157,7 +157,7 @@ def test_adapters_and_the_reward_model_are_certified_too(
     folder = certified.checkpoint(2) / part
     shutil.copytree(certified.checkpoint(2) / "policy", folder)
     with monkeypatch.context() as patched:
-        patched.setattr(certificates, "PARTS", ("policy", "critic", "trainer"))
+        patched.setattr(certificates, "CHECKPOINT_FOLDERS", ("policy", "critic", "trainer"))
         certify(certified.path, run[0])
     messages = verify(certified.path / "certificate.json", run[0], PLAIN, certified.path)
     assert "chain of 2" in next(messages)

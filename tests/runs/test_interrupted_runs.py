@@ -63,7 +63,7 @@ from treetune.threads.parallel_threads import ParallelThreads
 from treetune.threads.shaping import Acceleration, Running
 from treetune.trainer.core import PolicyTrainer
 from treetune.trainer.reward_model import RewardModelTraining
-from treetune.trainer.scoring import AHEAD as SCORED_AHEAD
+from treetune.trainer.scoring import SHARE_AHEAD_METRIC as SCORED_AHEAD
 
 CAPPED = replace(TRAINER, objective=ClippedPolicyGradient(importance_cap=2.0))
 ANSWERS = SingleTurn(samples=2, max_tokens=12, unfinished_reward=1.0)

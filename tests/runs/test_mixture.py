@@ -24,7 +24,7 @@ from tests.support.small_run import (
 from treetune.domains.mixture import Curriculum, Domain, Mixture
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
-from treetune.runtime.record import summary_line
+from treetune.runtime.record import format_summary_line
 from treetune.tasks.drawing import DrawingContext
 
 MIXED = Mixture(
@@ -87,7 +87,7 @@ def test_metrics_evaluations_episodes_and_lines_tell_domains_apart(run: PolicyIt
     assert {e.domain for e in episodes} == {e.group.partition("/")[0] for e in episodes} == {"long", "short"}
     assert row["domains/long/advantage_std"] >= 0
 
-    line = summary_line(row, ITERATIONS)
+    line = format_summary_line(row, ITERATIONS)
     long, short = (row[f"domains/{name}/reward"] for name in ("long", "short"))
     assert f"reward {row['episodes/reward']:.3f}  (long {long:.3f}, short {short:.3f})" in line
     assert line.count("test ") == 1 and f"test {row['evaluation/test/pass_at_1']:.3f}" in line

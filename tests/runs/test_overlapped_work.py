@@ -39,8 +39,8 @@ from treetune.rollouts.storage import read_trajectories
 from treetune.runtime import generation, loop
 from treetune.runtime.base import PolicyIteration, StopAfter
 from treetune.store.checksums import read_record
-from treetune.store.timeline import SUFFIX, read_timeline
-from treetune.trainer.scoring import AHEAD, SECONDS, Scorer
+from treetune.store.timeline import TIMELINE_SUFFIX, read_timeline
+from treetune.trainer.scoring import SHARE_AHEAD_METRIC, WAITING_SECONDS_METRIC, Scorer
 
 # Continuations among answers
 
@@ -73,7 +73,7 @@ def test_continuations_among_answers_leave_the_run_as_it_is_and_each_phase_its_t
     assert row["seconds/other"] > 0
     assert mine["credit"]["seconds"] == pytest.approx(row["seconds/credit"])
 
-    [process] = read_timeline(directory_of(pipelined).logs / f"run{SUFFIX}")
+    [process] = read_timeline(directory_of(pipelined).logs / f"run{TIMELINE_SUFFIX}")
 
     def bars(lane: str) -> list[float]:
         found = (one for one in process.spans if (one.lane, one.name) == (lane, "credit"))
@@ -122,13 +122,13 @@ def test_the_reference_scores_all_answers_meanwhile_or_where_they_are_there_befo
     config = scoring(tmp_path)
     directory = train(config)
     rows = directory.read_metrics()
-    assert [row[AHEAD] for row in rows] == [1.0, 1.0]
-    assert all(row[SECONDS] > 0 for row in rows)
+    assert [row[SHARE_AHEAD_METRIC] for row in rows] == [1.0, 1.0]
+    assert all(row[WAITING_SECONDS_METRIC] > 0 for row in rows)
     expected = load(weights_of(config))
     shutil.rmtree(directory.path / "checkpoints")
     for iteration in range(2):
         (directory.iteration(iteration) / "metrics.json").unlink()
-    assert [row[AHEAD] for row in train(config).read_metrics()] == [0.0, 0.0]
+    assert [row[SHARE_AHEAD_METRIC] for row in train(config).read_metrics()] == [0.0, 0.0]
     assert all(torch.equal(tensor, expected[name]) for name, tensor in load(weights_of(config)).items())
 
 

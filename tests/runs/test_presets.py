@@ -14,14 +14,16 @@ import pytest
 import treetune.parts  # noqa: F401  (registers them)
 from tests.runs.shared_server import built, largest_move, train_with
 from treetune.config.jsonnet import load
-from treetune.config.layers import CONFIGS, configurations
+from treetune.config.layers import CONFIGS_FOLDER, find_configuration_files
 from treetune.engine.settings import InProcessSettings
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
 
 BASE = Path(__file__).with_name("presets.jsonnet")
 SHARED_BY_THE_OTHERS = {"policy_gradient", "spo"}
-PRESETS = sorted({path.stem for path in configurations(CONFIGS / "presets")} - SHARED_BY_THE_OTHERS)
+PRESETS = sorted(
+    {path.stem for path in find_configuration_files(CONFIGS_FOLDER / "presets")} - SHARED_BY_THE_OTHERS
+)
 ON_A_CORPUS = {"greedy_jsd"}
 DEMONSTRATED = "{rollout: {type: 'demonstrations'}}"
 ADDITIONS = [

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.small_run import TASK, TRAINER, directory_of, small, train
-from treetune.config.build import checked
+from treetune.config.build import check_root
 from treetune.credit.base import GroupCredit
 from treetune.credit.gae import Gae
 from treetune.credit.no_credit import NoCredit
@@ -32,7 +32,7 @@ from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.selection import All, CorrectOnly, MixedGroups, PreferencePairs
 from treetune.rollouts.shaping import LengthPenalty, OverlongPenalty
-from treetune.rollouts.single_turn import SingleTurn, for_fixed_problems, sample_answers
+from treetune.rollouts.single_turn import SingleTurn, adapt_to_fixed_problems, sample_answers
 from treetune.rollouts.storage import read_trajectories
 from treetune.rollouts.until_mixed import UntilMixed
 from treetune.runtime.base import ChooseCheckpoint, Evaluation, EvaluationSet
@@ -77,7 +77,7 @@ OFTEN_RIGHT = "it is drawn by how often the policy is right"
     ],
 )
 def test_parts_that_go_together_are_let_through(changes: dict[str, Any], tmp_path: Path) -> None:
-    checked(small(tmp_path, **changes))
+    check_root(small(tmp_path, **changes))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_parts_that_do_not_go_together_are_told(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        checked(small(tmp_path, **changes))
+        check_root(small(tmp_path, **changes))
     assert re.search(message, " ".join(str(refused.value).split()))
 
 
@@ -218,7 +218,7 @@ def test_evaluation_samples_plainly_where_a_rollout_says_nothing_of_it(tmp_path:
     answers = (directory.evaluation(2, "test") / "answers.jsonl").read_text().splitlines()
     assert len(answers) == 2 * TASK.test_size
     plain = SingleTurn(samples=2, max_tokens=12, top_p=0.9)
-    assert for_fixed_problems(config.rollout) == for_fixed_problems(plain) == plain
+    assert adapt_to_fixed_problems(config.rollout) == adapt_to_fixed_problems(plain) == plain
 
 
 def test_a_count_of_answers_that_no_set_asked_for_is_refused(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_count_of_answers_that_no_set_asked_for_is_refused(tmp_path: Path) -> 
 def test_an_evaluations_own_rollout_that_would_be_replaced_is_told(tmp_path: Path) -> None:
     config = small(tmp_path, evaluation=replace(MEASURED, rollout=Twice(samples=2, max_tokens=12)))
     with pytest.raises(ConfigError, match=r"evaluation.rollout: Twice can't answer a fixed list"):
-        checked(config)
+        check_root(config)
 
 
 @pytest.mark.parametrize(("key", "value"), [("temperature", 1.3), ("top_p", 0.5), ("top_k", 3)])

@@ -207,9 +207,9 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     file = tmp_path / "own" / "module_of_a_run.py"
     file.parent.mkdir()
     file.write_text("weight = 1\n")
-    monkeypatch.setattr(folders, "_OWN", folders.OwnFolders())
+    monkeypatch.setattr(folders, "_OWN_FOLDERS", folders.OwnFolders())
     finders = list(sys.meta_path)
-    folders.search_in([file.parent])
+    folders.set_search_folders([file.parent])
     importlib.import_module("module_of_a_run")
     yield file
     sys.meta_path[:] = finders

@@ -32,7 +32,7 @@ from treetune.models.lora import Lora
 from treetune.models.policy_files import read_policy
 from treetune.models.pretrained import PretrainedModel
 from treetune.models.saved_weights import saved_weights
-from treetune.models.shards import HEAD_WEIGHT, INDEX, in_chunks, with_head
+from treetune.models.shards import HEAD_WEIGHT, INDEX_FILE, add_head, split_into_chunks
 from treetune.models.tokenizer import character_tokenizer
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.runtime import commands, weights_folder
@@ -40,7 +40,7 @@ from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session, StartModel
 from treetune.runtime.training import make_trainer
-from treetune.runtime.weights_folder import WeightsFolder, room_needed
+from treetune.runtime.weights_folder import WeightsFolder, count_needed_bytes
 from treetune.store.checksums import digest_of_weights
 from treetune.threads.format import TAGS
 
@@ -125,9 +125,9 @@ def test_weights_that_would_not_fit_twice_are_refused_before_the_server_starts(
 
 def test_a_tied_head_is_written_out_and_adapters_need_one_whole_model(tmp_path: Path) -> None:
     plain, tied = (StartModel(small(tmp_path, model=model), CPU).load() for model in (MODEL, TIED))
-    whole = room_needed(plain, adapters_alone=False)
-    assert room_needed(tied, adapters_alone=False) == whole
-    assert room_needed(plain, adapters_alone=True) == whole / 2
+    whole = count_needed_bytes(plain, adapters_alone=False)
+    assert count_needed_bytes(tied, adapters_alone=False) == whole
+    assert count_needed_bytes(plain, adapters_alone=True) == whole / 2
 
 
 def test_weights_that_are_dealt_out_are_never_whole_on_the_device(
@@ -174,7 +174,7 @@ def sent(
                 if transfer == "shared_memory":
                     assert chunk.digest == digest_of_weights(chunk.path), "it is there when it is sent"
                 is_whole = chunk.last and transfer != "nccl"
-                assert (folder.of(1) / INDEX).is_file() == is_whole, "the last one makes it whole"
+                assert (folder.of(1) / INDEX_FILE).is_file() == is_whole, "the last one makes it whole"
                 chunks.append(chunk)
             weights, architecture = read_policy(folder.of(1))
             assert not architecture.tie_word_embeddings
@@ -233,7 +233,7 @@ def test_a_chunk_is_whole_on_its_gpu_and_goes_to_the_engine_before_it_is_written
             assert chunk.tensors
             engine_has_one.set()
         assert written_on == [3] * number
-        assert (folder.of(1) / INDEX).is_file()
+        assert (folder.of(1) / INDEX_FILE).is_file()
         folder.remove()
 
 
@@ -273,7 +273,7 @@ def test_no_more_than_one_layer_is_ever_gathered(tmp_path: Path) -> None:
 
 def test_a_chunk_has_no_more_than_it_may_and_a_larger_weight_is_one_by_itself() -> None:
     weights = [(str(n), torch.zeros(size)) for n, size in enumerate((2, 2, 9, 1, 1, 1))]
-    chunks = list(in_chunks(weights, 4 * 4, lambda weight: weight))
+    chunks = list(split_into_chunks(weights, 4 * 4, lambda weight: weight))
     assert [(list(chunk), last) for chunk, last in chunks] == [
         (["0", "1"], False),
         (["2"], False),
@@ -283,7 +283,7 @@ def test_a_chunk_has_no_more_than_it_may_and_a_larger_weight_is_one_by_itself() 
 
 def test_a_head_that_is_tied_and_named_comes_once() -> None:
     weights = [("model.embed_tokens.weight", torch.ones(2)), (HEAD_WEIGHT, torch.zeros(2))]
-    found = list(with_head(weights, [name for name, _ in weights], tied=True))
+    found = list(add_head(weights, [name for name, _ in weights], tied=True))
     assert [name for name, _ in found] == ["model.embed_tokens.weight", HEAD_WEIGHT]
     assert torch.equal(found[1][1], torch.ones(2))
 

@@ -31,9 +31,9 @@ from treetune.runtime import console as console_module
 from treetune.runtime.console import PHASES, Clock, Console, format_duration
 from treetune.runtime.directory import ExperimentDirectory, metrics_row
 from treetune.runtime.mirrors import Mirrors
-from treetune.runtime.record import summary_line
+from treetune.runtime.record import format_summary_line
 from treetune.runtime.sinks import (
-    RECORD,
+    MIRRORS_RECORD,
     WANDB_BLOCK,
     WANDB_CHUNK,
     Sink,
@@ -145,15 +145,15 @@ def test_the_line_of_an_iteration_has_rewards_evaluations_and_times() -> None:
         "seconds/total": 30.0,
         "seconds/training": 10.0,
     }
-    line = summary_line(row, iterations=10)
+    line = format_summary_line(row, iterations=10)
     for part in ("iteration 3/10", "reward 0.500", "KL 0.0100", "test 0.750", "30.0 s", "training 10.0"):
         assert part in line
     assert "\n" not in line
     assert line.endswith("4 min left")
-    assert "left" not in summary_line(row, iterations=3), "it was the last iteration"
+    assert "left" not in format_summary_line(row, iterations=3), "it was the last iteration"
     assert "threads" not in line
     row |= {"threads/with_parallel": 0.43, "threads/num_tokens_in_the_longest_thread": 61.4}
-    assert "  with threads 43%  longest thread 61.4  " in summary_line(row, iterations=10)
+    assert "  with threads 43%  longest thread 61.4  " in format_summary_line(row, iterations=10)
 
 
 class BrokenSink(Sink):
@@ -448,9 +448,9 @@ def test_a_mirror_that_is_switched_on_late_gets_the_points_from_before(tmp_path:
 
 @pytest.mark.parametrize("content", ["[1, 2]", "null", "{", '{"other": {"id": "b"}}'])
 def test_a_damaged_record_of_mirrors_is_written_anew(content: str, tmp_path: Path) -> None:
-    (tmp_path / RECORD).write_text(content)
+    (tmp_path / MIRRORS_RECORD).write_text(content)
     _MirrorState.read(tmp_path, "wandb", name="run").write(id="a")
-    entries = json.loads((tmp_path / RECORD).read_text())
+    entries = json.loads((tmp_path / MIRRORS_RECORD).read_text())
     assert entries["wandb"] == {"id": "a", "name": "run"}
     assert ("other" in entries) == ("other" in content)
 

@@ -79,10 +79,10 @@ class PoolInThisProcess:
 @pytest.fixture(autouse=True)
 def _rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "tried_rewards.py").write_text(REWARDS)
-    monkeypatch.setattr(folders, "_OWN", folders.OwnFolders())
+    monkeypatch.setattr(folders, "_OWN_FOLDERS", folders.OwnFolders())
     monkeypatch.setattr(first_reward, "GraderPool", PoolInThisProcess)
     finders = list(sys.meta_path)
-    folders.search_in([tmp_path])
+    folders.set_search_folders([tmp_path])
     yield
     sys.meta_path[:] = finders
     sys.modules.pop("tried_rewards", None)

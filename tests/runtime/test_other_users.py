@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from tests.support.stubs import Stub, below
-from treetune.engine.launch import scratch_folder
+from treetune.engine.launch import make_scratch_folder
 from treetune.runtime.weights_folder import make_weights_folder
-from treetune.store.files import new_own_folder, own_folder
+from treetune.store.files import make_new_private_folder, make_private_folder
 
 NOBODY = 65534
 
@@ -75,7 +75,7 @@ def public_folder() -> Iterator[Path]:
 
 def test_a_run_is_read_by_its_owner_alone_unless_it_is_shared(public_folder: Path) -> None:
     for name in ("private", "shared"):
-        own_folder(public_folder / name, share=name == "shared")
+        make_private_folder(public_folder / name, share=name == "shared")
         (public_folder / name / "episodes").write_text("answers")
     assert as_nobody(reader_of(public_folder / "private" / "episodes")) == "PermissionError"
     assert as_nobody(reader_of(public_folder / "shared" / "episodes")) == "answers"
@@ -91,7 +91,7 @@ def test_a_resumed_run_is_as_private_as_its_configuration_now_says(
     folder = public_folder / "experiment"
     folder.mkdir()
     folder.chmod(before)
-    own_folder(folder, share=share)
+    make_private_folder(folder, share=share)
     assert stat.S_IMODE(folder.stat().st_mode) == after
 
 
@@ -103,7 +103,7 @@ def test_the_umask_is_respected_and_never_changed(
     os.umask(0o027)
     with monkeypatch.context() as patch:
         patch.delattr("os.umask")
-        own_folder(public_folder / "experiment", share=True)
+        make_private_folder(public_folder / "experiment", share=True)
     assert stat.S_IMODE((public_folder / "experiment").stat().st_mode) == 0o750
 
 
@@ -128,7 +128,7 @@ def test_nobody_else_reads_a_servers_temporary_files(
     monkeypatch: pytest.MonkeyPatch, public_folder: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(public_folder))
-    folder = scratch_folder()
+    folder = make_scratch_folder()
     assert as_nobody(lambda: os.listdir(folder)) == "PermissionError"
 
 
@@ -169,4 +169,4 @@ def text_of(path: Path) -> bytes:
 def test_a_folder_that_somebody_else_made_first_is_an_error_and_not_used(public_folder: Path) -> None:
     (public_folder / "weights").mkdir()
     with pytest.raises(ValueError, match="exists already, belongs to user"):
-        new_own_folder(public_folder / "weights")
+        make_new_private_folder(public_folder / "weights")

@@ -17,7 +17,7 @@ import pytest
 from treetune.runtime.weights_folder import SHARED_MEMORY, make_weights_folder, read_name_file
 from treetune.store import held_folders
 from treetune.store.files import remove_folder
-from treetune.trainer.ranks import _private_folder
+from treetune.trainer.ranks import _make_private_folder
 
 ALONE: Any = SimpleNamespace(
     machines=lambda: ["here"],
@@ -89,7 +89,7 @@ def test_a_pipe_in_place_of_the_lock_of_a_folder_holds_no_start_up() -> None:
     folder = Path(tempfile.mkdtemp(prefix=held_folders.FOLDER_PREFIX, dir=SHARED_MEMORY))
     os.mkfifo(folder / "held")
     try:
-        within_the_deadline(held_folders.sweep)
+        within_the_deadline(held_folders.delete_abandoned_folders)
         assert (folder / "held").is_fifo(), "nobody can say whose it is"
     finally:
         shutil.rmtree(folder)
@@ -100,6 +100,6 @@ def test_ranks_refuse_to_meet_in_what_is_no_folder_of_ours(
 ) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    monkeypatch.setenv(held_folders.MEETING, str(pipe))
+    monkeypatch.setenv(held_folders.MEETING_VARIABLE, str(pipe))
     with pytest.raises(ValueError, match="through which the ranks communicate"):
-        _private_folder("1", 1)
+        _make_private_folder("1", 1)

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from tests.support.shipped import experiment_of
-from treetune.runtime.rank_launcher import ranks_here
+from treetune.runtime.rank_launcher import count_ranks_here
 
 ROOT = Path(__file__).parents[2]
 
@@ -200,7 +200,7 @@ def test_a_rehearsal_starts_its_runs_without_a_gpu(
     for command in run_commands:
         options = dict(itertools.pairwise(command))
         num_gpus, ranks = options.get("--num_gpus"), options.get("--ranks")
-        assert ranks_here(num_gpus and int(num_gpus), ranks and int(ranks)) == 1
+        assert count_ranks_here(num_gpus and int(num_gpus), ranks and int(ranks)) == 1
 
 
 @pytest.mark.slow

@@ -20,11 +20,11 @@ import pytest
 
 from treetune.main import main
 from treetune.store.files import (
-    own_folder,
+    make_folder_atomically,
+    make_private_folder,
     replace_folder,
-    whole_file,
-    whole_folder,
     why_not_written,
+    write_atomically,
     write_json,
     write_text,
 )
@@ -36,7 +36,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(durable: b
     write_json(path, {"old": True}, durable=durable)
 
     def write_half() -> None:
-        with whole_file(path, durable=durable) as file:
+        with write_atomically(path, durable=durable) as file:
             file.write('{"new": ')
             file.flush()
             raise OSError(28, "No space left on device")
@@ -50,7 +50,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(durable: b
 def test_a_reader_sees_the_old_bytes_until_the_new_ones_are_whole(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "file"
     write_text(path, "old – ö")
-    with whole_file(path, "wb") as file:
+    with write_atomically(path, "wb") as file:
         file.write(b"new")
         file.flush()
         assert path.read_bytes() == "old – ö".encode()
@@ -103,7 +103,7 @@ def test_a_folder_that_was_not_finished_leaves_the_old_one(tmp_path: Path) -> No
     folder = make_folder(tmp_path / "weights", ("old",), "old")
 
     def write_half() -> None:
-        with whole_folder(folder) as beside:
+        with make_folder_atomically(folder) as beside:
             (beside / "new").write_text("half")
             raise RuntimeError("struck")
 
@@ -111,7 +111,7 @@ def test_a_folder_that_was_not_finished_leaves_the_old_one(tmp_path: Path) -> No
         write_half()
     assert contents(folder) == {"old": "old"}
     assert list(tmp_path.iterdir()) == [folder]
-    with whole_folder(folder) as beside:
+    with make_folder_atomically(folder) as beside:
         (beside / "new").write_text("new")
         assert contents(folder) == {"old": "old"}
     assert contents(folder) == {"new": "new"}
@@ -119,11 +119,11 @@ def test_a_folder_that_was_not_finished_leaves_the_old_one(tmp_path: Path) -> No
 
 def test_a_folder_that_a_killed_process_of_the_same_number_has_left_is_replaced(tmp_path: Path) -> None:
     """In containers, a new process often has the number of the killed one."""
-    with whole_folder(tmp_path / "weights") as beside:
+    with make_folder_atomically(tmp_path / "weights") as beside:
         name_beside = beside
     name_beside.mkdir()
     (name_beside / "half").write_text("half")
-    with whole_folder(tmp_path / "weights") as beside:
+    with make_folder_atomically(tmp_path / "weights") as beside:
         assert beside == name_beside
         (beside / "new").write_text("new")
     assert contents(tmp_path / "weights") == {"new": "new"}
@@ -160,7 +160,7 @@ def test_a_file_in_a_folders_place_and_a_dangling_link_are_named(tmp_path: Path)
         write_text(tmp_path / "file" / "run" / "x", "")
     assert f"{tmp_path / 'file'} is a file where a folder belongs" in why_not_written(error.value, tmp_path)
     with pytest.raises(OSError) as error:
-        own_folder(tmp_path / "link")
+        make_private_folder(tmp_path / "link")
     assert f"is a link to {tmp_path / 'gone'}, which doesn't exist" in why_not_written(error.value, tmp_path)
 
 

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune.exceptions import Damaged
-from treetune.store.journal import Journal, read_journal, row_of, sealed_line
+from treetune.store.journal import Journal, read_journal, sealed_line, unseal_line
 
 KEYS = st.text("0123456789abcdef", min_size=1, max_size=4)
 ENTRIES = st.dictionaries(KEYS, st.none() | st.integers() | st.text(max_size=5), max_size=6)
@@ -85,7 +85,7 @@ def test_no_flipped_bit_gives_another_row(data: st.DataObject) -> None:
     bit = data.draw(st.integers(0, 8 * (len(line) - 1) - 1))
     line[bit // 8] ^= 1 << bit % 8
     try:
-        row = json.loads(row_of(bytes(line)))
+        row = json.loads(unseal_line(bytes(line)))
     except (Damaged, ValueError):
         return
     assert row == ["key", [1, 2]]

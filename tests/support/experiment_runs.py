@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from tests.support.fork_server import MAIN, ROOT, ForkedCommand, start_forked
-from treetune.engine.guard import descendants
+from treetune.engine.guard import find_descendants
 from treetune.processes.lifetime import ProcessIdentity, process_fields
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.weights_folder import read_name_file
@@ -183,7 +183,7 @@ class Running:
         """Remembers the processes below the launcher; at most every `LOOK_S`."""
         if time.monotonic() - self._looked < LOOK_S:
             return
-        for pid in (self.launcher.pid, *descendants(self.launcher.pid)):
+        for pid in (self.launcher.pid, *find_descendants(self.launcher.pid)):
             process = ProcessIdentity.of(pid)
             if process is not None:
                 self.seen[process] = _title(pid)

@@ -31,7 +31,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, TypedDict
 
-from treetune.runtime.machine import gpus
+from treetune.runtime.machine import list_gpus
 from treetune.store import held_folders
 
 ROOT = Path(__file__).parents[2]
@@ -132,7 +132,7 @@ def run_forked_ranks(program: Path, arguments: Sequence[str], ranks: int, folder
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": f"{SOURCES}{os.pathsep}{ROOT}",
         # Otherwise ranks find each other by their parent, and each fork has a waiter of its own.
-        held_folders.MEETING: str(meeting),
+        held_folders.MEETING_VARIABLE: str(meeting),
     }
     outputs = [folder / f"rank-{rank}.log" for rank in range(ranks)]
     with socket.socket() as holder, contextlib.ExitStack() as stack:
@@ -175,7 +175,7 @@ def serve(requests: socket.socket) -> ForkRequest | None:
 
     Returns the request in the forked command, and None in the server.
     """
-    if not gpus():
+    if not list_gpus():
         # Otherwise DeepSpeed warns that it finds no accelerator.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     for module in MODULES:

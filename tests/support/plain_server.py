@@ -16,7 +16,7 @@ from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from treetune.engine.launch import SERVER_PROGRAM, free_port, listens
+from treetune.engine.launch import SERVER_PROGRAM, find_free_port, is_listening
 
 KEY = "a-key-of-the-test"
 START_S = 300.0
@@ -48,7 +48,7 @@ def start_plain_server(
     dev_mode: bool = True,
 ) -> PlainServerProcess:
     """Starts ``vllm serve`` on a CPU with one thread, and returns at once."""
-    port = port or free_port()
+    port = port or find_free_port()
     environment = {
         variable: value for variable, value in os.environ.items() if not variable.startswith("VLLM_")
     }
@@ -75,7 +75,7 @@ def start_plain_server(
 def wait_for(server: PlainServerProcess) -> None:
     """Returns when the server listens. Fails if it ends before."""
     deadline = time.monotonic() + START_S
-    while not listens(server.port):
+    while not is_listening(server.port):
         assert server.process.poll() is None, server.log.read_text()[-4000:]
         assert time.monotonic() < deadline, server.log.read_text()[-4000:]
         time.sleep(0.2)

@@ -8,13 +8,13 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from treetune.engine.guard import descendants
+from treetune.engine.guard import find_descendants
 
 
 def processes_named(title: str) -> list[int]:
     """The processes below this one whose command line begins with `title`."""
     wanted = title.encode()
-    return [pid for pid in descendants(os.getpid()) if _command_line(pid).startswith(wanted)]
+    return [pid for pid in find_descendants(os.getpid()) if _command_line(pid).startswith(wanted)]
 
 
 def engine_core_of(url: str) -> int:

@@ -13,10 +13,10 @@ from tests.support import stub_server
 from treetune.engine.base import Canary, Chunk, EngineLaunch, Rendezvous, TransferMethod
 from treetune.engine.client import SAMPLES_ROUTE
 from treetune.engine.engine import VllmEngine
-from treetune.engine.guard import descendants
+from treetune.engine.guard import find_descendants
 from treetune.engine.launch import ServerLaunch
 from treetune.engine.requests import Completion, Request, SamplingParams
-from treetune.engine.server import servers_of
+from treetune.engine.server import make_servers
 from treetune.engine.settings import VllmSettings
 from treetune.vocabulary import TokenIds, token_array
 
@@ -39,7 +39,7 @@ class Stub:
 
     def start(self, transfer: TransferMethod = "file", **settings: object) -> VllmEngine:
         launch = self.launch(transfer=transfer, **settings)
-        self.engine = VllmEngine(launch.settings, launch.run, servers_of(launch, self.log, None))
+        self.engine = VllmEngine(launch.settings, launch.run, make_servers(launch, self.log, None))
         return self.engine
 
     def launch(
@@ -158,4 +158,4 @@ def none_alive(pids: list[int]) -> bool:
 
 
 def below(pid: int) -> list[int]:
-    return descendants(pid)
+    return find_descendants(pid)

@@ -8,7 +8,7 @@ from typing import Any
 
 import treetune.parts  # noqa: F401  (registers numbers of answers)
 from tests.tables import fabricated
-from treetune.config.build import checked
+from treetune.config.build import check_root
 from treetune.tables.columns import MeasuredColumn
 from treetune.tables.runs import PlannedRun, TableRuns, inspect_again
 from treetune.tables.settings import CellSource, MethodRow, Reproduction, TableExperiment
@@ -56,7 +56,7 @@ def plan_of(base: Path, *, seeds: tuple[int, ...] = (1, 2), **changed: Any) -> T
         "columns": (MeasuredColumn(name="test", evaluation="test", curve="validation"),),
         "baseline": "PPO",
     }
-    table = checked(Reproduction(**(settings | changed)))
+    table = check_root(Reproduction(**(settings | changed)))
     runs = [
         PlannedRun(name, seed, table.experiments[name], base, config(base, seed, name), sets=("test",))
         for seed in seeds

@@ -23,7 +23,7 @@ from scipy import stats
 from tests.tables import fabricated
 from tests.tables.plans import ACCOUNT, ROWS, config, plan_of
 from treetune.exceptions import NotReached
-from treetune.lab.paired import paired
+from treetune.lab.paired import compare_pairs
 from treetune.tables import measure as measure_module
 from treetune.tables.columns import Area, MeasuredColumn, Reach
 from treetune.tables.curves import area_under, cost_to_reach
@@ -151,7 +151,7 @@ def test_holms_correction_is_that_of_a_worked_example_and_of_his_procedure() -> 
 @pytest.mark.parametrize("shape", [(1, 40), (8, 1)], ids=["one seed", "a number a seed"])
 def test_if_only_seeds_or_only_problems_vary_the_test_is_students(shape: tuple[int, int]) -> None:
     values = np.random.default_rng(2).normal(0.1, 0.3, shape)
-    assert paired(by_problem(values))[2] == pytest.approx(stats.ttest_1samp(values.ravel(), 0).pvalue)
+    assert compare_pairs(by_problem(values))[2] == pytest.approx(stats.ttest_1samp(values.ravel(), 0).pvalue)
 
 
 def test_if_both_vary_the_test_is_the_quasi_f_of_two_crossed_random_effects() -> None:
@@ -168,7 +168,7 @@ def test_if_both_vary_the_test_is_the_quasi_f_of_two_crossed_random_effects() ->
     degrees = spread**2 / (seeds**2 / 2 + problems**2 / 3 + residual_mean_square**2 / 6)
     t = mean / math.sqrt(spread / 12)
     assert spread > max(seeds, problems)
-    assert paired(by_problem(values))[2] == pytest.approx(2 * stats.t.sf(t, degrees))
+    assert compare_pairs(by_problem(values))[2] == pytest.approx(2 * stats.t.sf(t, degrees))
 
 
 def test_without_a_difference_one_is_found_as_seldom_as_the_level_says() -> None:
@@ -176,13 +176,14 @@ def test_without_a_difference_one_is_found_as_seldom_as_the_level_says() -> None
     generator, tries, significant = np.random.default_rng(4), 600, 0
     for _ in range(tries):
         values = generator.normal(0, 0.05, (8, 1)) + generator.normal(0, 0.15, (1, 60))
-        significant += paired(by_problem(values + generator.normal(0, 0.4, (8, 60))))[2] < 0.05
+        significant += compare_pairs(by_problem(values + generator.normal(0, 0.4, (8, 60))))[2] < 0.05
     assert 0.02 < significant / tries < 0.075  # of 600: 0.05 ± 2.9 standard errors
 
 
 def test_values_that_do_not_vary_are_no_difference_or_a_certain_one() -> None:
     p_values = [
-        paired(by_problem(values))[2] for values in (np.zeros((3, 5)), np.ones((3, 5)), np.ones((1, 1)))
+        compare_pairs(by_problem(values))[2]
+        for values in (np.zeros((3, 5)), np.ones((3, 5)), np.ones((1, 1)))
     ]
     assert p_values == [1.0, 0.0, None]
 

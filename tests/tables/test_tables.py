@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.view.report.synthetic import summary, write_experiment, write_summary
-from treetune.config.build import checked
+from treetune.config.build import check_root
 from treetune.tables.experiments_table import as_markdown, fill
 from treetune.tables.settings import ExperimentsTable, TableRow
 from treetune.tables.write import make_table
@@ -52,9 +52,9 @@ def test_the_best_checkpoint_is_chosen_on_another_set(tmp_path: Path) -> None:
 
 def test_choosing_on_the_reported_set_and_two_rows_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="best_on"):
-        checked(table(tmp_path, TableRow(name="a", experiment="a"), checkpoint="best", best_on="test"))
+        check_root(table(tmp_path, TableRow(name="a", experiment="a"), checkpoint="best", best_on="test"))
     with pytest.raises(ValueError, match="two rows have the same name: a"):
-        checked(table(tmp_path, TableRow(name="a", experiment="x"), TableRow(name="a", experiment="y")))
+        check_root(table(tmp_path, TableRow(name="a", experiment="x"), TableRow(name="a", experiment="y")))
 
 
 def test_an_optional_row_is_left_out_until_it_is_measured(tmp_path: Path) -> None:

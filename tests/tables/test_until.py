@@ -21,7 +21,7 @@ import pytest
 
 from tests.tables import fabricated
 from tests.tables.small_table import FAKE, calls, cells, experiment, show, table
-from treetune.config.build import checked
+from treetune.config.build import check_root
 from treetune.exceptions import ConfigError
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.tables.check import missing_start_models
@@ -43,7 +43,7 @@ def table_until_narrow(
 ) -> Reproduction:
     until = Until(difference=difference, bound=0.25, rows=("PPO",), seeds=Seeds(at_least=3, at_most=at_most))
     settings: dict[str, Any] = {"seeds": tuple(range(1, 9)), "baseline": "GRPO", "until": until}
-    return checked(table(directory, **(settings | changed)))
+    return check_root(table(directory, **(settings | changed)))
 
 
 def fill(plan: TableRuns) -> TableRuns:
@@ -259,7 +259,7 @@ def table_with_declared_pair(
     seeds = Seeds(at_least=4, at_most=8)
     until = Until(difference=difference, assume="normal", seeds=seeds, stop_losers=stop_losers)
     settings: dict[str, Any] = {"comparisons": (Pair(row="PPO", to="GRPO"),), "until": until}
-    return checked(
+    return check_root(
         table(directory, **({"seeds": tuple(range(1, 9)), "baseline": "SFT"} | settings | changed))
     )
 
@@ -353,7 +353,7 @@ def table_with_fork(directory: Path) -> Reproduction:
     experiments = table(directory).experiments | {
         "ppo": experiment("ppo", needs=("grpo",), fork="grpo", seconds_per_iteration=30.0)
     }
-    return checked(table(directory, experiments=experiments))
+    return check_root(table(directory, experiments=experiments))
 
 
 def test_a_fork_starts_from_the_run_of_its_own_seed_and_goes_on(tmp_path: Path) -> None:
@@ -406,7 +406,7 @@ def test_a_shared_experiment_cannot_need_one_that_each_seed_has_for_itself(tmp_p
         "ppo": experiment("ppo", needs=("sft",), shared=True)
     }
     with pytest.raises(ConfigError, match="each seed has its own 'sft'"):
-        checked(table(tmp_path, experiments=experiments))
+        check_root(table(tmp_path, experiments=experiments))
 
 
 def test_a_run_waits_for_the_runs_that_it_needs_although_others_run_at_once(tmp_path: Path) -> None:

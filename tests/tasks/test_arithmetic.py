@@ -23,7 +23,7 @@ from tests.support.thread_text import without_threads
 from treetune.tasks.arithmetic import SLIPS, AdditionChain, SolutionLine, WrittenArithmetic
 from treetune.tasks.graders.numeric import Numeric
 from treetune.tasks.multiplication import Multiplication
-from treetune.threads.format import faults, text_segments
+from treetune.threads.format import find_format_faults, text_segments
 from treetune.vocabulary import Problem
 
 SMALL = {"train_size": 60, "validation_size": 10, "test_size": 20}
@@ -293,7 +293,7 @@ def test_solutions_in_threads_are_well_formed_and_their_lines_go_on_from_each_ot
     for problem in task.problems("train"):
         solution = task.demonstration(problem, seed)
         assert "".join(piece.text for piece in text_segments(solution)) == solution
-        assert faults(solution, adjacent=True, conclusions="refused") == []
+        assert find_format_faults(solution, adjacent=True, conclusions="refused") == []
         assert ("<Parallel>" in solution) <= (task.parallelise > 0)
         lines = without_threads(solution).split("\n")
         for expression, result in (line.split("=") for line in lines[:-1]):

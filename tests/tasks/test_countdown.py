@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from treetune.data.scoring import score_responses
 from treetune.tasks.base import Split
 from treetune.tasks.countdown import Countdown, CountdownRows, signed_sums
-from treetune.tasks.graders.countdown import CountdownGrader, gold_of, read_expression, read_gold
+from treetune.tasks.graders.countdown import CountdownGrader, read_expression, read_gold, write_gold
 from treetune.vocabulary import Problem
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -235,7 +235,7 @@ def test_rows_of_published_data_become_problems(tmp_path: Path) -> None:
     path = file_of(tmp_path / "a.jsonl", {"messages": CHAT, "target": 15, "nums": [3, 5, 7]})
     (problem,) = CountdownRows(test=(path,)).problems("test")
     data = {"numbers": (3, 5, 7), "target": 15}
-    assert problem == Problem("test/0", CHAT[0]["content"], gold_of(15, [3, 5, 7]), data)
+    assert problem == Problem("test/0", CHAT[0]["content"], write_gold(15, [3, 5, 7]), data)
     task = CountdownRows(test=(path,), prompt="{target} of {numbers}: <think>")
     assert task.problems("test")[0].prompt == "15 of 3, 5, 7: <think>"
     assert task.grader.grade("<answer>3+5+7</answer>", task.problems("test")[0]).correct
@@ -282,7 +282,7 @@ def test_a_bad_row_is_told_with_its_line_or_left_out(
 
 
 def test_answers_of_a_file_are_graded_by_golds_that_name_the_numbers(tmp_path: Path) -> None:
-    row = {"problem": "Make 15 of 3, 5, 7.", "gold": gold_of(15, [3, 5, 7])}
+    row = {"problem": "Make 15 of 3, 5, 7.", "gold": write_gold(15, [3, 5, 7])}
     answers = ["<answer>3+5+7</answer>", "<answer>3*5</answer>", "15"]
     source = file_of(tmp_path / "a.jsonl", *({**row, "response": answer} for answer in answers))
     scored = score_responses(Countdown(), Path(source), tmp_path / "graded.jsonl", workers=1)

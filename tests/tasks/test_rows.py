@@ -23,7 +23,7 @@ from treetune.findings import missing_requirements
 from treetune.main import main
 from treetune.tasks.base import Task
 from treetune.tasks.rows import Gsm8k
-from treetune.tasks.sources import OnDisk, OnHub, count_rows, distinct_texts, no_such_file, read_rows
+from treetune.tasks.sources import OnDisk, OnHub, count_rows, describe_missing_file, distinct_texts, read_rows
 
 ROWS = [
     {
@@ -127,7 +127,7 @@ def test_data_sets_for_evaluation_have_no_training_split(task: CollegeMath) -> N
 def test_a_template_without_the_problem_is_refused() -> None:
     with pytest.raises(ValueError, match=r"prompt needs \{problem\} exactly once"):
         Gsm8k(prompt="Solve it:")
-    assert Gsm8k(prompt="Q: {problem}\nA:").prompted(" {x}? ") == "Q: {x}?\nA:"
+    assert Gsm8k(prompt="Q: {problem}\nA:").fill_prompt(" {x}? ") == "Q: {x}?\nA:"
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_bad_rows_can_be_left_out_and_missing_files_and_splits_are_told(tmp_path
 
 def test_the_folder_of_fetched_files_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert no_such_file(Path("data")) == f"there is no file data (looked for in {tmp_path})"
+    assert describe_missing_file(Path("data")) == f"there is no file data (looked for in {tmp_path})"
 
 
 def test_test_rows_need_no_solution_and_training_rows_do(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from treetune.tasks.graders.countdown import CountdownGrader
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.graders.numeric import Gsm8kExact, Numeric
 from treetune.tasks.graders.pool import GraderPool
-from treetune.tasks.thoughts import TAGS, Tags, after_thought, ends_in_thought, read_thoughts
+from treetune.tasks.thoughts import THOUGHT_TAGS, Tags, after_thought, ends_in_thought, read_thoughts
 from treetune.vocabulary import Problem
 
 GOLD = "17"
@@ -34,7 +34,7 @@ GRADERS_AND_FORMS: dict[str, tuple[Grader, str]] = {
 }
 
 
-@pytest.mark.parametrize("tags", TAGS, ids=lambda tags: tags.opening)
+@pytest.mark.parametrize("tags", THOUGHT_TAGS, ids=lambda tags: tags.opening)
 def test_the_answer_follows_the_thought_of_any_model(tags: Tags) -> None:
     opening, closing = tags.opening, tags.closings[0]
     thought = f"{opening}\nSeven or eight?\n{closing}"

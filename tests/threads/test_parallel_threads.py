@@ -30,7 +30,7 @@ from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.storage import read_trajectories, write_trajectories
 from treetune.threads.fork_join import EVENTS
 from treetune.threads.format import text_segments
-from treetune.threads.numbers import count
+from treetune.threads.numbers import count_threads
 from treetune.threads.parallel_threads import ParallelThreads
 from treetune.vocabulary import Problem, Trajectory, joined, sees
 
@@ -149,7 +149,7 @@ def test_two_blocks_follow_each_other_and_the_second_sees_the_first_joined() -> 
         return TWO_OUTLINES if before == "?" else f"{'b' * before.count('<Parallel>')}\n</Thread>"
 
     trajectory, engine = grow(script)
-    assert count(trajectory.response_ids, TAG_IDS).parallel_count == 2
+    assert count_threads(trajectory.response_ids, TAG_IDS).parallel_count == 2
     second = [
         decode(request.prompt_ids)
         for request in engine.requests
@@ -283,7 +283,7 @@ def test_an_answer_that_opens_block_after_block_ends_at_the_cap() -> None:
         return TWO_OUTLINES if before == "?" else f"</Parallel>{TWO_OUTLINES}"
 
     trajectory, _ = grow(script, max_blocks=3, max_tokens=1000)
-    assert count(trajectory.response_ids, TAG_IDS).parallel_count == 4
+    assert count_threads(trajectory.response_ids, TAG_IDS).parallel_count == 4
     assert events(trajectory) == {"blocks_over_cap": 1}
     assert trajectory.finish_reason == "length"
 

@@ -32,7 +32,7 @@ from treetune.threads.shapley import (
     Block,
     Threads,
     ThreadShapley,
-    blocks_of,
+    find_blocks,
     mean_marginals,
     segments_with,
     shapley_values,
@@ -221,7 +221,7 @@ def test_a_counterfactual_answer_has_these_threads_alone_and_only_its_end_is_sam
 ) -> None:
     answers, *_ = assign_credit(ThreadShapley(samples=1), answers=2)
     answer = answers[0]
-    (block,) = blocks_of(answer)
+    (block,) = find_blocks(answer)
     assert (block.number, block.threads) == (0, (0, 1))
     engine, rollout = ScriptedEngine(script), ParallelThreads(samples=2, max_tokens=300)
     start = Start(answer.problem, answer.prompt_ids, 7, segments_with(block, frozenset(threads)))

@@ -21,7 +21,7 @@ from tests.support.chat_models import END, TURN_END
 from tests.support.chat_models import template as template_of
 from treetune.main import main
 from treetune.models.chat import Chat, render
-from treetune.threads.think_template import OPENING, SYSTEM, write_think_model
+from treetune.threads.think_template import SYSTEM_MESSAGE, THOUGHT_OPENING, write_think_model
 
 QWEN, LLAMA2, GEMMA, PLAIN, DEAF = map(template_of, ("qwen", "llama2", "gemma", "plain", "deaf"))
 OPENED = PLAIN + "{{ '<think>\\n' }}"
@@ -69,13 +69,13 @@ def test_the_template_is_as_before_with_a_system_message_and_an_opened_thought(
     before = loaded(model)
     result = write_think_model(model, tmp_path / "out")
     after = loaded(tmp_path / "out")
-    system = {"role": "system", "content": SYSTEM}
+    system = {"role": "system", "content": SYSTEM_MESSAGE}
     assert result.system_in == "system" and result.opens_thought
     for turns in (QUESTION, THREE_TURNS):
-        assert render(after, Chat(), turns) == render(before, Chat(), [system, *turns]) + OPENING
+        assert render(after, Chat(), turns) == render(before, Chat(), [system, *turns]) + THOUGHT_OPENING
         without_prompt = render(after, Chat(), turns, add_generation_prompt=False)
         assert without_prompt == render(before, Chat(), [system, *turns], add_generation_prompt=False)
-    assert render(after, Chat(), WITH_SYSTEM) == render(before, Chat(), WITH_SYSTEM) + OPENING
+    assert render(after, Chat(), WITH_SYSTEM) == render(before, Chat(), WITH_SYSTEM) + THOUGHT_OPENING
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == b"weights"
 
 
@@ -85,7 +85,7 @@ def test_in_a_template_without_system_messages_the_question_begins_with_the_text
 ) -> None:
     with_template(model, template)
     assert write_think_model(model, tmp_path / "out").system_in == "user"
-    assert f"{SYSTEM}\n\n1 + 1?" in render(loaded(tmp_path / "out"), Chat(), QUESTION)
+    assert f"{SYSTEM_MESSAGE}\n\n1 + 1?" in render(loaded(tmp_path / "out"), Chat(), QUESTION)
 
 
 def test_a_thought_is_not_opened_where_it_is_open_already_or_the_model_is_told_not_to_think(
@@ -94,7 +94,7 @@ def test_a_thought_is_not_opened_where_it_is_open_already_or_the_model_is_told_n
     with_template(model, QWEN)
     write_think_model(model, tmp_path / "out")
     quiet = Chat(template_arguments={"enable_thinking": False})
-    assert not render(loaded(tmp_path / "out"), quiet, QUESTION).endswith(OPENING)
+    assert not render(loaded(tmp_path / "out"), quiet, QUESTION).endswith(THOUGHT_OPENING)
     with_template(model, OPENED)
     assert not write_think_model(model, tmp_path / "opened").opens_thought
     assert render(loaded(tmp_path / "opened"), Chat(), QUESTION).count("<think>\n") == 1

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from treetune.threads.format import TAGS as ALL_TAGS
 from treetune.threads.format import TagIds
-from treetune.threads.numbers import ThreadCounts, count
+from treetune.threads.numbers import ThreadCounts, count_threads
 from treetune.vocabulary import TokenIds
 
 TAGS = TagIds(parallel=1, end_parallel=2, outlines=3, end_outlines=4, thread=5, end_thread=6)
@@ -45,7 +45,7 @@ WITH_A_USELESS_THREAD = text(5) + OPEN + text(4) + thread(20) + 2 * thread(30) +
 def test_the_example_of_the_reference(
     answer: TokenIds, total: int, longest: int, ratio: float, threads: int
 ) -> None:
-    counts = count(answer, TAGS)
+    counts = count_threads(answer, TAGS)
     assert (counts.total_num_tokens, counts.num_tokens_in_the_longest_thread) == (total, longest)
     assert counts.acceleration_ratio == pytest.approx(ratio, abs=5e-6)
     assert counts.thread_counts_per_block == threads
@@ -79,7 +79,7 @@ def test_the_example_of_the_reference(
 def test_tags_count_only_where_they_open_or_close_a_block_or_thread(
     answer: TokenIds, longest: int, blocks: int, threads: int
 ) -> None:
-    counts = count(answer, TAGS)
+    counts = count_threads(answer, TAGS)
     assert (
         counts.total_num_tokens,
         counts.num_tokens_in_the_longest_thread,
@@ -89,13 +89,13 @@ def test_tags_count_only_where_they_open_or_close_a_block_or_thread(
 
 
 def test_the_numbers_of_an_empty_answer_are_0() -> None:
-    counts = count((), TAGS)
+    counts = count_threads((), TAGS)
     numbers = (counts.acceleration_ratio, counts.parallel_ratio, counts.thread_counts_per_block)
     assert (*numbers, counts.avg_tokens_per_parallel_block) == (0.0, 0.0, 0.0, 0.0)
 
 
 def test_without_tags_an_answer_has_one_path() -> None:
-    assert count(EXAMPLE, None) == ThreadCounts(72, 72)
+    assert count_threads(EXAMPLE, None) == ThreadCounts(72, 72)
 
 
 def test_a_tokenizer_has_tags_only_if_each_is_one_token() -> None:
@@ -117,22 +117,22 @@ def nested(inner: Sequence[int]) -> TokenIds:
 
 def test_blocks_within_threads_count_up_to_the_allowed_depth() -> None:
     answer = nested((5, 9)) + thread(4) + CLOSE
-    counts = count(answer, TAGS, depth=2)
+    counts = count_threads(answer, TAGS, depth=2)
     assert counts.total_num_tokens == len(answer)
     inner_thread = 2 + (2 + 4 + 9) + 1
     assert counts.num_tokens_in_the_longest_thread == 2 + 4 + inner_thread
     assert counts.threads_of_blocks == (2, 2)
     assert counts.tokens_of_blocks == (5 + 9 + 4, len(answer) - 2)
     assert counts.parallel_tokens == len(answer) - 2
-    assert count(answer, TAGS, depth=3) == counts
+    assert count_threads(answer, TAGS, depth=3) == counts
     # In the reference, the inner ``</Thread>`` ends the outer thread, the inner ``</Parallel>`` the block.
-    flat = count(answer, TAGS)
+    flat = count_threads(answer, TAGS)
     assert (flat.threads_of_blocks, flat.tokens_of_blocks) == ((2,), (1 + 2 + 2 + 5 + 1 + 11,))
 
 
 def test_a_thread_ends_at_its_tag_even_if_a_block_in_it_is_still_open() -> None:
     answer = OPEN + THREAD + OPEN + text(3) + END + thread(10) + CLOSE
-    counts = count(answer, TAGS, depth=2)
+    counts = count_threads(answer, TAGS, depth=2)
     assert counts.num_tokens_in_the_longest_thread == 2 + 4 + 10
     assert counts.threads_of_blocks == (0, 2)
 
@@ -144,7 +144,7 @@ any_answer = st.lists(st.sampled_from((*range(1, 7), 7, 7)), max_size=60).map(tu
 def test_in_any_text_every_token_is_counted_and_no_path_is_longer_than_the_text(
     answer: TokenIds, depth: int
 ) -> None:
-    counts = count(answer, TAGS, depth)
+    counts = count_threads(answer, TAGS, depth)
     assert counts.total_num_tokens == len(answer)
     assert 0 <= counts.num_tokens_in_the_longest_thread <= len(answer)
     assert bool(answer) == bool(counts.num_tokens_in_the_longest_thread)
@@ -174,6 +174,6 @@ def test_a_well_formed_answer_has_the_lengths_with_which_it_was_built(
         answer += CLOSE
         longest += before + 2 + outlines + 2 * len(threads) + max(threads)
     tail = draw.randrange(5)
-    counts = count(answer + text(tail), TAGS)
+    counts = count_threads(answer + text(tail), TAGS)
     assert counts.num_tokens_in_the_longest_thread == longest + tail
     assert counts.threads_of_blocks == tuple(len(threads) for _, threads, _ in blocks_made)

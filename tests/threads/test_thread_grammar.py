@@ -20,7 +20,14 @@ from hypothesis import strategies as st
 
 from tests.support.cases import cases
 from tests.support.thread_text import without_threads
-from treetune.threads.format import TAGS, OutlineNumbers, TextSegment, faults, outline_numbers, text_segments
+from treetune.threads.format import (
+    TAGS,
+    OutlineNumbers,
+    TextSegment,
+    find_format_faults,
+    outline_numbers,
+    text_segments,
+)
 from treetune.vocabulary import Branch
 
 CASES = Path(__file__).parent / "cases/threads.txt"
@@ -96,7 +103,7 @@ def test_a_text_is_cut_into_what_was_sampled_and_what_was_injected(
 def test_text_without_blocks_is_one_segment_and_stays_as_it_is(text: str) -> None:
     assert text_segments(text) == ([TextSegment(text, False, ())] if text else [])
     assert without_threads(text) == text
-    assert faults(text) == []
+    assert find_format_faults(text) == []
 
 
 @given(st.lists(st.sampled_from([*TAGS, "1:", "2:", "\n", " ", "a"]), max_size=30).map("".join))
@@ -154,17 +161,19 @@ INNER = BLOCK.index(" first") + len(" first\n")
     ],
 )
 def test_each_broken_rule_is_named(text: str, settings: dict[str, object], message: str) -> None:
-    assert message in "; ".join(faults(text, **settings))  # type: ignore[arg-type]
+    assert message in "; ".join(find_format_faults(text, **settings))  # type: ignore[arg-type]
 
 
 def test_well_formed_blocks_have_no_faults_with_the_settings_that_allow_them() -> None:
-    assert faults(f"a\n{BLOCK}\nb\n{CONCLUDED}\nc", adjacent=True) == []
-    assert faults(BLOCK, conclusions="refused") == []
-    assert faults(CONCLUDED, conclusions="required") == []
-    assert faults(NESTED, nesting=True) == []
-    assert faults(NESTED.replace("</Thread><", "</Thread>\n<"), nesting=True) == []
+    assert find_format_faults(f"a\n{BLOCK}\nb\n{CONCLUDED}\nc", adjacent=True) == []
+    assert find_format_faults(BLOCK, conclusions="refused") == []
+    assert find_format_faults(CONCLUDED, conclusions="required") == []
+    assert find_format_faults(NESTED, nesting=True) == []
+    assert find_format_faults(NESTED.replace("</Thread><", "</Thread>\n<"), nesting=True) == []
     inner_fault = NESTED.replace("second", "<Outlines>", 1)
-    assert faults(inner_fault, nesting=True) == [f"the block at character {INNER} has <Outlines> in thread 2"]
+    assert find_format_faults(inner_fault, nesting=True) == [
+        f"the block at character {INNER} has <Outlines> in thread 2"
+    ]
 
 
 def test_very_deep_blocks_are_refused() -> None:
@@ -178,7 +187,9 @@ def test_the_text_of_a_rollout_breaks_no_rule_but_those_of_numbers(
     text_with_threads: TextWithThreads,
 ) -> None:
     other_faults = [
-        fault for fault in faults(text_with_threads.text, adjacent=True) if "numbers its" not in fault
+        fault
+        for fault in find_format_faults(text_with_threads.text, adjacent=True)
+        if "numbers its" not in fault
     ]
     assert all("without a number" in fault for fault in other_faults)
     numbered = all(
@@ -186,4 +197,4 @@ def test_the_text_of_a_rollout_breaks_no_rule_but_those_of_numbers(
         for segment in itertools.chain(text_with_threads.segments)
         if segment.injected and segment.text.startswith("<Thread>")
     )
-    assert (faults(text_with_threads.text) == []) == numbered
+    assert (find_format_faults(text_with_threads.text) == []) == numbered

@@ -32,7 +32,7 @@ def main() -> None:
 
     from treetune.objectives.policy_gradient import ClippedPolicyGradient
     from treetune.trainer.base import Trainer
-    from treetune.trainer.deepspeed_model import _config
+    from treetune.trainer.deepspeed_model import _make_deepspeed_config
     from treetune.trainer.ranks import Ranks
 
     accelerator = get_accelerator()
@@ -48,7 +48,7 @@ def main() -> None:
     ]
     for settings in json.load(sys.stdin):
         trainer = Trainer(objective=ClippedPolicyGradient(), learning_rate=1e-3, **settings)
-        config = DeepSpeedConfig(_config(trainer, Ranks(0, 1, torch.device("cuda"), 60)))
+        config = DeepSpeedConfig(_make_deepspeed_config(trainer, Ranks(0, 1, torch.device("cuda"), 60)))
         zero = config.zero_config
         results.append(
             {

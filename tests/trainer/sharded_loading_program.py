@@ -48,7 +48,7 @@ def main(cuts: str, small_folder: Path, model_folder: Path, out: Path) -> None:
         return read(parameter)
 
     InTurn.parameters = record_parameters  # type: ignore[method-assign]
-    read, shards._read = shards._read, record_read
+    read, shards._read_values = shards._read_values, record_read
 
     def load_on_ranks(folder: Path, settings: Trainer) -> DeepSpeedModel:
         model = PretrainedModel(name_or_path=str(folder)).load_in_parts(torch.float32)

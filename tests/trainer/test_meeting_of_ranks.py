@@ -128,9 +128,9 @@ def test_a_missing_interface_is_named_with_those_that_there_are(monkeypatch: pyt
     meeting = Meeting.join({"RANK": "0", "WORLD_SIZE": "1"}, 5)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib9")
     with pytest.raises(ValueError, match=r"has no network interface ib9 with an address.*it has .*lo"):
-        meeting.interface()
+        meeting.find_interface()
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    assert meeting.interface() == ("lo", "127.0.0.1")
+    assert meeting.find_interface() == ("lo", "127.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -183,6 +183,6 @@ def test_the_first_machine_finds_its_interface_if_only_the_others_configure_thei
     store = torch.distributed.HashStore()
     first, other = (Meeting(number, 2, number, 2, 1.0, store) for number in range(2))
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    assert other.interface() == ("lo", "127.0.0.1")
+    assert other.find_interface() == ("lo", "127.0.0.1")
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-    assert first.interface() == ("lo", "127.0.0.1")
+    assert first.find_interface() == ("lo", "127.0.0.1")

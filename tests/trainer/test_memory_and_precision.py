@@ -91,12 +91,12 @@ def test_settings_that_save_memory_do_not_change_the_update(plain, settings):
 
 def test_on_a_gpu_adam_is_fused_and_heads_run_on_larger_chunks(monkeypatch):
     from treetune.models import logprobs
-    from treetune.trainer.deepspeed_model import _config
+    from treetune.trainer.deepspeed_model import _make_deepspeed_config
 
     def adam(device: str, **settings: object) -> dict[str, object]:
         trainer = Trainer(objective=ClippedPolicyGradient(), learning_rate=1e-3, **settings)
         ranks = dataclasses.replace(one_rank(), device=torch.device(device))
-        return _config(trainer, ranks)["optimizer"]["params"]
+        return _make_deepspeed_config(trainer, ranks)["optimizer"]["params"]
 
     adam_settings = {"lr", "betas", "eps", "weight_decay", "torch_adam"}
     assert set(adam("cpu")) == adam_settings

@@ -108,11 +108,11 @@ def test_an_ordinary_model_passes_without_a_trace(settings: dict[str, Any]) -> N
 
 
 def test_the_probe_draws_no_random_number() -> None:
-    from treetune.trainer.probe import refuse_unlike_model
+    from treetune.trainer.probe import refuse_wrong_trainer_logprobs
 
     trainer = policy_trainer()
     before = torch.random.get_rng_state()
-    refuse_unlike_model(trainer.policy, trainer.settings, trainer.ranks)
+    refuse_wrong_trainer_logprobs(trainer.policy, trainer.settings, trainer.ranks)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 

@@ -79,7 +79,7 @@ def test_a_file_that_another_machine_shows_late_or_in_an_old_version_is_waited_f
     write_episodes(old, episodes(4))
     write_episodes(new, episodes(8))
     visible = tmp_path / "episodes.arrow"
-    seal = generation.seal_of(new)
+    seal = generation.read_seal(new)
     monkeypatch.setattr(Ranks, "from_first", lambda self, name, own: seal)
     appearances = iter([lambda: None, lambda: old.rename(visible), lambda: new.rename(visible)])
     monkeypatch.setattr(time, "sleep", lambda seconds: next(appearances)())

@@ -36,7 +36,12 @@ from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.trainer.base import Trainer
 from treetune.trainer.core import PolicyTrainer
 from treetune.trainer.ranks import Ranks
-from treetune.trainer.scoring import AHEAD, SECONDS, ReferencePrefetch, rows_scored_by
+from treetune.trainer.scoring import (
+    SHARE_AHEAD_METRIC,
+    WAITING_SECONDS_METRIC,
+    ReferencePrefetch,
+    rows_scored_by,
+)
 from treetune.trainer.tokens import Sequences
 from treetune.vocabulary import Episode
 
@@ -75,12 +80,15 @@ def test_answers_scored_ahead_in_any_order_or_not_at_all_have_the_same_bits(
     sequences = Sequences.of(rows)
     scored_late = ahead.logprobs(sequences)
     assert (scored_late - make_trainer().ref_logprobs(sequences)).abs().max() < 1e-5
-    assert ahead.metrics[AHEAD] == 0
+    assert ahead.metrics[SHARE_AHEAD_METRIC] == 0
     for seed, count in enumerate((16, 16, 7, 1)):
         some_rows = random.Random(seed).sample(rows, count)
         report_answers(ahead, some_rows)
         assert torch.equal(ahead.logprobs(sequences), scored_late)
-        assert ahead.metrics[AHEAD] == sum(len(row.response_ids) for row in some_rows) / sequences.n_tokens
+        assert (
+            ahead.metrics[SHARE_AHEAD_METRIC]
+            == sum(len(row.response_ids) for row in some_rows) / sequences.n_tokens
+        )
 
 
 def test_continuations_and_answers_with_another_mask_are_not_taken_for_trained_answers(
@@ -92,12 +100,12 @@ def test_continuations_and_answers_with_another_mask_are_not_taken_for_trained_a
     ]
     report_answers(ahead, rows, CONTINUATION_PRIORITY)
     ahead.logprobs(Sequences.of(rows))
-    assert ahead.metrics[AHEAD] == 0
+    assert ahead.metrics[SHARE_AHEAD_METRIC] == 0
     report_answers(ahead, rows)
     sequences = Sequences.of(changed)
     logprobs_N = ahead.logprobs(sequences)
     trained_whole = sum(len(row.response_ids) for row in changed if all(row.trained))
-    assert ahead.metrics[AHEAD] == trained_whole / sequences.n_tokens < 1
+    assert ahead.metrics[SHARE_AHEAD_METRIC] == trained_whole / sequences.n_tokens < 1
     assert torch.equal(logprobs_N, ahead.logprobs(sequences))
 
 
@@ -199,7 +207,7 @@ def test_two_ranks_use_the_scores_of_both_and_share_the_missing_ones(
         rows_of_rank = rows_scored_by(Sequences.of(rows, rows_with_tokens=()), ranks)
         found_N = prefetch.logprobs(Sequences.of(rows, rows_of_rank))
         prefetch.close()
-        return found_N, prefetch.metrics[AHEAD]
+        return found_N, prefetch.metrics[SHARE_AHEAD_METRIC]
 
     with ThreadPoolExecutor(2) as threads:
         results = list(threads.map(of_rank, range(2)))
@@ -215,8 +223,8 @@ def test_an_update_is_the_same_whether_or_not_answers_were_scored_ahead(rows: li
         policy = make_trainer(reference_scores="while_sampling")
         report_answers(prefetch_of(policy), reported)
         metrics = policy.train(0, rows)
-        shares.append(metrics[AHEAD])
-        assert metrics[SECONDS] > 0
+        shares.append(metrics[SHARE_AHEAD_METRIC])
+        assert metrics[WAITING_SECONDS_METRIC] > 0
         weights.append(weights_of(policy))
         policy.close()
     assert shares[0] == 1 > shares[1] > shares[2] == 0

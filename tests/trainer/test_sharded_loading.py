@@ -17,7 +17,7 @@ from tests.support.tiny_trainer import launch
 from tests.trainer import sharded_loading_program
 from treetune.exceptions import NotInParts
 from treetune.models.pretrained import PretrainedModel
-from treetune.models.shards import InTurn, in_parts, is_in_file, read_whole, weight_files
+from treetune.models.shards import InTurn, is_in_file, make_model_in_parts, read_whole, weight_files
 from treetune.models.sources import TinyModel
 from treetune.runtime import session as start_model
 from treetune.runtime.session import StartModel
@@ -97,13 +97,13 @@ def test_files_that_lack_a_weight_are_not_read_in_parts(tmp_path: Path) -> None:
     assert files is not None
     config = AutoConfig.from_pretrained(folder)
     types = (torch.float32, torch.float32)
-    in_parts(config, files, types)
+    make_model_in_parts(config, files, types)
     config.hidden_size *= 2
     with pytest.raises(NotInParts, match="in its files, and"):
-        in_parts(config, files, types)
+        make_model_in_parts(config, files, types)
     del files["lm_head.weight"]
     with pytest.raises(NotInParts, match=r"no lm_head\.weight"):
-        in_parts(config, files, types)
+        make_model_in_parts(config, files, types)
 
 
 def test_the_reason_for_reading_a_model_whole_is_logged_once(

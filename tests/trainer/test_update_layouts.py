@@ -17,7 +17,7 @@ import treetune.parts  # noqa: F401  (registers them)
 from tests.support.fork_server import run_forked_ranks
 from tests.trainer import update_program
 from treetune.objectives.base import Objective
-from treetune.trainer.scoring import AHEAD, SECONDS
+from treetune.trainer.scoring import SHARE_AHEAD_METRIC, WAITING_SECONDS_METRIC
 
 SETTINGS = {
     "learning_rate": 1e-3,
@@ -251,11 +251,11 @@ def test_ranks_that_keep_only_their_rows_make_the_bits_of_ranks_that_keep_everyt
     )
     assert weights.keys() == all_weights.keys()
     assert all((tensor == all_weights[name]).all() for name, tensor in weights.items())
-    timing_names = {AHEAD, SECONDS}
-    shares = [metrics_of_rank.get(AHEAD, 0.0) for metrics_of_rank in (metrics, all_metrics)]
+    timing_names = {SHARE_AHEAD_METRIC, WAITING_SECONDS_METRIC}
+    shares = [metrics_of_rank.get(SHARE_AHEAD_METRIC, 0.0) for metrics_of_rank in (metrics, all_metrics)]
     assert (0 < shares[0] < 1, shares[1]) == (name == "ahead", 0)
     assert all(
-        (metrics_of_rank.get(SECONDS, 0.0) > 0) == (name == "ahead")
+        (metrics_of_rank.get(WAITING_SECONDS_METRIC, 0.0) > 0) == (name == "ahead")
         for metrics_of_rank in (metrics, all_metrics)
     )
     assert {metric: value for metric, value in metrics.items() if metric not in timing_names} == {

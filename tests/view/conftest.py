@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from tests.support.browser import MISSING, Browser, browser
 from tests.view.recorded import recorded_run
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.view.app import application
+from treetune.view.app import make_application
 from treetune.view.store import Store
 
 TOKEN = "a-token-that-tests-know"
@@ -105,7 +105,7 @@ def folder(store: Store) -> Path:
 
 @pytest.fixture
 def client(store: Store) -> TestClient:
-    client = TestClient(application(store, TOKEN), base_url="http://127.0.0.1")
+    client = TestClient(make_application(store, TOKEN), base_url="http://127.0.0.1")
     client.get("/", params={"token": TOKEN})
     return client
 
@@ -140,7 +140,7 @@ def served(store: Store) -> Iterator[Callable[[str], str]]:
 
     listening = socket.create_server(("127.0.0.1", 0))
     origin = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    config = uvicorn.Config(application(store, TOKEN), log_level="warning", lifespan="off", ws="none")
+    config = uvicorn.Config(make_application(store, TOKEN), log_level="warning", lifespan="off", ws="none")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()

@@ -19,13 +19,15 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.view.conftest import TOKEN, Viewer
-from treetune.view.app import _users_token, application, serve
+from treetune.view.app import _read_or_make_token, make_application, serve
 from treetune.view.store import Store
 
 
 @pytest.fixture
 def stranger(store: Store) -> TestClient:
-    return TestClient(application(store, TOKEN), base_url="http://127.0.0.1:6680", follow_redirects=False)
+    return TestClient(
+        make_application(store, TOKEN), base_url="http://127.0.0.1:6680", follow_redirects=False
+    )
 
 
 @pytest.mark.parametrize("path", ["/", "/run?run=x", "/assets/viewer.js", "/?token=wrong"])
@@ -59,7 +61,7 @@ def test_a_request_to_another_host_name_is_refused(client: TestClient, host: str
 
 @pytest.mark.parametrize("host", ["127.0.0.1:7777", "localhost:6680", "[::1]:1234"])
 def test_a_tunnel_may_end_at_any_port_of_the_browsers_machine(store: Store, host: str) -> None:
-    asking = TestClient(application(store, TOKEN), base_url=f"http://{host}")
+    asking = TestClient(make_application(store, TOKEN), base_url=f"http://{host}")
     assert asking.get("/", params={"token": TOKEN}).status_code == 200
 
 
@@ -145,14 +147,14 @@ def test_the_generated_token_survives_a_restart_and_a_short_one_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match="the token has 6 characters and must have at least 16"):
         serve([tmp_path], print, token="secret")
-    first = _users_token(cache / "token")
-    assert first == _users_token(cache / "token") and len(first) >= 32
+    first = _read_or_make_token(cache / "token")
+    assert first == _read_or_make_token(cache / "token") and len(first) >= 32
     assert stat.S_IMODE((cache / "token").stat().st_mode) == 0o600
 
 
 def test_a_named_host_is_reached_by_its_name_only_and_a_proxy_may_use_tls(store: Store) -> None:
     hosts = ["127.0.0.1", "viewer.lab.example"]
-    app = application(store, TOKEN, hosts)
+    app = make_application(store, TOKEN, hosts)
     asking = TestClient(app, base_url="https://viewer.lab.example", follow_redirects=False)
     assert asking.get("/", params={"token": TOKEN}).status_code == 303
     assert asking.get("/").status_code == 200
@@ -165,7 +167,7 @@ def test_a_named_host_is_reached_by_its_name_only_and_a_proxy_may_use_tls(store:
 
 def test_a_page_whose_path_begins_with_the_letters_of_the_base_is_found(viewer: Viewer) -> None:
     viewer.record()
-    app = application(viewer.store, TOKEN, base_url="https://hub.example/answ/")
+    app = make_application(viewer.store, TOKEN, base_url="https://hub.example/answ/")
     asking = TestClient(app, base_url="http://127.0.0.1:6680", follow_redirects=False)
     entered = asking.get("/answers", params={"token": TOKEN, "run": "run"})
     assert entered.headers["location"] == "/answ/answers?run=run"
@@ -177,7 +179,7 @@ def test_behind_a_proxy_with_a_path_all_links_have_it_whether_the_proxy_takes_it
 ) -> None:
     viewer.record()
     base = "/user/me/proxy/6680"
-    app = application(viewer.store, TOKEN, base_url=f"https://hub.example{base}/")
+    app = make_application(viewer.store, TOKEN, base_url=f"https://hub.example{base}/")
     asking = TestClient(app, base_url="http://127.0.0.1:6680", follow_redirects=False)
     entered = asking.get(f"{beginning}/answers", params={"token": TOKEN, "run": "run"})
     assert entered.headers["location"] == f"{base}/answers?run=run"

@@ -13,8 +13,17 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from treetune.view.charts import Chart, Series, StackedBar, limits, line_chart, number, thinned, tick_labels
-from treetune.view.templates import colour_of, palette
+from treetune.view.charts import (
+    Chart,
+    Series,
+    StackedBar,
+    average_neighbours,
+    axis_limits,
+    format_number,
+    line_chart,
+    tick_labels,
+)
+from treetune.view.templates import colour_of, read_palette
 
 FINITE = st.floats(-1e9, 1e9).map(lambda x: round(x, 6))
 
@@ -38,7 +47,7 @@ def test_tick_labels_are_as_short_as_they_can_be() -> None:
 
 @given(values=st.lists(FINITE, min_size=1))
 def test_an_axis_holds_its_values_and_does_not_cross_zero_for_nothing(values: list[float]) -> None:
-    low, high = limits(values)
+    low, high = axis_limits(values)
     assert low < high and low <= min(values) and high >= max(values)
     hair = 0.02 * (high - low)
     assert low >= -hair or min(values) < 0
@@ -47,7 +56,7 @@ def test_an_axis_holds_its_values_and_does_not_cross_zero_for_nothing(values: li
 
 @pytest.mark.parametrize("value", [0.0, 0.5, -2.0])
 def test_a_constant_is_shown_on_an_axis_from_zero(value: float) -> None:
-    low, high = limits([value] * 5)
+    low, high = axis_limits([value] * 5)
     assert min(abs(low), abs(high)) < 0.02 * (high - low)
     assert low <= value <= high <= max(1.1, 1.1 * value)
 
@@ -82,12 +91,12 @@ def test_points_have_titles_and_ticks_of_iterations_are_whole_numbers() -> None:
 def test_many_iterations_make_a_small_chart_and_few_bars() -> None:
     points = [(i, (i * 37) % 11) for i in range(1000)]
     assert len(line_chart(Chart("loss", [Series("loss", points, "own")]))) < 20_000
-    bars = thinned([StackedBar(str(i), {"generation": 1.0}) for i in range(1, 1001)])
+    bars = average_neighbours([StackedBar(str(i), {"generation": 1.0}) for i in range(1, 1001)])
     assert len(bars) <= 60 and bars[0] == ("1–17", {"generation": 1.0})
 
 
 def test_numbers_have_three_digits_and_no_noise() -> None:
-    written = [number(x) for x in (0.0, 0.1 + 0.2, 0.03125, 12.345, 999.9, 4510.0, 1.2e-6, -0.5)]
+    written = [format_number(x) for x in (0.0, 0.1 + 0.2, 0.03125, 12.345, 999.9, 4510.0, 1.2e-6, -0.5)]
     assert written == ["0", "0.3", "0.0312", "12.3", "1000", "4\u2009510", "1.2e-06", "-0.5"]
 
 
@@ -112,5 +121,5 @@ def test_every_row_of_a_long_table_has_a_colour_of_the_palette() -> None:
     series = [Series(f"row {row}", [(0, row), (1, row + 1)], colour_of(row)) for row in range(30)]
     drawn = line_chart(Chart("long", series, "up"))
     for row in series:
-        assert row.colour in palette("light") and row.colour in palette("dark")
+        assert row.colour in read_palette("light") and row.colour in read_palette("dark")
         assert f'<g class="{row.colour}">' in drawn

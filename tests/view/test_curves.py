@@ -18,18 +18,18 @@ from treetune.runtime.console import Console
 from treetune.view.curves import (
     MOST_POINTS,
     Bunch,
-    bunches,
     chosen_charts,
     evaluation_charts,
     events_of,
     events_of_several,
+    group_into_bunches,
     usual_charts,
 )
 from treetune.view.store import Store
 
 
 def groups_of(store: Store, together: bool = False) -> list[Bunch]:
-    return bunches({run.name: store.experiment(run) for run in store.runs()}, together=together)
+    return group_into_bunches({run.name: store.experiment(run) for run in store.runs()}, together=together)
 
 
 def test_pass_at_1_has_its_interval_over_problems(store: Store, folder: Path) -> None:
@@ -184,8 +184,12 @@ def test_curves_can_be_drawn_over_the_seconds_in_iterations(store: Store, folder
             )
     experiments = {run.name: store.experiment(run) for run in store.runs()}
 
-    apart = chosen_charts(bunches(experiments, False, "seconds in iterations"), ["episodes/reward"])
-    [together] = chosen_charts(bunches(experiments, True, "seconds in iterations"), ["episodes/reward"])
+    apart = chosen_charts(
+        group_into_bunches(experiments, False, "seconds in iterations"), ["episodes/reward"]
+    )
+    [together] = chosen_charts(
+        group_into_bunches(experiments, True, "seconds in iterations"), ["episodes/reward"]
+    )
 
     assert [line.points for line in apart[0].series] == [[(10, 1), (20, 2)], [(30, 2), (60, 3)]]
     [line] = together.series

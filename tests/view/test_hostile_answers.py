@@ -16,7 +16,7 @@ from tests.view.recorded import begin_run, record_iteration, trajectory
 from tests.view.report.synthetic import CODEC
 from treetune.rollouts.storage import TOKENS, write_tokens
 from treetune.view.store import Store
-from treetune.view.text import CHARACTERS_SHOWN, visible
+from treetune.view.text import CHARACTERS_SHOWN, make_visible
 
 WAYS = ("tokens", "rendered", "text")
 ALL_WAYS = (*WAYS, "credit", "tree")
@@ -79,7 +79,7 @@ def test_hostile_answers_add_no_element_to_a_page(viewer: Viewer) -> None:
         page_elements = Elements(answer(viewer, "hostile", way, number))
         assert page_elements.elements <= usual[way] | allowed | {("ol", "start")}
         if way == "text" and not text.startswith(("\n", "\r", " ")):
-            assert visible(text[:200])[:200] in "".join(page_elements.text)
+            assert make_visible(text[:200])[:200] in "".join(page_elements.text)
     usual_list = Elements(viewer.page("/answers?run=tame&size=200")).elements
     of_lists = {("option", "value"), ("option", "selected"), ("a", "data-key"), ("p", "class")}
     for of in ("i1", "e1-validation"):

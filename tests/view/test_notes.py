@@ -28,8 +28,8 @@ from tests.view.recorded import answers, begin_run, record_iteration
 from treetune.exceptions import Damaged, NoteChanged
 from treetune.main import main
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.view.app import MOST_SENT_BYTES, SEEN_MARK_HEADER, application
-from treetune.view.notes import NotedAnswer, checked_labels, new_note, read_notes, save_note, system_user
+from treetune.view.app import MOST_SENT_BYTES, SEEN_MARK_HEADER, make_application
+from treetune.view.notes import NotedAnswer, check_labels, new_note, read_notes, save_note, system_user
 from treetune.view.store import Store
 
 ORIGIN = {"origin": "http://127.0.0.1"}
@@ -196,7 +196,7 @@ def test_too_long_notes_and_labels_are_refused_with_the_limit(
 def test_a_viewer_that_cannot_write_says_so(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     run = desk.record()
     store = Store(desk.store.folders, desk.store.cache, 0.0, read_only=True)
-    reading = Desk(store, TestClient(application(store, TOKEN), base_url="http://127.0.0.1"))
+    reading = Desk(store, TestClient(make_application(store, TOKEN), base_url="http://127.0.0.1"))
     page = reading.page("/answer", **WHERE, token=TOKEN)
     assert "started with --read-only" in page and "<textarea" not in page
     refused = reading.post({"note": "x"})
@@ -223,4 +223,4 @@ def test_a_damaged_note_is_named_and_hides_no_other(desk: Desk, capsys: pytest.C
 
 
 def test_labels_are_split_at_commas_and_kept_once() -> None:
-    assert checked_labels([" a , b", "b", "", "c d"]) == ("a", "b", "c d")
+    assert check_labels([" a , b", "b", "", "c d"]) == ("a", "b", "c d")

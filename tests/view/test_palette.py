@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from treetune.view.charts import N_COLOURS
-from treetune.view.templates import palette
+from treetune.view.templates import read_palette
 
 SERIES = [f"c{i}" for i in range(N_COLOURS)]
 PHASES = ["generation", "credit", "training", "sync", "evaluation", "commit", "choice", "other"]
@@ -58,7 +58,7 @@ def contrast(ink: str, paper: str) -> float:
 @pytest.mark.parametrize("names", [SERIES, PHASES], ids=["series", "phases"])
 @pytest.mark.parametrize("eyes", EYES)
 def test_colours_of_one_figure_are_told_apart(theme: Theme, names: list[str], eyes: str) -> None:
-    colours = palette(theme)
+    colours = read_palette(theme)
     seen = {name: lab(EYES[eyes] @ linear(colours[name])) for name in names}
     too_close = {}
     for first, second in itertools.combinations(names, 2):
@@ -70,7 +70,7 @@ def test_colours_of_one_figure_are_told_apart(theme: Theme, names: list[str], ey
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_text_can_be_read_and_lines_can_be_seen(theme: Theme) -> None:
-    colours = palette(theme)
+    colours = read_palette(theme)
     inks = ("ink", "soft", "accent", "good", "bad", "warn", "way")
     papers = ("paper", "panel", "at")
     ratios = {(ink, paper): contrast(colours[ink], colours[paper]) for ink in inks for paper in papers}

@@ -10,9 +10,9 @@ from pathlib import Path
 from tests.view.conftest import FIRST, TOKEN, Shown, Viewer
 from tests.view.hostile import KINDS, hostile_run
 from tests.view.recorded import record_iteration
-from treetune.lab.analyzers.step_credit import step_credit
+from treetune.lab.analyzers.step_credit import make_step_credit
 from treetune.view.report.write import write_report
-from treetune.view.templates import DRAWINGS, LOOK
+from treetune.view.templates import DRAWINGS_CSS, LOOK_CSS
 
 LOOKS = """
 const all = (selector, read) => [...document.querySelectorAll(selector)].map(read);
@@ -81,8 +81,8 @@ def test_a_page_is_saved_as_one_file_that_shows_the_same_and_asks_for_nothing(
         assert " · saved 20" in title and (path == "/" or "an/experiment" in title)
 
 
-NINE = step_credit([2, 4, 6], 1.0, [0.25] * 6, [2, 4, 6], (0.5, 0.75, 0.25), (0.1, 0.1, 0.2)).plain()
-GROUP = step_credit([2, 4, 6], 1.0, [-0.5] * 6).plain()
+NINE = make_step_credit([2, 4, 6], 1.0, [0.25] * 6, [2, 4, 6], (0.5, 0.75, 0.25), (0.1, 0.1, 0.2)).plain()
+GROUP = make_step_credit([2, 4, 6], 1.0, [-0.5] * 6).plain()
 
 
 def plain(html: str) -> str:
@@ -116,7 +116,7 @@ def test_steps_credits_and_style_sheets_of_an_answer_are_the_same(viewer: Viewer
     assert shown.replace("<small>credit_microscope</small>", "") == written
     phases = r'<svg class="share".*?</p>'
     assert plain_matches(phases, viewer.page("/run?run=run")) == plain_matches(phases, report) != []
-    for sheet in (LOOK, DRAWINGS):
+    for sheet in (LOOK_CSS, DRAWINGS_CSS):
         assert sheet.read_text() in report
         assert f'href="/assets/{sheet.name}"' in page
         assert viewer.page(f"/assets/{sheet.name}") == sheet.read_text()

@@ -27,7 +27,7 @@ from rich.console import Console
 from tests.view.recorded import begin_run, record_iteration, recorded_run, trajectory
 from treetune.rollouts.storage import write_trajectories
 from treetune.view.store import Store
-from treetune.view.terminal import TerminalView, bar, keys_in, plot, watch
+from treetune.view.terminal import TerminalView, draw_bar, keys_in, plot, watch
 
 MAIN = Path(__file__).resolve().parents[2] / "src" / "treetune" / "main.py"
 
@@ -61,7 +61,7 @@ def test_a_curve_without_extent_is_drawn(curve: list[tuple[float, float]]) -> No
 
 @pytest.mark.parametrize("braille", [True, False])
 def test_a_bar_shows_every_share_above_0_and_is_never_too_long(braille: bool) -> None:
-    lengths = [len(bar(share, 10, braille=braille)) for share in (0.0, 1e-6, 0.3, 0.999, 1.0)]
+    lengths = [len(draw_bar(share, 10, braille=braille)) for share in (0.0, 1e-6, 0.3, 0.999, 1.0)]
     assert lengths[0] == 0 and lengths[1] == 1 and max(lengths) == 10 and lengths == sorted(lengths)
 
 

@@ -7,7 +7,7 @@ links, images and endless formulas stay text.
 import pytest
 from markupsafe import Markup, escape
 
-from treetune.view.text import DEEPEST_FORMULA, one_line_with_end, rendered
+from treetune.view.text import DEEPEST_FORMULA, one_line_with_end, render_markdown
 
 
 def test_a_long_prompt_is_cut_in_its_middle() -> None:
@@ -19,7 +19,7 @@ def test_a_long_prompt_is_cut_in_its_middle() -> None:
 
 
 def test_mathematics_and_bold_type_are_marked_up() -> None:
-    html = rendered("**So** $x_1 < 2$ and \\(a_b\\).\n\n\\[\nx^2\n\\]\n\n- \\boxed{4}")
+    html = render_markdown("**So** $x_1 < 2$ and \\(a_b\\).\n\n\\[\nx^2\n\\]\n\n- \\boxed{4}")
 
     assert "<strong>So</strong>" in html
     assert '<span class="formula">x_1 &lt; 2</span>' in html and '<span class="formula">a_b</span>' in html
@@ -36,10 +36,12 @@ def test_mathematics_and_bold_type_are_marked_up() -> None:
     ],
 )  # fmt: skip
 def test_a_calculation_comes_out_as_it_was_written(text: str) -> None:
-    html = rendered(f"First:\n{text}\nand on")
+    html = render_markdown(f"First:\n{text}\nand on")
 
     assert html == Markup(f"<p>First:\n{escape(text)}\nand on</p>\n").replace("&#34;", "&quot;")
-    assert "**" not in rendered("**12*3** is **36**") and "12*3" in rendered("**12*3** is **36**")
+    assert "**" not in render_markdown("**12*3** is **36**") and "12*3" in render_markdown(
+        "**12*3** is **36**"
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def test_a_calculation_comes_out_as_it_was_written(text: str) -> None:
     ],
 )  # fmt: skip
 def test_links_and_images_stay_text(text: str) -> None:
-    html = rendered(text)
+    html = render_markdown(text)
 
     assert not any(sign in html for sign in ("<a", "<img", "href", "src=x>")) or "&lt;" in html
     assert "<a" not in html and "<img" not in html
@@ -67,10 +69,10 @@ def test_links_and_images_stay_text(text: str) -> None:
     ],
 )
 def test_formulas_that_grow_without_end_stay_text(formula: str) -> None:
-    assert "formula" not in rendered(f"${formula}$")
+    assert "formula" not in render_markdown(f"${formula}$")
 
 
 def test_prices_are_no_formula_escaped_braces_are_no_groups_and_tables_have_no_styles() -> None:
-    assert "formula" not in rendered("it costs $5 and $7, or $ 8 $")
-    assert "formula" in rendered("$" + r"\{" * 50 + "$")
-    assert "<td>1</td>" in rendered("| a |\n|:-:|\n| 1 |")
+    assert "formula" not in render_markdown("it costs $5 and $7, or $ 8 $")
+    assert "formula" in render_markdown("$" + r"\{" * 50 + "$")
+    assert "<td>1</td>" in render_markdown("| a |\n|:-:|\n| 1 |")

@@ -21,11 +21,11 @@ import treetune.view.crediting.commands
 import treetune.view.exports.commands
 from treetune.cli import configuration, experiments
 from treetune.cli.command import (
+    HELP_WIDTH,
     SHARED_OPTIONS,
-    WIDTH,
     Command,
     Options,
-    example_lines,
+    format_examples,
     say,
 )
 from treetune.cli.completion import CONFIGURATION_SUFFIXES
@@ -44,7 +44,7 @@ OWN_MODULES = (
 )
 """Modules of this package with commands, in addition to those of `treetune.cli`."""
 
-GROUP = "treetune.commands"
+COMMANDS_ENTRY_POINT = "treetune.commands"
 """Entry points of users' packages that add commands: each names a module with `COMMANDS`."""
 
 
@@ -58,11 +58,11 @@ def _collect_commands() -> dict[str, Command]:
     own_commands: dict[str, Command] = {}
     for module in modules:
         own_commands |= {command.name: command for command in module.COMMANDS}
-    help_commands = {command.name: command for command in HELP}
-    # `SHORT` has short names of some commands: "check" for "check_config".
-    owners = dict.fromkeys([*own_commands, *help_commands, *SHORT.values()], "treetune")
+    help_commands = {command.name: command for command in HELP_COMMANDS}
+    # `SHORT_NAMES` has short names of some commands: "check" for "check_config".
+    owners = dict.fromkeys([*own_commands, *help_commands, *SHORT_NAMES.values()], "treetune")
     added: dict[str, Command] = {}
-    for entry in importlib.metadata.entry_points(group=GROUP):
+    for entry in importlib.metadata.entry_points(group=COMMANDS_ENTRY_POINT):
         if entry.dist is not None and entry.dist.name == "treetune":
             continue  # version 0.1 named its own modules here, and may still be installed
         try:
@@ -94,7 +94,7 @@ def _load_commands(entry: importlib.metadata.EntryPoint) -> tuple[Command, ...]:
         raise TypeError("it has no COMMANDS; this should be a tuple of treetune.cli.command.Command")
     commands = module.COMMANDS
     if not isinstance(commands, tuple | list) or not all(isinstance(item, Command) for item in commands):
-        text = textwrap.shorten(repr(commands), WIDTH, placeholder=" …")
+        text = textwrap.shorten(repr(commands), HELP_WIDTH, placeholder=" …")
         raise TypeError(f"COMMANDS should be a tuple of treetune.cli.command.Command, and is {text}")
     return tuple(commands)
 
@@ -103,24 +103,26 @@ def show_help(options: Options) -> int:
     """Prints the help of a command, of a group of commands with their examples, or of all commands. Without a
     topic, prints the overview."""
     topic, groups = options.topic, _group_commands()
-    if topic in BY_NAME:
+    if topic in COMMANDS_BY_NAME:
         parse([topic, "--help"])  # ends the program
     if topic is None:
         say(overview())
     elif topic == "all":
-        context = click.Context(PROGRAM, **CONTEXT)
+        context = click.Context(PROGRAM, **CLICK_SETTINGS)
         formatter = context.make_formatter()
         # Not `click.Group.format_options`, which would also list the commands.
         click.Command.format_options(PROGRAM, context, formatter)
         say("\n\n".join([*map(_list_group, groups), f"{formatter.getvalue()}\n{EPILOG}"]))
     elif topic in groups:
-        say(f"{_list_group(topic)}\n\n{example_lines(*groups[topic])}")
+        say(f"{_list_group(topic)}\n\n{format_examples(*groups[topic])}")
     else:
-        raise ValueError(f"there is no command or group {topic!r}{_suggest(topic, [*BY_NAME, *groups])}")
+        raise ValueError(
+            f"there is no command or group {topic!r}{_suggest_names(topic, [*COMMANDS_BY_NAME, *groups])}"
+        )
     return 0
 
 
-HELP = (
+HELP_COMMANDS = (
     Command(
         "help",
         show_help,
@@ -130,7 +132,7 @@ HELP = (
         (click.Argument(["topic"], required=False, metavar="[COMMAND|GROUP|all]"),),
     ),
 )
-GROUPS = {
+COMMAND_GROUPS = {
     "basics": "run run_evaluation check_config explain_config list_parts configs plan doctor new",
     "inspect": "view watch report credit bisect_runs replay fork arena credit_worth",
     "tables": "make_table reproduce_table run_analyzers compare_analyses",
@@ -138,12 +140,12 @@ GROUPS = {
     "share": "certify verify model_card push_to_hub export_evaluation export_notes chat_template",
 }
 """The headings under which help lists commands. Commands that are not listed here, such as those of installed
-packages, are under OTHER."""
+packages, are under `OTHER_GROUP`."""
 
-OTHER = "other"
-"""The heading of commands that `GROUPS` doesn't list."""
+OTHER_GROUP = "other"
+"""The heading of commands that `COMMAND_GROUPS` doesn't list."""
 
-SHORT = {
+SHORT_NAMES = {
     "run_evaluation": "evaluate",
     "check_config": "check",
     "explain_config": "explain",
@@ -152,7 +154,7 @@ SHORT = {
 }
 """Short names of commands, which help and messages use. The full names still work."""
 
-OTHERS_CALL_IT = {
+COMMAND_BY_FOREIGN_NAME = {
     "train": "run",
     "start": "run",
     "resume": "run",
@@ -166,7 +168,9 @@ OTHERS_CALL_IT = {
 """Names that other programs have for a command, each with the name that the command has here."""
 
 COMMANDS = _collect_commands()
-BY_NAME = COMMANDS | {short: COMMANDS[name] for name, short in SHORT.items() if name in COMMANDS}
+COMMANDS_BY_NAME = COMMANDS | {
+    short: COMMANDS[name] for name, short in SHORT_NAMES.items() if name in COMMANDS
+}
 
 EPILOG = """\
 APP_* environment variables are std.extVar('APP_…') in a configuration;
@@ -178,9 +182,9 @@ def version() -> str:
     import platform
 
     import treetune
-    from treetune.runtime.manifest import code_commit
+    from treetune.runtime.manifest import read_code_commit
 
-    commit = code_commit()
+    commit = read_code_commit()
     parts = [f"treetune {treetune.__version__}", f"Python {platform.python_version()}"]
     if commit:
         parts.append(f"commit {commit}")
@@ -194,7 +198,9 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     """
     command_line = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        options = PROGRAM.main(command_line, "treetune", standalone_mode=False, obj=COMMANDS, **CONTEXT)
+        options = PROGRAM.main(
+            command_line, "treetune", standalone_mode=False, obj=COMMANDS, **CLICK_SETTINGS
+        )
     except click.ClickException as error:
         program = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "treetune"
         print(f"{program}: {error.format_message()}\n{program} --help lists the options", file=sys.stderr)
@@ -204,7 +210,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     return options
 
 
-CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "terminal_width": WIDTH}
+CLICK_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "terminal_width": HELP_WIDTH}
 """Settings of click for all commands."""
 
 
@@ -224,11 +230,11 @@ class _Program(click.Group):
 
     @override
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return BY_NAME.get(cmd_name)
+        return COMMANDS_BY_NAME.get(cmd_name)
 
     @override
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [SHORT.get(name, name) for name in COMMANDS]
+        return [SHORT_NAMES.get(name, name) for name in COMMANDS]
 
     @override
     def get_help(self, ctx: click.Context) -> str:
@@ -240,14 +246,16 @@ class _Program(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Returns the name that help shows, the command, and the arguments after it."""
         name, *arguments = args
-        if name in BY_NAME:
-            command = BY_NAME[name]
-            return SHORT.get(command.name, command.name), command, arguments
+        if name in COMMANDS_BY_NAME:
+            command = COMMANDS_BY_NAME[name]
+            return SHORT_NAMES.get(command.name, command.name), command, arguments
         if name.endswith(CONFIGURATION_SUFFIXES):
             ctx.fail(f"{name} is a file, and a command comes first: treetune run {shlex.quote(name)}")
-        similar_names = nearest(name, BY_NAME)
-        near = OTHERS_CALL_IT.get(name) or next(iter(similar_names), None)
-        hint = f"did you mean {SHORT.get(near, near)}?" if near else "`treetune help` lists the commands"
+        similar_names = nearest(name, COMMANDS_BY_NAME)
+        near = COMMAND_BY_FOREIGN_NAME.get(name) or next(iter(similar_names), None)
+        hint = (
+            f"did you mean {SHORT_NAMES.get(near, near)}?" if near else "`treetune help` lists the commands"
+        )
         ctx.fail(f"there is no command {name!r}: {hint}")
 
 
@@ -261,10 +269,10 @@ def _group_commands() -> dict[str, list[Command]]:
     """Returns the commands by group, the basic ones first."""
     groups: dict[str, list[Command]] = {}
     grouped_names: set[str] = set()
-    for group, names in GROUPS.items():
+    for group, names in COMMAND_GROUPS.items():
         grouped_names.update(names.split())
         groups[group] = [COMMANDS[name] for name in names.split() if name in COMMANDS]
-    groups[OTHER] = [command for name, command in COMMANDS.items() if name not in grouped_names]
+    groups[OTHER_GROUP] = [command for name, command in COMMANDS.items() if name not in grouped_names]
     return {group: commands for group, commands in groups.items() if commands}
 
 
@@ -275,18 +283,18 @@ def overview() -> str:
         "usage: treetune COMMAND FILE… [--override '{…}'] …",
     ]
     groups = _group_commands()
-    groups.pop(OTHER)  # there is no room for them
+    groups.pop(OTHER_GROUP)  # there is no room for them
     for group, commands in groups.items():
-        names = [SHORT.get(command.name, command.name) for command in commands]
+        names = [SHORT_NAMES.get(command.name, command.name) for command in commands]
         if group == "basics":
             lines += [f"  {name:<9} {command.summary}" for name, command in zip(names, commands)]
         else:
-            lines += textwrap.wrap(f"{group:<8}{' '.join(names)}", WIDTH - 1, subsequent_indent=" " * 8)
+            lines += textwrap.wrap(f"{group:<8}{' '.join(names)}", HELP_WIDTH - 1, subsequent_indent=" " * 8)
         # One example for each group: the first that fits on a line.
         examples: list[str] = []
         for command in commands:
             examples += command.examples
-        fitting_examples = [example for example in examples if len(example) < WIDTH - 4]
+        fitting_examples = [example for example in examples if len(example) < HELP_WIDTH - 4]
         lines += [f"  $ {example}" for example in fitting_examples[:1]]
     return "\n".join([*lines, "more    treetune help all, treetune help GROUP, treetune help COMMAND"])
 
@@ -295,14 +303,14 @@ def _list_group(group: str) -> str:
     """Returns the help of a group: its commands, one or two lines each."""
     lines = [f"{group}:"]
     for command in _group_commands()[group]:
-        name = SHORT.get(command.name, command.name)
+        name = SHORT_NAMES.get(command.name, command.name)
         lines += textwrap.wrap(
-            f"{name:<27} {command.summary}", WIDTH - 1, initial_indent="  ", subsequent_indent=" " * 30
+            f"{name:<27} {command.summary}", HELP_WIDTH - 1, initial_indent="  ", subsequent_indent=" " * 30
         )
     return "\n".join(lines)
 
 
-def _suggest(name: str, choices: Sequence[str] | dict[str, Command]) -> str:
+def _suggest_names(name: str, choices: Sequence[str] | dict[str, Command]) -> str:
     """Returns the end of a message about a wrong name: the nearest right name, or else all names."""
     similar_names = nearest(name, choices)
     if similar_names:

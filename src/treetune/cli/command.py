@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from treetune.config.registrable import Registrable
 
 
-WIDTH = 80
+HELP_WIDTH = 80
 """Characters of a line of help."""
 
 PATH = click.Path(path_type=Path)
@@ -51,7 +51,7 @@ SHARED_OPTIONS = (
 )
 """The options of all commands, which may come before or after the command's name."""
 
-FILES = click.Argument(
+FILES_ARGUMENT = click.Argument(
     ["configuration_files"],
     nargs=-1,
     metavar="[FILE]...",
@@ -104,8 +104,9 @@ class Command(click.Command):
             takes_files: Whether configuration files may follow it, as in ``treetune check grpo.jsonnet``.
                 They are added as those of --configs are.
         """
-        # `FILES` comes last: click gives words to arguments from left to right, and `FILES` takes all words.
-        parameters = [*SHARED_OPTIONS, *arguments, *([FILES] if takes_files else [])]
+        # `FILES_ARGUMENT` comes last: click gives words to arguments from left to right, and `FILES_ARGUMENT`
+        # takes all words.
+        parameters = [*SHARED_OPTIONS, *arguments, *([FILES_ARGUMENT] if takes_files else [])]
         super().__init__(name, params=parameters, help=description, short_help=summary)
         self.run, self.summary, self.description, self.examples = run, summary, description, examples
         self.arguments, self.in_ranks, self.takes_files = arguments, in_ranks, takes_files
@@ -142,30 +143,30 @@ class Command(click.Command):
 
     @override
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        formatter.write(f"\n{example_lines(self)}\n")
+        formatter.write(f"\n{format_examples(self)}\n")
 
     @override
     def invoke(self, ctx: click.Context) -> Options:
         """Returns the options: those that came before the command, and its own."""
-        earlier = ctx.parent.params if ctx.parent else {}
+        options_before_command = ctx.parent.params if ctx.parent else {}
         options = Options(**ctx.params, command=self.name)
         # Words such as `grpo`, which may be a file's name without its ending. They are passed on as files, so
         # that the message about a missing file names the one that was meant.
-        files_without_ending = vars(options).pop(FILES.name, ())
-        options.configs = [*earlier["configs"], *options.configs, *files_without_ending]
-        options.override = [*earlier["override"], *options.override]
-        options.debug = earlier["debug"] or options.debug
+        files_without_ending = vars(options).pop(FILES_ARGUMENT.name, ())
+        options.configs = [*options_before_command["configs"], *options.configs, *files_without_ending]
+        options.override = [*options_before_command["override"], *options.override]
+        options.debug = options_before_command["debug"] or options.debug
         return options
 
 
-def example_lines(*commands: Command) -> str:
+def format_examples(*commands: Command) -> str:
     """Returns examples of commands as one types them into a shell, wrapped to the width of a screen."""
     lines = ["Examples:"]
     for command in commands:
         for example in command.examples:
             # Keeps a quoted text on one line: its spaces are non-breaking until the lines are wrapped.
             unbroken = re.sub(r"'[^']*'|\"[^\"]*\"", lambda quoted: quoted[0].replace(" ", "\xa0"), example)
-            pieces = textwrap.wrap(unbroken, WIDTH - 6, break_long_words=False, break_on_hyphens=False)
+            pieces = textwrap.wrap(unbroken, HELP_WIDTH - 6, break_long_words=False, break_on_hyphens=False)
             lines.append("  " + " \\\n      ".join(pieces).replace("\xa0", " "))
     return "\n".join(lines)
 
@@ -235,8 +236,8 @@ def build_root(
         ConfigError: Everything that is wrong with the configuration.
     """
     from treetune.config.build import build_with_warnings
-    from treetune.config.errors import ConfigIssue, wrapped
-    from treetune.config.explain import Explanation, overridden
+    from treetune.config.errors import ConfigIssue, wrap_text
+    from treetune.config.explain import Explanation, describe_overridden_files
     from treetune.config.imports import import_parts
     from treetune.exceptions import ConfigError
 
@@ -254,8 +255,8 @@ def build_root(
         raise ConfigError([issue])
     root, warnings = build_with_warnings(family, config.data, explanation)
     if os.environ.get("RANK", "0") == "0":
-        for note in [*overridden(config), *warnings]:
-            print(wrapped("note: ", note), file=sys.stderr)
+        for note in [*describe_overridden_files(config), *warnings]:
+            print(wrap_text("note: ", note), file=sys.stderr)
     return root
 
 

@@ -16,7 +16,7 @@ experiments."""
 def complete_configs(ctx: click.Context, parameter: click.Parameter, prefix: str) -> list[str]:
     """Returns the completions of the last name in a list such as ``a.jsonnet,b.jsonn``: first the files of
     the present folder, then treetune's own."""
-    from treetune.config.layers import CONFIGS
+    from treetune.config.layers import CONFIGS_FOLDER
 
     earlier_names, comma, last = prefix.rpartition(",")
     if last.endswith("/"):
@@ -25,7 +25,7 @@ def complete_configs(ctx: click.Context, parameter: click.Parameter, prefix: str
         folder, name = Path(last).parent, Path(last).name
     completions: dict[str, None] = {}  # in their order, each once
     # treetune's own files may be named with or without configs/: `configs/quickstart/…`, `quickstart/…`.
-    for base in (Path.cwd(), CONFIGS, CONFIGS.parent):
+    for base in (Path.cwd(), CONFIGS_FOLDER, CONFIGS_FOLDER.parent):
         if not (base / folder).is_dir():
             continue
         for path in sorted((base / folder).iterdir()):
@@ -45,16 +45,16 @@ def complete_configs(ctx: click.Context, parameter: click.Parameter, prefix: str
 
 def complete_part_names(ctx: click.Context, parameter: click.Parameter, prefix: str) -> list[str]:
     import treetune.parts  # noqa: F401  (registers them)
-    from treetune.config.reference import describable
+    from treetune.config.reference import find_describable_entries
 
-    return [name for name in describable() if name.startswith(prefix)]
+    return [name for name in find_describable_entries() if name.startswith(prefix)]
 
 
 def complete_family_names(ctx: click.Context, parameter: click.Parameter, prefix: str) -> list[str]:
     import treetune.parts  # noqa: F401  (registers them)
     from treetune.config import reference, schema
 
-    names = [reference.as_word(schema.family_word(family)) for family in reference.families()]
+    names = [reference.as_word(schema.family_word(family)) for family in reference.list_families()]
     return [name for name in names if name.startswith(prefix)]
 
 

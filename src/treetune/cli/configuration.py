@@ -22,7 +22,7 @@ from treetune.cli.command import (
 )
 from treetune.cli.completion import complete_family_names, complete_part_names
 
-WIDTH = 110
+LIST_WIDTH = 110
 """Characters of a line of lists and descriptions."""
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def check_config(options: Options) -> int:
     """
     config = evaluate_configuration(options)
     root = build_root(config, options.command, expected=None)  # any kind of configuration
-    from treetune.config.errors import wrapped
+    from treetune.config.errors import wrap_text
     from treetune.config.explain import Explanation
     from treetune.config.remedies import issues_of_this_machine
     from treetune.contracts import Root
@@ -60,27 +60,27 @@ def check_config(options: Options) -> int:
         raise ConfigError([_add_source(issue, explanation) for issue in error.issues]) from error
     for note in notes:
         label = "" if note.startswith("warning: ") else "note: "
-        print(wrapped(label, note), file=sys.stderr)
+        print(wrap_text(label, note), file=sys.stderr)
     missing = issues_of_this_machine(root, explanation)
     if missing and not options.config_only:
         raise ConfigError(missing, "missing on this machine (`check --config-only` leaves this out)")
     for issue in missing:
-        print(wrapped("note: ", f"missing here: {issue.key}: {issue.what}"), file=sys.stderr)
+        print(wrap_text("note: ", f"missing here: {issue.key}: {issue.what}"), file=sys.stderr)
     say(f"fine: {config.data['type']} {config.data.get('experiment_name', '')}".rstrip())
     return 0
 
 
 def _add_source(issue: ConfigIssue, explanation: Explanation) -> ConfigIssue:
     """Returns an issue with the file that set the wrong value, if it doesn't name one yet."""
-    from treetune.config.remedies import source
+    from treetune.config.remedies import find_source
 
     path = tuple((issue.key or "").split("."))
-    return replace(issue, source=issue.source or source(path, explanation))
+    return replace(issue, source=issue.source or find_source(path, explanation))
 
 
 def explain_config(options: Options) -> int:
     """Prints the value of a key, what the key means, and everything that sets it."""
-    from treetune.config.explain import MISSING, Explanation
+    from treetune.config.explain import MISSING_VALUE, Explanation
     from treetune.config.imports import import_parts
 
     config, name = evaluate_configuration(options), options.key
@@ -89,10 +89,10 @@ def explain_config(options: Options) -> int:
     import_parts(config.data, explanation)
     value, settings = explanation.value(path), explanation.settings(path)
     owner, key = _find_declaration(config, path)
-    if value is not MISSING:
-        say(f"{name} = {_as_text(value)}")
+    if value is not MISSING_VALUE:
+        say(f"{name} = {_format_value(value)}")
     elif key and not key.required:
-        say(f"{name} = {_as_text(key.default)}  (the default: nothing sets it)")
+        say(f"{name} = {_format_value(key.default)}  (the default: nothing sets it)")
     elif settings:
         # A file set it in an object that a later file replaces as a whole.
         say(f"{name} is not set: what set it was replaced by {explanation.source(path[:-1])}")
@@ -102,7 +102,7 @@ def explain_config(options: Options) -> int:
         raise _unknown_key(config, name)
     for line in [
         *_describe_key(path[-1], owner, key),
-        *_example_override(path, key.default if key and value is MISSING else value),
+        *_example_override(path, key.default if key and value is MISSING_VALUE else value),
         *_describe_keys_below(config, path, value),
         *_list_settings(settings),
     ]:
@@ -124,29 +124,29 @@ def _describe_key(name: str, owner: type | None, key: Key | None) -> Iterator[st
     types to choose from comes first."""
     if owner is None:
         return
-    from treetune.config.errors import wrapped
+    from treetune.config.errors import wrap_text
     from treetune.config.reference import key_entry
-    from treetune.config.schema import family_of, family_word, names
+    from treetune.config.schema import family_of, family_word, list_names
 
     if name == "type" and (family := family_of(owner)):
-        yield wrapped("  type      ", f"a {family_word(family)}: {names(family.registered())}")
+        yield wrap_text("  type      ", f"a {family_word(family)}: {list_names(family.registered())}")
     if key is None:
         return
 
     entry = key_entry(owner, key)
     default = "it must be given" if entry.default is None else f"by default {entry.default}"
-    yield wrapped("  type      ", f"{entry.type}; {default}")
+    yield wrap_text("  type      ", f"{entry.type}; {default}")
     if entry.meaning:
-        yield wrapped("  meaning   ", entry.meaning)
+        yield wrap_text("  meaning   ", entry.meaning)
 
 
 def _example_override(path: tuple[str, ...], value: Any) -> Iterator[str]:
     """Yields the override that sets a key, if one object can set it."""
     from treetune.config.remedies import override_option
-    from treetune.config.schema import REQUIRED
+    from treetune.config.schema import NO_DEFAULT
 
-    if value is not REQUIRED and not isinstance(value, dict | list) and all(map(str.isidentifier, path)):
-        yield f"  example   {override_option(path, _as_text(value))}"
+    if value is not NO_DEFAULT and not isinstance(value, dict | list) and all(map(str.isidentifier, path)):
+        yield f"  example   {override_option(path, _format_value(value))}"
 
 
 def _describe_keys_below(config: Config, path: tuple[str, ...], value: Any) -> Iterator[str]:
@@ -161,15 +161,15 @@ def _describe_keys_below(config: Config, path: tuple[str, ...], value: Any) -> I
     yield f"  keys      of {part.__module__}.{part.__qualname__}:"
     width = max((len(key.name) for key in keys), default=0)
     for key in keys:
-        text = _as_text(value[key.name]) if key.name in value else f"{key.default}  (the default)"
+        text = _format_value(value[key.name]) if key.name in value else f"{key.default}  (the default)"
         text = text if len(text) <= 50 else f"{text[:49]}…"
         yield f"    {key.name:<{width}}  {text:<24}  {key.type}"
 
 
 def _list_settings(settings: Sequence[Setting]) -> list[str]:
     """Returns a line for each file, variable or override that sets a key: its place and the value there."""
-    width = max((len(setting.place) for setting in settings), default=0)
-    return [f"  {setting.place:<{width}}  {_as_text(setting.value)}" for setting in settings]
+    width = max((len(setting.location) for setting in settings), default=0)
+    return [f"  {setting.location:<{width}}  {_format_value(setting.value)}" for setting in settings]
 
 
 def complete_keys(ctx: click.Context, parameter: click.Parameter, prefix: str) -> list[str]:
@@ -178,10 +178,10 @@ def complete_keys(ctx: click.Context, parameter: click.Parameter, prefix: str) -
     from treetune.config.explain import key_paths
     from treetune.exceptions import ConfigError
 
-    earlier = ctx.parent.params if ctx.parent else {}  # the options before the command's name
+    options_before_command = ctx.parent.params if ctx.parent else {}  # the options before the command's name
     options = Options(
-        configs=[*earlier.get("configs", ()), *ctx.params.get("configs", ())],
-        override=[*earlier.get("override", ()), *ctx.params.get("override", ())],
+        configs=[*options_before_command.get("configs", ()), *ctx.params.get("configs", ())],
+        override=[*options_before_command.get("override", ()), *ctx.params.get("override", ())],
     )
     try:
         data = evaluate_configuration(options).data
@@ -206,11 +206,11 @@ def _unknown_key(config: Config, name: str) -> ValueError:
     return ConfigError([ConfigIssue("there is no such key", name, remedy=remedy)])
 
 
-def _as_text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Returns a value as JSON. For a value that is computed, returns words."""
-    from treetune.config.explain import COMPUTED, as_plain
+    from treetune.config.explain import COMPUTED_VALUE, as_plain
 
-    return repr(value) if value is COMPUTED else json.dumps(value, ensure_ascii=False, default=as_plain)
+    return repr(value) if value is COMPUTED_VALUE else json.dumps(value, ensure_ascii=False, default=as_plain)
 
 
 # Parts
@@ -221,7 +221,7 @@ def list_parts(options: Options) -> int:
     from treetune.config import reference, schema
 
     _register_parts(options)
-    families = reference.families()
+    families = reference.list_families()
     if options.family is not None:
         by_name = {reference.as_word(schema.family_word(family)): family for family in families}
         name = reference.as_word(options.family)
@@ -229,15 +229,15 @@ def list_parts(options: Options) -> int:
             raise _unknown_name("family of parts", options.family, list(by_name))
         families = [by_name[name]]
     for family in families:
-        about = reference.summary(family)
+        about = reference.first_sentence_of(family)
         say(f"{schema.family_word(family)}" + (f": {about}" if about else ""))
         entries = reference.part_entries(family)
         width = max(len(entry.name or "") for entry in entries)
         for entry in entries:
             outside = f"(of {entry.part.__module__}) " if schema.is_from_outside(entry.part) else ""
             lines = textwrap.wrap(
-                outside + reference.summary(entry.part),
-                WIDTH - width - 4,
+                outside + reference.first_sentence_of(entry.part),
+                LIST_WIDTH - width - 4,
                 max_lines=2,
                 placeholder=" …",
                 break_on_hyphens=False,
@@ -254,10 +254,10 @@ def describe(options: Options) -> int:
     from treetune.config import reference, schema
 
     _register_parts(options)
-    entries_by_name = reference.describable()
+    entries_by_name = reference.find_describable_entries()
     entries = entries_by_name.get(options.part) or entries_by_name.get(reference.as_word(options.part))
     if not entries:
-        family_names = {reference.as_word(schema.family_word(family)) for family in reference.families()}
+        family_names = {reference.as_word(schema.family_word(family)) for family in reference.list_families()}
         if reference.as_word(options.part) in family_names:
             raise ValueError(
                 f"{options.part!r} is a family of parts: `treetune parts {options.part}` lists them, and"
@@ -284,10 +284,12 @@ def _describe_part(entry: PartEntry) -> list[str]:
     lines = [f"{entry.title}  ({entry.place})", "", textwrap.indent(entry.text, "  "), ""]
     for key in entry.keys:
         default = "no default" if key.default is None else f"default {key.default}"
-        lines.append(textwrap.fill(f"  {key.name}: {key.type}; {default}", WIDTH, subsequent_indent="      "))
+        lines.append(
+            textwrap.fill(f"  {key.name}: {key.type}; {default}", LIST_WIDTH, subsequent_indent="      ")
+        )
         if key.meaning:
             lines.append(
-                textwrap.fill(key.meaning, WIDTH, initial_indent="      ", subsequent_indent="      ")
+                textwrap.fill(key.meaning, LIST_WIDTH, initial_indent="      ", subsequent_indent="      ")
             )
     return lines
 
@@ -329,12 +331,12 @@ def list_configurations(options: Options) -> int:
             kind = entry.kind
         about = entry.about
         if sys.stdout.isatty():  # a program that reads the list, such as `grep`, gets the whole text
-            about = textwrap.shorten(about, WIDTH, placeholder=" …")
+            about = textwrap.shorten(about, LIST_WIDTH, placeholder=" …")
         say(f"  {entry.name:{width}}  {about}")
     return 0
 
 
-VINEPPO = "--configs configs/quickstart/vineppo.jsonnet"
+EXAMPLE_OPTIONS = "--configs configs/quickstart/vineppo.jsonnet"
 
 COMMANDS = (
     Command(
@@ -343,7 +345,7 @@ COMMANDS = (
         "print the evaluated configuration as JSON",
         "Evaluates the files, the environment's APP_* variables and the overrides, and prints the resulting"
         " object. It checks nothing.",
-        (f"treetune print_config {VINEPPO} --override '{{seed: 3}}'",),
+        (f"treetune print_config {EXAMPLE_OPTIONS} --override '{{seed: 3}}'",),
         takes_files=True,
     ),
     Command(
@@ -353,7 +355,7 @@ COMMANDS = (
         "Lists everything that is wrong with an experiment, a table or a data pipeline: each mistake with its"
         " key, the file that made it and a remedy. It also lists the files, models, GPUs and packages that"
         " the experiment needs and this machine doesn't have. The exit code is then 2. Nothing is started.",
-        ("treetune check quickstart/sft.jsonnet", f"treetune check {VINEPPO} --config-only"),
+        ("treetune check quickstart/sft.jsonnet", f"treetune check {EXAMPLE_OPTIONS} --config-only"),
         (
             click.Option(
                 ["--config-only"],
@@ -370,8 +372,8 @@ COMMANDS = (
         "Shows the value of a key, its type with bounds and default, its meaning, and every file, variable"
         " and override that sets it; the last one wins. For an object it lists the keys.",
         (
-            f"treetune explain {VINEPPO} trainer.learning_rate",
-            f"treetune explain {VINEPPO} credit",
+            f"treetune explain {EXAMPLE_OPTIONS} trainer.learning_rate",
+            f"treetune explain {EXAMPLE_OPTIONS} credit",
         ),
         (
             click.Argument(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from treetune.runtime.base import Runtime
     from treetune.runtime.directory import ExperimentDirectory
 
-VINEPPO = "--configs configs/quickstart/vineppo.jsonnet"
+EXAMPLE_OPTIONS = "--configs configs/quickstart/vineppo.jsonnet"
 
 
 def run_experiment(options: Options) -> int:
@@ -55,10 +55,10 @@ def run_ranks(options: Options) -> int:
         )
     if len(nodes) > 1 and not options.master_port:
         raise ValueError("--master_port is missing: give all machines the same free port of the first one")
-    ranks = rank_launcher.ranks_here(options.num_gpus, options.ranks)
+    ranks = rank_launcher.count_ranks_here(options.num_gpus, options.ranks)
     if ranks * len(nodes) == 1:
         # In this process: a launcher would be two more processes that import torch.
-        os.environ.setdefault("OMP_NUM_THREADS", rank_launcher.threads_each(1))
+        os.environ.setdefault("OMP_NUM_THREADS", rank_launcher.threads_per_process(1))
         options.command = options.what
         return options.commands[options.what].run(options)
     # A mistake is reported here, and not in each rank.
@@ -123,9 +123,9 @@ COMMANDS = (
         " Signals are passed on to the ranks, and the exit code is 0 only if all of them finish. On several"
         " machines, run it on each with the same --nodes.",
         (
-            f"treetune run {VINEPPO}",
+            f"treetune run {EXAMPLE_OPTIONS}",
             "treetune run quickstart/vineppo.jsonnet evaluate --num_gpus 2",
-            f"treetune run {VINEPPO} --nodes n1,n2 --node_rank 1 --master_port 29500",
+            f"treetune run {EXAMPLE_OPTIONS} --nodes n1,n2 --node_rank 1 --master_port 29500",
         ),
         (
             click.Argument(
@@ -169,8 +169,9 @@ COMMANDS = (
         "Trains the experiment and evaluates it, in this process. DeepSpeed's launcher may start it on"
         " several GPUs, as `treetune run` does. The same command continues an interrupted run.",
         (
-            f"treetune run_iteration_loop {VINEPPO}",
-            f"treetune run_iteration_loop {VINEPPO} --override '{{trainer+: {{learning_rate: 3e-6}}}}'",
+            f"treetune run_iteration_loop {EXAMPLE_OPTIONS}",
+            f"treetune run_iteration_loop {EXAMPLE_OPTIONS}"
+            " --override '{trainer+: {learning_rate: 3e-6}}'",
         ),
         in_ranks=True,
         takes_files=True,
@@ -181,7 +182,7 @@ COMMANDS = (
         "evaluate every checkpoint of an experiment, finished or running",
         "Runs all evaluation sets on every checkpoint, and follows a run that is still training. Several of"
         " these commands, also on several machines, share the work.",
-        (f"treetune evaluate {VINEPPO}",),
+        (f"treetune evaluate {EXAMPLE_OPTIONS}",),
         in_ranks=True,
         takes_files=True,
     ),
@@ -190,7 +191,7 @@ COMMANDS = (
         run_experiment,
         "evaluate the model that the experiment starts from",
         "Runs all evaluation sets on the start weights, as checkpoint 0.",
-        (f"treetune run_evaluation_on_baseline {VINEPPO}",),
+        (f"treetune run_evaluation_on_baseline {EXAMPLE_OPTIONS}",),
         in_ranks=True,
         takes_files=True,
     ),
@@ -200,7 +201,7 @@ COMMANDS = (
         "sample the next iteration's answers without training on them",
         "Samples the answers of the next iteration, computes their credit and stores the episodes in the"
         " experiment's folder. The next `treetune run` trains on them.",
-        (f"treetune only_generate_episodes {VINEPPO}",),
+        (f"treetune only_generate_episodes {EXAMPLE_OPTIONS}",),
         in_ranks=True,
         takes_files=True,
     ),
@@ -210,7 +211,7 @@ COMMANDS = (
         "delete the checkpoints that the configuration doesn't keep",
         "Deletes the checkpoints that `checkpoints` in the configuration doesn't keep, and prints how many it"
         " deleted and which it kept.",
-        (f"treetune clean_up_checkpoints {VINEPPO} --override '{{checkpoints: {{keep_every: 5}}}}'",),
+        (f"treetune clean_up_checkpoints {EXAMPLE_OPTIONS} --override '{{checkpoints: {{keep_every: 5}}}}'",),
         takes_files=True,
     ),
     Command(
@@ -219,7 +220,7 @@ COMMANDS = (
         "test whether a run has finished all of its iterations; for scripts",
         "The exit code is 0 if all iterations are done, and 2 otherwise. DeepSpeed's own launcher, unlike"
         " `treetune run`, exits with 0 even if one of its processes was killed.",
-        (f"treetune check_finished {VINEPPO}",),
+        (f"treetune check_finished {EXAMPLE_OPTIONS}",),
         takes_files=True,
     ),
 )

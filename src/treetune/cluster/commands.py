@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from treetune.runtime.base import PolicyIteration
     from treetune.runtime.machine import Machine
 
-POLL_S = 0.5
-CREDIT_KEY = "TREETUNE_CREDIT_KEY"
+SERVER_POLL_S = 0.5
+CREDIT_KEY_VARIABLE = "TREETUNE_CREDIT_KEY"
 """The environment variable that holds the key of `serve_credit` if no `--key-file` is given."""
 
 
@@ -41,16 +41,16 @@ def serve_engine(options: Options) -> int:
 
     try:
         with tempfile.TemporaryDirectory(prefix="treetune-start-weights-") as folder:
-            launch = _launch(root, options.host, Path(folder))
+            launch = _make_launch(root, options.host, Path(folder))
             _make_key(options.key_file, "the run needs the same file")
             key = read_key(options.key_file)
-            _write_start(root, Path(folder))
-            return serve(launch, options.log, options.port, key, options.key_file)
+            _write_start_weights(root, Path(folder))
+            return serve_policy(launch, options.log, options.port, key, options.key_file)
     except KeyboardInterrupt:
         return 0
 
 
-def _launch(root: PolicyIteration, host: str, weights: Path) -> ServerLaunch:
+def _make_launch(root: PolicyIteration, host: str, weights: Path) -> ServerLaunch:
     """Returns the launch of a server like the run's own, except that it listens on `host`. Raises ValueError
     if the experiment has no engine of which a server could be started, or if a GPU is unusable."""
     import torch
@@ -94,7 +94,7 @@ def _make_key(path: Path, use: str) -> None:
     say(f"a new key is in {path}, which only you can read: {use}")
 
 
-def _write_start(root: PolicyIteration, folder: Path) -> None:
+def _write_start_weights(root: PolicyIteration, folder: Path) -> None:
     """Writes the weights that the server loads first. A run sends its weights to the server before it
     samples."""
     import torch
@@ -106,7 +106,7 @@ def _write_start(root: PolicyIteration, folder: Path) -> None:
     write_for_engine(*start.load_weights(), start.tokenizer, folder)
 
 
-def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file: Path) -> int:
+def serve_policy(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file: Path) -> int:
     """Starts the server, and serves until it ends.
 
     KeyboardInterrupt ends the server, and is raised again.
@@ -116,9 +116,9 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
     """
     from treetune.engine.client import SAMPLES_ROUTE, Client
     from treetune.engine.key import DESCRIPTION_VARIABLE
-    from treetune.engine.launch import ServerProcess, diagnosis, last_lines, listens
+    from treetune.engine.launch import ServerProcess, diagnose_log, is_listening, read_last_lines
     from treetune.engine.serve_engine_servers import shared_settings
-    from treetune.engine.server import warm_up
+    from treetune.engine.server import make_warm_up_body
     from treetune.exceptions import ServerFailure
 
     log = log or Path(f"serve_engine-{port}.log")
@@ -130,19 +130,19 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
     try:
         is_ready = False
         while (code := process.exit_code()) is None:
-            if not is_ready and listens(port, launch.host):
+            if not is_ready and is_listening(port, launch.host):
                 # The server is ready once it has sampled a token.
                 try:
-                    client.post(process.address(), SAMPLES_ROUTE, warm_up(1), timeout=60.0)
+                    client.post(process.address(), SAMPLES_ROUTE, make_warm_up_body(1), timeout=60.0)
                 except ServerFailure:
-                    time.sleep(POLL_S)
+                    time.sleep(SERVER_POLL_S)
                     continue
                 is_ready = True
                 addresses, key_path = json.dumps([process.url]), json.dumps(str(key_file.resolve()))
                 override = f"{{engines+: {{policy+: {{addresses: {addresses}, key_file: {key_path}}}}}}}"
                 say(f"it is ready. For the run: --override {shlex.quote(override)}")
-            time.sleep(POLL_S)
-        say(f"the server ended with code {code}.{diagnosis(process.log_text())}\n{last_lines(log)}")
+            time.sleep(SERVER_POLL_S)
+        say(f"the server ended with code {code}.{diagnose_log(process.log_text())}\n{read_last_lines(log)}")
         return code or 1
     finally:
         client.close()
@@ -175,11 +175,11 @@ def _read_or_make_credit_key(path: Path | None) -> str:
     if path is not None:
         _make_key(path, "clients send this key")
         return read_key(path, "--key-file", "the key that clients send")
-    key = os.environ.get(CREDIT_KEY, "").strip()
+    key = os.environ.get(CREDIT_KEY_VARIABLE, "").strip()
     if not key:
         raise ValueError(
             f"the service needs a key: give --key-file FILE, which is made if it isn't there, or set the"
-            f" environment variable {CREDIT_KEY}"
+            f" environment variable {CREDIT_KEY_VARIABLE}"
         )
     return key
 
@@ -191,21 +191,21 @@ def print_plan(options: Options) -> int:
     from treetune.runtime.planning.plan import Plan
     from treetune.runtime.planning.report import as_data, as_text
 
-    plan = Plan.of(root, _machine(options), options.answer_tokens, start_shape(root))
+    plan = Plan.of(root, _machine_of_options(options), options.answer_tokens, start_shape(root))
     say(json.dumps(as_data(plan), indent=2, ensure_ascii=False) if options.json else as_text(plan))
     return 0 if plan.fits and plan.checkpoints.problem is None else 1
 
 
-def _machine(options: Options) -> Machine:
+def _machine_of_options(options: Options) -> Machine:
     """Returns the machine that the command line describes; this machine if it describes none. Raises
     ValueError for an incomplete description."""
-    from treetune.runtime.machine import described_machine, this_machine
+    from treetune.runtime.machine import make_described_machine, this_machine
 
     if (options.gpus is None) != (options.memory is None):
         raise ValueError("--gpus and --memory go together, as in --gpus 8 --memory 80: give both, or neither")
     if options.gpus is None:
         return this_machine()
-    return described_machine(options.gpus, options.memory, options.machines, options.host_memory)
+    return make_described_machine(options.gpus, options.memory, options.machines, options.host_memory)
 
 
 def start_shape(root: PolicyIteration) -> Shape | None:
@@ -233,7 +233,7 @@ def _configuration_that_makes(checkpoint: Path) -> Path | None:
 
     Example: ``configs/quickstart/sft.jsonnet`` for ``experiments/quickstart/sft/checkpoints/last/policy``.
     """
-    from treetune.config.layers import CONFIGS
+    from treetune.config.layers import CONFIGS_FOLDER
     from treetune.models.policy_files import experiment_of_checkpoint
 
     experiment = experiment_of_checkpoint(checkpoint)
@@ -247,14 +247,14 @@ def _configuration_that_makes(checkpoint: Path) -> Path | None:
         joined = [*folders[:-1], f"{folders[-1]}_{last}"] if folders else [last]
         for parts in ([*folders, last], joined):
             # Names of experiments may contain dots, as in countdown/qwen2.5-3b_grpo.
-            candidate = CONFIGS.joinpath(*parts[:-1], f"{parts[-1]}.jsonnet")
+            candidate = CONFIGS_FOLDER.joinpath(*parts[:-1], f"{parts[-1]}.jsonnet")
             if candidate.is_file():
                 return candidate
     return None
 
 
-_COUNT = click.IntRange(min=1)
-_AMOUNT = click.FloatRange(min=0.0, min_open=True)
+_POSITIVE_COUNT = click.IntRange(min=1)
+_POSITIVE_AMOUNT = click.FloatRange(min=0.0, min_open=True)
 
 
 def doctor(options: Options) -> int:
@@ -277,25 +277,28 @@ COMMANDS = (
         ),
         (
             click.Option(
-                ["--gpus"], type=_COUNT, metavar="N", help="GPUs of a machine; default: this machine's"
+                ["--gpus"],
+                type=_POSITIVE_COUNT,
+                metavar="N",
+                help="GPUs of a machine; default: this machine's",
             ),
-            click.Option(["--memory"], type=_AMOUNT, metavar="GIB", help="memory of each GPU"),
+            click.Option(["--memory"], type=_POSITIVE_AMOUNT, metavar="GIB", help="memory of each GPU"),
             click.Option(
                 ["--machines"],
-                type=_COUNT,
+                type=_POSITIVE_COUNT,
                 default=1,
                 metavar="N",
                 help="number of such machines; default: 1",
             ),
             click.Option(
                 ["--host-memory"],
-                type=_AMOUNT,
+                type=_POSITIVE_AMOUNT,
                 metavar="GIB",
                 help="main memory of a machine; default: unlimited",
             ),
             click.Option(
                 ["--answer-tokens"],
-                type=_AMOUNT,
+                type=_POSITIVE_AMOUNT,
                 metavar="N",
                 help="mean length of an answer; default: half of the longest",
             ),
@@ -376,22 +379,24 @@ COMMANDS = (
                 ["--key-file"],
                 type=PATH,
                 metavar="FILE",
-                help=f"of mode 600; made if not there; default: the variable {CREDIT_KEY}",
+                help=f"of mode 600; made if not there; default: the variable {CREDIT_KEY_VARIABLE}",
             ),
             click.Option(
                 ["--credits"], metavar="A,B,…", help="that clients may choose; default: all that can be used"
             ),
-            click.Option(["--budget"], type=_COUNT, metavar="N", help="most sampled tokens of a request"),
+            click.Option(
+                ["--budget"], type=_POSITIVE_COUNT, metavar="N", help="most sampled tokens of a request"
+            ),
             click.Option(
                 ["--deadline"],
-                type=_AMOUNT,
+                type=_POSITIVE_AMOUNT,
                 default=3600.0,
                 metavar="SECONDS",
                 help="most seconds of a request, while it waits and samples; default: 3600",
             ),
             click.Option(
                 ["--megabytes"],
-                type=_COUNT,
+                type=_POSITIVE_COUNT,
                 default=64,
                 metavar="N",
                 help="most megabytes of a request; default: 64",

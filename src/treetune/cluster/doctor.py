@@ -14,15 +14,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from treetune.engine.settings import VERSIONS_AT_ONCE, host_memory
+from treetune.engine.settings import VERSIONS_AT_ONCE, read_host_memory
 from treetune.runtime.fitting import refuse_exclusive_gpus
-from treetune.runtime.weights_folder import GIB, MORE_SHARED_MEMORY
+from treetune.runtime.weights_folder import GIB, MORE_SHARED_MEMORY_REMEDY
 
-MEMORY_GIB = 8
+LEAST_MEMORY_GIB = 8
 """The memory that the quickstart needs."""
-SHARED_MEMORY_GIB = 1
+LEAST_SHARED_MEMORY_GIB = 1
 """The free space of /dev/shm below which the check fails."""
-OPEN_FILES = 4096
+LEAST_OPEN_FILES = 4096
 """The number of files that a process must be allowed to open."""
 
 
@@ -43,7 +43,7 @@ class Diagnosis:
 def run() -> int:
     """Prints the result of every check. Returns the exit code: 0 if all are fine, else 1."""
     bad = 0
-    for diagnosis in _diagnoses():
+    for diagnosis in _make_diagnoses():
         mark = "ok  " if diagnosis.fine else "BAD "
         print(f"{mark} {diagnosis.what}: {diagnosis.result}", flush=True)
         if not diagnosis.fine:
@@ -53,23 +53,26 @@ def run() -> int:
     return 1 if bad else 0
 
 
-def _diagnoses() -> Iterator[Diagnosis]:
+def _make_diagnoses() -> Iterator[Diagnosis]:
     """Yields the result of each check; the last ones take longest."""
     from treetune.domains.sandbox.bubblewrap import Bubblewrap
 
-    for package, tested in sorted(tested_versions().items()):
+    for package, tested in sorted(read_tested_versions().items()):
         try:
             installed = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             installed = "not installed"
         remedy = f"tested with {tested}: run scripts/setup.sh to install it"
         yield Diagnosis(package, installed == tested, installed, remedy)
-    cores, memory = len(os.sched_getaffinity(0)), host_memory() / GIB
+    cores, memory = len(os.sched_getaffinity(0)), read_host_memory() / GIB
     yield Diagnosis(
         "cores", cores >= 2, str(cores), "with two or more, sampling and training don't share a core"
     )
     yield Diagnosis(
-        "memory", memory >= MEMORY_GIB, f"{memory:.0f} GiB", f"{MEMORY_GIB} GiB or more for the quickstart"
+        "memory",
+        memory >= LEAST_MEMORY_GIB,
+        f"{memory:.0f} GiB",
+        f"{LEAST_MEMORY_GIB} GiB or more for the quickstart",
     )
     try:
         free = shutil.disk_usage("/dev/shm").free / GIB
@@ -80,10 +83,12 @@ def _diagnoses() -> Iterator[Diagnosis]:
         # VERSIONS versions of the weights, with two bytes (bfloat16) for each weight.
         largest = free * GIB / VERSIONS_AT_ONCE / 2e9
         room = f"{free:.1f} GiB free: {VERSIONS_AT_ONCE} versions of {largest:.1f} billion weights"
-        yield Diagnosis("/dev/shm", free >= SHARED_MEMORY_GIB, room, f"{MORE_SHARED_MEMORY}, or clear it")
+        yield Diagnosis(
+            "/dev/shm", free >= LEAST_SHARED_MEMORY_GIB, room, f"{MORE_SHARED_MEMORY_REMEDY}, or clear it"
+        )
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    is_enough = hard_limit == resource.RLIM_INFINITY or hard_limit >= OPEN_FILES
-    yield Diagnosis("open files", is_enough, str(hard_limit), f"ulimit -n {OPEN_FILES}")
+    is_enough = hard_limit == resource.RLIM_INFINITY or hard_limit >= LEAST_OPEN_FILES
+    yield Diagnosis("open files", is_enough, str(hard_limit), f"ulimit -n {LEAST_OPEN_FILES}")
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             yield Diagnosis("port on 127.0.0.1", True, str(server.getsockname()[1]))
@@ -95,11 +100,11 @@ def _diagnoses() -> Iterator[Diagnosis]:
     # A missing sandbox is no failure, because most experiments need no sandbox.
     sandbox = f"none, so that answers that are programs can't be graded: {absent}" if absent else "bubblewrap"
     yield Diagnosis("sandbox", True, sandbox)
-    yield _accelerator()
-    yield _sampled_token()
+    yield _diagnose_accelerator()
+    yield _diagnose_sampling()
 
 
-def tested_versions() -> dict[str, str]:
+def read_tested_versions() -> dict[str, str]:
     """Returns the versions of the packages that results depend on, from the lock file for this machine.
     Returns an empty dictionary if there is no lock file."""
     root = Path(__file__).parents[3]
@@ -112,7 +117,7 @@ def tested_versions() -> dict[str, str]:
     return {package: version for package, version in pins if package in packages}
 
 
-def _accelerator() -> Diagnosis:
+def _diagnose_accelerator() -> Diagnosis:
     """Checks that PyTorch can use the machine's GPUs, or that it is built for a CPU if there are none."""
     import torch
 
@@ -134,7 +139,7 @@ def _accelerator() -> Diagnosis:
     return Diagnosis("accelerator", True, gpus)
 
 
-def _sampled_token() -> Diagnosis:
+def _diagnose_sampling() -> Diagnosis:
     """Starts the managed server on a tiny model and samples one token."""
     import torch
 

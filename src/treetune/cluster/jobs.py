@@ -9,14 +9,14 @@ One thread, such as that of `treetune.data.difficulty.watching`, polls the jobs 
     alive(), every `poll`    takes the exit codes of jobs that        squeue; OSError if it can't say
                                ended, and starts those that wait
     stop(shard)              SIGTERM, and SIGKILL for what is         scancel
-                               left after `lifetime.GRACE_S`
+                               left after `lifetime.END_GRACE_S`
     leave()                  the same for each process in turn        nothing: the tasks keep running
     the command dies         the kernel sends SIGTERM to them         nothing: the same command finds them
 
 No call waits for a job's work, and no job has a deadline here: the caller ends the jobs that show no progress
 for `silence` seconds, and restarts the jobs that died. A task may be queued for any time. A command of SLURM
 may take `slurm.COMMAND_TIMEOUT_S`. If a process ends and its children don't, `alive` gives the children
-`lifetime.GRACE_S` to end, and then kills them.
+`lifetime.END_GRACE_S` to end, and then kills them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from typing_extensions import override
 from treetune.cluster import slurm
 from treetune.cluster.slurm import SlurmBusy, SlurmRefused
 from treetune.config.registrable import Registrable
-from treetune.processes.lifetime import end, started
+from treetune.processes.lifetime import end_process_group, start_process_group
 from treetune.store.files import write_text
 
 SUBMIT_PATIENCE_S = 3600.0
@@ -75,7 +75,7 @@ class Processes(contextlib.ExitStack, Generic[K]):
         log.parent.mkdir(parents=True, exist_ok=True)
         stack = self._stacks[key] = self.enter_context(contextlib.ExitStack())
         file = stack.enter_context(log.open("ab"))
-        self.running[key] = stack.enter_context(started(command, settings, file))
+        self.running[key] = stack.enter_context(start_process_group(command, settings, file))
 
     def take_ended(self) -> dict[K, int]:
         """Returns the exit codes of processes that ended since the last call."""
@@ -109,13 +109,13 @@ class RunningJobs(Protocol):
     def running(self) -> set[int]:
         """Returns the shards whose job runs."""
 
-    def why(self, shard: int) -> str:
+    def describe_end(self, shard: int) -> str:
         """Returns a message on how a shard's last job ended, as far as is known."""
 
     def was_taken_away(self, shard: int) -> bool:
         """Returns whether the cluster ended a shard's last job: it was preempted, or its machine failed."""
 
-    def waits(self) -> Mapping[str, str]:
+    def describe_waits(self) -> Mapping[str, str]:
         """Returns messages that say why jobs don't run yet, by the reason. The caller shows the message of
         each reason once."""
 
@@ -193,9 +193,9 @@ class _Local:
             shard = self._waiting.pop(0)
             self._slots[shard] = slot
             command, log = [*self._command, str(shard)], self._logs / f"{shard:04d}.out"
-            self._processes.start(shard, command, self._gpus(slot), log)
+            self._processes.start(shard, command, self._gpus_of_slot(slot), log)
 
-    def _gpus(self, slot: int) -> dict[str, str]:
+    def _gpus_of_slot(self, slot: int) -> dict[str, str]:
         """Returns the environment variable that gives this slot's job its GPUs; an empty dictionary if jobs
         have no GPUs to themselves. Raises ValueError if there are too few GPUs."""
         count = self._settings.gpus
@@ -222,7 +222,7 @@ class _Local:
     def running(self) -> set[int]:
         return set(self._processes.running)
 
-    def why(self, shard: int) -> str:
+    def describe_end(self, shard: int) -> str:
         code = self._exit_codes.get(shard)
         if code is None:
             return "it was not started"
@@ -231,12 +231,12 @@ class _Local:
     def was_taken_away(self, shard: int) -> bool:
         return False
 
-    def waits(self) -> Mapping[str, str]:
+    def describe_waits(self) -> Mapping[str, str]:
         return {}
 
     def stop(self, shard: int) -> None:
         if shard in self._processes.running:
-            end(self._processes.running[shard])  # the next `alive` takes its exit code
+            end_process_group(self._processes.running[shard])  # the next `alive` takes its exit code
 
     def leave(self) -> str:
         count = len(self._processes.running)
@@ -273,11 +273,11 @@ class SlurmJobs(Jobs):
     seconds, or after `poll` if that is more."""
 
     def __post_init__(self) -> None:
-        ours = ("--array", "-a", "--parsable", "--output", "-o", "--job-name", "-J")
+        reserved_options = ("--array", "-a", "--parsable", "--output", "-o", "--job-name", "-J")
         for option in self.options:
             # Parsed as sbatch reads it from a script, where a line may have several options.
             options, _ = slurm.split_arguments(slurm.arguments_in_script(f"#SBATCH {option}"))
-            if not option.startswith("-") or any(name in ours for name, _ in options):
+            if not option.startswith("-") or any(name in reserved_options for name, _ in options):
                 raise ValueError(
                     f"options has {option!r}: give each as one string such as '--partition=gpu'; --array,"
                     " --output, --job-name and --parsable are set by this command"
@@ -307,13 +307,13 @@ class _Slurm:
         """SLURM's number of each shard's last job."""
         self._end_states: dict[int, str] = {}
         """The state in which a shard's last job ended."""
-        self._unsent: set[int] = set()
+        self._unsent_shards: set[int] = set()
         """The shards whose jobs a busy controller hasn't accepted yet, as far as is known."""
         self._complaint = ""
         """The controller's last complaint; empty if it has accepted everything."""
-        self._began_to_send = self._send_again = 0.0
-        """The time of the first attempt to submit the jobs of `_unsent`, in seconds since 1970, and the time
-        of the next attempt, by the monotonic clock."""
+        self._time_of_first_attempt = self._time_of_next_attempt = 0.0
+        """The time of the first attempt to submit the jobs of `_unsent_shards`, in seconds since 1970, and
+        the time of the next attempt, by the monotonic clock."""
         comment = (
             "# Works on one shard, that of its task in the array. estimate_difficulty wrote and submits it."
         )
@@ -331,36 +331,36 @@ class _Slurm:
     def start(self, shards: Sequence[int]) -> None:
         if not shards:
             return
-        if not self._unsent:
-            self._began_to_send = time.time()
-        self._unsent |= set(shards)
-        self._send()
+        if not self._unsent_shards:
+            self._time_of_first_attempt = time.time()
+        self._unsent_shards |= set(shards)
+        self._submit_unsent()
 
-    def _send(self) -> None:
-        """Submits the jobs of `_unsent`.
+    def _submit_unsent(self) -> None:
+        """Submits the jobs of `_unsent_shards`.
 
         A busy controller may report an error although it has accepted the jobs. So `alive` looks for the jobs
         in the queue before it submits them again.
         """
-        array = slurm.array_ranges(sorted(self._unsent))
+        array = slurm.array_ranges(sorted(self._unsent_shards))
         if self._settings.at_once:
             array += f"%{self._settings.at_once}"
         try:
             number = slurm.submit_once(["--parsable", f"--array={array}", str(self._script)])
         except SlurmBusy as busy:
-            waited = time.time() - self._began_to_send
+            waited = time.time() - self._time_of_first_attempt
             if waited > SUBMIT_PATIENCE_S:
                 raise RuntimeError(f"{busy}, for {waited / 60:.0f} minutes") from busy
             self._complaint = str(busy)
-            self._send_again = time.monotonic() + max(self._settings.settle, self._settings.poll)
+            self._time_of_next_attempt = time.monotonic() + max(self._settings.settle, self._settings.poll)
             return
         except ValueError as error:
-            raise _no_slurm(error) from error
+            raise _suggest_local_jobs(error) from error
         # sbatch may accept the jobs without telling their number. `alive` then finds the number in the queue:
         # accepted jobs are never submitted again.
         if number is not None:
-            self._last_jobs.update(dict.fromkeys(self._unsent, number))
-        self._unsent, self._complaint = set(), ""
+            self._last_jobs.update(dict.fromkeys(self._unsent_shards, number))
+        self._unsent_shards, self._complaint = set(), ""
 
     def alive(self) -> set[int]:
         try:
@@ -368,35 +368,35 @@ class _Slurm:
         except SlurmRefused as error:
             raise OSError(str(error)) from error
         except ValueError as error:
-            raise _no_slurm(error) from error
+            raise _suggest_local_jobs(error) from error
         self._states, self._reasons = {}, {}
         for task in tasks:
             self._states[task.number] = task.state
             self._last_jobs[task.number] = task.job
             if task.state not in slurm.RUNNING_STATES:
                 self._reasons[task.number] = task.reason
-        if self._unsent:
+        if self._unsent_shards:
             # A shard in the queue was accepted, though the busy controller did not say so.
-            self._unsent -= set(self._states)
-            if self._unsent and time.monotonic() >= self._send_again:
+            self._unsent_shards -= set(self._states)
+            if self._unsent_shards and time.monotonic() >= self._time_of_next_attempt:
                 self._find_accepted_jobs()
-                if self._unsent:
-                    self._send()
-        # Unsent jobs count as queued, since `_send` tries again.
-        return set(self._states) | self._unsent
+                if self._unsent_shards:
+                    self._submit_unsent()
+        # Unsent jobs count as queued, since `_submit_unsent` tries again.
+        return set(self._states) | self._unsent_shards
 
     def _find_accepted_jobs(self) -> None:
-        """Removes a shard from `_unsent` if SLURM's accounting has a new job of the shard.
+        """Removes a shard from `_unsent_shards` if SLURM's accounting has a new job of the shard.
 
         The queue didn't show this job: it was accepted after the queue was read, or has already ended.
         """
-        unsent = frozenset(self._unsent)
-        for task in slurm.tasks_in_accounting(self._name, self._began_to_send, self._cluster):
+        unsent = frozenset(self._unsent_shards)
+        for task in slurm.tasks_in_accounting(self._name, self._time_of_first_attempt, self._cluster):
             # SLURM's job numbers increase, so a number that isn't larger is that of an earlier job.
             is_new = int(task.job) > int(self._last_jobs.get(task.number, 0))
             if task.number not in unsent or not is_new:
                 continue
-            self._unsent.discard(task.number)
+            self._unsent_shards.discard(task.number)
             self._last_jobs[task.number] = task.job
             if task.state not in slurm.ENDED_STATES:
                 self._states[task.number] = task.state
@@ -404,14 +404,14 @@ class _Slurm:
     def running(self) -> set[int]:
         return {shard for shard, state in self._states.items() if state in slurm.RUNNING_STATES}
 
-    def waits(self) -> Mapping[str, str]:
+    def describe_waits(self) -> Mapping[str, str]:
         """Returns messages on the jobs that aren't submitted yet, and on those that wait in the queue, by the
         reason: the controller's complaint, or squeue's reason."""
         messages: dict[str, str] = {}
-        if self._unsent:
+        if self._unsent_shards:
             messages[self._complaint] = (
-                f"{len(self._unsent)} jobs are not submitted yet ({self._complaint}): they are submitted"
-                " again unless they appear in the queue"
+                f"{len(self._unsent_shards)} jobs are not submitted yet ({self._complaint}): they are"
+                " submitted again unless they appear in the queue"
             )
         by_reason: dict[str, list[int]] = {}
         for shard, reason in self._reasons.items():
@@ -424,7 +424,7 @@ class _Slurm:
             messages[reason] = f"{count} in the queue: {self._reasons[shards[0]] or reason}{remedy}"
         return messages
 
-    def why(self, shard: int) -> str:
+    def describe_end(self, shard: int) -> str:
         """Asks the accounting how a shard's last job ended, and keeps its state for `was_taken_away`."""
         self._end_states.pop(shard, None)
         if shard not in self._last_jobs:
@@ -441,12 +441,12 @@ class _Slurm:
         return f"job {task} ended as {state}, exit code {exit_code}"
 
     def was_taken_away(self, shard: int) -> bool:
-        return self._end_states.get(shard, "").startswith(slurm.TAKEN_AWAY)
+        return self._end_states.get(shard, "").startswith(slurm.TAKEN_AWAY_STATES)
 
     def stop(self, shard: int) -> None:
         if shard in self._last_jobs:
             with contextlib.suppress(SlurmRefused, ValueError):  # it may have ended meanwhile
-                slurm.cancel(f"{self._last_jobs[shard]}_{shard}", self._cluster)
+                slurm.cancel_task(f"{self._last_jobs[shard]}_{shard}", self._cluster)
 
     def leave(self) -> str:
         if not self._states:
@@ -457,5 +457,5 @@ class _Slurm:
         )
 
 
-def _no_slurm(error: ValueError) -> ValueError:
+def _suggest_local_jobs(error: ValueError) -> ValueError:
     return ValueError(f"{error}, or set jobs to {{type: 'local'}}")

@@ -27,12 +27,12 @@ from typing import NamedTuple
 
 COMMAND_TIMEOUT_S = 120.0
 """Seconds that a command of SLURM may take."""
-PATIENCE_S, PAUSE_S = 1800.0, 20.0
-"""`PATIENCE_S` is the time in seconds after which a busy controller is given up, and `PAUSE_S` the time
-between two tries. If the controller has accepted a job without an answer, the job has to appear in the queue
-within `PAUSE_S`."""
+BUSY_PATIENCE_S, RETRY_PAUSE_S = 1800.0, 20.0
+"""`BUSY_PATIENCE_S` is the time in seconds after which a busy controller is given up, and `RETRY_PAUSE_S` the
+time between two tries. If the controller has accepted a job without an answer, the job has to appear in the
+queue within `RETRY_PAUSE_S`."""
 
-DEFAULTS = {
+DEFAULT_RESOURCES = {
     "NODES": "1",
     "GPUS_PER_NODE": "8",
     "CPUS_PER_NODE": "96",
@@ -51,26 +51,26 @@ ENDED_STATES = (
     *("PREEMPTED", "REVOKED", "TIMEOUT"),
 )
 """The states in the accounting of jobs that have ended."""
-TAKEN_AWAY = ("PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REQUEUED", "REVOKED")
+TAKEN_AWAY_STATES = ("PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REQUEUED", "REVOKED")
 """The states of jobs that the cluster ended, for reasons outside of the job."""
 
-_BUSY = re.compile(
+_BUSY_COMPLAINT = re.compile(
     r"timed? ?out|unable to contact|temporar|try again|connection (refused|reset)|zero bytes|standby mode"
     r"|communication|connect failure|said nothing|socket",
     re.IGNORECASE,
 )
 """Complaints after which the same command may succeed."""
-_SUBMITTED = re.compile(r"Submitted batch job (\d+)", re.IGNORECASE)
+_SUBMITTED_LINE = re.compile(r"Submitted batch job (\d+)", re.IGNORECASE)
 _NUMBER_ALONE = re.compile(r"^\s*(\d+)(?:;\S*)?\s*$", re.MULTILINE)
 """A line of ``sbatch --parsable``: ``17``, or ``17;east`` with the cluster's name."""
-_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_TASK = re.compile(r"(\d+)_(\d+)\|(\w+)(?: by \S+)?(?:\|(.*))?")
+_COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_TASK_LINE = re.compile(r"(\d+)_(\d+)\|(\w+)(?: by \S+)?(?:\|(.*))?")
 """A line of squeue or sacct on one task of an array: ``17_0|RUNNING|None``. ``17_0|CANCELLED by 1000`` names
 the user who cancelled it."""
 _PENDING_TASKS = re.compile(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]\|(\w+)(?:\|(.*))?")
 """A line of squeue on all tasks of an array that don't run yet: ``17_[2-3,5%2]|PENDING|Resources``."""
 
-_SWITCHES = (
+_OPTIONS_WITHOUT_VALUE = (
     "-h", "--help", "-H", "--hold", "-k", "--no-kill", "-O", "--overcommit", "-Q", "--quiet", "-s",
     "--oversubscribe", "--share", "-u", "--usage", "-v", "--verbose", "-V", "--version", "-W", "--wait",
     "--contiguous", "--exclusive", "--get-user-env", "--ignore-pbs", "--nice", "--no-requeue", "--parsable",
@@ -201,16 +201,16 @@ def run_command(command: Sequence[str]) -> str:
     except subprocess.TimeoutExpired as error:
         raise SlurmBusy(f"{command[0]} said nothing for {COMMAND_TIMEOUT_S:.0f} s") from error
     if completed.returncode == 0:
-        return _COLOURS.sub("", completed.stdout)
+        return _COLOUR_CODE.sub("", completed.stdout)
     complaint = re.sub(r"\s+", " ", completed.stderr or completed.stdout).strip()
-    error_type = SlurmBusy if _BUSY.search(complaint) else SlurmRefused
+    error_type = SlurmBusy if _BUSY_COMPLAINT.search(complaint) else SlurmRefused
     raise error_type(f"{command[0]}: {complaint[:300] or f'exit code {completed.returncode}'}")
 
 
 def job_number(answer: str) -> str | None:
     """Returns the job's number from sbatch's output, which may also contain banners and the cluster's name.
     Returns None if there is no number."""
-    if submitted := _SUBMITTED.search(answer):
+    if submitted := _SUBMITTED_LINE.search(answer):
         return submitted[1]
     numbers = _NUMBER_ALONE.findall(answer)
     return numbers[-1] if numbers else None
@@ -236,11 +236,11 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], st
             has_value = bool(separator)
         else:
             name, value = word[:2], word[2:]
-            while name in _SWITCHES and value:  # several letters after one dash: "-HJtrain"
+            while name in _OPTIONS_WITHOUT_VALUE and value:  # several letters after one dash: "-HJtrain"
                 options.append((name, ""))
                 name, value = f"-{value[0]}", value[1:]
             has_value = bool(value)
-        if not has_value and name not in _SWITCHES:
+        if not has_value and name not in _OPTIONS_WITHOUT_VALUE:
             value = next(words, "")
         options.append((name, value))
     return options, None
@@ -300,7 +300,9 @@ def submit_once(arguments: Sequence[str]) -> str | None:
     return job_number(run_command(["sbatch", *arguments]))
 
 
-def submit(arguments: Sequence[str], patience_s: float = PATIENCE_S, pause_s: float = PAUSE_S) -> str:
+def submit_patiently(
+    arguments: Sequence[str], patience_s: float = BUSY_PATIENCE_S, pause_s: float = RETRY_PAUSE_S
+) -> str:
     """Submits a job and returns its number.
 
     If the controller is busy, the job is looked for in the queue by its name before it is submitted again.
@@ -408,7 +410,7 @@ def end_of_task(task: str, cluster: Sequence[str]) -> tuple[str, str] | None:
     return None
 
 
-def cancel(task: str, cluster: Sequence[str]) -> None:
+def cancel_task(task: str, cluster: Sequence[str]) -> None:
     """Ends a task. Raises what `run_command` raises, also if the task has ended already."""
     run_command(["scancel", task, *cluster])
 
@@ -416,7 +418,7 @@ def cancel(task: str, cluster: Sequence[str]) -> None:
 def _tasks_in(answer: str) -> Iterator[ArrayTask]:
     """Yields the tasks in the output of squeue or sacct. Ignores other lines, such as a site's banner."""
     for line in answer.splitlines():
-        if task := _TASK.fullmatch(line.strip()):
+        if task := _TASK_LINE.fullmatch(line.strip()):
             yield ArrayTask(task[1], int(task[2]), task[3], task[4] or "")
         elif pending := _PENDING_TASKS.fullmatch(line.strip()):
             job, ranges, state, reason = pending.groups()
@@ -451,7 +453,7 @@ def submit_experiment(configs: str, commands: Sequence[str], environment: Mappin
     Runs in the checkout's root. Raises ValueError for a wrong setting, and SystemExit for a wrong
     configuration, before anything is queued.
     """
-    settings = {name: environment.get(name) or default for name, default in DEFAULTS.items()}
+    settings = {name: environment.get(name) or default for name, default in DEFAULT_RESOURCES.items()}
     for name in WHOLE_NUMBERS:
         if not re.fullmatch(r"[1-9][0-9]*", settings[name]):
             raise ValueError(f"{name} is '{settings[name]}'; it must be a whole number above 0")
@@ -496,7 +498,7 @@ def submit_experiment(configs: str, commands: Sequence[str], environment: Mappin
     # The job has the environment of sbatch (--export=ALL), and its script reads these variables.
     os.environ.update(TREETUNE_LOGS=logs, GPUS_PER_NODE=settings["GPUS_PER_NODE"])
     for _ in range(int(settings["JOBS"])):
-        job = submit([*options, "scripts/slurm/job.sh", configs, *commands])
+        job = submit_patiently([*options, "scripts/slurm/job.sh", configs, *commands])
         print(
             f"queued job {job} of {experiment}: {nodes} x {gpus} GPUs, log {logs}/slurm-{job}.out",
             file=sys.stderr,
@@ -509,7 +511,7 @@ def main(arguments: Sequence[str]) -> None:
     action, *action_arguments = arguments
     if action == "sbatch":
         try:
-            print(submit(action_arguments))
+            print(submit_patiently(action_arguments))
         except (ValueError, RuntimeError) as failure:
             sys.exit(f"{failure}")
     elif action == "experiment":

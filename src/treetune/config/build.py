@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from treetune.config import imports, remedies, schema
 from treetune.config.errors import ConfigIssue, dotted, nearest
-from treetune.config.explain import MISSING, Explanation, value_at
+from treetune.config.explain import MISSING_VALUE, Explanation, value_at
 from treetune.config.registrable import Registrable
 from treetune.contracts import KeyPath
 from treetune.exceptions import ConfigError
@@ -57,7 +57,7 @@ def build_with_warnings(
     return part, list(dict.fromkeys(builder.warnings))
 
 
-def checked(root: F) -> F:
+def check_root(root: F) -> F:
     """Returns a root that was made in Python, without a configuration. Raises ConfigError if it is wrong."""
     builder = _Builder(None)
     builder.check(root)
@@ -80,11 +80,11 @@ def part_at(family: type[Registrable], data: Any, path: KeyPath) -> type | None:
     # Follows the annotations from the root down: those of a part's keys, and those of a container's items.
     annotation: Any = family
     for depth, name in enumerate(path):
-        inner = schema.bare(annotation)[0]
+        inner = schema.split_constraints(annotation)[0]
         part = _part_class(inner, value_at(data, path[:depth]))
         keys = schema.keys_of(part) if part else {}
         # The first container among the alternatives, such as the list of `None | list[Part]`
-        containers = filter(None, map(schema.item_types, schema.members(inner)))
+        containers = filter(None, map(schema.item_types, schema.alternatives_of(inner)))
         kind, item_annotations = next(containers, ("", ()))
         if name in keys:
             annotation = keys[name].annotation
@@ -94,7 +94,7 @@ def part_at(family: type[Registrable], data: Any, path: KeyPath) -> type | None:
             annotation = item_annotations[0]
         else:
             return None
-    return _part_class(schema.bare(annotation)[0], value_at(data, path))
+    return _part_class(schema.split_constraints(annotation)[0], value_at(data, path))
 
 
 def _part_class(annotation: Any, data: Any) -> type | None:
@@ -102,9 +102,9 @@ def _part_class(annotation: Any, data: Any) -> type | None:
 
     The annotation may be the class itself, or a family. A family is a base class: `type` names a subclass.
     """
-    for member in schema.members(annotation):
+    for member in schema.alternatives_of(annotation):
         if schema.is_family(member) and isinstance(data, dict):
-            part = schema.choices(member).get(data.get("type", member.default))
+            part = schema.registered_parts(member).get(data.get("type", member.default))
             if part is not None:
                 return part
         if schema.is_plain_part(member):
@@ -133,28 +133,30 @@ class _Builder:
         A wrong value becomes UNKNOWN. An object that contains a mistake is made without its constructor, so
         that other parts can still look at its other keys.
         """
-        inner, constraints = schema.bare(annotation)
+        inner, constraints = schema.split_constraints(annotation)
         if not schema.holds_parts(inner):
-            return self._plain_value(annotation, data, key)
+            return self._build_plain_value(annotation, data, key)
         if constraints and not self._fits_constraints(annotation, constraints, data, key):
             return UNKNOWN
-        alternatives = schema.members(inner)
+        alternatives = schema.alternatives_of(inner)
         if data is None and type(None) in alternatives:
             return None
         parts = [member for member in alternatives if schema.holds_parts(member)]
-        plain = [member for member in alternatives if member not in parts and member is not type(None)]
+        plain_alternatives = [
+            member for member in alternatives if member not in parts and member is not type(None)
+        ]
         # With `str | Part`, a text belongs to the plain alternative, since parts are objects, or lists or
         # objects of parts.
-        if plain and not isinstance(data, dict | list):
-            return self._plain_value(functools.reduce(operator.or_, plain), data, key)
+        if plain_alternatives and not isinstance(data, dict | list):
+            return self._build_plain_value(functools.reduce(operator.or_, plain_alternatives), data, key)
         families = [member for member in parts if schema.is_family(member)]
-        # If all parts are of families, `_family_part` also gets data that is no object. It then notes
+        # If all parts are of families, `_build_family_part` also gets data that is no object. It then notes
         # that the data should be an object with a `type`.
         if families and (isinstance(data, dict) or len(families) == len(parts)):
-            return self._family_part(families, data, key)
+            return self._build_family_part(families, data, key)
         if schema.is_plain_part(parts[0]):
-            return self._object(remedies.Owner(parts[0]), data, key)
-        return self._container(schema.bare(parts[0])[0], data, key)
+            return self._build_object(remedies.Owner(parts[0]), data, key)
+        return self._build_container(schema.split_constraints(parts[0])[0], data, key)
 
     def check(self, root: Any) -> None:
         """Notes the errors and warnings that the parts of a whole configuration find. Things that are missing
@@ -163,7 +165,7 @@ class _Builder:
         if root is UNKNOWN or not isinstance(root, Registrable) or root.root is None:
             return
         keys_with_issues = {key for key, _ in self._issues}
-        for key, finding in findings(root, known_wrong=self._mistakes() > 0):
+        for key, finding in findings(root, known_wrong=self._count_mistakes() > 0):
             if finding.level == "warning":
                 self.warnings.append(finding.what)
             # A key that has an issue already, because its own value is wrong, gets no second one.
@@ -174,25 +176,25 @@ class _Builder:
     def issues(self) -> list[ConfigIssue]:
         """Returns all mistakes, in the order of their keys."""
         issues = list(self._issues)
-        meant: set[KeyPath] = set()  # the valid keys of which unknown keys are probably misspellings
+        meant_keys: set[KeyPath] = set()  # the valid keys of which unknown keys are probably misspellings
         for key, owner in self._unknown:
             issues.append((key, remedies.issue_of_unknown_key(key, owner, self._keys_at, self._explanation)))
             meant_key = remedies.meant_key(key, owner)
             if meant_key is not None:
-                meant.add((*key[:-1], meant_key))
+                meant_keys.add((*key[:-1], meant_key))
         for key, declared in self._missing:
-            if key not in meant:  # one misspelling is one mistake, not an unknown and a missing key
+            if key not in meant_keys:  # one misspelling is one mistake, not an unknown and a missing key
                 issues.append((key, remedies.issue_of_missing_key(key, declared, self._explanation)))
         return [issue for _, issue in sorted(issues, key=lambda key_and_issue: key_and_issue[0])]
 
-    def _family_part(self, families: Sequence[type[Registrable]], data: Any, key: KeyPath) -> Any:
+    def _build_family_part(self, families: Sequence[type[Registrable]], data: Any, key: KeyPath) -> Any:
         """Makes the part that `type` chooses among those of the families."""
         registered: dict[str, type] = {}
         for family in families:
-            registered |= schema.choices(family)
-        word, names = schema.family_word(families[0]), schema.names(registered)
+            registered |= schema.registered_parts(family)
+        word, names = schema.family_word(families[0]), schema.list_names(registered)
         if not isinstance(data, dict):
-            fault = f"should be an object {{type: …}}, is {remedies.shortened(data)}"
+            fault = f"should be an object {{type: …}}, is {remedies.shorten_value(data)}"
             # Looked up in a list: `data` may be a list itself, and a dictionary can't look up a list.
             is_type = data in list(registered)
             remedy = f"write {{type: '{data}'}}" if is_type else remedies.how_to_set(key)
@@ -207,17 +209,19 @@ class _Builder:
             remedy = f"{suggestion}Types of {word}: {names}"
             if not near:
                 remedy += "; for a part of your own, set imports: ['my_package.my_part']"
-            return self._note_wrong((*key, "type"), f"there is no {word} {remedies.shortened(name)}", remedy)
+            return self._note_wrong(
+                (*key, "type"), f"there is no {word} {remedies.shorten_value(name)}", remedy
+            )
         without_type = {field: item for field, item in data.items() if field != "type"}
-        return self._object(remedies.Owner(registered[name], name, families[0]), without_type, key)
+        return self._build_object(remedies.Owner(registered[name], name, families[0]), without_type, key)
 
-    def _object(self, owner: remedies.Owner, data: Any, key: KeyPath) -> Any:
+    def _build_object(self, owner: remedies.Owner, data: Any, key: KeyPath) -> Any:
         """Makes an object of one class, and notes unknown, missing and wrong keys."""
         if not isinstance(data, dict):
-            fault = f"should be {schema.describe(owner.part)}, is {remedies.shortened(data)}"
+            fault = f"should be {schema.describe_type(owner.part)}, is {remedies.shorten_value(data)}"
             return self._note_wrong(key, fault, remedies.how_to_set(key))
         keys = schema.keys_of(owner.part)
-        mistakes_before = self._mistakes()
+        mistakes_before = self._count_mistakes()
         self._keys_at[key] = list(keys)
         for name in data.keys() - keys.keys():
             self._unknown.append(((*key, name), owner))
@@ -230,8 +234,8 @@ class _Builder:
         if not key:
             # A root may have the key `imports`, but its class has no such field. `build_with_warnings` has
             # imported these modules already.
-            values.pop(schema.IMPORTS.name, None)
-        if self._mistakes() == mistakes_before:
+            values.pop(schema.IMPORTS_KEY.name, None)
+        if self._count_mistakes() == mistakes_before:
             try:
                 return owner.part(**values)
             except ValueError as error:
@@ -239,23 +243,23 @@ class _Builder:
                     (key, remedies.issue_of_refusal(key, owner, data, error, self._explanation))
                 )
         # The object can't be made by its constructor, but other parts can still look at its keys.
-        return _as_far_as_known(owner.part, keys, values)
+        return _make_incomplete_part(owner.part, keys, values)
 
-    def _mistakes(self) -> int:
+    def _count_mistakes(self) -> int:
         return len(self._issues) + len(self._unknown) + len(self._missing)
 
-    def _container(self, annotation: Any, data: Any, key: KeyPath) -> Any:
+    def _build_container(self, annotation: Any, data: Any, key: KeyPath) -> Any:
         """Makes a list, a tuple or an object of parts, each of them at its own key."""
         container = schema.item_types(annotation)
         assert container is not None
         kind, item_annotations = container
         if not isinstance(data, dict if kind == "object" else list):
-            fault = f"should be {schema.describe(annotation)}, is {remedies.shortened(data)}"
+            fault = f"should be {schema.describe_type(annotation)}, is {remedies.shorten_value(data)}"
             return self._note_wrong(key, fault, remedies.how_to_set(key))
         if isinstance(data, dict):
             return {name: self.value(item_annotations[0], item, (*key, name)) for name, item in data.items()}
         if kind == "tuple" and len(item_annotations) != len(data):
-            fault = f"should be {schema.describe(annotation)}, has {len(data)}"
+            fault = f"should be {schema.describe_type(annotation)}, has {len(data)}"
             return self._note_wrong(key, fault, remedies.how_to_set(key))
         # A tuple has an annotation for each item, a list one for all.
         annotations = item_annotations if kind == "tuple" else item_annotations * len(data)
@@ -266,7 +270,7 @@ class _Builder:
         # A `Sequence` becomes a tuple.
         return origin(values) if origin in (list, set, frozenset) else tuple(values)
 
-    def _plain_value(self, annotation: Any, data: Any, key: KeyPath) -> Any:
+    def _build_plain_value(self, annotation: Any, data: Any, key: KeyPath) -> Any:
         """Converts a plain value to its type, such as a list to a tuple.
 
         A plain value has no parts in it: no objects that become instances of configured classes. If the value
@@ -274,13 +278,13 @@ class _Builder:
         """
         try:
             # Strict and from JSON: "3" isn't taken for a number, and a list may become a tuple.
-            return schema.adapter(annotation).validate_json(json.dumps(data), strict=True)
+            return schema.validator_of(annotation).validate_json(json.dumps(data), strict=True)
         except ValidationError as error:
             details = error.errors()[0]
         for step in details["loc"]:  # in a list or object of plain values, name the item that is wrong
-            container = schema.item_types(schema.bare(annotation)[0])
+            container = schema.item_types(schema.split_constraints(annotation)[0])
             item = value_at(data, (str(step),))
-            if container is None or item is MISSING:
+            if container is None or item is MISSING_VALUE:
                 break
             kind, item_annotations = container
             if not item_annotations:
@@ -289,11 +293,11 @@ class _Builder:
             key = (*key, str(step))
             # A tuple has an annotation for each item, a list and an object have one for all.
             annotation = item_annotations[int(step)] if kind == "tuple" else item_annotations[0]
-        fault = f"should be {schema.describe(annotation)}, is {remedies.shortened(data)}"
+        fault = f"should be {schema.describe_type(annotation)}, is {remedies.shorten_value(data)}"
         if details["type"] in ("value_error", "predicate_failed"):  # the type's description doesn't say why
             fault += f" ({details['msg']})"
         return self._note_wrong(
-            key, fault, remedies.right_value(annotation, data) or remedies.how_to_set(key)
+            key, fault, remedies.suggest_value(annotation, data) or remedies.how_to_set(key)
         )
 
     def _fits_constraints(
@@ -304,25 +308,25 @@ class _Builder:
         if not isinstance(data, list | dict):
             return True  # its type is checked where it is built
         # The items are checked where they are built. So here they have the type Any.
-        plain: Any = dict[str, Any] if isinstance(data, dict) else list[Any]
+        plain_type: Any = dict[str, Any] if isinstance(data, dict) else list[Any]
         for constraint in constraints:
-            plain = Annotated[plain, constraint]
+            plain_type = Annotated[plain_type, constraint]
         try:
-            schema.adapter(plain).validate_json(json.dumps(data), strict=True)
+            schema.validator_of(plain_type).validate_json(json.dumps(data), strict=True)
         except ValidationError:
-            fault = f"should be {schema.describe(annotation)}, has {len(data)}"
+            fault = f"should be {schema.describe_type(annotation)}, has {len(data)}"
             self._note_wrong(key, fault, remedies.how_to_set(key))
             return False
         return True
 
     def _note_wrong(self, key: KeyPath, fault: str, remedy: str | None) -> Any:
         """Notes a mistake at a key. Returns UNKNOWN."""
-        source = remedies.source(key, self._explanation)
+        source = remedies.find_source(key, self._explanation)
         self._issues.append((key, ConfigIssue(fault, dotted(key) or "configuration", source, remedy)))
         return UNKNOWN
 
 
-def _as_far_as_known(part: type, keys: Mapping[str, schema.Key], values: Mapping[str, Any]) -> Any:
+def _make_incomplete_part(part: type, keys: Mapping[str, schema.Key], values: Mapping[str, Any]) -> Any:
     """Returns an object of the class, made without its constructor, so that other parts can look at it.
 
     The object is for a configuration with mistakes. A required key without a value is UNKNOWN in it.

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from treetune.config.layers import CONFIGS, configurations
+from treetune.config.layers import CONFIGS_FOLDER, find_configuration_files
 
-KINDS: Mapping[str, tuple[str, ...]] = {
+FOLDERS_BY_KIND: Mapping[str, tuple[str, ...]] = {
     "experiments": (
         "quickstart", ".", "countdown", "domains", "equal_cost", "guru", "hinted_sums", "multi_turn",
         "signposts", "spo", "threadweaver", "threadweaver/tiny",
@@ -23,7 +23,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 be run. Files of other folders are fragments: named after an experiment, they change it. Helpers, such as
 functions, are .libsonnet files and are not listed."""
 
-FRAGMENTS = "fragments"
+FRAGMENTS_FOLDER = "fragments"
 
 SENTENCE_END = re.compile(r"(?<!\bal)(?<!\beq)(?<!\bDr)(?<!e\.g)\.(?: |$)")
 """A dot that ends a sentence, and not an abbreviation such as "Yu et al." or "eq."."""
@@ -42,18 +42,18 @@ class Entry:
 
 def find_configurations(word: str = "") -> Iterator[Entry]:
     """Yields the configurations that have `word` in their name or their first sentence, kind by kind."""
-    for path in sorted(configurations(CONFIGS), key=_rank):
-        name = path.relative_to(CONFIGS)
+    for path in sorted(find_configuration_files(CONFIGS_FOLDER), key=_sort_key):
+        name = path.relative_to(CONFIGS_FOLDER)
         entry = Entry(kind_of(name), str(name), first_sentence(path.read_text(encoding="utf-8")))
         if word.lower() in f"{entry.name} {entry.about}".lower():
             yield entry
 
 
-def _rank(path: Path) -> tuple[int, str]:
-    """Returns the sort key of a configuration: folders in the order of KINDS, then all others; then the
-    name."""
-    name = path.relative_to(CONFIGS)
-    order = list(chain.from_iterable(KINDS.values()))
+def _sort_key(path: Path) -> tuple[int, str]:
+    """Returns the sort key of a configuration: folders in the order of `FOLDERS_BY_KIND`, then all others;
+    then the name."""
+    name = path.relative_to(CONFIGS_FOLDER)
+    order = list(chain.from_iterable(FOLDERS_BY_KIND.values()))
     folder = str(name.parent)
     return (order.index(folder) if folder in order else len(order), str(name))
 
@@ -61,7 +61,7 @@ def _rank(path: Path) -> tuple[int, str]:
 def kind_of(name: Path) -> str:
     """Returns the kind of a configuration. `name` is its path relative to configs/."""
     folder = str(name.parent)
-    return next((kind for kind, folders in KINDS.items() if folder in folders), FRAGMENTS)
+    return next((kind for kind, folders in FOLDERS_BY_KIND.items() if folder in folders), FRAGMENTS_FOLDER)
 
 
 def first_sentence(text: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-WIDTH = 110
+MESSAGE_WIDTH = 110
 """Columns of a message; a terminal of 120 shows it unbroken."""
 
 LEAST_SIMILARITY = 0.6
@@ -30,13 +30,13 @@ class ConfigIssue:
 
     def render(self) -> str:
         """Returns the lines of the message for a terminal."""
-        lines = [wrapped("", f"{self.key}: {self.what}" if self.key else self.what)]
+        lines = [wrap_text("", f"{self.key}: {self.what}" if self.key else self.what)]
         if self.excerpt:
             lines.append(self.excerpt)
         if self.source:
-            lines.append(wrapped("  where   ", self.source))
+            lines.append(wrap_text("  where   ", self.source))
         if self.remedy:
-            lines.append(wrapped("  remedy  ", self.remedy))
+            lines.append(wrap_text("  remedy  ", self.remedy))
         return "\n".join(lines)
 
 
@@ -88,11 +88,15 @@ def dotted(path: Sequence[str]) -> str:
     return ".".join(path)
 
 
-def wrapped(label: str, text: str) -> str:
+def wrap_text(label: str, text: str) -> str:
     """Returns a text wrapped to a terminal, with its later lines indented by the width of `label`."""
     indent = " " * max(len(label), 2)
     return "\n".join(
         textwrap.wrap(
-            label + text, WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=True
+            label + text,
+            MESSAGE_WIDTH,
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+            break_long_words=True,
         )
     )

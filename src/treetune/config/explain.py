@@ -20,31 +20,31 @@ from typing_extensions import override
 
 from treetune.config import lexer
 from treetune.config.errors import dotted
-from treetune.config.jsonnet_frames import frames
+from treetune.config.jsonnet_frames import read_frames
 from treetune.config.layers import (
-    CONFIGS,
+    CONFIGS_FOLDER,
     Config,
     Layer,
     add_layers,
     evaluate_jsonnet,
     find_file,
+    read_as_jsonnet,
     read_layer,
-    text_of,
 )
 from treetune.config.registrable import Registrable
 from treetune.contracts import KeyPath
 from treetune.exceptions import ConfigError, Endless
 
-# An object of Jsonnet with these keys takes the place of an import (`Explanation._with_marks`).
-_MARK = "<import> "
-_NAME_OF_TEXT = "<alone>"
-_SENTINEL = "<set by the import>"
-_MERGE_NUMBER = f"(if {json.dumps(_MARK)} in super then super[{json.dumps(_MARK)}] else 0) + 1"
+# An object of Jsonnet with these keys takes the place of an import (`Explanation._mark_imports`).
+_MARK_PREFIX = "<import> "
+_NAME_OF_EVALUATED_TEXT = "<alone>"
+_SET_BY_IMPORT = "<set by the import>"
+_MERGE_NUMBER = f"(if {json.dumps(_MARK_PREFIX)} in super then super[{json.dumps(_MARK_PREFIX)}] else 0) + 1"
 """A Jsonnet expression: the number of imports that have been merged so far, this one included."""
 
 # Functions for the expressions that `Explanation._probe` evaluates: `step` goes from an object or a list to
 # the value at one part of a path, and `keys` lists the names that such a part may have.
-_FUNCTIONS = """
+_JSONNET_FUNCTIONS = """
 local step(x, s) =
   if std.isObject(x) && std.objectHasAll(x, s.key) then x[s.key]
   else if std.isArray(x) && s.index >= 0 && s.index < std.length(x) then x[s.index]
@@ -57,17 +57,17 @@ local keys(x) =
 
 
 class _Computed:
-    """The class of `COMPUTED`, which messages show as "(computed)"."""
+    """The class of `COMPUTED_VALUE`, which messages show as "(computed)"."""
 
     @override
     def __repr__(self) -> str:
         return "(computed)"
 
 
-COMPUTED = _Computed()
+COMPUTED_VALUE = _Computed()
 """Marks a value that a file sets only together with other files."""
 
-MISSING = object()
+MISSING_VALUE = object()
 """Marks a missing value, where None could be a value."""
 
 
@@ -87,7 +87,7 @@ class Setting:
     """The file that calls `source`, if that is a library."""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The file and line, ``configs/grpo.jsonnet:12``, with the file that calls it for a library."""
         source = f"{self.source}:{self.line}" if self.line else self.source
         return f"{source}, called by {self.caller}" if self.caller else source
@@ -104,7 +104,7 @@ class Explanation:
         self._config = config
         self._more_folders = more_folders
         self._files: dict[Path, Layer] = {}  # the imported files that were read, by path
-        # The object that each file makes without its imports; None until `_own_object` needs one of them.
+        # The object that each file makes without its imports; None until `_object_of_file` needs one of them.
         self._objects_of_files: dict[Layer, Any] | None = None
         # The results of `_probe`, by file, expression and path.
         self._probes: dict[tuple[Layer, str, KeyPath], Any] = {}
@@ -120,30 +120,30 @@ class Explanation:
         of_imports: list[Path] = []
         files = list(self._config.layers)
         for layer in files:  # the list grows meanwhile
-            if layer.path is not None and layer.path.is_relative_to(CONFIGS):
+            if layer.path is not None and layer.path.is_relative_to(CONFIGS_FOLDER):
                 continue  # a shipped file imports none of the user's
             for _, imported in self._imports(layer):
-                if imported in files or imported.path is None or imported.path.is_relative_to(CONFIGS):
+                if imported in files or imported.path is None or imported.path.is_relative_to(CONFIGS_FOLDER):
                     continue
                 files.append(imported)
                 of_imports.append(imported.path.parent)
         return [*of_files, *of_imports, *map(Path, self._more_folders)]
 
     def value(self, key: KeyPath) -> Any:
-        """Returns the value in the evaluated object, or MISSING."""
+        """Returns the value in the evaluated object, or MISSING_VALUE."""
         return value_at(self._config.data, key)
 
     def settings(self, key: KeyPath) -> list[Setting]:
         """Returns everything that sets `key`, in the order of merging: the last one wins."""
         settings: list[Setting] = []
         for layer in self._config.layers:
-            settings += self._in_layer(layer, key, active=())
-        final = self.value(key)
+            settings += self._settings_in_layer(layer, key, active=())
+        final_value = self.value(key)
         # If the file is evaluated alone, `$.x * 2` uses the file's own x. The whole configuration may have
         # another x. So if the last setting has another value than the key in the end, it is a computed one.
-        is_value = final is not MISSING and not isinstance(final, dict)
-        if settings and is_value and settings[-1].value != final:
-            settings[-1] = replace(settings[-1], value=COMPUTED)
+        is_value = final_value is not MISSING_VALUE and not isinstance(final_value, dict)
+        if settings and is_value and settings[-1].value != final_value:
+            settings[-1] = replace(settings[-1], value=COMPUTED_VALUE)
         return settings
 
     def source(self, key: KeyPath) -> str | None:
@@ -151,9 +151,9 @@ class Explanation:
         settings = self.settings(key)
         if not settings:
             return None
-        return settings[-1].place + (" (computed)" if settings[-1].value is COMPUTED else "")
+        return settings[-1].location + (" (computed)" if settings[-1].value is COMPUTED_VALUE else "")
 
-    def _in_layer(self, layer: Layer, key: KeyPath, active: tuple[Layer, ...]) -> list[Setting]:
+    def _settings_in_layer(self, layer: Layer, key: KeyPath, active: tuple[Layer, ...]) -> list[Setting]:
         """Returns everything that sets the key in a file and its imports, in the order of merging.
 
         Args:
@@ -164,18 +164,18 @@ class Explanation:
             return []
         overridden_imports: list[Setting] = []
         winning_imports: list[Setting] = []
-        of_file = self._set_by_file(layer, key)
+        of_file = self._settings_of_file(layer, key)
         # An import may be merged into the whole object, or into one of the objects on the way to the key.
         for depth in range(len(key) + 1):
             for name, imported in self._merged_imports(layer, key[:depth]):
-                of_import = self._in_layer(imported, key[depth:], (*active, layer))
+                of_import = self._settings_in_layer(imported, key[depth:], (*active, layer))
                 if of_file and of_import and self._import_wins(layer, name, key, key[depth:]):
                     winning_imports += of_import
                 else:
                     overridden_imports += of_import
         return overridden_imports + of_file + winning_imports
 
-    def _set_by_file(self, layer: Layer, key: KeyPath) -> list[Setting]:
+    def _settings_of_file(self, layer: Layer, key: KeyPath) -> list[Setting]:
         """Returns what the file itself sets, without its imports: one setting, or none."""
         setter = self._text_that_sets(layer, key)  # the file, or a library that the file calls
         # A setting in a library also names the file that calls the library.
@@ -187,15 +187,15 @@ class Explanation:
             if names is None:
                 # The object depends on other files. Only the text shows whether this file sets the key.
                 is_mentioned = lexer.mentions(setter.text, key[-1])
-                return [Setting(setter.name, line, COMPUTED, caller)] if is_mentioned else []
+                return [Setting(setter.name, line, COMPUTED_VALUE, caller)] if is_mentioned else []
             if key[-1] not in names:
                 return []
-        value = self._own_value(layer, key)
-        # A key that begins with `_MARK` stands for an import that is merged into the object.
-        if isinstance(value, dict) and any(name.startswith(_MARK) for name in value):
-            value = {name: item for name, item in value.items() if not name.startswith(_MARK)}
+        value = self._value_in_file(layer, key)
+        # A key that begins with `_MARK_PREFIX` stands for an import that is merged into the object.
+        if isinstance(value, dict) and any(name.startswith(_MARK_PREFIX) for name in value):
+            value = {name: item for name, item in value.items() if not name.startswith(_MARK_PREFIX)}
             if not value:
-                return []  # it consists of imports, whose settings `_in_layer` adds
+                return []  # it consists of imports, whose settings `_settings_in_layer` adds
         return [Setting(setter.name, line, _without_marks(value), caller)]
 
     def _text_that_sets(self, layer: Layer, key: KeyPath) -> Layer:
@@ -212,11 +212,11 @@ class Explanation:
     def _merged_imports(self, layer: Layer, prefix: KeyPath) -> Iterator[tuple[str, Layer]]:
         """Yields the imports whose content is merged into the object at `prefix`, in the order of merging."""
         names = self._keys_of_object(layer, prefix) or ()
-        merged = [(name, imported) for name, imported in self._imports(layer) if _MARK + name in names]
+        merged = [(name, imported) for name, imported in self._imports(layer) if _MARK_PREFIX + name in names]
         # A mark is the key that stands for an import. The mark's value is the import's number in the order of
-        # merging, except where the value depends on other files (COMPUTED).
-        numbers = {name: self._own_value(layer, (*prefix, _MARK + name)) for name, _ in merged}
-        if COMPUTED not in numbers.values():
+        # merging, except where the value depends on other files (COMPUTED_VALUE).
+        numbers = {name: self._value_in_file(layer, (*prefix, _MARK_PREFIX + name)) for name, _ in merged}
+        if COMPUTED_VALUE not in numbers.values():
             merged.sort(key=lambda name_and_layer: numbers[name_and_layer[0]])
         yield from merged
 
@@ -225,31 +225,32 @@ class Explanation:
 
         Some of the keys are marks: a mark stands for an import that is merged into the object.
         """
-        whole = self._own_object(layer)
-        if whole is MISSING:
+        file_object = self._object_of_file(layer)
+        if file_object is MISSING_VALUE:
             # Jsonnet is lazy. So this object may be evaluated even if another part of the file fails.
             parent_names = self._keys_of_object(layer, prefix[:-1]) if prefix else None
             if parent_names is not None and prefix[-1] not in parent_names:
                 return []  # the file has nothing at `prefix`
             names = self._probe(layer, "keys(at)", prefix)
-            return None if names is COMPUTED else names
-        value = value_at(whole, prefix)
+            return None if names is COMPUTED_VALUE else names
+        value = value_at(file_object, prefix)
         if isinstance(value, list):
             return [str(index) for index in range(len(value))]
         return list(value) if isinstance(value, dict) else []
 
-    def _own_value(self, layer: Layer, key: KeyPath) -> Any:
-        """Returns the value that a file sets by itself; COMPUTED if that depends on other files."""
-        whole = self._own_object(layer)
-        if whole is MISSING:
+    def _value_in_file(self, layer: Layer, key: KeyPath) -> Any:
+        """Returns the value that a file sets by itself; COMPUTED_VALUE if that depends on other files."""
+        file_object = self._object_of_file(layer)
+        if file_object is MISSING_VALUE:
             # The file fails as a whole, but perhaps not at this key.
             return self._probe(layer, "at", key)
-        return value_at(whole, key)
+        return value_at(file_object, key)
 
-    def _own_object(self, layer: Layer) -> Any:
-        """Returns the object that a file makes without its imports; MISSING if the file fails as a whole.
+    def _object_of_file(self, layer: Layer) -> Any:
+        """Returns the object that a file makes without its imports; MISSING_VALUE if the file fails as a
+        whole.
 
-        In the object, marks (keys that begin with `_MARK`) stand for the imports.
+        In the object, marks (keys that begin with `_MARK_PREFIX`) stand for the imports.
 
         Jsonnet parses its standard library again for every evaluation and every import, which takes tens of
         milliseconds. So all files are evaluated as one text. If a file fails, it is left out and the others
@@ -259,18 +260,18 @@ class Explanation:
             candidates = self._layers_and_imports()
             self._objects_of_files = {}
             while candidates:
-                texts = [f"(\n{self._with_marks(candidate)}\n),\n" for candidate in candidates]
+                texts = [f"(\n{self._mark_imports(candidate)}\n),\n" for candidate in candidates]
                 try:
                     values = self._evaluate(f"[{''.join(texts)}]")
                 except RuntimeError as error:
-                    failed = _first_inside(texts, error)
+                    failed = _find_failed_text(texts, error)
                     if failed is None:  # the message doesn't tell which one failed
                         break
                     candidates = [*candidates[:failed], *candidates[failed + 1 :]]
                 else:
                     self._objects_of_files = dict(zip(candidates, values, strict=True))
                     break
-        return self._objects_of_files.get(layer, MISSING)
+        return self._objects_of_files.get(layer, MISSING_VALUE)
 
     def _layers_and_imports(self) -> list[Layer]:
         """Returns the layers and all files that they import, directly or not."""
@@ -291,9 +292,9 @@ class Explanation:
         """Returns the libraries that a file calls, directly or not."""
         libraries = [library for _, library in self._imported_files(layer, libraries=True)]
         for library in libraries:  # the list grows meanwhile
-            for _, further in self._imported_files(library, libraries=True):
-                if further not in libraries:
-                    libraries.append(further)
+            for _, called_library in self._imported_files(library, libraries=True):
+                if called_library not in libraries:
+                    libraries.append(called_library)
         return libraries
 
     def _imported_files(self, layer: Layer, libraries: bool) -> list[tuple[str, Layer]]:
@@ -303,8 +304,8 @@ class Explanation:
             libraries: Whether to return the imports of libraries (``.libsonnet``), or all others.
         """
         files = []
-        for name in lexer.imports(layer.text):
-            path = _resolved(name, layer)
+        for name in lexer.imported_names(layer.text):
+            path = _find_import(name, layer)
             is_library = name.endswith(".libsonnet")
             if path is None or is_library != libraries:
                 continue
@@ -327,38 +328,40 @@ class Explanation:
         """
         if not key_in_import:
             return False  # the import is merged into the key's own object, and does not replace this object
-        content = json.dumps(_SENTINEL)
+        content = json.dumps(_SET_BY_IMPORT)
         for part in reversed(key_in_import):
             merges = "+" if content.startswith("{") else ""
             content = f"{{{json.dumps(part)}{merges}: {content}}}"
-        return bool(self._probe(layer, "at", key, {name: content}) == _SENTINEL)
+        return bool(self._probe(layer, "at", key, {name: content}) == _SET_BY_IMPORT)
 
-    def _probe(self, layer: Layer, result: str, path: KeyPath, instead: dict[str, str] | None = None) -> Any:
-        """Evaluates an expression about one value of a file alone. Returns COMPUTED if that fails.
+    def _probe(
+        self, layer: Layer, expression: str, path: KeyPath, replacements: dict[str, str] | None = None
+    ) -> Any:
+        """Evaluates an expression about one value of a file alone. Returns COMPUTED_VALUE if that fails.
 
         Args:
-            result: The Jsonnet expression. In the expression, ``at`` is the value at `path`, and the function
-                ``keys`` lists the keys of a value (`_FUNCTIONS`).
-            instead: Texts that take the place of some imports, as for `_with_marks`.
+            expression: The Jsonnet expression. In the expression, ``at`` is the value at `path`, and the
+                function ``keys`` lists the keys of a value (`_JSONNET_FUNCTIONS`).
+            replacements: Texts that take the place of some imports, as for `_mark_imports`.
         """
-        key_of_result = (layer, result + json.dumps(instead), path)
+        key_of_result = (layer, expression + json.dumps(replacements), path)
         if key_of_result not in self._probes:
             # A part of the path, such as "3", is the key of an object or the index of a list. A part that is
             # no number gets the index -1, which no item of a list has.
             steps = [{"key": part, "index": int(part) if part.isdecimal() else -1} for part in path]
             try:
                 answer = self._evaluate(
-                    f"local file = (\n{self._with_marks(layer, instead)}\n);\n{_FUNCTIONS}"
-                    f"local at = std.foldl(step, {json.dumps(steps)}, file);\n{result}",
-                    instead,
+                    f"local file = (\n{self._mark_imports(layer, replacements)}\n);\n{_JSONNET_FUNCTIONS}"
+                    f"local at = std.foldl(step, {json.dumps(steps)}, file);\n{expression}",
+                    replacements,
                 )
             except RuntimeError:
-                answer = COMPUTED
+                answer = COMPUTED_VALUE
             self._probes[key_of_result] = answer
         return self._probes[key_of_result]
 
-    def _with_marks(
-        self, layer: Layer, instead: Mapping[str, str] | None = None, library: bool = False
+    def _mark_imports(
+        self, layer: Layer, replacements: Mapping[str, str] | None = None, is_library: bool = False
     ) -> str:
         """Returns the text of a file with an object of marks in place of each import that may be merged.
 
@@ -367,70 +370,70 @@ class Explanation:
         the order of merging. From the second key, the import that is merged next gets its own number, 2.
 
         Args:
-            instead: Jsonnet texts that replace some marks, by the name in the mark.
-            library: Whether the file is a library. Its marks have the files' own names, since the library's
-                names for them are relative to its own folder.
+            replacements: Jsonnet texts that replace some marks, by the name in the mark.
+            is_library: Whether the file is a library. Its marks have the files' own names, since the
+                library's names for them are relative to its own folder.
         """
         # For each import that is not a library: the name in its mark, by the name in the text.
-        merged: dict[str, str] = {}
+        mark_names: dict[str, str] = {}
         for name, file in self._imported_files(layer, libraries=False):
-            merged[name] = file.name if library else name
+            mark_names[name] = file.name if is_library else name
 
         def mark(keyword: str, name: str) -> str:
             """Returns the text that takes the place of an import, such as ``import "b.jsonnet"``."""
-            if keyword == "import" and name in merged:
-                if instead and merged[name] in instead:
-                    return instead[merged[name]]
+            if keyword == "import" and name in mark_names:
+                if replacements and mark_names[name] in replacements:
+                    return replacements[mark_names[name]]
                 # n is the number of imports that have been merged so far. The first key marks this import.
                 # From the second key, the mark of the next import reads n.
-                mark_of_import = json.dumps(_MARK + merged[name])
-                return f"{{ local n = {_MERGE_NUMBER}, {mark_of_import}: n, {json.dumps(_MARK)}: n }}"
+                mark_of_import = json.dumps(_MARK_PREFIX + mark_names[name])
+                return f"{{ local n = {_MERGE_NUMBER}, {mark_of_import}: n, {json.dumps(_MARK_PREFIX)}: n }}"
             # Libraries and texts (``importstr``) are still imported. They get their whole paths, since the
             # text may be evaluated outside of the file's folder.
-            return f"{keyword} {json.dumps(str(_resolved(name, layer) or name))}"
+            return f"{keyword} {json.dumps(str(_find_import(name, layer) or name))}"
 
         return lexer.replace_imports(layer.text, mark)
 
-    def _evaluate(self, text: str, instead: Mapping[str, str] | None = None) -> Any:
+    def _evaluate(self, text: str, replacements: Mapping[str, str] | None = None) -> Any:
         """Evaluates a Jsonnet text in which marks, objects that stand for imports, have taken the place of
-        imports (`_with_marks`).
+        imports (`_mark_imports`).
 
         The text still imports its libraries (``.libsonnet``). They are read with marks in place of their
         imports, too.
 
         Args:
-            instead: Jsonnet texts that take the place of some marks, by the name in the mark. For example,
-                `_import_wins` tests an import with an object of one key in its place.
+            replacements: Jsonnet texts that take the place of some marks, by the name in the mark. For
+                example, `_import_wins` tests an import with an object of one key in its place.
         """
 
         def importer(directory: str, name: str) -> tuple[str, bytes]:
             """Returns the path and the text of what a file in `directory` imports by `name`."""
             path = find_file(name, Path(directory or "."))
             if path.suffix == ".libsonnet":
-                return str(path), self._with_marks(read_layer(path), instead, library=True).encode()
+                return str(path), self._mark_imports(read_layer(path), replacements, is_library=True).encode()
             # Any other file is imported as a text (``importstr``).
-            return str(path), text_of(path).encode()
+            return str(path), read_as_jsonnet(path).encode()
 
-        return evaluate_jsonnet(_NAME_OF_TEXT, text, self._config.variables, importer)
+        return evaluate_jsonnet(_NAME_OF_EVALUATED_TEXT, text, self._config.variables, importer)
 
 
-def _first_inside(texts: Sequence[str], error: RuntimeError) -> int | None:
+def _find_failed_text(texts: Sequence[str], error: RuntimeError) -> int | None:
     """Returns the number of the text that Jsonnet's message is about; None if the message doesn't tell.
 
     The texts were evaluated as one text, in this order.
     """
-    for frame in frames(str(error)):
+    for frame in read_frames(str(error)):
         # The message's line is counted from the beginning of the first text. So the lines of the texts are
         # subtracted one after the other, until none is left.
         lines_left = frame.line
         for number, text in enumerate(texts):
             lines_left -= text.count("\n")
-            if frame.file == _NAME_OF_TEXT and lines_left <= 0:
+            if frame.file == _NAME_OF_EVALUATED_TEXT and lines_left <= 0:
                 return number
     return None
 
 
-def _resolved(name: str, layer: Layer) -> Path | None:
+def _find_import(name: str, layer: Layer) -> Path | None:
     try:
         return find_file(name, layer.directory)
     except ConfigError:
@@ -438,14 +441,14 @@ def _resolved(name: str, layer: Layer) -> Path | None:
 
 
 def value_at(data: Any, key: KeyPath) -> Any:
-    """Returns the value at a path of keys and list indices, or MISSING."""
+    """Returns the value at a path of keys and list indices, or MISSING_VALUE."""
     for part in key:
         if isinstance(data, dict) and part in data:
             data = data[part]
         elif isinstance(data, list) and part.isdecimal() and int(part) < len(data):
             data = data[int(part)]
         else:
-            return MISSING
+            return MISSING_VALUE
     return data
 
 
@@ -465,8 +468,10 @@ def _without_marks(value: Any) -> Any:
     An object with nothing but marks becomes a text with the names of its imports.
     """
     if isinstance(value, dict):
-        plain = {name: _without_marks(item) for name, item in value.items() if not name.startswith(_MARK)}
-        marks = [name.removeprefix(_MARK) for name in value if name.startswith(_MARK)]
+        plain = {
+            name: _without_marks(item) for name, item in value.items() if not name.startswith(_MARK_PREFIX)
+        }
+        marks = [name.removeprefix(_MARK_PREFIX) for name in value if name.startswith(_MARK_PREFIX)]
         if marks and not plain:
             return f"import {', '.join(marks)}"
         return plain
@@ -491,10 +496,10 @@ def key_paths(data: Any, prefix: KeyPath = ()) -> list[KeyPath]:
 
 # Files that change nothing, because later files override everything that they set
 
-SHOWN_KEYS = 4
+MOST_SHOWN_KEYS = 4
 
 
-def overridden(config: Config) -> Iterator[str]:
+def describe_overridden_files(config: Config) -> Iterator[str]:
     """Yields a sentence for each file whose settings are all overridden by later files.
 
     The most common case is a preset that comes before its experiment. A file that repeats what an earlier
@@ -518,10 +523,10 @@ def overridden(config: Config) -> Iterator[str]:
             if value != value_at(without_it, path) and not isinstance(value, dict):
                 overridden_paths.append(path)
         overriding_files = _files_that_set(overridden_paths, later, config)
-        shown = ", ".join(dotted(path) for path in overridden_paths[:SHOWN_KEYS])
-        more = ", …" if len(overridden_paths) > SHOWN_KEYS else ""
+        shown = ", ".join(dotted(path) for path in overridden_paths[:MOST_SHOWN_KEYS])
+        ellipsis = ", …" if len(overridden_paths) > MOST_SHOWN_KEYS else ""
         yield (
-            f"{layer.name} changes nothing: all that it sets ({shown}{more}) is overridden by"
+            f"{layer.name} changes nothing: all that it sets ({shown}{ellipsis}) is overridden by"
             f" {' and '.join(overriding_files)}: put it after that, or leave it out"
         )
 

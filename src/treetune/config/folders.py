@@ -43,33 +43,33 @@ class OwnFolders(MetaPathFinder):
         return spec
 
 
-_OWN = OwnFolders()
+_OWN_FOLDERS = OwnFolders()
 
 
-def search_in(folders: Iterable[Path | str], names: Iterable[str] = ()) -> None:
+def set_search_folders(folders: Iterable[Path | str], names: Iterable[str] = ()) -> None:
     """Sets the folders in which modules are looked for from now on, in this order, and adds `names` to the
     modules that a configuration asks for."""
-    _OWN.folders = list(dict.fromkeys(map(str, folders)))
-    _OWN.names.update(names)
-    if _OWN not in sys.meta_path:
-        sys.meta_path.append(_OWN)
+    _OWN_FOLDERS.folders = list(dict.fromkeys(map(str, folders)))
+    _OWN_FOLDERS.names.update(names)
+    if _OWN_FOLDERS not in sys.meta_path:
+        sys.meta_path.append(_OWN_FOLDERS)
 
 
-def ask_for(module: str) -> None:
+def add_configured_module(module: str) -> None:
     """Notes that a configuration names this module."""
-    _OWN.names.add(module.partition(".")[0])
+    _OWN_FOLDERS.names.add(module.partition(".")[0])
 
 
-def searched() -> tuple[list[str], list[str]]:
-    """Returns the arguments with which `search_in` finds the same modules in another process: the folders and
-    the names."""
-    return list(_OWN.folders), sorted(_OWN.names)
+def search_folders_and_names() -> tuple[list[str], list[str]]:
+    """Returns the arguments with which `set_search_folders` finds the same modules in another process: the
+    folders and the names."""
+    return list(_OWN_FOLDERS.folders), sorted(_OWN_FOLDERS.names)
 
 
 def import_folders() -> list[str]:
     """Returns the folders in which modules of users are looked for, the first one first: the working
     directory and those of the configuration files. A part that starts another Python hands them on to it."""
-    return list(_OWN.folders)
+    return list(_OWN_FOLDERS.folders)
 
 
 def own_modules() -> dict[str, str]:
@@ -81,6 +81,6 @@ def own_modules() -> dict[str, str]:
     hashes = {}
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if name.partition(".")[0] in _OWN.names and file is not None and Path(file).is_file():
+        if name.partition(".")[0] in _OWN_FOLDERS.names and file is not None and Path(file).is_file():
             hashes[name] = hashlib.blake2b(Path(file).read_bytes()).hexdigest()[:DIGITS_OF_HASH]
     return hashes

@@ -90,14 +90,14 @@ def refuse_former_names(family: type, part: type) -> None:
     # A setting may have the name of a former method: it is read as a setting, and never called.
     for name, instead in FORMER_METHODS.get(family.__name__, {}).items():
         if name in new_names and name not in settings:
-            _refuse(part, name, instead)
+            _refuse_former_name(part, name, instead)
     # A setting must not have the name of a former attribute.
     for name, instead in FORMER_ATTRIBUTES.get(family.__name__, {}).items():
         if name in new_names or name in new_settings:
-            _refuse(part, name, instead)
+            _refuse_former_name(part, name, instead)
 
 
-def _refuse(part: type, name: str, instead: str) -> None:
+def _refuse_former_name(part: type, name: str, instead: str) -> None:
     raise TypeError(
         f"{part.__name__}.{name} is of an earlier version, and parts don't define it now: {instead}"
     )

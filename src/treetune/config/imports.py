@@ -25,16 +25,16 @@ from typing import Any
 from treetune.config import folders, schema
 from treetune.config.errors import ConfigIssue, nearest
 from treetune.config.explain import Explanation
-from treetune.config.layers import relative
+from treetune.config.layers import shorten_path
 from treetune.config.moved import remedy_for_import
 from treetune.config.registrable import Registrable
-from treetune.config.schema import GROUP, IMPORTS, OWN_PACKAGE
+from treetune.config.schema import IMPORTS_KEY, OWN_PACKAGE, PARTS_ENTRY_POINT
 from treetune.contracts import KeyPath
 from treetune.exceptions import ConfigError
 
-_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-_OURS = re.compile(r"treetune(_|\.|$)")
-_REGISTERS = re.compile(r"^@\w+(\.\w+)*\.register\(", re.MULTILINE)
+_MODULE_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_NAME_IN_TREETUNE = re.compile(r"treetune(_|\.|$)")
+_REGISTER_DECORATOR = re.compile(r"^@\w+(\.\w+)*\.register\(", re.MULTILINE)
 
 
 def import_parts(data: Any, explanation: Explanation | None = None) -> None:
@@ -43,13 +43,13 @@ def import_parts(data: Any, explanation: Explanation | None = None) -> None:
     Raises ConfigError with everything that is wrong with these modules. If `imports` is not a list of texts,
     this function skips it: the schema of the object with this key reports the mistake.
     """
-    folders.search_in([Path.cwd(), *(explanation.folders if explanation else ())])
+    folders.set_search_folders([Path.cwd(), *(explanation.folders if explanation else ())])
     issues = list(_import_installed_parts())
-    names = data.get(IMPORTS.name) if isinstance(data, dict) else None
+    names = data.get(IMPORTS_KEY.name) if isinstance(data, dict) else None
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
         for number, name in enumerate(names):
             issues += _import_and_check(
-                name, (IMPORTS.name, str(number)), _place_that_names(name, explanation)
+                name, (IMPORTS_KEY.name, str(number)), _find_naming_file(name, explanation)
             )
     if issues:
         raise ConfigError(issues)
@@ -65,7 +65,7 @@ def import_package(package: ModuleType, without: str = "") -> None:
         for file in sorted(folder.rglob("*.py")):
             if without and folder / without in file.parents:
                 continue
-            if file.name == "__init__.py" or not _REGISTERS.search(file.read_text(encoding="utf-8")):
+            if file.name == "__init__.py" or not _REGISTER_DECORATOR.search(file.read_text(encoding="utf-8")):
                 continue
             names_below_package = file.relative_to(folder).with_suffix("").parts
             module_name = ".".join([package.__name__, *names_below_package])
@@ -76,11 +76,11 @@ def function_at(path: str) -> Callable[..., Any]:
     """Returns the function that ``package.module:function`` names. Raises ValueError with a message for
     users."""
     module, colon, name = path.partition(":")
-    if not colon or not _MODULE.fullmatch(module) or not name.isidentifier():
+    if not colon or not _MODULE_NAME.fullmatch(module) or not name.isidentifier():
         raise ValueError(
             f"path is {path!r}: it should be a module and a function in it, such as 'my_rewards:score'"
         )
-    folders.ask_for(module)  # so that it is looked for in the user's folders
+    folders.add_configured_module(module)  # so that it is looked for in the user's folders
     try:
         function = getattr(importlib.import_module(module), name, None)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
@@ -99,35 +99,39 @@ def _import_installed_parts() -> tuple[ConfigIssue, ...]:
     """Imports the parts of installed packages, which name them by entry points. Returns what is wrong with
     these parts."""
     issues: list[ConfigIssue] = []
-    for entry in importlib.metadata.entry_points(group=GROUP):
+    for entry in importlib.metadata.entry_points(group=PARTS_ENTRY_POINT):
         package = entry.dist.name if entry.dist else "?"
         if package == OWN_PACKAGE:  # an installation of version 0.1, which named its own packages here
             continue
-        source = f"the installed package {package}, entry point {entry.name!r} of the group {GROUP!r}"
+        source = (
+            f"the installed package {package}, entry point {entry.name!r} of the group {PARTS_ENTRY_POINT!r}"
+        )
         module = entry.value.partition(":")[0]
         # The key is empty, since no key of the configuration names the module.
         issues += _import_and_check(module, key=(), source=source)
     return tuple(issues)
 
 
-def _place_that_names(name: str, explanation: Explanation | None) -> str | None:
+def _find_naming_file(name: str, explanation: Explanation | None) -> str | None:
     """Returns the file that names a module in `imports`. Several files may add to that list."""
-    settings = explanation.settings((IMPORTS.name,)) if explanation else []
-    naming = [setting for setting in settings if isinstance(setting.value, list) and name in setting.value]
+    settings = explanation.settings((IMPORTS_KEY.name,)) if explanation else []
+    settings_with_name = [
+        setting for setting in settings if isinstance(setting.value, list) and name in setting.value
+    ]
     # If no file's list has the name, the list is computed: then the last file that sets it is returned.
-    candidates = naming or settings
-    return candidates[-1].place if candidates else None
+    candidates = settings_with_name or settings
+    return candidates[-1].location if candidates else None
 
 
 def _import_and_check(name: str, key: KeyPath, source: str | None) -> Iterator[ConfigIssue]:
     """Imports a module, or all of a package, and yields what is wrong with it or with a part in it."""
     label = ".".join(key) or name
-    if not _MODULE.fullmatch(name):
+    if not _MODULE_NAME.fullmatch(name):
         near = re.sub(r"[/\\]+", ".", name.removesuffix(".py")).strip(".")
-        remedy = f"write {near!r}" if _MODULE.fullmatch(near) else "such as 'my_package.my_part'"
+        remedy = f"write {near!r}" if _MODULE_NAME.fullmatch(near) else "such as 'my_package.my_part'"
         yield ConfigIssue(f"should be the name of a Python module, is {name!r}", label, source, remedy)
         return
-    folders.ask_for(name)  # so that it is looked for in the user's folders
+    folders.add_configured_module(name)  # so that it is looked for in the user's folders
     try:
         module = importlib.import_module(name)
         if hasattr(module, "__path__"):
@@ -215,10 +219,10 @@ def _issue_of_failed_import(name: str, label: str, source: str | None, error: Ba
     frame = _frame_within(name, error)
     if frame is not None:
         file, line = frame
-        fault += f" ({relative(file)}:{line})"
+        fault += f" ({shorten_path(file)}:{line})"
         text = linecache.getline(file, line).strip()
         # The user's module may import a name that treetune had in an earlier version.
-        if isinstance(error, ImportError) and _OURS.match(error.name or ""):
+        if isinstance(error, ImportError) and _NAME_IN_TREETUNE.match(error.name or ""):
             remedy = remedy_for_import(file, line)
     if remedy is None and missing:
         remedy = f"{missing} is not installed for {sys.executable}, nor found in {_describe_folders()}"
@@ -231,7 +235,7 @@ def _frame_within(name: str, error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return error.filename, error.lineno
     top = name.partition(".")[0]
-    _, users_modules = folders.searched()  # the first parts of the names of users' modules
+    _, users_modules = folders.search_folders_and_names()  # the first parts of the names of users' modules
     frames = list(traceback.walk_tb(error.__traceback__))
     for frame, line in reversed(frames):
         module = str(frame.f_globals.get("__name__")).partition(".")[0]
@@ -277,4 +281,4 @@ def _file_of(module_name: str) -> str:
     """Returns the file of a module that is loaded, or the folder of a package; its name where it has none."""
     module = sys.modules.get(module_name)
     file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
-    return relative(file) if file else module_name
+    return shorten_path(file) if file else module_name

@@ -15,20 +15,20 @@ from typing import Any
 
 from treetune.config.errors import ConfigIssue
 from treetune.config.jsonnet_errors import issue_of_message
-from treetune.config.jsonnet_frames import frames, location_of
+from treetune.config.jsonnet_frames import location_of, read_frames
 from treetune.config.layers import (
-    DEADLINE_S,
-    TOTAL,
+    EVALUATION_DEADLINE_S,
+    NAME_OF_SUM,
     Config,
     Layer,
     evaluate_flattened,
     evaluate_jsonnet,
     find_file,
     import_sum,
+    read_as_jsonnet,
     read_layer,
-    text_of,
 )
-from treetune.config.yaml_files import LARGEST_WHOLE
+from treetune.config.yaml_files import LARGEST_WHOLE_NUMBER
 from treetune.exceptions import ConfigError, Endless
 
 ENVIRONMENT_KEYS = {
@@ -85,9 +85,9 @@ def _issues_of_inexact_numbers(value: Any, key: str) -> Iterator[ConfigIssue]:
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for name, item in items:
             yield from _issues_of_inexact_numbers(item, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, int) and abs(value) > LARGEST_WHOLE:
-        fault = f"{value} is beyond 2**53 - 1 = {LARGEST_WHOLE}, where Jsonnet's numbers lose digits"
-        yield ConfigIssue(fault, key, remedy=f"give a whole number of at most {LARGEST_WHOLE}")
+    elif isinstance(value, int) and abs(value) > LARGEST_WHOLE_NUMBER:
+        fault = f"{value} is beyond 2**53 - 1 = {LARGEST_WHOLE_NUMBER}, where Jsonnet's numbers lose digits"
+        yield ConfigIssue(fault, key, remedy=f"give a whole number of at most {LARGEST_WHOLE_NUMBER}")
 
 
 def sum_of(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
@@ -117,7 +117,7 @@ def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]
             return name, texts[name].encode()
         try:
             path = find_file(name, Path(directory or "."))
-            return str(path), text_of(path).encode()
+            return str(path), read_as_jsonnet(path).encode()
         except ConfigError as error:
             unread_file[:] = error.issues  # Jsonnet replaces the error by one of its own
             raise
@@ -127,7 +127,7 @@ def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]
     unset: list[ConfigIssue] = []  # an issue for each external variable that isn't set
     while True:
         try:
-            data = evaluate_jsonnet(TOTAL, total, values, importer)
+            data = evaluate_jsonnet(NAME_OF_SUM, total, values, importer)
             break
         except RuntimeError as error:
             message = str(error)
@@ -152,11 +152,11 @@ def _issue_of_failure(
     Args:
         unread_file: The issue of an imported file that can't be read; empty if all were read.
     """
-    if not frames(message) and len(layers) > 1:
+    if not read_frames(message) and len(layers) > 1:
         # No single file has the error, so the sum of the files failed: one of them isn't an object.
         return _issue_of_no_object(layers, variables)
     if "couldn't open import" in message and unread_file:
-        unread, importing = unread_file[0], frames(message)
+        unread, importing = unread_file[0], read_frames(message)
         imported_in = f"imported in {location_of(importing[0])}" if importing else None
         source = "; ".join(filter(None, [imported_in, unread.source]))
         return replace(unread, source=source or None)
@@ -173,7 +173,7 @@ def _environment_layers(environ: Mapping[str, str], keys: Sequence[str]) -> list
         text = environ[variable].strip()
         value: int | str = text
         if key == "seed":
-            if not re.fullmatch(r"[+-]?[0-9]+", text) or abs(int(text)) > LARGEST_WHOLE:
+            if not re.fullmatch(r"[+-]?[0-9]+", text) or abs(int(text)) > LARGEST_WHOLE_NUMBER:
                 issues.append(
                     _issue_of_bad_variable(variable, environ[variable], "a whole number", "export APP_SEED=1")
                 )
@@ -196,7 +196,8 @@ def _issue_of_bad_variable(variable: str, value: str, should: str, remedy: str) 
 
 def _issue_of_unset_variable(variable: str, message: str) -> ConfigIssue:
     """Returns the issue of an external variable that isn't set, from Jsonnet's `message` about it."""
-    frame = next(iter(frames(message)), None)  # the innermost place in a user's file that the message names
+    # The innermost place in a user's file that the message names
+    frame = next(iter(read_frames(message)), None)
     remedy = f"export {variable}=…"
     if not variable.startswith("APP_"):
         remedy = f"only variables named APP_… reach a configuration: use std.extVar('APP_{variable}') there"
@@ -218,7 +219,7 @@ def _issue_of_endless_layer(layers: Sequence[Layer], variables: Mapping[str, str
             continue  # it needs the other layers
     remedy = "look in it, and in its imports, for an endless loop, such as a function that calls itself"
     return ConfigIssue(
-        f"evaluating it took more than {DEADLINE_S:.0f} s and was stopped", endless, remedy=remedy
+        f"evaluating it took more than {EVALUATION_DEADLINE_S:.0f} s and was stopped", endless, remedy=remedy
     )
 
 

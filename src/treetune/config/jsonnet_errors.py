@@ -11,8 +11,8 @@ from typing import Any
 
 from treetune.config import lexer
 from treetune.config.errors import ConfigIssue, dotted
-from treetune.config.explain import COMPUTED, Explanation
-from treetune.config.jsonnet_frames import STATIC, Frame, frames, location_of
+from treetune.config.explain import COMPUTED_VALUE, Explanation
+from treetune.config.jsonnet_frames import STATIC_ERROR, Frame, location_of, read_frames
 from treetune.config.layers import Config, Layer
 from treetune.contracts import KeyPath
 
@@ -28,17 +28,23 @@ def issue_of_message(message: str, layers: Sequence[Layer], variables: Mapping[s
     from, and a remedy.
     """
     texts = {layer.import_name: layer.text for layer in layers}
-    places = frames(message)
-    static = STATIC.match(message)
-    what = static["what"] if static else message.splitlines()[0].removeprefix("RUNTIME ERROR: ")
+    error_frames = read_frames(message)
+    syntax_error = STATIC_ERROR.match(message)
+    what = syntax_error["what"] if syntax_error else message.splitlines()[0].removeprefix("RUNTIME ERROR: ")
     is_recursive = "max stack frames" in what
-    remedy = _remedy(what)
-    if not places:
+    remedy = _choose_remedy(what)
+    if not error_frames:
         return ConfigIssue(f"Jsonnet: {what.strip()}", remedy=remedy)
-    first = places[0]
+    innermost_frame = error_frames[0]
     # An error of syntax has no key that was being computed. An endless recursion may end at any key.
-    where = None if static or is_recursive else _describe_origin(places, texts, layers, variables)
-    return ConfigIssue(f"Jsonnet: {what.strip()}", location_of(first), where, remedy, _excerpt(first, texts))
+    where = None if syntax_error or is_recursive else _describe_origin(error_frames, texts, layers, variables)
+    return ConfigIssue(
+        f"Jsonnet: {what.strip()}",
+        location_of(innermost_frame),
+        where,
+        remedy,
+        _excerpt_at(innermost_frame, texts),
+    )
 
 
 _REMEDIES = (
@@ -63,7 +69,7 @@ _LOOK_AT_VALUES = (
 )
 
 
-def _remedy(message: str) -> str:
+def _choose_remedy(message: str) -> str:
     """Returns the remedy for one of Jsonnet's error messages."""
     for phrase, remedy in _REMEDIES:
         if phrase in message:
@@ -74,7 +80,10 @@ def _remedy(message: str) -> str:
 
 
 def _describe_origin(
-    places: Sequence[Frame], texts: Mapping[str, str], layers: Sequence[Layer], variables: Mapping[str, str]
+    error_frames: Sequence[Frame],
+    texts: Mapping[str, str],
+    layers: Sequence[Layer],
+    variables: Mapping[str, str],
 ) -> str | None:
     """Returns the key that was being computed, what that key is computed from, and which files set that.
 
@@ -83,12 +92,12 @@ def _describe_origin(
     which that file was called.
 
     Args:
-        places: The places of the error, innermost first.
+        error_frames: The places of the error, innermost first.
         texts: The texts of the layers, by file.
     """
-    key_and_setters = _describe_computed_key(places, texts, layers, variables)
-    caller = next((location_of(frame) for frame in places if frame.file in texts), None)
-    is_outside_of_layers = places[0].file not in texts
+    key_and_setters = _describe_computed_key(error_frames, texts, layers, variables)
+    caller = next((location_of(frame) for frame in error_frames if frame.file in texts), None)
+    is_outside_of_layers = error_frames[0].file not in texts
     is_named_already = caller is not None and caller in (key_and_setters or "")
     if caller and is_outside_of_layers and not is_named_already:
         return "; ".join(filter(None, [key_and_setters, f"called from {caller}"]))
@@ -96,27 +105,30 @@ def _describe_origin(
 
 
 def _describe_computed_key(
-    places: Sequence[Frame], texts: Mapping[str, str], layers: Sequence[Layer], variables: Mapping[str, str]
+    error_frames: Sequence[Frame],
+    texts: Mapping[str, str],
+    layers: Sequence[Layer],
+    variables: Mapping[str, str],
 ) -> str | None:
     """Returns the key whose value was being computed, the keys that it is computed from, and the files that
     set those."""
     # The innermost place within an object is in the value of a key. Places before it are in functions or
     # variables.
-    depth = next((number for number, frame in enumerate(places) if frame.in_object), None)
+    depth = next((number for number, frame in enumerate(error_frames) if frame.in_object), None)
     if depth is None:
         return None
-    frame = places[depth]
-    text = _text(frame.file, texts)
+    frame = error_frames[depth]
+    text = _read_text_of(frame.file, texts)
     key = lexer.field_at(text, frame.line, frame.column)
     if not key:
         return None
     # The keys that the value refers to, such as $.trainer.rate, each once
-    made_from: dict[KeyPath, None] = {}
-    for inner_frame in places[: depth + 1]:
+    referenced_keys: dict[KeyPath, None] = {}
+    for inner_frame in error_frames[: depth + 1]:
         if inner_frame.file == frame.file:
             for match in _REFERENCE.finditer(inner_frame.text(text)):
-                made_from[tuple(match[1].strip(".").split("."))] = None
-    setters = [_describe_setter(path, layers, variables) for path in made_from]
+                referenced_keys[tuple(match[1].strip(".").split("."))] = None
+    setters = [_describe_setter(path, layers, variables) for path in referenced_keys]
     return "; ".join([f"in the value of {dotted(key)} ({location_of(frame)})", *filter(None, setters)])
 
 
@@ -129,27 +141,27 @@ def _describe_setter(key: KeyPath, layers: Sequence[Layer], variables: Mapping[s
     while key:
         if settings := explanation.settings(key):
             value: Any = settings[-1].value
-            text = "" if value is COMPUTED else f" ({_short(value)})"
-            return f"it is made from {dotted(key)}, which {settings[-1].place} sets{text}"
+            text = "" if value is COMPUTED_VALUE else f" ({_shorten_value(value)})"
+            return f"it is made from {dotted(key)}, which {settings[-1].location} sets{text}"
         key = key[:-1]
     return None
 
 
-def _short(value: Any) -> str:
+def _shorten_value(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
-def _text(file: str, texts: Mapping[str, str]) -> str:
+def _read_text_of(file: str, texts: Mapping[str, str]) -> str:
     """Returns the text of a layer or of a file that layers import; "" if it can't be found."""
     if file in texts:
         return texts[file]
     return Path(file).read_text(encoding="utf-8", errors="replace") if Path(file).is_file() else ""
 
 
-def _excerpt(frame: Frame, texts: Mapping[str, str]) -> str | None:
+def _excerpt_at(frame: Frame, texts: Mapping[str, str]) -> str | None:
     """Returns a line of the file with a mark below the column; of a long line, the part around the column."""
-    lines = _text(frame.file, texts).splitlines()
+    lines = _read_text_of(frame.file, texts).splitlines()
     if not 0 < frame.line <= len(lines):
         return None
     line, column = lines[frame.line - 1].replace("\t", " "), frame.column - 1

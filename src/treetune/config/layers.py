@@ -13,19 +13,19 @@ from typing import Any
 import _jsonnet
 
 from treetune.config.errors import ConfigIssue, nearest
-from treetune.config.lexer import flattened
+from treetune.config.lexer import flatten_imports
 from treetune.config.yaml_files import jsonnet_of_yaml
 from treetune.exceptions import ConfigError, Endless
 
 _IN_PACKAGE, _IN_CHECKOUT = (Path(__file__).resolve().parents[levels] / "configs" for levels in (1, 3))
-CONFIGS = _IN_PACKAGE if _IN_PACKAGE.is_dir() else _IN_CHECKOUT
+CONFIGS_FOLDER = _IN_PACKAGE if _IN_PACKAGE.is_dir() else _IN_CHECKOUT
 """The shipped configurations, found from any working directory: a wheel has them in the package, next to the
 examples."""
 
-TOTAL = "--configs"
+NAME_OF_SUM = "--configs"
 """The name, in Jsonnet's messages, of the text that adds the layers."""
 
-DEADLINE_S = 60.0
+EVALUATION_DEADLINE_S = 60.0
 """The seconds after which an evaluation is given up, since it may be an endless loop."""
 
 Importer = Callable[[str, str], tuple[str, bytes]]
@@ -70,8 +70,8 @@ def find_file(name: str, base: Path) -> Path:
 
     treetune's own files are found as ``grpo.jsonnet``, ``configs/grpo.jsonnet`` or ``examples/….jsonnet``.
     """
-    names_own_folder = Path(name).parts[:1] in ((CONFIGS.name,), ("examples",))
-    own_folder = CONFIGS.parent if names_own_folder else CONFIGS
+    names_own_folder = Path(name).parts[:1] in ((CONFIGS_FOLDER.name,), ("examples",))
+    own_folder = CONFIGS_FOLDER.parent if names_own_folder else CONFIGS_FOLDER
     folders = list(dict.fromkeys([base, own_folder]))
     for folder in folders:
         candidate = Path(os.path.abspath(folder / name))
@@ -80,20 +80,20 @@ def find_file(name: str, base: Path) -> Path:
     raise ConfigError([_no_such_file(name, folders)])
 
 
-def _no_such_file(name: str, searched: Sequence[Path]) -> ConfigIssue:
+def _no_such_file(name: str, folders: Sequence[Path]) -> ConfigIssue:
     """Returns the issue of a file that is in none of the folders, with files of similar names."""
-    looked = ", ".join(relative(folder / name) for folder in searched)
+    searched_paths = ", ".join(shorten_path(folder / name) for folder in folders)
     # The files that could be meant. The key is a file's path from the folder, as a user would write it; the
     # value is the path that the message shows.
     candidates: dict[str, str] = {}
-    for folder in searched:
+    for folder in folders:
         named_folder = Path(os.path.abspath(folder / name)).parent
         # "*sonnet" matches .jsonnet and .libsonnet.
         paths = [*sorted(folder.glob("*sonnet")), *sorted(named_folder.glob("*.jsonnet"))]
-        if folder in (CONFIGS, CONFIGS.parent):
-            paths += configurations(CONFIGS)
+        if folder in (CONFIGS_FOLDER, CONFIGS_FOLDER.parent):
+            paths += find_configuration_files(CONFIGS_FOLDER)
         for path in paths:
-            candidates[os.path.relpath(path, folder)] = relative(path)
+            candidates[os.path.relpath(path, folder)] = shorten_path(path)
     similar_paths = [candidates[match] for match in nearest(name, candidates, count=3)]
     by_stem: dict[str, list[str]] = {}
     for candidate, shown in candidates.items():
@@ -104,12 +104,16 @@ def _no_such_file(name: str, searched: Sequence[Path]) -> ConfigIssue:
     # If the name has no folder, files of a similar name in any folder come first. Otherwise similar paths do.
     has_folder = Path(name).parent != Path(".")
     similar = similar_paths + similar_names if has_folder else similar_names + similar_paths
-    near = list(dict.fromkeys(similar))[:3]
-    remedy = f"did you mean {' or '.join(near)}?" if near else "`treetune configs` lists the shipped files"
-    return ConfigIssue("no such file", name, f"looked for {looked}", remedy)
+    suggestions = list(dict.fromkeys(similar))[:3]
+    remedy = (
+        f"did you mean {' or '.join(suggestions)}?"
+        if suggestions
+        else "`treetune configs` lists the shipped files"
+    )
+    return ConfigIssue("no such file", name, f"looked for {searched_paths}", remedy)
 
 
-def configurations(folder: Path) -> list[Path]:
+def find_configuration_files(folder: Path) -> list[Path]:
     """Returns all configurations below a folder."""
     return sorted(folder.rglob("*.jsonnet"))
 
@@ -117,22 +121,22 @@ def configurations(folder: Path) -> list[Path]:
 def read_layer(path: Path) -> Layer:
     """Returns a file as a layer. Raises ConfigError if it can't be read."""
     try:
-        return Layer(relative(path), text_of(path), path)
+        return Layer(shorten_path(path), read_as_jsonnet(path), path)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(
-            [ConfigIssue(f"can't be read: {reason}", relative(path), remedy="save it as UTF-8 text")]
+            [ConfigIssue(f"can't be read: {reason}", shorten_path(path), remedy="save it as UTF-8 text")]
         ) from error
 
 
-def text_of(path: Path) -> str:
+def read_as_jsonnet(path: Path) -> str:
     """Returns the text of a file as Jsonnet. Raises as reading does, and ConfigError for a YAML file that
     can't be read."""
     text = path.read_text(encoding="utf-8")
-    return jsonnet_of_yaml(text, relative(path)) if path.suffix in (".yaml", ".yml") else text
+    return jsonnet_of_yaml(text, shorten_path(path)) if path.suffix in (".yaml", ".yml") else text
 
 
-def relative(path: Path | str) -> str:
+def shorten_path(path: Path | str) -> str:
     """Returns a path for messages: relative to the working directory if it is below that."""
     try:
         return str(Path(path).relative_to(Path.cwd()))
@@ -157,7 +161,7 @@ def evaluate_jsonnet(name: str, text: str, variables: Mapping[str, str], importe
     # Jsonnet can't be interrupted. A daemon thread ends with the process.
     thread = threading.Thread(target=evaluate_and_store, name="jsonnet", daemon=True)
     thread.start()
-    thread.join(DEADLINE_S)
+    thread.join(EVALUATION_DEADLINE_S)
     if not results:
         raise Endless
     if isinstance(results[0], BaseException):
@@ -171,14 +175,14 @@ def evaluate_flattened(layers: Sequence[Layer], variables: Mapping[str, str]) ->
     Raises RuntimeError if that isn't possible, and passes on the errors of reading a file.
     """
     operands = [(layer.text, layer.directory) for layer in layers]
-    total = flattened(operands, find_file, text_of)
+    total = flatten_imports(operands, find_file, read_as_jsonnet)
 
-    # `flattened` has replaced every `import`. Jsonnet calls `importer` for `importstr` and `importbin` alone.
-    # The names in these two are whole paths by now.
+    # `flatten_imports` has replaced every `import`. Jsonnet calls `importer` for `importstr` and `importbin`
+    # alone. The names in these two are whole paths by now.
     def importer(directory: str, path: str) -> tuple[str, bytes]:
         return path, Path(path).read_bytes()
 
-    return evaluate_jsonnet(TOTAL, total, variables, importer)
+    return evaluate_jsonnet(NAME_OF_SUM, total, variables, importer)
 
 
 def import_sum(layers: Sequence[Layer]) -> str:
@@ -208,6 +212,6 @@ def add_layers(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
             if name in texts:
                 return name, texts[name].encode()
             path = find_file(name, Path(directory or "."))
-            return str(path), text_of(path).encode()
+            return str(path), read_as_jsonnet(path).encode()
 
-        return evaluate_jsonnet(TOTAL, import_sum(layers), variables, importer)
+        return evaluate_jsonnet(NAME_OF_SUM, import_sum(layers), variables, importer)

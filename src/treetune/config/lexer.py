@@ -20,9 +20,9 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-Read = Callable[[Path], str]
+ReadText = Callable[[Path], str]
 """Returns the text of a file, as Jsonnet."""
-Find = Callable[[str, Path], Path]
+FindImport = Callable[[str, Path], Path]
 """Returns the file of an import, from the name in the import and the folder of the importing file."""
 
 _IMPORTS = {"import", "importstr", "importbin"}
@@ -66,7 +66,7 @@ class Token:
             return body
 
 
-def tokens(text: str) -> Iterator[Token]:
+def split_tokens(text: str) -> Iterator[Token]:
     """Yields the tokens, without white space and comments. A text that isn't Jsonnet raises no error."""
     line = 1
     for match in _TOKEN.finditer(text):
@@ -76,18 +76,18 @@ def tokens(text: str) -> Iterator[Token]:
         line += match.group().count("\n")
 
 
-def imports(text: str) -> list[str]:
+def imported_names(text: str) -> list[str]:
     """Returns the operands of every ``import "…"``, each once, in the order of their appearance."""
     names = [name.value for keyword, name in _import_tokens(text) if keyword.text == "import"]
     return list(dict.fromkeys(names))
 
 
-def replace_imports(text: str, instead: Callable[[str, str], str]) -> str:
-    """Returns the text with ``instead(keyword, operand)`` in place of each import expression. Lines keep
-    their numbers."""
+def replace_imports(text: str, make_replacement: Callable[[str, str], str]) -> str:
+    """Returns the text with ``make_replacement(keyword, operand)`` in place of each import expression. Lines
+    keep their numbers."""
     pieces, end = [], 0
     for keyword, name in _import_tokens(text):
-        pieces += [text[end : keyword.start], instead(keyword.text, name.value)]
+        pieces += [text[end : keyword.start], make_replacement(keyword.text, name.value)]
         end = name.start + len(name.text)
         newlines_in_import = text.count("\n", keyword.start, end)
         pieces.append("\n" * newlines_in_import)
@@ -97,7 +97,7 @@ def replace_imports(text: str, instead: Callable[[str, str], str]) -> str:
 @lru_cache(maxsize=1024)  # a library is imported by many files
 def _import_tokens(text: str) -> Sequence[tuple[Token, Token]]:
     """Returns the two tokens of each import: the keyword, and the string with the file's name."""
-    pairs = itertools.pairwise(tokens(text))
+    pairs = itertools.pairwise(split_tokens(text))
     return [
         (keyword, token) for keyword, token in pairs if token.kind == "string" and keyword.text in _IMPORTS
     ]
@@ -105,7 +105,7 @@ def _import_tokens(text: str) -> Sequence[tuple[Token, Token]]:
 
 def mentions(text: str, name: str) -> bool:
     """Returns whether a name or string literal of the file is `name`."""
-    return any(token.is_field_name and token.value == name for token in tokens(text))
+    return any(token.is_field_name and token.value == name for token in split_tokens(text))
 
 
 class _OpenKeys:
@@ -171,7 +171,7 @@ def field_at(text: str, line: int, column: int) -> tuple[str, ...]:
     length_of_earlier_lines = sum(map(len, text.splitlines(keepends=True)[: line - 1]))
     position = length_of_earlier_lines + column - 1
     open_keys = _OpenKeys()
-    for token in tokens(text):
+    for token in split_tokens(text):
         if token.start >= position:
             break
         open_keys.read(token)
@@ -189,7 +189,7 @@ def field_line(text: str, path: tuple[str, ...]) -> int | None:
     lines_of_name: list[int] = []
     open_keys = _OpenKeys()
     previous: Token | None = None
-    for token in tokens(text):
+    for token in split_tokens(text):
         name = open_keys.read(token)
         if name is not None and name == path[-1]:
             assert previous is not None, "the name comes before its colon"
@@ -202,7 +202,7 @@ def field_line(text: str, path: tuple[str, ...]) -> int | None:
     return lines_of_name[0] if len(lines_of_name) == 1 else None
 
 
-def flattened(operands: list[tuple[str, Path]], find: Find, read_text: Read) -> str:
+def flatten_imports(operands: list[tuple[str, Path]], find: FindImport, read_text: ReadText) -> str:
     """Returns one text without imports whose value is the sum of the operands. Each of them is a text and the
     folder that its imports are relative to.
 
@@ -223,7 +223,7 @@ def flattened(operands: list[tuple[str, Path]], find: Find, read_text: Read) -> 
 class _ImportedFiles:
     """The files that a text imports, directly or by other files, each as a local variable."""
 
-    def __init__(self, find: Find, read_text: Read) -> None:
+    def __init__(self, find: FindImport, read_text: ReadText) -> None:
         self.find, self.read_text = find, read_text
         self.names: dict[Path, str] = {}
         """The variable of each file: "imported_file_0"."""
@@ -240,11 +240,11 @@ class _ImportedFiles:
         self.texts.append(text)
 
         # `importstr` and `importbin` stay, with the whole path.
-        def instead(keyword: str, name: str) -> str:
+        def replace_import(keyword: str, name: str) -> str:
             path = self.find(name, folder)
             return self.variable(path) if keyword == "import" else f"{keyword} {json.dumps(str(path))}"
 
-        return f"(\n{replace_imports(text, instead)}\n)"
+        return f"(\n{replace_imports(text, replace_import)}\n)"
 
     def variable(self, path: Path) -> str:
         """Returns the name of the local variable that holds a file's value. The first call defines it."""

@@ -8,7 +8,7 @@ import linecache
 
 import treetune
 
-MOVED = {
+MOVED_MODULES = {
     "treetune.analyzers": "treetune.lab.analyzers",
     "treetune.cluster.cuda_transfers": "treetune.engine.cuda_transfers",
     "treetune.cluster.given": "treetune.engine.serve_engine_servers",
@@ -55,7 +55,7 @@ MOVED = {
 }
 """Packages and modules of earlier versions, and where their content is."""
 
-SPLIT = {
+SPLIT_MODULES = {
     "treetune.lab.values.over_another",
     "treetune.lab.values.sampled",
     "treetune.rollouts.credit",
@@ -65,7 +65,7 @@ SPLIT = {
 }
 """Modules of earlier versions whose content is in several modules of a package now."""
 
-RENAMED = {
+RENAMED_CLASSES = {
     "Drawing": "DrawingContext",
     "Limits": "ProgramLimits",
     "NATIVE": "NATIVE_FORMATS",
@@ -82,11 +82,11 @@ def present_name(module: str) -> str | None:
     """
     name = module
     while True:
-        old_names = [old for old in MOVED if f"{name}.".startswith(f"{old}.")]
+        old_names = [old for old in MOVED_MODULES if f"{name}.".startswith(f"{old}.")]
         if not old_names:
             break
         longest = max(old_names, key=len)  # a module may have moved out of its package
-        name = MOVED[longest] + name.removeprefix(longest)
+        name = MOVED_MODULES[longest] + name.removeprefix(longest)
     return name if name != module else None
 
 
@@ -96,30 +96,30 @@ def remedy_for_import(file: str, line: int) -> str | None:
     statement = _import_at(file, line)
     if isinstance(statement, ast.Import):
         renamed = [(alias.name, present_name(alias.name)) for alias in statement.names]
-        return "; ".join(_of_module(old, new) for old, new in renamed if new is not None) or None
+        return "; ".join(_describe_new_place(old, new) for old, new in renamed if new is not None) or None
     if statement is None or statement.module is None:
         return None
     module = statement.module
     # If `treetune` itself offers all of the names, they needn't be imported from one of its modules.
-    public = {alias.name: RENAMED.get(alias.name, alias.name) for alias in statement.names}
-    if all(name in treetune.__all__ for name in public.values()):
-        return f"write `from treetune import {', '.join(public.values())}`"
+    public_names = {alias.name: RENAMED_CLASSES.get(alias.name, alias.name) for alias in statement.names}
+    if all(name in treetune.__all__ for name in public_names.values()):
+        return f"write `from treetune import {', '.join(public_names.values())}`"
     new = present_name(module)
-    return _of_module(module, new) if new is not None else None
+    return _describe_new_place(module, new) if new is not None else None
 
 
-def _of_module(old: str, new: str) -> str:
+def _describe_new_place(old: str, new: str) -> str:
     """Says where the content of the module `old` is: in `new`, or in the nearest package around `new` that
-    exists. The content of a module in `SPLIT` is in several modules of the package `new`."""
+    exists. The content of a module in `SPLIT_MODULES` is in several modules of the package `new`."""
     package = new
-    while not _is_there(package):
+    while not _module_exists(package):
         package = package.rpartition(".")[0]
-    if package == new and old not in SPLIT:
+    if package == new and old not in SPLIT_MODULES:
         return f"{old} is {new} now"
     return f"what {old} had is in {package} now: CHANGELOG.md says under which names"
 
 
-def _is_there(module: str) -> bool:
+def _module_exists(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # of a package above it

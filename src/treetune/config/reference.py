@@ -50,14 +50,14 @@ class PartEntry:
 
     @property
     def text(self) -> str:
-        return docstring(self.part)
+        return docstring_of(self.part)
 
     @property
     def place(self) -> str:
         return f"{self.part.__module__}.{self.part.__qualname__}"
 
 
-def families() -> list[type[Registrable]]:
+def list_families() -> list[type[Registrable]]:
     """Returns every family that has a part, sorted by name."""
     with_parts = [family for family in Registrable.__subclasses__() if family.registered()]
     return sorted(with_parts, key=schema.family_word)
@@ -78,7 +78,7 @@ def part_entry(part: type, family: str | None = None, name: str | None = None) -
 def key_entry(part: type, key: schema.Key) -> KeyEntry:
     """Returns what `describe` says about a key of a part."""
     default = None if key.required else as_jsonnet(key.default)
-    return KeyEntry(key.name, schema.describe(key.annotation), default, key_meaning(part, key))
+    return KeyEntry(key.name, schema.describe_type(key.annotation), default, key_meaning(part, key))
 
 
 def key_meaning(part: type, key: schema.Key) -> str:
@@ -86,17 +86,17 @@ def key_meaning(part: type, key: schema.Key) -> str:
 
     If the class says nothing, returns the summary of the first object that the key's value may hold.
     """
-    if key is schema.IMPORTS:
+    if key is schema.IMPORTS_KEY:
         return "Modules of your own, such as 'my_package.my_part': their parts can then be chosen by `type`."
-    if text := meaning(part, key.name):
+    if text := meaning_of_key(part, key.name):
         return text
-    objects = [inner for inner in objects_within(key.annotation) if summary(inner)]
-    return summary(objects[0]) if objects else ""
+    objects = [inner for inner in objects_within(key.annotation) if first_sentence_of(inner)]
+    return first_sentence_of(objects[0]) if objects else ""
 
 
 def objects_within(annotation: Any) -> Iterator[type]:
     """Yields the families and plain parts that a value of this type may hold."""
-    inner, _ = schema.bare(annotation)
+    inner, _ = schema.split_constraints(annotation)
     if schema.is_family(inner) or schema.is_plain_part(inner):
         yield inner
         return
@@ -104,7 +104,7 @@ def objects_within(annotation: Any) -> Iterator[type]:
     if container is not None:
         _, contained_types = container
     else:
-        contained_types = schema.members(inner)
+        contained_types = schema.alternatives_of(inner)
     for contained in contained_types:
         # `members` returns a type that isn't a union as its only member, and such a type holds nothing.
         if contained is not inner:
@@ -113,18 +113,18 @@ def objects_within(annotation: Any) -> Iterator[type]:
 
 def plain_parts(part: type) -> list[type]:
     """Returns the plain parts that a part may hold, at any depth: the classes of objects without `type`."""
-    plain: list[type] = []
+    parts_without_type: list[type] = []
     to_visit = [part]
     while to_visit:
         for key in schema.keys_of(to_visit.pop()).values():
             for inner in objects_within(key.annotation):
-                if schema.is_plain_part(inner) and inner not in plain:
-                    plain.append(inner)
+                if schema.is_plain_part(inner) and inner not in parts_without_type:
+                    parts_without_type.append(inner)
                     to_visit.append(inner)
-    return plain
+    return parts_without_type
 
 
-def describable() -> dict[str, list[PartEntry]]:
+def find_describable_entries() -> dict[str, list[PartEntry]]:
     """Returns the entries of `describe` by every name that `describe` takes.
 
     A part with a `type` has two names: ``grpo`` and ``objective.grpo``. Several parts may share a type. A
@@ -132,7 +132,7 @@ def describable() -> dict[str, list[PartEntry]]:
     """
     by_name: dict[str, list[PartEntry]] = {}
     plain: list[type] = []
-    for family in families():
+    for family in list_families():
         for entry in part_entries(family):
             assert entry.name is not None
             by_name.setdefault(entry.name, []).append(entry)
@@ -176,7 +176,7 @@ def _chosen_by_type(families: Sequence[type[Registrable]], shared: dict[str, Any
     if title not in shared:
         parts: dict[str, type] = {}
         for family in families:
-            parts |= schema.choices(family)
+            parts |= schema.registered_parts(family)
         default, cases = families[0].default, list[dict[str, Any]]()
         # The schema is added before its parts are read, since a part may hold another part of its own family.
         shared[title] = {"type": "object", "allOf": cases}
@@ -187,7 +187,7 @@ def _chosen_by_type(families: Sequence[type[Registrable]], shared: dict[str, Any
             is_chosen = {"properties": {"type": {"const": name}}, "required": required}
             cases.append({"if": is_chosen, "then": _object_schema(part, shared, name)})
         shared[title] |= {
-            "properties": {"type": {"enum": sorted(parts), "description": summary(families[0])}},
+            "properties": {"type": {"enum": sorted(parts), "description": first_sentence_of(families[0])}},
             "required": [] if default in parts else ["type"],
         }
     return {"$ref": f"#/$defs/{title.replace(' ', '%20')}"}
@@ -212,7 +212,7 @@ def _object_schema(part: type, shared: dict[str, Any], name: str | None = None) 
             properties[key.name] = value_schema
         shared[title] = {
             "type": "object",
-            "description": summary(part),
+            "description": first_sentence_of(part),
             "properties": properties,
             "required": [key.name for key in keys.values() if key.required],
             "additionalProperties": False,
@@ -222,9 +222,9 @@ def _object_schema(part: type, shared: dict[str, Any], name: str | None = None) 
 
 def _value_schema(annotation: Any, shared: dict[str, Any]) -> dict[str, Any]:
     """Returns the schema of a key's value; parts in it are references to `shared`."""
-    inner, constraints = schema.bare(annotation)
+    inner, constraints = schema.split_constraints(annotation)
     if not schema.holds_parts(inner):
-        return schema.adapter(annotation).json_schema()
+        return schema.validator_of(annotation).json_schema()
     if schema.is_family(inner):
         return _chosen_by_type([inner], shared)
     if schema.is_plain_part(inner):
@@ -234,7 +234,7 @@ def _value_schema(annotation: Any, shared: dict[str, Any]) -> dict[str, Any]:
         kind, item_annotations = container
         return _container_schema(kind, item_annotations, constraints, shared)
     # The type is a union. All families in it have one schema, in which `type` chooses the part.
-    alternatives = schema.members(inner)
+    alternatives = schema.alternatives_of(inner)
     families = [alternative for alternative in alternatives if schema.is_family(alternative)]
     schemas = [_chosen_by_type(families, shared)] if families else []
     for alternative in alternatives:
@@ -263,28 +263,28 @@ def _container_schema(
         items = {"additionalProperties": item_schemas[0]}
     else:
         items = {"items": item_schemas[0]}
-    return schema.adapter(plain).json_schema() | items
+    return schema.validator_of(plain).json_schema() | items
 
 
 # Meanings: the words that a class has for itself and its keys
 
 
-def docstring(part: type) -> str:
+def docstring_of(part: type) -> str:
     """Returns the class's own docstring, or "" where it has none. (A dataclass's signature is no
     docstring.)"""
     text = inspect.cleandoc(part.__dict__.get("__doc__") or "")
     return "" if text.startswith(f"{part.__name__}(") else text
 
 
-def summary(part: type) -> str:
+def first_sentence_of(part: type) -> str:
     """Returns the first sentence of a part's docstring."""
     for base in part.__mro__[:-1]:
-        if text := sentences(docstring(base)):
+        if text := split_sentences(docstring_of(base)):
             return text[0]
     return ""
 
 
-def meaning(part: type, key: str) -> str:
+def meaning_of_key(part: type, key: str) -> str:
     """Returns the meaning of a part's key, or "" where nothing explains it.
 
     The meaning is the text below the key's field. If there is none, it is those sentences of the class's
@@ -296,13 +296,13 @@ def meaning(part: type, key: str) -> str:
         texts_of_class = _texts_of_file(inspect.getsourcefile(base) or "").get(base.__qualname__, {})
         if text := texts_of_class.get(key):
             return text
-        naming = [sentence for sentence in sentences(docstring(base)) if name.search(sentence)]
+        naming = [sentence for sentence in split_sentences(docstring_of(base)) if name.search(sentence)]
         if naming:
             return " ".join(naming)
     return ""
 
 
-def sentences(text: str) -> list[str]:
+def split_sentences(text: str) -> list[str]:
     """Returns the sentences of a docstring, each in one line. The end of a paragraph ends a sentence."""
     result: list[str] = []
     for paragraph in re.split(r"\n\s*\n", textwrap.dedent(text)):

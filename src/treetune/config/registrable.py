@@ -13,7 +13,7 @@ from treetune.contracts import Part
 
 T = TypeVar("T", bound=type)
 
-NO_LONGER_ASKED = {
+REMEDY_BY_FORMER_METHOD = {
     "missing": "yield treetune.contracts.Finding(…, level='missing') in `check(experiment)`",
     "notes": "yield treetune.contracts.Finding(…, level='warning') in `check(experiment)`",
     "remarks": "yield treetune.contracts.Finding(…, level='warning') in `check(experiment)`",
@@ -58,30 +58,31 @@ class Registrable(Part):
         """Returns a class decorator that registers a part: ``@Credit.register("group")``.
 
         The decorator raises ValueError for a name that is taken. It raises TypeError for a part that doesn't
-        set an attribute in `to_declare`, or that has a method in `NO_LONGER_ASKED`.
+        set an attribute in `to_declare`, or that has a method in `REMEDY_BY_FORMER_METHOD`.
         """
 
         def add(part: T) -> T:
             earlier = cls._parts.get(name)
             # A module that is imported anew, after an error or in a notebook, replaces its own part.
-            if earlier is not None and _path(earlier) != _path(part):
+            if earlier is not None and _module_and_name(earlier) != _module_and_name(part):
                 raise ValueError(
-                    f"{cls.__name__} {name!r} is registered twice: by {_place(earlier)} and by {_place(part)}"
+                    f"{cls.__name__} {name!r} is registered twice: by {_name_and_file(earlier)} and by"
+                    f" {_name_and_file(part)}"
                 )
-            # `NO_LONGER_ASKED` names methods that earlier versions called for messages. Nothing calls them
-            # now, so the messages of a part with such a method would be lost. The family (`cls`) may have a
-            # method of its own with such a name: then its parts may have the method, too.
-            for former, instead in NO_LONGER_ASKED.items():
+            # `REMEDY_BY_FORMER_METHOD` names methods that earlier versions called for messages. Nothing calls
+            # them now, so the messages of a part with such a method would be lost. The family (`cls`) may
+            # have a method of its own with such a name: then its parts may have the method, too.
+            for former, instead in REMEDY_BY_FORMER_METHOD.items():
                 if callable(getattr(part, former, None)) and not hasattr(cls, former):
                     raise TypeError(
-                        f"{cls.__name__} {name!r}, {_place(part)}, has `{former}`, which is no longer"
+                        f"{cls.__name__} {name!r}, {_name_and_file(part)}, has `{former}`, which is no longer"
                         f" called: {instead}"
                     )
             for declared in cls.to_declare:
                 if not hasattr(part, declared):
                     raise TypeError(
-                        f"{cls.__name__} {name!r}, {_place(part)}, doesn't set `{declared}`: set it in the"
-                        " class"
+                        f"{cls.__name__} {name!r}, {_name_and_file(part)}, doesn't set `{declared}`: set it"
+                        " in the class"
                     )
             cls._parts[name] = part
             return part
@@ -102,11 +103,11 @@ class Registrable(Part):
         return dict(cls._parts)
 
 
-def _path(part: type) -> tuple[str, str]:
+def _module_and_name(part: type) -> tuple[str, str]:
     return part.__module__, part.__qualname__
 
 
-def _place(part: type) -> str:
+def _name_and_file(part: type) -> str:
     """Returns a class's whole name and its file, for messages."""
     file = getattr(sys.modules.get(part.__module__), "__file__", None)
     return f"{part.__module__}.{part.__qualname__}" + (f" ({file})" if file else "")

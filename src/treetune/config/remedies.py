@@ -16,7 +16,7 @@ from treetune.config.registrable import Registrable
 from treetune.contracts import Finding, KeyPath
 from treetune.findings import findings
 
-OTHERS_CALL_IT = {
+KEY_BY_FOREIGN_NAME = {
     "lr": "learning_rate",
     "batch_size": "minibatch_size",
     "max_new_tokens": "max_tokens",
@@ -66,10 +66,12 @@ def issue_of_unknown_key(
     """Returns the issue of an unknown key of an object, whose class is `owner`. `keys_by_object` are the keys
     of all objects of the configuration, since the key may belong to another object."""
     # Another library may have a key of treetune's under this name, such as `lr` for `learning_rate`.
-    name = OTHERS_CALL_IT.get(key[-1], key[-1])
+    name = KEY_BY_FOREIGN_NAME.get(key[-1], key[-1])
     # The paths of other objects that have this key
-    elsewhere = [path for path, names in keys_by_object.items() if name in names and _is_writable(path)]
-    types = schema.choices(owner.family).items() if owner.family else ()
+    objects_with_key = [
+        path for path, names in keys_by_object.items() if name in names and _is_writable(path)
+    ]
+    types = schema.registered_parts(owner.family).items() if owner.family else ()
     types_with_key = [repr(type_name) for type_name, part in types if key[-1] in schema.keys_of(part)]
     if types_with_key:
         # Often another file sets `type` in an object whose other keys belong to the earlier type.
@@ -79,12 +81,12 @@ def issue_of_unknown_key(
         )
     elif name == "type" and owner.family is None:
         remedy = f"there is only one kind of {owner.label}: leave it out"
-    elif elsewhere and not meant_key(key, owner):  # not a misspelling of a key of its own object
-        remedy = f"it belongs elsewhere: {override_option((*elsewhere[0], name))}"
+    elif objects_with_key and not meant_key(key, owner):  # not a misspelling of a key of its own object
+        remedy = f"it belongs elsewhere: {override_option((*objects_with_key[0], name))}"
     else:
         remedy = did_you_mean(name, list(schema.keys_of(owner.part)))
-    where = source(key, explanation)
-    source_of_type = source((*key[:-1], "type"), explanation)
+    where = find_source(key, explanation)
+    source_of_type = find_source((*key[:-1], "type"), explanation)
     if types_with_key and source_of_type and source_of_type != where:
         where = f"{where}; the type is from {source_of_type}"
     return ConfigIssue(f"unknown key of {owner.label}", dotted(key), where, remedy)
@@ -92,13 +94,13 @@ def issue_of_unknown_key(
 
 def meant_key(key: KeyPath, owner: Owner) -> str | None:
     """Returns the key that an unknown one is a misspelling of."""
-    match = nearest(OTHERS_CALL_IT.get(key[-1], key[-1]), schema.keys_of(owner.part))
+    match = nearest(KEY_BY_FOREIGN_NAME.get(key[-1], key[-1]), schema.keys_of(owner.part))
     return match[0] if match else None
 
 
 def issue_of_missing_key(key: KeyPath, declared: schema.Key, explanation: Explanation | None) -> ConfigIssue:
     return _issue_of_missing(
-        key, f"missing, should be {schema.describe(declared.annotation)}", None, explanation
+        key, f"missing, should be {schema.describe_type(declared.annotation)}", None, explanation
     )
 
 
@@ -107,32 +109,33 @@ def issue_of_missing_type(
 ) -> ConfigIssue:
     """Returns the issue of an object at `key` that has no `type`."""
     word = schema.family_word(family)
-    names = f"types of {word}: {schema.names(schema.choices(family))}"
+    names = f"types of {word}: {schema.list_names(schema.registered_parts(family))}"
     what = f"missing: `type` says which {word} this is"
     return _issue_of_missing((*key, "type"), what, names, explanation)
 
 
 def _issue_of_missing(
-    key: KeyPath, what: str, more: str | None, explanation: Explanation | None
+    key: KeyPath, what: str, further_remedy: str | None, explanation: Explanation | None
 ) -> ConfigIssue:
-    """Returns the issue of a missing key. `what` tells what is wrong, and `more` is added to the remedy.
+    """Returns the issue of a missing key. `what` tells what is wrong, and `further_remedy` is added to the
+    remedy.
 
     If a file sets the key, and a later file replaces the object around the key, the remedy is to extend that
     object.
     """
-    setter_of_object = source(key[:-1], explanation) if len(key) > 1 else None
+    setter_of_object = find_source(key[:-1], explanation) if len(key) > 1 else None
     settings = explanation.settings(key) if explanation else []  # all places that set the key
     if settings and setter_of_object:
         # The most common mistake in Jsonnet: `trainer: {…}` instead of `trainer+: {…}`.
         remedy = (
-            f"{settings[-1].place} sets it, and {setter_of_object} replaces the whole of {dotted(key[:-1])}: "
-            f"write `{key[-2]}+: {{…}}` there to keep what was set before"
+            f"{settings[-1].location} sets it, and {setter_of_object} replaces the whole of"
+            f" {dotted(key[:-1])}: write `{key[-2]}+: {{…}}` there to keep what was set before"
         )
         return ConfigIssue(what, dotted(key), setter_of_object, remedy)
     where = "no file sets it"
     if setter_of_object:
         where += f"; the object is made by {setter_of_object}"
-    remedy = "; ".join(filter(None, [how_to_set(key), more]))
+    remedy = "; ".join(filter(None, [how_to_set(key), further_remedy]))
     return ConfigIssue(what, dotted(key), where, remedy)
 
 
@@ -145,23 +148,25 @@ def issue_of_refusal(
     """
     # A word in braces is a template's placeholder, not a key.
     words_of_message = set(re.findall(r"\w+", re.sub(r"\{\w+\}", "", str(error))))
-    named = [name for name in schema.keys_of(owner.part) if name in words_of_message]
-    places = [f"{name} from {source((*key, name), explanation)}" for name in named if name in data]
-    if named:
-        paths = " or ".join(dotted((*key, name)) for name in named)
-        remedy = f"change {paths}, e.g. {override_option((*key, named[0]))}"
+    named_keys = [name for name in schema.keys_of(owner.part) if name in words_of_message]
+    sources_of_keys = [
+        f"{name} from {find_source((*key, name), explanation)}" for name in named_keys if name in data
+    ]
+    if named_keys:
+        paths = " or ".join(dotted((*key, name)) for name in named_keys)
+        remedy = f"change {paths}, e.g. {override_option((*key, named_keys[0]))}"
     elif key:
         remedy = f"change {dotted(key)}"
     else:
         # The root object has no path to name. The message names two values that contradict each other.
         remedy = "change one of the two"
-    where = ", ".join(places) if explanation and places else source(key, explanation)
+    where = ", ".join(sources_of_keys) if explanation and sources_of_keys else find_source(key, explanation)
     return ConfigIssue(str(error), dotted(key) or "configuration", where, remedy)
 
 
 def issue_of_finding(key: KeyPath, finding: Finding, explanation: Explanation | None) -> ConfigIssue:
     """Returns the issue of a finding of a part, at the key to change."""
-    where = source(key, explanation)
+    where = find_source(key, explanation)
     example = ""
     if key and _is_writable(key) and "--override" not in finding.remedy:
         example = f"; e.g. {override_option(key)}"
@@ -174,25 +179,25 @@ def issues_of_this_machine(root: Any, explanation: Explanation | None) -> list[C
     issues = []
     for key, finding in findings(root):
         if finding.level == "missing":
-            where = source(key, explanation)
+            where = find_source(key, explanation)
             issues.append(ConfigIssue(finding.what, dotted(key) or None, where, finding.remedy or None))
     return issues
 
 
-def right_value(annotation: Any, data: Any) -> str | None:
+def suggest_value(annotation: Any, data: Any) -> str | None:
     """Returns how to write the same value correctly; None if that can't be guessed."""
-    expected = schema.describe(annotation)
+    expected = schema.describe_type(annotation)
     if isinstance(data, str):
         choices: list[str] = []  # the texts of Literals
         # `bare` removes constraints such as `Gt(0)`, and `members` returns the alternatives of a union.
-        for alternative in schema.members(schema.bare(annotation)[0]):
+        for alternative in schema.alternatives_of(schema.split_constraints(annotation)[0]):
             choices += [value for value in getattr(alternative, "__args__", ()) if isinstance(value, str)]
         match = nearest(data, choices)
         if match:
             return f"did you mean {match[0]!r}?"
         is_number = re.fullmatch(r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?", data)  # as Jsonnet writes them
-        is_truth = data in ("true", "false")
-        if (is_number and "number" in expected) or (is_truth and "true or false" in expected):
+        is_boolean = data in ("true", "false")
+        if (is_number and "number" in expected) or (is_boolean and "true or false" in expected):
             return f"write it without quotes: {data}"
         if expected.startswith("a list of") and "strings" in expected:
             return f"write [{data!r}]"
@@ -205,7 +210,7 @@ def how_to_set(key: KeyPath) -> str | None:
     return f"set {dotted(key)} in a file, or {override_option(key)}" if key else None
 
 
-def source(key: KeyPath, explanation: Explanation | None) -> str | None:
+def find_source(key: KeyPath, explanation: Explanation | None) -> str | None:
     """Returns the file and line that set a key, or else the object around it."""
     while explanation and key:
         setter = explanation.source(key)
@@ -238,7 +243,7 @@ def override_option(key: KeyPath, value: str = "…") -> str:
     return f"--override {shlex.quote(text)}"
 
 
-def shortened(value: Any) -> str:
+def shorten_value(value: Any) -> str:
     """Returns a value as JSON, cut to a readable length."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "…"

@@ -18,12 +18,12 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter
 
 from treetune.config.registrable import Registrable
 
-GROUP = "treetune.parts"
+PARTS_ENTRY_POINT = "treetune.parts"
 """The group of entry points in which installed packages name their modules with parts."""
 
 OWN_PACKAGE = "treetune"
 
-REQUIRED = object()
+NO_DEFAULT = object()
 """The default of a key that has none."""
 
 _DESCRIPTIONS = {
@@ -57,7 +57,7 @@ _BOUNDS: dict[type, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a part: its annotation and its default (REQUIRED if it has none)."""
+    """A key of a part: its annotation and its default (NO_DEFAULT if it has none)."""
 
     name: str
     annotation: Any
@@ -65,10 +65,10 @@ class Key:
 
     @property
     def required(self) -> bool:
-        return self.default is REQUIRED
+        return self.default is NO_DEFAULT
 
 
-IMPORTS = Key("imports", tuple[str, ...], ())
+IMPORTS_KEY = Key("imports", tuple[str, ...], ())
 """The key of every root: modules whose parts can be chosen. It is acted on before anything is built."""
 
 
@@ -81,28 +81,28 @@ def keys_of(part: type) -> dict[str, Key]:
     for field in dataclasses.fields(part):
         if not field.init:
             continue
-        default = field.default if field.default is not dataclasses.MISSING else REQUIRED
+        default = field.default if field.default is not dataclasses.MISSING else NO_DEFAULT
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
         keys[field.name] = Key(field.name, hints[field.name], default)
     if issubclass(part, Registrable) and part.root:  # a whole configuration, and not only a part of one
-        keys[IMPORTS.name] = IMPORTS  # the modules whose parts can be chosen
+        keys[IMPORTS_KEY.name] = IMPORTS_KEY  # the modules whose parts can be chosen
     return keys
 
 
 @functools.cache
-def adapter(annotation: Any) -> TypeAdapter[Any]:
+def validator_of(annotation: Any) -> TypeAdapter[Any]:
     """Returns the validator of plain values for an annotation."""
     return TypeAdapter(annotation)
 
 
 def check_annotation(annotation: Any) -> None:
     """Raises TypeError for a type that no value of a configuration can be checked against."""
-    inner, _ = bare(annotation)
+    inner, _ = split_constraints(annotation)
     if holds_parts(inner):
         return
     try:
-        adapter(annotation)
+        validator_of(annotation)
     except PydanticSchemaGenerationError as error:
         raise TypeError(f"{inner} can't be the type of a configuration's values") from error
 
@@ -121,12 +121,12 @@ def is_plain_part(annotation: Any) -> bool:
     return isinstance(annotation, type) and dataclasses.is_dataclass(annotation) and not is_family(annotation)
 
 
-def choices(family: type[Registrable]) -> dict[str, type]:
+def registered_parts(family: type[Registrable]) -> dict[str, type]:
     """Returns the registered parts that a value of type `family` can be, by name."""
     return {name: part for name, part in family.registered().items() if issubclass(part, family)}
 
 
-def names(registered: Mapping[str, type]) -> str:
+def list_names(registered: Mapping[str, type]) -> str:
     """Returns names of parts in one line. A part from another package than its family is named with its
     module."""
     shown = []
@@ -160,7 +160,7 @@ def family_word(family: type) -> str:
     return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name).strip()
 
 
-def bare(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+def split_constraints(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
     """Returns an annotation without its constraints, and the constraints.
 
     For ``Annotated[int, Gt(0)]``, they are ``int`` and ``(Gt(0),)``.
@@ -171,7 +171,7 @@ def bare(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
     return annotation, ()
 
 
-def members(annotation: Any) -> tuple[Any, ...]:
+def alternatives_of(annotation: Any) -> tuple[Any, ...]:
     """Returns the alternatives of a union; for any other annotation, a tuple of the annotation alone.
 
     Examples: (int, NoneType) for ``int | None``, (int,) for ``int``.
@@ -200,21 +200,21 @@ def item_types(annotation: Any) -> tuple[str, tuple[Any, ...]] | None:
 @functools.cache
 def holds_parts(annotation: Any) -> bool:
     """Returns whether a value of this type has parts in it, which must be built and not only checked."""
-    annotation, _ = bare(annotation)
+    annotation, _ = split_constraints(annotation)
     if is_family(annotation) or is_plain_part(annotation):
         return True
     container = item_types(annotation)
     if container is not None:
         _, inner_types = container
     else:
-        inner_types = members(annotation)
-    # `members` returns the annotation itself if it isn't a union.
+        inner_types = alternatives_of(annotation)
+    # `alternatives_of` returns the annotation itself if it isn't a union.
     return any(holds_parts(inner) for inner in inner_types if inner is not annotation)
 
 
-def describe(annotation: Any) -> str:
+def describe_type(annotation: Any) -> str:
     """Returns a type in words, with its constraints: "a whole number greater than 0 or null"."""
-    annotation, constraints = bare(annotation)
+    annotation, constraints = split_constraints(annotation)
     bounds = " and ".join(filter(None, map(_describe_bounds, constraints)))
     description = _describe_type(annotation)
     if not bounds:
@@ -241,7 +241,7 @@ def _describe_type(annotation: Any) -> str:
     container = item_types(annotation)
     if container:
         kind, items = container
-        described_items = [describe(item) for item in items]
+        described_items = [describe_type(item) for item in items]
         if kind == "tuple":
             return f"a list of exactly {len(items)}: {', '.join(described_items)}"
         if not described_items:
@@ -249,9 +249,9 @@ def _describe_type(annotation: Any) -> str:
         name = "an object" if kind == "object" else "a list"
         item = described_items[0]
         return f"{name} of {_PLURALS[item]}" if item in _PLURALS else f"{name} of: {item}"
-    alternatives = members(annotation)
+    alternatives = alternatives_of(annotation)
     if len(alternatives) > 1:
-        return " or ".join(describe(item) for item in alternatives)
+        return " or ".join(describe_type(item) for item in alternatives)
     return getattr(annotation, "__name__", str(annotation))
 
 

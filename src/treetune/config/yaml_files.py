@@ -19,14 +19,14 @@ from treetune.exceptions import ConfigError
 if TYPE_CHECKING:
     import yaml
 
-LARGEST_WHOLE = 2**53 - 1
+LARGEST_WHOLE_NUMBER = 2**53 - 1
 """Jsonnet's numbers are doubles: whole numbers beyond this would change silently."""
 
-MOST_VALUES, MOST_CHARACTERS = 100_000, 10_000_000
+MOST_VALUES_OF_FILE, MOST_CHARACTERS_OF_VALUES = 100_000, 10_000_000
 """The most values of one file, and the most characters of its values. What aliases repeat is counted, too:
 ten aliases of ten aliases, eight times over, are a hundred million values. A configuration has a few
 hundred."""
-DEEPEST = 100
+DEEPEST_NESTING = 100
 """The most values within each other."""
 
 # The core schema, section 10.3.2 of the specification of YAML 1.2.2.
@@ -39,8 +39,8 @@ _HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
-_TAG = "tag:yaml.org,2002:"
-_PLAIN, _TEXT = _TAG + "plain", _TAG + "str"
+_TAG_PREFIX = "tag:yaml.org,2002:"
+_PLAIN_TAG, _TEXT_TAG = _TAG_PREFIX + "plain", _TAG_PREFIX + "str"
 """The tags of texts without and with quotes. The first is made up here and doesn't occur in files."""
 
 YamlScalar = str | int | float | bool | None
@@ -57,13 +57,13 @@ def jsonnet_of_yaml(text: str, name: str) -> str:
     equal keys, and for values that a configuration can't hold.
     """
     reader = _YamlReader(name)
-    top = _parse(text, reader)
+    top = _parse_document(text, reader)
     writer = _Writer(reader)
     writer.write_value(top, depth=1)
     return "".join(writer.pieces)
 
 
-def _parse(text: str, reader: _YamlReader) -> yaml.Node:
+def _parse_document(text: str, reader: _YamlReader) -> yaml.Node:
     """Returns the only document of a file. Raises ConfigError if the file has none, or two."""
     import yaml
 
@@ -73,10 +73,11 @@ def _parse(text: str, reader: _YamlReader) -> yaml.Node:
         yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
         def resolve(self, kind: type[yaml.Node], value: str, implicit: tuple[bool, bool] | bool) -> str:
-            """Returns a node's tag. A text without quotes gets `_PLAIN`, and any other text `_TEXT`."""
+            """Returns a node's tag. A text without quotes gets `_PLAIN_TAG`, and any other text
+            `_TEXT_TAG`."""
             if kind is yaml.ScalarNode:
                 # The first of PyYAML's pair says that the text has neither quotes nor a tag.
-                return _PLAIN if isinstance(implicit, tuple) and implicit[0] else _TEXT
+                return _PLAIN_TAG if isinstance(implicit, tuple) and implicit[0] else _TEXT_TAG
             return str(super().resolve(kind, value, implicit))
 
     try:
@@ -95,7 +96,7 @@ def _parse(text: str, reader: _YamlReader) -> yaml.Node:
     except yaml.MarkedYAMLError as error:
         reader.refuse_unreadable(error)
     except RecursionError:
-        reader.refuse_at("1:1", f"values lie more than {DEEPEST} deep in each other", "flatten them")
+        reader.refuse_at("1:1", f"values lie more than {DEEPEST_NESTING} deep in each other", "flatten them")
     if version != (1, 2):
         reader.refuse_at(
             "1:1",
@@ -150,7 +151,7 @@ class _YamlReader:
         """Returns the value of a single text, by its tag or else by its spelling."""
         text = str(node.value)
         # "plain" is a text with neither quotes nor a tag. All other kinds are tags, or "str" for quotes.
-        kind = node.tag.removeprefix(_TAG)
+        kind = node.tag.removeprefix(_TAG_PREFIX)
         if kind == "str":
             return text
         if kind in ("plain", "null") and _NULL.fullmatch(text):
@@ -174,15 +175,16 @@ class _YamlReader:
         if _DECIMAL.fullmatch(text):
             # Python refuses to convert a text of more than 4,300 digits. A number of 400 characters is far
             # above the largest one, and is refused below like any number above it.
-            whole = int(text) if len(text) < 400 else LARGEST_WHOLE + 1
+            whole = int(text) if len(text) < 400 else LARGEST_WHOLE_NUMBER + 1
         elif _OCTAL.fullmatch(text) or _HEXADECIMAL.fullmatch(text):
             whole = int(text, 0)
         if whole is not None:
-            if abs(whole) > LARGEST_WHOLE:
+            if abs(whole) > LARGEST_WHOLE_NUMBER:
                 self.refuse(
                     node,
-                    f"{text[:40]} is beyond 2**53 - 1 = {LARGEST_WHOLE}, where Jsonnet's numbers lose digits",
-                    f"give a whole number of at most {LARGEST_WHOLE}, or put quotes around a text",
+                    f"{text[:40]} is beyond 2**53 - 1 = {LARGEST_WHOLE_NUMBER}, where Jsonnet's numbers"
+                    " lose digits",
+                    f"give a whole number of at most {LARGEST_WHOLE_NUMBER}, or put quotes around a text",
                 )
             return whole
         if _FLOAT.fullmatch(text):
@@ -198,7 +200,7 @@ class _YamlReader:
         )
 
     def refuse_tag(self, node: yaml.Node) -> NoReturn:
-        shown = node.tag.replace(_TAG, "!!")
+        shown = node.tag.replace(_TAG_PREFIX, "!!")
         self.refuse(node, f"the tag {shown} makes nothing that a configuration can hold", "leave the tag out")
 
     def key(self, node: yaml.Node) -> _Key:
@@ -210,7 +212,7 @@ class _YamlReader:
 
         if not isinstance(node, yaml.ScalarNode):
             self.refuse(node, "a key can't be a list or an object", "give a string")
-        if node.tag not in (_PLAIN, _TEXT):
+        if node.tag not in (_PLAIN_TAG, _TEXT_TAG):
             self.refuse_tag(node)
         text = str(node.value)
         if not text.rstrip("+"):
@@ -219,12 +221,13 @@ class _YamlReader:
             self.refuse(node, f"the key {text!r} ends with more than one +", "write one + after the key")
         return _Key(text.removesuffix("+"), text.endswith("+"))
 
-    def fields(self, node: yaml.MappingNode, around: tuple[int, ...] = ()) -> Mapping[str, _Field]:
+    def fields(self, node: yaml.MappingNode, merging_objects: tuple[int, ...] = ()) -> Mapping[str, _Field]:
         """Returns the fields of an object by their names, and those of the objects that ``<<`` merges into
         it. The object's own fields win over these.
 
         Args:
-            around: The identities of the objects that merge this one. One that merges itself is refused.
+            merging_objects: The identities of the objects that merge this one. One that merges itself is
+                refused.
         """
         import yaml
 
@@ -235,7 +238,7 @@ class _YamlReader:
         merge_line = 0
         for key_node, value in node.value:
             line = key_node.start_mark.line + 1
-            if key_node.tag == _PLAIN and key_node.value == "<<":
+            if key_node.tag == _PLAIN_TAG and key_node.value == "<<":
                 if merge_line:
                     self._refuse_second(key_node, "<<", merge_line)
                 merge_line = line
@@ -247,9 +250,9 @@ class _YamlReader:
                             "<< merges something that isn't an object",
                             "give an alias of an object, or a list",
                         )
-                    if id(base) in (*around, id(node)):
+                    if id(base) in (*merging_objects, id(node)):
                         self.refuse(value, "an object merges itself", "leave the alias out")
-                    for name, inherited_field in self.fields(base, (*around, id(node))).items():
+                    for name, inherited_field in self.fields(base, (*merging_objects, id(node))).items():
                         inherited.setdefault(name, inherited_field)
                 continue
             key = self.key(key_node)
@@ -293,7 +296,7 @@ class _Writer:
     characters: int = 0
     """Characters of all single values."""
 
-    def write_value(self, node: yaml.Node, depth: int, around: tuple[int, ...] = ()) -> None:
+    def write_value(self, node: yaml.Node, depth: int, containing_values: tuple[int, ...] = ()) -> None:
         """Writes a value as Jsonnet. Raises ConfigError for a value that a configuration can't hold.
 
         Each item of a list and each key is on the same line as in the YAML file. What an alias repeats is on
@@ -301,33 +304,38 @@ class _Writer:
 
         Args:
             depth: The number of values within each other, this one included.
-            around: The identities of the objects and lists that contain this value.
+            containing_values: The identities of the objects and lists that contain this value.
         """
         import yaml
 
         self.values += 1
-        if self.values > MOST_VALUES:
+        if self.values > MOST_VALUES_OF_FILE:
             self.reader.refuse(
-                node, f"the file has more than {MOST_VALUES:,} values, with what aliases repeat", "write less"
+                node,
+                f"the file has more than {MOST_VALUES_OF_FILE:,} values, with what aliases repeat",
+                "write less",
             )
-        if depth > DEEPEST:
-            self.reader.refuse(node, f"values lie more than {DEEPEST} deep in each other", "flatten them")
-        if id(node) in around:
+        if depth > DEEPEST_NESTING:
+            self.reader.refuse(
+                node, f"values lie more than {DEEPEST_NESTING} deep in each other", "flatten them"
+            )
+        if id(node) in containing_values:
             self.reader.refuse(node, "a value holds an alias of itself", "leave the alias out")
         if isinstance(node, yaml.ScalarNode):
             piece = json.dumps(self.reader.scalar(node))
             self.characters += len(piece)
-            if self.characters > MOST_CHARACTERS:
+            if self.characters > MOST_CHARACTERS_OF_VALUES:
                 self.reader.refuse(
                     node,
-                    f"the file has more than {MOST_CHARACTERS:,} characters, with what aliases repeat",
+                    f"the file has more than {MOST_CHARACTERS_OF_VALUES:,} characters, with what aliases"
+                    " repeat",
                     "write less",
                 )
             self.pieces.append(piece)
             return
-        if node.tag not in (_TAG + "map", _TAG + "seq"):
+        if node.tag not in (_TAG_PREFIX + "map", _TAG_PREFIX + "seq"):
             self.reader.refuse_tag(node)
-        inner = (*around, id(node))
+        inner = (*containing_values, id(node))
         if isinstance(node, yaml.SequenceNode):
             self.pieces.append("[")
             for item in node.value:

@@ -28,7 +28,7 @@ from treetune import contracts
 from treetune.config.registrable import Registrable
 from treetune.contracts import Experiment, Finding, Part
 from treetune.credit.critic_losses import CriticLoss, SquaredError
-from treetune.credit.critic_prompts import GOLD, PROMPT, fill_template
+from treetune.credit.critic_prompts import GOLD_PLACEHOLDER, PROMPT_PLACEHOLDER, fill_template
 from treetune.credit.episodes import advantage_metrics, make_episode, whole_answer_episodes
 from treetune.credit.states.early import EarlyContinuations
 from treetune.findings import placed_parts
@@ -45,9 +45,11 @@ THREADS_REMEDY = (
     "choose the credit 'group', or 'monte_carlo' with states {type: 'threads'}, or set the rollout's parallel"
     " to false"
 )
-UNUSED_REMEDY = "choose an objective that learns from advantages, such as 'ppo', or the credit 'none'"
+UNUSED_ADVANTAGES_REMEDY = (
+    "choose an objective that learns from advantages, such as 'ppo', or the credit 'none'"
+)
 
-EXAMPLE_PROBLEMS = 8
+MOST_EXAMPLE_PROBLEMS = 8
 """The number of problems in which a part's `check` looks for reference answers."""
 
 
@@ -226,10 +228,10 @@ class GroupCredit(Credit):
             rewards = [answer.reward for answer in tree.leaves]
             try:
                 tree_advantages = self.advantages(rewards)
-                wrong = _describe_wrong_count(tree_advantages, len(rewards))
-                if wrong is not None:
+                wrong_count = _describe_wrong_count(tree_advantages, len(rewards))
+                if wrong_count is not None:
                     raise ValueError(
-                        f"advantages() returned {wrong}; return one number per answer ({len(rewards)})"
+                        f"advantages() returned {wrong_count}; return one number per answer ({len(rewards)})"
                     )
                 advantages += map(float, tree_advantages)
             # This is the error above, an error in a user's `advantages`, or one of `float`, which can't
@@ -275,18 +277,18 @@ class TokenCredit(Credit):
         for tree in trees:
             rows = self.token_advantages(tree.leaves)
             message = f"{type(self).__name__}, problem {tree.problem.id!r}: token_advantages() returned"
-            wrong = _describe_wrong_count(rows, len(tree.leaves))
-            if wrong is not None:
+            wrong_count = _describe_wrong_count(rows, len(tree.leaves))
+            if wrong_count is not None:
                 raise ValueError(
-                    f"{message} {wrong}; return one list per answer ({len(tree.leaves)}), with one number"
-                    " per token"
+                    f"{message} {wrong_count}; return one list per answer ({len(tree.leaves)}), with one"
+                    " number per token"
                 )
             for number, (row, answer) in enumerate(zip(rows, tree.leaves, strict=True)):
                 tokens = len(answer.response_ids)
-                wrong = _describe_wrong_count(row, tokens)
-                if wrong is not None:
+                wrong_count = _describe_wrong_count(row, tokens)
+                if wrong_count is not None:
                     raise ValueError(
-                        f"{message} {wrong} for answer {number}; return one number per token ({tokens})"
+                        f"{message} {wrong_count} for answer {number}; return one number per token ({tokens})"
                     )
             for answer, row in zip(tree.leaves, rows, strict=True):
                 episode = make_episode(context, answer)
@@ -321,7 +323,11 @@ class CriticSettings(Part):
     def __post_init__(self) -> None:
         if self.template is None:
             return
-        missing = [placeholder for placeholder in (PROMPT, GOLD) if placeholder not in self.template]
+        missing = [
+            placeholder
+            for placeholder in (PROMPT_PLACEHOLDER, GOLD_PLACEHOLDER)
+            if placeholder not in self.template
+        ]
         if missing:
             raise ValueError(
                 f"template doesn't contain {' and '.join(missing)}: put the problem's text and its reference"
@@ -332,7 +338,7 @@ class CriticSettings(Part):
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         if self.template is None:
             return
-        examples = experiment.task.examples(EXAMPLE_PROBLEMS)
+        examples = experiment.task.examples(MOST_EXAMPLE_PROBLEMS)
         if examples and not any(problem.gold for problem in examples):
             yield Finding(
                 "the critic's prompt shows the problems' reference answers, and the first problems of the"
@@ -342,7 +348,10 @@ class CriticSettings(Part):
             )
             return
         sampling = experiment.rollout.sampling
-        prompts = [fill_template(self.template, problem.prompt, GOLD, problem.gold) for problem in examples]
+        prompts = [
+            fill_template(self.template, problem.prompt, GOLD_PLACEHOLDER, problem.gold)
+            for problem in examples
+        ]
         lengths = experiment.model.prompt_tokens(prompts)
         # A rollout of demonstrations has no bound on answers, and `prompt_tokens` is empty for models whose
         # tokenizer has to be loaded first.

@@ -202,11 +202,11 @@ class HlGauss(CriticLoss):
         clipped_share = cross_entropy_N.new_zeros(())  # this loss doesn't clip
         return (weights_N * cross_entropy_N).sum(), clipped_share
 
-    def _edges(self, like: Tensor) -> Tensor:
-        """Returns the edges of the bins, shape [K + 1], with the device and the precision of `like`."""
+    def _edges(self, example: Tensor) -> Tensor:
+        """Returns the edges of the bins, shape [K + 1], with the device and the precision of `example`."""
         import torch
 
-        return torch.linspace(self.min, self.max, self.bins + 1, dtype=like.dtype, device=like.device)
+        return torch.linspace(self.min, self.max, self.bins + 1, dtype=example.dtype, device=example.device)
 
 
 def squared_value_loss(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from treetune.rollouts.context import RolloutContext
     from treetune.tree import Tree
 
-PROMPT, GOLD = "{prompt}", "{gold}"
+PROMPT_PLACEHOLDER, GOLD_PLACEHOLDER = "{prompt}", "{gold}"
 """The placeholders of the problem's text and of its reference answer in a critic's template."""
 
 
@@ -31,8 +31,8 @@ def fill_template(template: str, prompt: str, placeholder: str, privileged: str)
     """Returns the template with the prompt and the privileged text in the places of their placeholders."""
     # `str.format` isn't used, since it would fail on other braces in the template. The template is split at
     # the prompt, so that a placeholder that occurs in the problem's text is not replaced.
-    before, _, after = template.partition(PROMPT)
-    return before.replace(placeholder, privileged) + prompt + after.replace(placeholder, privileged)
+    beginning, _, end = template.partition(PROMPT_PLACEHOLDER)
+    return beginning.replace(placeholder, privileged) + prompt + end.replace(placeholder, privileged)
 
 
 def privileged_prompt(
@@ -84,7 +84,9 @@ class CriticPrompts:
         if self._template is None or not problem.gold:
             return episode
         if problem.id not in self._prompts:
-            prompt_ids = privileged_prompt(self._codec, problem, self._template, GOLD, problem.gold)
+            prompt_ids = privileged_prompt(
+                self._codec, problem, self._template, GOLD_PLACEHOLDER, problem.gold
+            )
             self._prompts[problem.id] = prompt_ids
         prompt_ids = self._prompts[problem.id]
         if len(prompt_ids) + len(episode.response_ids) > self._context_length:
@@ -109,5 +111,5 @@ def with_critic_prompts(
     rows_of_ranks = sum(count for _, count in counts_by_rank)
     if not rows_of_ranks:
         return with_prompts, {}
-    share = sum(count for count, _ in counts_by_rank) / rows_of_ranks
-    return with_prompts, {"critic/without_own_prompt": share}
+    share_without_prompt = sum(count for count, _ in counts_by_rank) / rows_of_ranks
+    return with_prompts, {"critic/without_own_prompt": share_without_prompt}

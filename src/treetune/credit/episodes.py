@@ -72,7 +72,7 @@ def make_episode(
         step_values=None if step_values is None else tuple(step_values),
         step_errors=None if step_errors is None else tuple(step_errors),
         text=trajectory.text,
-        stretches=_stretches(trajectory.segments),
+        stretches=_list_stretches(trajectory.segments),
         step_rewards=trajectory.step_rewards,
         domain=trajectory.problem.domain,
     )
@@ -98,7 +98,7 @@ def _behaviour_logprobs(trajectory: Trajectory) -> Column | None:
     return logprobs
 
 
-def _stretches(segments: Sequence[Segment]) -> tuple[SegmentSpan, ...]:
+def _list_stretches(segments: Sequence[Segment]) -> tuple[SegmentSpan, ...]:
     """Returns, for each segment, its end in the response and its thread; an empty tuple for answers without
     threads."""
     if not any(segment.branch for segment in segments):
@@ -107,7 +107,7 @@ def _stretches(segments: Sequence[Segment]) -> tuple[SegmentSpan, ...]:
     return tuple(SegmentSpan(end, segment.branch) for end, segment in zip(ends, segments, strict=True))
 
 
-def scoring_row(answer: Trajectory) -> Episode:
+def make_scoring_row(answer: Trajectory) -> Episode:
     """Returns the row that a model runs over to score an answer. It is not trained on."""
     return Episode(
         prompt_ids=answer.prompt_ids,

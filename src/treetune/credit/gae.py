@@ -28,7 +28,7 @@ from treetune.contracts import (
 )
 from treetune.credit.base import (
     THREADS_REMEDY,
-    UNUSED_REMEDY,
+    UNUSED_ADVANTAGES_REMEDY,
     Credit,
     CriticSettings,
     check_critic_is_kept,
@@ -71,7 +71,7 @@ class Gae(Credit):
     gives = (Advantages(), CriticValues(), CreditForRewards())
     needs = (
         Need(OneLine(turns=True), "it goes back along an answer token by token", THREADS_REMEDY),
-        Need(UseOfAdvantages(), "it trains a critic for them", UNUSED_REMEDY),
+        Need(UseOfAdvantages(), "it trains a critic for them", UNUSED_ADVANTAGES_REMEDY),
     )
 
     @property

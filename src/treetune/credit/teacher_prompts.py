@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from treetune.credit.critic_prompts import PROMPT, privileged_prompt
+from treetune.credit.critic_prompts import PROMPT_PLACEHOLDER, privileged_prompt
 from treetune.vocabulary import Episode, Metrics, TextCodec, TokenIds
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 PrivilegedText: TypeAlias = Literal["gold", "right_answer", "feedback"]
 """A text that only the teacher sees: the reference answer, another right answer, or the grader's message."""
 
-CONTEXT = "{context}"
+CONTEXT_PLACEHOLDER = "{context}"
 """The placeholder of the privileged text in a template."""
 
-TEMPLATE = "{prompt}\n\nFor reference, this is known about the problem:\n{context}\n"
+DEFAULT_TEMPLATE = "{prompt}\n\nFor reference, this is known about the problem:\n{context}\n"
 """The default template of a privileged prompt."""
 
 
@@ -44,7 +44,7 @@ class PrivilegedPrompt:
     context: PrivilegedText = "gold"
     """The privileged text: the problem's reference answer (``gold``), the text of another right answer to the
     same problem (``right_answer``), or the grader's message on the answer (``feedback``)."""
-    template: str = TEMPLATE
+    template: str = DEFAULT_TEMPLATE
     """The privileged prompt. ``{prompt}`` is the problem's text (of a conversation, its last message), and
     ``{context}`` the privileged text. The model's chat template is put around it, as around every prompt."""
 
@@ -56,12 +56,16 @@ class PrivilegedPrompt:
         text = privileged_text(tree, leaf, self.context)
         if not text:
             return None
-        return privileged_prompt(codec, tree.leaves[leaf].problem, self.template, CONTEXT, text)
+        return privileged_prompt(codec, tree.leaves[leaf].problem, self.template, CONTEXT_PLACEHOLDER, text)
 
 
 def refuse_template(template: str) -> None:
     """Raises ValueError if the template doesn't contain both placeholders."""
-    missing = [placeholder for placeholder in (PROMPT, CONTEXT) if placeholder not in template]
+    missing = [
+        placeholder
+        for placeholder in (PROMPT_PLACEHOLDER, CONTEXT_PLACEHOLDER)
+        if placeholder not in template
+    ]
     if missing:
         raise ValueError(
             f"template doesn't contain {' and '.join(missing)}: put the problem's text and the privileged"
@@ -119,5 +123,5 @@ def with_teacher_prompts(
     rows_of_ranks = sum(count for _, count in counts_by_rank)
     if not rows_of_ranks:
         return with_prompts, {}
-    share = sum(count for count, _ in counts_by_rank) / rows_of_ranks
-    return with_prompts, {"credit/without_context": share}
+    share_without_context = sum(count for count, _ in counts_by_rank) / rows_of_ranks
+    return with_prompts, {"credit/without_context": share_without_context}

@@ -33,7 +33,7 @@ from treetune.vocabulary import Episode, Metrics, Trajectory
 Advantage = Literal["leave_one_out", "local", "global_and_local", "subgroups", "intra_and_inter"]
 StateWeight = Literal["reach", "once", "each"]
 
-SAME_VALUE = 1e-8
+EQUAL_VALUES_TOLERANCE = 1e-8
 """For ``global_and_local``: g(n) and g(p) count as equal if they differ by less than this, as in TreeRL's
 code."""
 
@@ -109,7 +109,7 @@ class TreeCredit(Credit):
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         episodes: list[Episode] = []
         for tree in trees:
-            episodes += self._episodes(context, tree)
+            episodes += self._make_episodes(context, tree)
         return episodes, advantage_metrics(context, episodes)
 
     def __post_init__(self) -> None:
@@ -119,10 +119,10 @@ class TreeCredit(Credit):
                 f" weight is {self.weight!r}, which trains these once: set weight to 'each'"
             )
 
-    def _episodes(self, context: RolloutContext, tree: Tree) -> list[Episode]:
+    def _make_episodes(self, context: RolloutContext, tree: Tree) -> list[Episode]:
         """Returns the training rows of a tree's answers. A step is a node, or a turn within one."""
         sharing = Sharing.of(tree)
-        values, advantages = self._values_and_advantages(sharing, tree.leaves)
+        values, advantages = self._compute_values_and_advantages(sharing, tree.leaves)
         episodes = []
         for index, (leaf, path) in enumerate(zip(tree.leaves, sharing.paths, strict=True)):
             steps = _steps_of_nodes(leaf, [sharing.lengths[node] for node in path])
@@ -145,7 +145,7 @@ class TreeCredit(Credit):
             episodes.append(episode)
         return episodes
 
-    def _values_and_advantages(
+    def _compute_values_and_advantages(
         self, sharing: Sharing, answers: Sequence[Trajectory]
     ) -> tuple[dict[int, float], list[list[float]]]:
         """Returns the values by node, and for each answer the advantages of its nodes."""
@@ -339,6 +339,6 @@ def _global_and_local(sharing: Sharing, values: dict[int, float]) -> dict[int, f
             local_advantage[node] = global_advantage[node] - global_advantage[parent]
             # As in TreeRL's code, a node with the same g as its parent takes the parent's g(n) − g(p). The
             # prompt has none, since nothing precedes it.
-            if abs(local_advantage[node]) < SAME_VALUE and parent != ROOT:
+            if abs(local_advantage[node]) < EQUAL_VALUES_TOLERANCE and parent != ROOT:
                 local_advantage[node] = local_advantage[parent]
     return {node: global_advantage[node] + local_advantage[node] for node in local_advantage}

@@ -42,7 +42,13 @@ from treetune.contracts import (
     SampledAnswers,
     UseOfAdvantages,
 )
-from treetune.credit.base import UNUSED_REMEDY, ContinuingCredit, Credit, CriticSettings, TrainerScores
+from treetune.credit.base import (
+    UNUSED_ADVANTAGES_REMEDY,
+    ContinuingCredit,
+    Credit,
+    CriticSettings,
+    TrainerScores,
+)
 from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.states.base import ContinuationPlan, Estimate, StateRule
 from treetune.credit.states.early import EarlyContinuations
@@ -183,7 +189,7 @@ class MonteCarlo(ContinuingCredit):
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
-        sampling = self._sampling(context)
+        sampling = self._sampling_of_continuations(context)
         valuation = Valuation(context, trees, self.states, sampling, self.samples, self.max_states)
         values = self.values.values(valuation)
         _check_values(self.values, valuation, values)
@@ -194,7 +200,7 @@ class MonteCarlo(ContinuingCredit):
                 step_values[0] = self._prompt_value(valuation, answer)
             if step_values[0] is None:
                 continue  # the prompt has no value: there is nothing to compare the other values with
-            episodes.append(self._episode(context, valuation, answer, step_values))
+            episodes.append(self._make_episode(context, valuation, answer, step_values))
         metrics = _value_metrics(valuation.all_estimates) | advantage_metrics(context, episodes)
         unvalued_answers = len(answers_of(trees)) - len(episodes)
         metrics_of_ungraded = _report_ungraded(context, valuation.all_estimates, unvalued_answers)
@@ -212,7 +218,7 @@ class MonteCarlo(ContinuingCredit):
         rewards_of_siblings = rewards_below(answer.tree, shared_tokens, answer.leaf, length=0)
         return value_of_rewards([*rewards_of_continuations, *rewards_of_siblings])
 
-    def _episode(
+    def _make_episode(
         self,
         context: RolloutContext,
         valuation: Valuation,
@@ -305,7 +311,7 @@ class MonteCarlo(ContinuingCredit):
             because = "it estimates values only to make advantages of them"
         needs = [
             Need(SampledAnswers(), "it continues them as the policy sampled them"),
-            Need(UseOfAdvantages(), because, UNUSED_REMEDY),
+            Need(UseOfAdvantages(), because, UNUSED_ADVANTAGES_REMEDY),
         ]
         if self.siblings_count_into_prompt_value:
             needs.append(
@@ -332,10 +338,10 @@ class MonteCarlo(ContinuingCredit):
                 "siblings_count_into_prompt_value adds to the mean of continuations: leave it out, or choose"
                 " the values 'continuations'"
             )
-        if self.siblings_count_into_prompt_value and self._overrides():
+        if self.siblings_count_into_prompt_value and self._sampling_overrides():
             raise ValueError(
                 "siblings_count_into_prompt_value mixes answers of the rollout with continuations "
-                f"sampled otherwise ({', '.join(self._overrides())}); give up one of the two"
+                f"sampled otherwise ({', '.join(self._sampling_overrides())}); give up one of the two"
             )
 
     @override
@@ -348,9 +354,9 @@ class MonteCarlo(ContinuingCredit):
         # The smallest and the largest number of continuations of a state. The usual total counts the smallest
         # for each state.
         least_samples, most_samples = self.values.budget(self.samples).bounds
-        usual = round(answers * usual_states * least_samples)
-        most = answers * min(most_states, limit) * most_samples
-        return usual, most
+        usual_continuations = round(answers * usual_states * least_samples)
+        most_continuations = answers * min(most_states, limit) * most_samples
+        return usual_continuations, most_continuations
 
     @override
     def is_unbiased(self, context: RolloutContext) -> bool:
@@ -364,9 +370,9 @@ class MonteCarlo(ContinuingCredit):
         sampling = context.settings.sampling
         if not self.values.continues or sampling is None:
             return True  # without continuations, none can be sampled in another way than the answers
-        return replace(sampling, **self._overrides()) == sampling  # type: ignore[arg-type]
+        return replace(sampling, **self._sampling_overrides()) == sampling  # type: ignore[arg-type]
 
-    def _overrides(self) -> dict[str, float]:
+    def _sampling_overrides(self) -> dict[str, float]:
         """Returns the sampling parameters that differ between continuations and answers, by name."""
         settings = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
         return {name: value for name, value in settings.items() if value is not None}
@@ -382,20 +388,21 @@ class MonteCarlo(ContinuingCredit):
             return None
         return EarlyContinuations(
             rule=self.states,
-            plan=ContinuationPlan(self.values.budget(self.samples), self._sampling(context)),
+            plan=ContinuationPlan(self.values.budget(self.samples), self._sampling_of_continuations(context)),
             first_states=self.values.first_states,
             max_states=self.max_states,
             least_answers=least_answers(self),
         )
 
-    def _sampling(self, context: RolloutContext) -> SamplingParams:
-        """Returns the sampling parameters of continuations: those of the answers, except for `_overrides`."""
+    def _sampling_of_continuations(self, context: RolloutContext) -> SamplingParams:
+        """Returns the sampling parameters of continuations: those of the answers, except for
+        `_sampling_overrides`."""
         if context.settings.sampling is None:
             raise ValueError(
                 "monte_carlo continues what a policy sampled, and this rollout samples nothing; "
                 "choose single_turn, or credit none for supervised training"
             )
-        return replace(context.settings.sampling, **self._overrides())  # type: ignore[arg-type]
+        return replace(context.settings.sampling, **self._sampling_overrides())  # type: ignore[arg-type]
 
 
 def _check_values(estimator: ValueEstimator, valuation: Valuation, values: Sequence[StepValues]) -> None:

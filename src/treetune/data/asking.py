@@ -14,8 +14,8 @@ All questions are asked in one event loop::
 
 Each attempt has a deadline, and nothing else has. So every request ends, and others that wait for a permit or
 for budget go on. After a failure that concerns all requests, requests in flight are not sent again, and
-waiting requests raise the failure when it is their turn. `all_of` waits for everything that it was given,
-even if some of it raises.
+waiting requests raise the failure when it is their turn. `wait_for_all` waits for everything that it was
+given, even if some of it raises.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Ledger:
         return self.prices.dollars(total.input_tokens, total.output_tokens) if self.prices else 0.0
 
     @asynccontextmanager
-    async def reserved(self, input_tokens: int, output_tokens: int) -> AsyncIterator[None]:
+    async def reserve(self, input_tokens: int, output_tokens: int) -> AsyncIterator[None]:
         """Reserves the most that a request may cost, until the ``async with`` block ends.
 
         The request has at most `input_tokens`, and its answer at most `output_tokens`. Raises OutOfBudget if
@@ -106,9 +106,9 @@ class Ledger:
         if self._budget is None or self.prices is None:
             yield
             return
-        most = self.prices.dollars(input_tokens, output_tokens)
+        highest_cost = self.prices.dollars(input_tokens, output_tokens)
         async with self._changed:
-            while not self.exhausted and self.dollars + sum(self._reserved) + most > self._budget:
+            while not self.exhausted and self.dollars + sum(self._reserved) + highest_cost > self._budget:
                 # A request in flight mostly costs less than was reserved for it. When it ends, the budget may
                 # suffice. With no request in flight, it never will.
                 if not self._reserved:
@@ -118,12 +118,12 @@ class Ledger:
             self._changed.notify_all()  # others that wait have to see `exhausted`
             if self.exhausted:
                 raise OutOfBudget
-            self._reserved.append(most)
+            self._reserved.append(highest_cost)
         try:
             yield
         finally:
             async with self._changed:
-                self._reserved.remove(most)
+                self._reserved.remove(highest_cost)
                 self._changed.notify_all()
 
 
@@ -174,7 +174,7 @@ class SolutionAsker(asking.Asker):
         # Upper bounds of the tokens of the request, with the chat template, and of those of the answer.
         request_tokens = self.estimated_tokens(body) + TEMPLATE_TOKENS
         answer_tokens = self._endpoint.max_tokens
-        async with self._room, self._ledger.reserved(request_tokens, answer_tokens):
+        async with self._room, self._ledger.reserve(request_tokens, answer_tokens):
             if self.failure is not None:
                 raise self.failure
             try:
@@ -239,13 +239,13 @@ class Questions:
             except Unreadable as error:
                 if repairs_left == 0:
                     raise
-                again = ANSWER_AGAIN.format(reason=error)
+                repair_request = ANSWER_AGAIN.format(reason=error)
                 if text and answer.complete:
-                    conversation = [*conversation, ("assistant", text), ("user", again)]
+                    conversation = [*conversation, ("assistant", text), ("user", repair_request)]
                 else:
                     # There is no whole answer to show, so the reason is added to the question.
-                    role, last = conversation[-1]
-                    conversation = [*conversation[:-1], (role, f"{last}\n\n{again}")]
+                    role, last_text = conversation[-1]
+                    conversation = [*conversation[:-1], (role, f"{last_text}\n\n{repair_request}")]
         raise AssertionError("every way out of the loop returns or raises")
 
 
@@ -258,7 +258,7 @@ def without_thought(text: str) -> str:
     return text.strip() if is_all_thought else reading.answer.strip()
 
 
-async def all_of(work: Sequence[Awaitable[T]]) -> list[T]:
+async def wait_for_all(work: Sequence[Awaitable[T]]) -> list[T]:
     """Waits until all of the work has ended, so that no paid request is cancelled, and returns the results.
     Raises the first exception, in the order of `work`."""
     results = await asyncio.gather(*work, return_exceptions=True)

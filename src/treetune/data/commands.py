@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from treetune.tasks.base import Task
 
 
-def _task_of(options: Options) -> Task:
+def _build_task(options: Options) -> Task:
     """Returns the configuration's task. The rest of the configuration isn't built: ``{task: …}`` is
     enough."""
     import treetune.parts  # noqa: F401  (registers them)
@@ -37,9 +37,9 @@ def create_experiment(options: Options) -> int:
         if not sys.stdin.isatty():
             raise ValueError("stdin is not a terminal: pass --name, the experiment's name and folder")
         options.name = input("name of the experiment and its folder: ").strip()
-    from treetune.data.new_experiment import make
+    from treetune.data.new_experiment import make_experiment
 
-    for line in make(options):
+    for line in make_experiment(options):
         say(line)
     return 0
 
@@ -49,7 +49,7 @@ def score_responses(options: Options) -> int:
     from treetune.data.scoring import score_responses
     from treetune.runtime.console import Console
 
-    task = _task_of(options)
+    task = _build_task(options)
     console = Console(None, visible=True)
     with contextlib.closing(console), console.phase("grading", "responses") as show:
         scored = score_responses(
@@ -64,25 +64,25 @@ def export_rows(options: Options) -> int:
     """Writes the problems of a split as rows, prints their number, and returns the exit code."""
     from treetune.domains.routed_rows import export_rows
 
-    written = export_rows(_task_of(options), options.split, options.output)
-    say(f"{written} problems: {options.output}")
+    row_count = export_rows(_build_task(options), options.split, options.output)
+    say(f"{row_count} problems: {options.output}")
     return 0
 
 
 def carry_out(options: Options) -> int:
     """Carries out `prepare_data`, `filter_data` or `make_threads`, and returns the exit code."""
-    config, root = _pipeline(options)
+    config, root = _build_pipeline(options)
     from treetune.data import making_threads, preparing
 
     functions: dict[str, Callable[..., int]] = {
         "prepare_data": preparing.prepare,
         "filter_data": preparing.filter_rows,
-        "make_threads": making_threads.work,
+        "make_threads": making_threads.make_threads,
     }
     return functions[options.command](root, options.input, options.output, config.data)
 
 
-def _pipeline(options: Options) -> tuple[Config, Any]:
+def _build_pipeline(options: Options) -> tuple[Config, Any]:
     """Returns the configuration, and the pipeline that it describes. Raises ConfigError if the pipeline
     belongs to another command."""
     from treetune.config.errors import ConfigIssue
@@ -114,13 +114,13 @@ def estimate_difficulty(options: Options) -> int:
     Without --shard, the command starts a job for each shard, and watches the jobs. A job is the same command
     with --shard.
     """
-    from treetune.data.difficulty.shard import FAILURE, shard_folder, work_on_shard
+    from treetune.data.difficulty.shard import FAILURE_FILE, shard_folder, work_on_shard
     from treetune.data.difficulty.watching import USER_ERROR, refuse_other_estimate, run_jobs
-    from treetune.runtime.rank_launcher import MAIN
+    from treetune.runtime.rank_launcher import MAIN_PROGRAM
     from treetune.store.files import write_json
 
     if options.shard is None:
-        config, root = _pipeline(options)
+        config, root = _build_pipeline(options)
         configuration = []
         for text in options.configs or ():
             configuration += ["--configs", text]
@@ -128,11 +128,11 @@ def estimate_difficulty(options: Options) -> int:
             configuration += ["--override", text]
         paths = ["--input", str(options.input), "--output", str(options.output)]
         # `run_jobs` puts the number of the shard at the end of the command.
-        job = [sys.executable, str(MAIN), *configuration, options.command, *paths, "--shard"]
+        job = [sys.executable, str(MAIN_PROGRAM), *configuration, options.command, *paths, "--shard"]
         return run_jobs(root, options.input, options.output, config.data, job)
     folder = shard_folder(options.output, options.shard)
     try:
-        _, root = _pipeline(options)
+        _, root = _build_pipeline(options)
         if not 0 <= options.shard < root.shards:
             raise ValueError(f"--shard is {options.shard}, and there are shards 0 to {root.shards - 1}")
         refuse_other_estimate(root, options.input, options.output)
@@ -140,21 +140,21 @@ def estimate_difficulty(options: Options) -> int:
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         # The command that watches the jobs reads this file. On a cluster, it can't see what a job prints.
         code = USER_ERROR if isinstance(error, ValueError) else 1
-        write_json(folder / FAILURE, {"code": code, "message": str(error) or type(error).__name__})
+        write_json(folder / FAILURE_FILE, {"code": code, "message": str(error) or type(error).__name__})
         raise
 
 
-def _input(
+def _input_option(
     help_text: str = "Parquet or JSON lines; a pattern for several", required: bool = True
 ) -> click.Option:
     return click.Option(["--input"], required=required, type=PATH, metavar="FILE", help=help_text)
 
 
-def _output(help_text: str, kind: str = "DIR") -> click.Option:
+def _output_option(help_text: str, kind: str = "DIR") -> click.Option:
     return click.Option(["--output"], required=True, type=PATH, metavar=kind, help=help_text)
 
 
-OF_NEW_EXPERIMENTS = (
+OPTIONS_OF_NEW_EXPERIMENTS = (
     click.Option(["--name"], metavar="NAME", help="name of the experiment and its folder"),
     click.Option(
         ["--data"],
@@ -198,7 +198,7 @@ COMMANDS = (
             "treetune new --name sums --data rows.csv",
             "treetune new --name words --data rows.jsonl --model Qwen/Qwen2.5-0.5B-Instruct --hardware gpu",
         ),
-        OF_NEW_EXPERIMENTS,
+        OPTIONS_OF_NEW_EXPERIMENTS,
     ),
     Command(
         "score_responses",
@@ -212,8 +212,8 @@ COMMANDS = (
             " --output graded.jsonl",
         ),
         (
-            _input("problem, gold, response"),
-            _output("the graded rows", "FILE"),
+            _input_option("problem, gold, response"),
+            _output_option("the graded rows", "FILE"),
             click.Option(["--steps"], is_flag=True, help="add the offsets of step boundaries"),
             click.Option(["--workers"], type=int, metavar="N", help="grader processes; default: 2"),
             click.Option(["--deadline"], type=float, default=10.0, metavar="SECONDS", help="default: 10"),
@@ -237,7 +237,7 @@ COMMANDS = (
                 default="train",
                 help="default: train",
             ),
-            _output("the Parquet file", "FILE"),
+            _output_option("the Parquet file", "FILE"),
         ),
         takes_files=True,
     ),
@@ -254,8 +254,8 @@ COMMANDS = (
             " data/a_part",
         ),
         (
-            _input("read this instead of the configuration's source", required=False),
-            _output("rows by split, summary, reasons"),
+            _input_option("read this instead of the configuration's source", required=False),
+            _output_option("rows by split, summary, reasons"),
         ),
         takes_files=True,
     ),
@@ -271,8 +271,8 @@ COMMANDS = (
             " --input data/math__dapo/train.parquet --output data/math__dapo_difficulty",
         ),
         (
-            _input(),
-            _output("rates, histogram, answers"),
+            _input_option(),
+            _output_option("rates, histogram, answers"),
             click.Option(["--shard"], type=int, metavar="N", help="work on this shard only, as a job does"),
         ),
         takes_files=True,
@@ -287,7 +287,7 @@ COMMANDS = (
             "treetune filter_data --configs configs/data_pipelines/filter_data.jsonnet --input"
             " data/math__dapo/train.parquet --output data/math__dapo_filtered",
         ),
-        (_input(), _output("rows.parquet, summary, reasons")),
+        (_input_option(), _output_option("rows.parquet, summary, reasons")),
         takes_files=True,
     ),
     Command(
@@ -300,7 +300,7 @@ COMMANDS = (
             "treetune make_threads --configs configs/data_pipelines/make_threads.jsonnet --input"
             " solutions.jsonl --output data/parallel",
         ),
-        (_input("rows with solutions"), _output("rows, records, costs")),
+        (_input_option("rows with solutions"), _output_option("rows, records, costs")),
         takes_files=True,
     ),
 )

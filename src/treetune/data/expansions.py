@@ -23,20 +23,20 @@ def code_tests(row: Fields, seed: int) -> Fields | None:
     TACO has the tests in `input_output`, and DeepCoder in `tests`. `function_name` is empty if the tests run
     a whole program.
     """
-    tests = _read(row.get("tests") or row.get("input_output"))
+    tests = _read_json(row.get("tests") or row.get("input_output"))
     if isinstance(tests, dict):  # as TACO has them
         pairs = list(zip(tests.get("inputs") or (), tests.get("outputs") or ()))
         name = tests.get("fn_name")
     else:
         pairs = [(test.get("input"), test.get("output")) for test in tests or ()]
-        name = _function_of(row, tests or ())
+        name = _name_of_function(row, tests or ())
     if not pairs:
         return None
     # Tests of a function are values, and tests of a whole program are the texts of its input and output.
     if name:
-        pairs = [(_arguments(inputs), _returned(output)) for inputs, output in pairs]
+        pairs = [(_read_arguments(inputs), _read_result(output)) for inputs, output in pairs]
     else:
-        pairs = [(_lines(text_in), _lines(text_out)) for text_in, text_out in pairs]
+        pairs = [(_join_lines(text_in), _join_lines(text_out)) for text_in, text_out in pairs]
     if len(pairs) > MOST_TESTS:
         chosen = sorted(random.Random(seed).sample(range(len(pairs)), MOST_TESTS))
         pairs = [pairs[index] for index in chosen]
@@ -58,10 +58,10 @@ def codeio_pair(row: Fields, seed: int) -> Fields | None:
     pairs = row.get("ios") or ()
     if not pairs:
         return None
-    first = pairs[0]
+    first_pair = pairs[0]
     direction = random.Random(seed).choice(("output", "input"))
-    other = "input" if direction == "output" else "output"
-    return {**row, "direction": direction, "given": first[other], "wanted": first[direction]}
+    other_side = "input" if direction == "output" else "output"
+    return {**row, "direction": direction, "given": first_pair[other_side], "wanted": first_pair[direction]}
 
 
 def shuffled_choices(row: Fields, seed: int) -> Fields | None:
@@ -86,16 +86,16 @@ def orz_turns(row: Fields, seed: int) -> Fields | None:
     return {"question": question["value"], "answer": answer["ground_truth"]["value"]}
 
 
-def _read(value: Any) -> Any:
+def _read_json(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) else value
 
 
-def _function_of(row: Fields, tests: Any) -> str | None:
+def _name_of_function(row: Fields, tests: Any) -> str | None:
     """Returns the name of the function that the tests call; None if the tests run a whole program.
 
     Some sub-sets of DeepCoder have the name in a test, others in the row's metadata.
     """
-    metadata = _read(row.get("metadata") or "{}")
+    metadata = _read_json(row.get("metadata") or "{}")
     for test in tests:
         if test.get("fn_name"):
             return test["fn_name"]
@@ -103,12 +103,12 @@ def _function_of(row: Fields, tests: Any) -> str | None:
     return metadata.get("func_name") if calls_function else None
 
 
-def _arguments(given: Any) -> Any:
+def _read_arguments(arguments: Any) -> Any:
     """Returns the arguments of a call, which are a list, or text with a line of JSON for each."""
-    return [json.loads(line) for line in given.split("\n")] if isinstance(given, str) else given
+    return [json.loads(line) for line in arguments.split("\n")] if isinstance(arguments, str) else arguments
 
 
-def _returned(expected: Any) -> Any:
+def _read_result(expected: Any) -> Any:
     """Returns the expected result of a call, which is JSON text, another text, or a list with the result as
     its only item."""
     if isinstance(expected, str):
@@ -119,5 +119,5 @@ def _returned(expected: Any) -> Any:
     return expected[0] if isinstance(expected, list) and len(expected) == 1 else expected
 
 
-def _lines(text: Any) -> str:
+def _join_lines(text: Any) -> str:
     return "\n".join(map(str, text)) if isinstance(text, list) else str(text)

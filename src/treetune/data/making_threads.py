@@ -37,22 +37,24 @@ from treetune.domains.endpoints.asking import AnswerJournal
 from treetune.domains.endpoints.client import SECRET_CHARACTERS, EndpointClient
 from treetune.exceptions import EndpointError, OutOfBudget, Unanswered
 from treetune.runtime.console import Console
-from treetune.store.files import whole_file, write_json
+from treetune.store.files import write_atomically, write_json
 from treetune.tasks.row_values import text_of_value
-from treetune.tasks.rows import missing
-from treetune.tasks.sources import json_lines
+from treetune.tasks.rows import fault_of_text
+from treetune.tasks.sources import read_json_lines
 
-NOT_ALL = 1
+EXIT_SOME_UNANSWERED = 1
 """The exit code if the endpoint didn't answer for some solutions."""
 # The statistics of a record that the summary sums over all solutions.
-SUMMED = ("blocks", "threads", "edits", "sequential_characters", "characters", "critical_characters")
+SUMMED_STATISTICS = (
+    "blocks", "threads", "edits", "sequential_characters", "characters", "critical_characters",
+)  # fmt: skip
 
 
 def content_hash(value: Any) -> str:
     return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def work(pipeline: MakeThreads, source: Path, output: Path, config: dict[str, Any]) -> int:
+def make_threads(pipeline: MakeThreads, source: Path, output: Path, config: dict[str, Any]) -> int:
     """Makes solutions parallel, and returns the exit code: 0 if all are done or the budget is spent.
 
     Solutions that were finished earlier are kept.
@@ -99,7 +101,7 @@ def work(pipeline: MakeThreads, source: Path, output: Path, config: dict[str, An
             raise RuntimeError(
                 f"{failure}. All answers so far are kept: the same command continues from there"
             )
-        return NOT_ALL if summary["unanswered"] else 0
+        return EXIT_SOME_UNANSWERED if summary["unanswered"] else 0
     finally:
         journal.close()
         console.close()
@@ -115,7 +117,7 @@ class _Solution:
     row: dict[str, Any]
     problem: str
     text: str
-    wrong: str | None
+    fault: str | None
 
     @property
     def hash(self) -> str:
@@ -138,14 +140,14 @@ class _Making:
     def solutions(self) -> Iterator[_Solution]:
         """Yields the input's rows. Raises ValueError for a line that isn't a JSON object."""
         fields = self.pipeline.problem_field, self.pipeline.solution_field
-        for number, (place, row) in enumerate(json_lines(self.source)):
-            wrong = missing(row, fields[0]) or missing(row, fields[1])
+        for number, (place, row) in enumerate(read_json_lines(self.source)):
+            fault = fault_of_text(row, fields[0]) or fault_of_text(row, fields[1])
             problem = text = ""
-            if not wrong:
+            if not fault:
                 problem, text = text_of_value(row[fields[0]]), text_of_value(row[fields[1]])
-            yield _Solution(number, place, row, problem, text, wrong)
+            yield _Solution(number, place, row, problem, text, fault)
 
-    def _path(self, number: int) -> Path:
+    def _record_path(self, number: int) -> Path:
         return self.output / "solutions" / f"{number // 1000:04d}" / f"{number:07d}.json"
 
     def record(self, solution: _Solution) -> dict[str, Any] | None:
@@ -153,7 +155,7 @@ class _Making:
 
         Raises ValueError if the record is another solution's.
         """
-        path = self._path(solution.number)
+        path = self._record_path(solution.number)
         try:
             record: dict[str, Any] = json.loads(path.read_text())
             # All three keys are read here, so that a file without one of them is refused below.
@@ -197,21 +199,28 @@ class _Making:
         the number of failed attempts. The work also ends, without a failure, when the budget is spent."""
         endpoint = self.pipeline.endpoint
         # All workers take their solutions from this one iterator.
-        waiting = (solution for solution in self.solutions() if not self.is_done(self.record(solution)))
+        waiting_solutions = (
+            solution for solution in self.solutions() if not self.is_done(self.record(solution))
+        )
         # The client and the asker need each other: the asker sends its requests by the client, and the client
         # asks the asker when to stop retrying. So the asker is made after the client, inside of the block.
         asker: SolutionAsker
         async with EndpointClient.of(endpoint, lambda: asker.is_stopping) as client:
             asker = SolutionAsker(client, endpoint, journal, self.ledger, self.pipeline.extra_for)
             progress(self.finished, self.rows)
-            await run_workers(lambda: self._work(waiting, asker, progress), endpoint.concurrency)
+            await run_workers(
+                lambda: self._convert_waiting(waiting_solutions, asker, progress), endpoint.concurrency
+            )
             return asker.failure, client.failed_attempts
 
-    async def _work(
-        self, waiting: Iterator[_Solution], asker: SolutionAsker, progress: Callable[[int, int], None]
+    async def _convert_waiting(
+        self,
+        waiting_solutions: Iterator[_Solution],
+        asker: SolutionAsker,
+        progress: Callable[[int, int], None],
     ) -> None:
         """Converts one solution after the other, until none is left or the asker is stopping."""
-        for solution in waiting:
+        for solution in waiting_solutions:
             if asker.is_stopping:
                 return
             questions = Questions(asker, self.pipeline.repairs)
@@ -222,7 +231,7 @@ class _Making:
             record = {"place": solution.place, "source": solution.hash, "settings": self._settings}
             usage = questions.usage.as_row(self.pipeline.prices)
             record |= result | {"usage": usage, "answers": questions.keys}
-            write_json(self._path(solution.number), record)
+            write_json(self._record_path(solution.number), record)
             if result["outcome"] != "unanswered":  # the next command works on unanswered ones again
                 self.finished += 1
             progress(self.finished, self.rows)
@@ -233,9 +242,9 @@ class _Making:
         `make_parallel` makes the record. For a solution that can't be converted, the record says why. Errors
         that end the whole work, such as OutOfBudget, are raised.
         """
-        if solution.wrong is not None:
+        if solution.fault is not None:
             reason = "the row has no problem and solution"
-            return {"outcome": "rejected", "reason": reason, "detail": solution.wrong}
+            return {"outcome": "rejected", "reason": reason, "detail": solution.fault}
         rule = BlockRule(self.pipeline.min_saved_characters, self.pipeline.max_threads)
         check = self.pipeline.self_check
         try:
@@ -249,8 +258,8 @@ class _Making:
     def write_rows(self) -> dict[str, Any]:
         """Writes the rows with threads, in the input's order, and returns the summary."""
         pipeline, ledger = self.pipeline, self.ledger
-        outcomes, rejected, dropped, sums = (Counter[str]() for _ in range(4))
-        with whole_file(self.output / "threads.jsonl") as file:
+        outcomes, rejected, dropped_blocks, sums = (Counter[str]() for _ in range(4))
+        with write_atomically(self.output / "threads.jsonl") as file:
             for solution in self.solutions():
                 record = self.record(solution)
                 if record is None or not self.is_done(record):
@@ -259,11 +268,11 @@ class _Making:
                     continue
                 outcomes[record["outcome"]] += 1
                 # Blocks may be dropped from solutions of both outcomes.
-                dropped.update(block["reason"] for block in record.get("dropped", ()))
+                dropped_blocks.update(block["reason"] for block in record.get("dropped", ()))
                 if record["outcome"] != "accepted":
                     rejected[record["reason"]] += 1
                     continue
-                sums.update({name: record["statistics"][name] for name in SUMMED})
+                sums.update({name: record["statistics"][name] for name in SUMMED_STATISTICS})
                 file.write(json.dumps({**solution.row, pipeline.output_field: record["text"]}) + "\n")
         critical, characters = sums["critical_characters"], sums["characters"]
         steps = {name: step.as_row(pipeline.prices) for name, step in ledger.steps.items()}
@@ -271,8 +280,8 @@ class _Making:
             "solutions": outcomes.total(),
             **{name: outcomes[name] for name in ("accepted", "rejected", "unanswered", "open")},
             "reasons": dict(rejected.most_common()),
-            "blocks_dropped": dict(dropped.most_common()),
-            **{name: sums[name] for name in SUMMED},
+            "blocks_dropped": dict(dropped_blocks.most_common()),
+            **{name: sums[name] for name in SUMMED_STATISTICS},
             "acceleration_ratio": 1 - critical / characters if characters else 0.0,
             "usage": ledger.total.as_row(pipeline.prices) | {"steps": steps},
             "budget": pipeline.budget,
@@ -300,8 +309,8 @@ def _describe_summary(summary: dict[str, Any], output: Path) -> list[str]:
             f" (acceleration ratio {summary['acceleration_ratio']:.3f} of all that is written)"
         )
     lines += [f"  rejected: {count} × {reason}" for reason, count in summary["reasons"].items()]
-    dropped = summary["blocks_dropped"]
-    lines += [f"  block left sequential: {count} × {reason}" for reason, count in dropped.items()]
+    dropped_blocks = summary["blocks_dropped"]
+    lines += [f"  block left sequential: {count} × {reason}" for reason, count in dropped_blocks.items()]
     if summary["unanswered"]:
         lines.append(f"  unanswered: {summary['unanswered']}; the same command asks again")
     lines += [f"  {name:<11}{usage_line(step)}" for name, step in usage["steps"].items()]

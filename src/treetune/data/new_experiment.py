@@ -20,28 +20,28 @@ from typing import Any, Literal
 from treetune.cli.command import Options, build_root, evaluate_configuration
 from treetune.config.errors import nearest
 from treetune.config.jsonnet import load
-from treetune.config.layers import CONFIGS, find_file
+from treetune.config.layers import CONFIGS_FOLDER, find_file
 from treetune.data.scoring import score_responses
 from treetune.exceptions import NoSplit
 from treetune.runtime.base import check_name
-from treetune.runtime.machine import gpus
-from treetune.store.files import whole_folder, write_text
+from treetune.runtime.machine import list_gpus
+from treetune.store.files import make_folder_atomically, write_text
 from treetune.tasks.base import Split, Task
 from treetune.tasks.row_values import text_of_value
-from treetune.tasks.rows import missing
+from treetune.tasks.rows import fault_of_text
 from treetune.tasks.sources import read_rows
 
 PROBLEM_FIELDS = ("problem", "question", "prompt", "query", "instruction", "input", "text")
 GOLD_FIELDS = ("answer", "gold", "ground_truth", "target", "label", "solution", "output", "response")
 """Common names of the fields of rows, the likeliest first."""
 
-HELD_OUT = 10
+ROWS_PER_TEST_ROW = 10
 """One row in ten is for tests, and another one for validation."""
 
 FEW_TESTS = 100
 """With fewer test problems than this, the 95 % interval of pass@1 may be wider than ±0.1."""
 
-TEMPLATES = CONFIGS.parent / "examples/new"
+TEMPLATES = CONFIGS_FOLDER.parent / "examples/new"
 
 HARDWARE = ("in_process", "cpu", "gpu")
 SLOW_ON_A_CPU = 300_000_000
@@ -95,7 +95,7 @@ METHODS = {
     ),
 }
 
-SMALL_MODEL = {
+SETTINGS_OF_SMALL_MODEL = {
     "vineppo": "credit+: { samples: 3 }",
     "ppo": "credit+: { critic+: { learning_rate: 1e-3 } }",
 }
@@ -118,7 +118,7 @@ class OwnRows:
     @property
     def held_out(self) -> int:
         """The number of rows for tests. As many again are for validation."""
-        return len(self.rows[::HELD_OUT])
+        return len(self.rows[::ROWS_PER_TEST_ROW])
 
     @property
     def texts(self) -> list[tuple[str, str]]:
@@ -154,7 +154,7 @@ class TrainingAmount:
     passes: str = ""
 
 
-def make(options: Options) -> Iterator[str]:
+def make_experiment(options: Options) -> Iterator[str]:
     """Creates the folder `options.name`, whole or not at all, and yields what to tell the user.
 
     Raises ValueError for wrong options and rows.
@@ -164,11 +164,11 @@ def make(options: Options) -> Iterator[str]:
     options.model = _model_name(options.model)
     is_small = options.model == "tiny"
     if options.hardware is None:
-        options.hardware = "gpu" if gpus() and not is_small else "in_process"
+        options.hardware = "gpu" if list_gpus() and not is_small else "in_process"
     if options.hardware not in HARDWARE:
         raise ValueError(f"--hardware is {options.hardware!r}: give {', '.join(HARDWARE)}")
     is_file = bool(Path(options.data).suffix)  # the name of a task has no suffix
-    own_rows = _own_rows(Path(options.data), options.fields) if is_file else None
+    own_rows = _read_own_rows(Path(options.data), options.fields) if is_file else None
     if own_rows is not None:
         yield (
             f"{options.data}: {len(own_rows.rows)} rows; the problem is {own_rows.problem_field!r}, the"
@@ -179,18 +179,18 @@ def make(options: Options) -> Iterator[str]:
             half_width = 0.98 / math.sqrt(own_rows.held_out)
             yield (
                 f"note: {own_rows.held_out} test problems are few: pass@1 is uncertain by ±{half_width:.2f}"
-                f" (95 %), so that methods can't be compared; give {FEW_TESTS * HELD_OUT} rows or more for"
-                " that"
+                f" (95 %), so that methods can't be compared; give {FEW_TESTS * ROWS_PER_TEST_ROW} rows or"
+                " more for that"
             )
     yield from _note_on_large_model(options)
     # Random weights have to learn the form of answers before an answer can be right.
     stages = ["sft", options.method] if is_small and options.method != "sft" else [options.method]
-    commands = [f"treetune {word} {stages[0]}.jsonnet" for word in ("check", "plan")]
+    commands = [f"treetune {subcommand} {stages[0]}.jsonnet" for subcommand in ("check", "plan")]
     commands += [f"treetune run {stage}.jsonnet" for stage in stages]
-    with whole_folder(folder) as unfinished:
+    with make_folder_atomically(folder) as unfinished:
         _write_readme(unfinished, options, commands, has_reward=own_rows is not None)
         for stage in stages:
-            write_text(unfinished / f"{stage}.jsonnet", _configuration(options, stage, own_rows))
+            write_text(unfinished / f"{stage}.jsonnet", _text_of_configuration(options, stage, own_rows))
         if own_rows is not None:
             _write_rows(unfinished, own_rows)
         with contextlib.chdir(unfinished):
@@ -200,9 +200,10 @@ def make(options: Options) -> Iterator[str]:
                 options.configs = [f"{stage}.jsonnet"]
                 root: Any = build_root(evaluate_configuration(options), "check", "an experiment")
             if own_rows is not None:
-                yield from _graded_examples(root.task)
-    quoted = shlex.quote(str(folder))
-    yield "\n".join([f"created {quoted}. Next:", f"  cd {quoted}", *(f"  {command}" for command in commands)])
+                yield from _grade_examples(root.task)
+    quoted_folder = shlex.quote(str(folder))
+    next_commands = [f"cd {quoted_folder}", *commands]
+    yield "\n".join([f"created {quoted_folder}. Next:", *(f"  {command}" for command in next_commands)])
 
 
 # Options
@@ -221,11 +222,15 @@ def _new_folder(name: str) -> Path:
 
 def _check_method(method: str) -> None:
     """Raises ValueError for an unknown method."""
-    presets = [path.stem for path in (CONFIGS / "presets").glob("*.jsonnet")]
+    presets = [path.stem for path in (CONFIGS_FOLDER / "presets").glob("*.jsonnet")]
     if method in METHODS or method in presets:
         return
-    near = nearest(method, [*METHODS, *presets])
-    hint = f"did you mean {near[0]}?" if near else f"give {', '.join(METHODS)}, or a name in configs/presets"
+    nearest_names = nearest(method, [*METHODS, *presets])
+    hint = (
+        f"did you mean {nearest_names[0]}?"
+        if nearest_names
+        else f"give {', '.join(METHODS)}, or a name in configs/presets"
+    )
     raise ValueError(f"--method is {method!r}: {hint}")
 
 
@@ -236,15 +241,19 @@ def _model_name(model: str) -> str:
     Raises ValueError for a text that is neither a name in configs/models, nor a folder, nor of the form
     owner/name.
     """
-    shipped = [path.stem for path in (CONFIGS / "models").glob("*.jsonnet")]
+    shipped = [path.stem for path in (CONFIGS_FOLDER / "models").glob("*.jsonnet")]
     if model in shipped:
         return model
     if Path(model).expanduser().is_dir():
         return str(Path(model).expanduser().absolute())
     if re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         return model
-    near = nearest(model, shipped)
-    hint = f"did you mean {near[0]}?" if near else "give tiny, a folder, or a name on the hub (owner/name)"
+    nearest_names = nearest(model, shipped)
+    hint = (
+        f"did you mean {nearest_names[0]}?"
+        if nearest_names
+        else "give tiny, a folder, or a name on the hub (owner/name)"
+    )
     raise ValueError(
         f"--model is {model!r}, which is neither a folder here, nor in configs/models, nor owner/name: {hint}"
     )
@@ -281,7 +290,7 @@ def _number_of_weights(name: str) -> float | None:
 def _hub_name_or_path(model: str) -> str:
     """Returns the hub's name or the path of a model. A name in configs/models is replaced by the
     `name_or_path` of its file."""
-    shipped = CONFIGS / "models" / f"{model}.jsonnet"
+    shipped = CONFIGS_FOLDER / "models" / f"{model}.jsonnet"
     return str(_shipped_model(model)["name_or_path"]) if shipped.is_file() else model
 
 
@@ -298,15 +307,15 @@ def _shipped_model(name: str) -> dict[str, Any]:
 # Rows
 
 
-def _own_rows(path: Path, fields: str | None) -> OwnRows:
+def _read_own_rows(path: Path, fields: str | None) -> OwnRows:
     """Reads the rows of a user's file. Raises ValueError if fields are missing or there are too few rows."""
     if path.suffix == ".csv" and path.is_file():
         with path.open(encoding="utf-8", newline="") as file:
             rows: list[dict[str, Any]] = list(csv.DictReader(file))
     else:
         rows = [row for _, row in read_rows(path)]
-    if len(rows) < 2 * HELD_OUT:
-        raise ValueError(f"{path} has {len(rows)} rows: give at least {2 * HELD_OUT}")
+    if len(rows) < 2 * ROWS_PER_TEST_ROW:
+        raise ValueError(f"{path} has {len(rows)} rows: give at least {2 * ROWS_PER_TEST_ROW}")
     if fields:
         field_names = fields.split(",")
     else:
@@ -320,7 +329,7 @@ def _own_rows(path: Path, fields: str | None) -> OwnRows:
     faults = []
     for number, row in enumerate(rows, start=1):
         for name in field_names:
-            fault = missing(row, name)
+            fault = fault_of_text(row, name)
             if fault:
                 faults.append((number, fault))
     if faults:
@@ -341,7 +350,7 @@ def _write_rows(folder: Path, own_rows: OwnRows) -> None:
     on."""
     problem, gold = own_rows.problem_field, own_rows.gold_field
     # Every tenth row is for tests. The experiment holds the rows for validation out of the others.
-    train = [row for number, row in enumerate(own_rows.rows) if number % HELD_OUT]
+    train = [row for number, row in enumerate(own_rows.rows) if number % ROWS_PER_TEST_ROW]
     # The three answers are a right one to the first problem, a wrong one to the second (the gold of another
     # row), and an empty one to the third.
     another_gold = next((text_of_value(row[gold]) for row in train if row[gold] != train[1][gold]), "")
@@ -350,14 +359,14 @@ def _write_rows(folder: Path, own_rows: OwnRows) -> None:
         {"problem": row[problem], "gold": row[gold], "response": response}
         for row, response in zip(train, responses, strict=False)
     ]
-    files = {"train": train, "test": own_rows.rows[::HELD_OUT], "examples": examples}
+    files = {"train": train, "test": own_rows.rows[::ROWS_PER_TEST_ROW], "examples": examples}
     for name, rows in files.items():
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         write_text(folder / f"{name}.jsonl", "".join(lines))
     write_text(folder / "reward.py", TEMPLATES.joinpath("reward.py").read_text())
 
 
-def _graded_examples(task: Task) -> Iterator[str]:
+def _grade_examples(task: Task) -> Iterator[str]:
     """Grades the three answers, and yields a table of them."""
     score_responses(task, Path("examples.jsonl"), Path("graded.jsonl"))
     graded = [json.loads(line) for line in Path("graded.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -388,7 +397,7 @@ def _write_readme(folder: Path, options: Options, commands: Sequence[str], has_r
     write_text(folder / "README.md", filled)
 
 
-def _configuration(options: Options, stage: str, own_rows: OwnRows | None) -> str:
+def _text_of_configuration(options: Options, stage: str, own_rows: OwnRows | None) -> str:
     """Returns the text of a stage's configuration: of ``sft`` or of the method."""
     from jinja2 import Environment, StrictUndefined
 
@@ -405,17 +414,17 @@ def _configuration(options: Options, stage: str, own_rows: OwnRows | None) -> st
         sets = [_evaluation_set("validation", problems=None), _evaluation_set("test", problems=None)]
     else:
         builtin = _builtin_task(options.data)
-        texts, n_rows = _texts_of(builtin), builtin.size("train")
+        texts, n_rows = _read_texts(builtin), builtin.size("train")
         prompt = "" if is_small else _prompt_of_builtin(options.data)
         sets = [_evaluation_set(split, size) for split, size in _held_out_splits(builtin)]
-    sizes = _sizes(texts, is_small)
+    sizes = _estimate_sizes(texts, is_small)
     amount = _training_amount(method.kind, n_rows or UNKNOWN_ROWS, is_small)
     if n_rows is None:  # then the number of passes over the rows isn't known either
         amount = replace(amount, passes="")
-    further_keys = [method.more, SMALL_MODEL.get(stage, "") if is_small else ""]
+    further_keys = [method.more, SETTINGS_OF_SMALL_MODEL.get(stage, "") if is_small else ""]
     if method.kind in ("filtered", "preferences"):
         further_keys.append("choose_checkpoint: { set: 'validation', rule: 'best' }")
-    more = ", ".join(filter(None, further_keys))
+    further_settings = ", ".join(filter(None, further_keys))
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     text = environment.from_string(TEMPLATES.joinpath("experiment.template").read_text()).render(
         about=about,
@@ -423,7 +432,7 @@ def _configuration(options: Options, stage: str, own_rows: OwnRows | None) -> st
         name=options.name,
         task_name=Path(options.name).name,
         hardware=options.hardware,
-        method=Method(method.fragment, about, method.kind, more, method.trainer),
+        method=Method(method.fragment, about, method.kind, further_settings, method.trainer),
         preset=preset,
         main_stage=options.method,
         shares_task=stage != options.method,
@@ -432,7 +441,7 @@ def _configuration(options: Options, stage: str, own_rows: OwnRows | None) -> st
         problem_field=None if own_rows is None else own_rows.problem_field,
         gold_field=None if own_rows is None else own_rows.gold_field,
         prompt=prompt,
-        model=_model_text(options, stage, sizes, texts if own_rows is not None else None),
+        model=_text_of_model(options, stage, sizes, texts if own_rows is not None else None),
         supervised=method.kind == "supervised",
         sizes=sizes,
         amount=amount,
@@ -448,12 +457,12 @@ def _builtin_task(name: str) -> Task:
     import treetune.parts  # noqa: F401  (registers them)
     from treetune.config.build import build
 
-    find_file(f"tasks/{name}.jsonnet", CONFIGS)
+    find_file(f"tasks/{name}.jsonnet", CONFIGS_FOLDER)
     config = load([f"tasks/{name}.jsonnet"], environment_keys=())
     return build(Task, config.data["task"], key=("task",))
 
 
-def _texts_of(task: Task) -> list[tuple[str, str]]:
+def _read_texts(task: Task) -> list[tuple[str, str]]:
     """Returns the prompts and demonstrations of some problems. The list is empty if the task has no problems
     at hand."""
     texts = []
@@ -493,7 +502,7 @@ def _prompt_of_builtin(name: str) -> str:
     return REASONING_PROMPT if config.data["task"]["type"] == "gsm8k" else BOXED_PROMPT
 
 
-def _sizes(texts: Sequence[tuple[str, str]], is_small: bool) -> Sizes:
+def _estimate_sizes(texts: Sequence[tuple[str, str]], is_small: bool) -> Sizes:
     """Returns lengths that suit the problems and reference answers.
 
     Args:
@@ -510,26 +519,27 @@ def _sizes(texts: Sequence[tuple[str, str]], is_small: bool) -> Sizes:
         return Sizes(
             answer=answer,
             context=max(problems) + answer + 8,  # some more than both need
-            mean_prompt=_mean(problems),
-            mean_answer=_mean(golds) + 1,  # with the end token
+            mean_prompt=_rounded_mean(problems),
+            mean_answer=_rounded_mean(golds) + 1,  # with the end token
         )
     # A model reasons before it answers: it gets twice the longest reference answer, from 512 tokens on.
     # A token is taken for three characters, and not for four, so that the bounds are on the safe side.
-    answer = min(1024, max(512, _up_to(2 * max(golds) / 3, 128)))
+    answer = min(1024, max(512, _round_up(2 * max(golds) / 3, 128)))
     prompt = (max(problems) + len(REASONING_PROMPT)) / 3
     return Sizes(
         answer=answer,
-        context=_up_to(prompt + answer, 256),
-        mean_prompt=_mean(problems) // CHARACTERS_PER_TOKEN + 20,  # with about the tokens of the template
-        mean_answer=max(answer // 4, _mean(golds) // CHARACTERS_PER_TOKEN),
+        context=_round_up(prompt + answer, 256),
+        # With about the tokens of the template
+        mean_prompt=_rounded_mean(problems) // CHARACTERS_PER_TOKEN + 20,
+        mean_answer=max(answer // 4, _rounded_mean(golds) // CHARACTERS_PER_TOKEN),
     )
 
 
-def _mean(lengths: Sequence[int]) -> int:
+def _rounded_mean(lengths: Sequence[int]) -> int:
     return round(sum(lengths) / len(lengths))
 
 
-def _up_to(number: float, step: int) -> int:
+def _round_up(number: float, step: int) -> int:
     """Returns the next multiple of `step`."""
     return math.ceil(number / step) * step
 
@@ -571,10 +581,11 @@ def _training_amount(kind: ExperimentKind, rows: int, is_small: bool) -> Trainin
     # policy is updated several times in a pass over the rows.
     third_of_rows = rows // 3 // 8 * 8
     problems = min(rows, 64, max(8, third_of_rows))
-    # The wanted passes over few rows would be over after a few updates, so there are at least `fewest`
-    # iterations. The wanted passes over many rows would take too long, so there are at most `most`.
-    passes_wanted, fewest, most = (10, 10, 25) if is_small else (5, 10, 200)
-    iterations = min(most, max(fewest, math.ceil(passes_wanted * rows / problems)))
+    # The wanted passes over few rows would be over after a few updates, so there are at least
+    # `fewest_iterations` iterations. The wanted passes over many rows would take too long, so there are at
+    # most `most_iterations`.
+    passes_wanted, fewest_iterations, most_iterations = (10, 10, 25) if is_small else (5, 10, 200)
+    iterations = min(most_iterations, max(fewest_iterations, math.ceil(passes_wanted * rows / problems)))
     return TrainingAmount(
         iterations=iterations,
         problems=problems,
@@ -622,7 +633,9 @@ def _supervised_amount(rows: int, is_small: bool) -> TrainingAmount:
     )
 
 
-def _model_text(options: Options, stage: str, sizes: Sizes, texts: Sequence[tuple[str, str]] | None) -> str:
+def _text_of_model(
+    options: Options, stage: str, sizes: Sizes, texts: Sequence[tuple[str, str]] | None
+) -> str:
     """Returns the value of `model`. `texts` are a user's rows, whose characters a small model has to know."""
     if options.model == "tiny" and stage != "sft":
         start = _as_jsonnet(f"/{options.name}/sft/checkpoints/last/policy")
@@ -636,7 +649,7 @@ def _model_text(options: Options, stage: str, sizes: Sizes, texts: Sequence[tupl
                 characters.update(problem, gold)
             model["alphabet"] = "".join(sorted(characters))
         return _as_jsonnet(model)
-    if (CONFIGS / "models" / f"{options.model}.jsonnet").is_file():
+    if (CONFIGS_FOLDER / "models" / f"{options.model}.jsonnet").is_file():
         model = _shipped_model(options.model)
     else:
         model = {"type": "pretrained", "name_or_path": options.model}
@@ -670,6 +683,6 @@ def _as_jsonnet(value: Any) -> str:
     if isinstance(value, str):
         # Jsonnet has the same escapes as JSON. But the text is put in single quotes, so its single quotes are
         # escaped here, and its double quotes aren't.
-        inner = json.dumps(value, ensure_ascii=False)[1:-1].replace('\\"', '"').replace("'", "\\'")
-        return f"'{inner}'"
+        escaped = json.dumps(value, ensure_ascii=False)[1:-1].replace('\\"', '"').replace("'", "\\'")
+        return f"'{escaped}'"
     return json.dumps(value)

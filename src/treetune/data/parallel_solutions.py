@@ -9,30 +9,30 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from treetune.data import prompts
-from treetune.data.asking import Questions, all_of
+from treetune.data.asking import Questions, wait_for_all
 from treetune.data.thread_blocks import (
-    CONTROL,
+    CONTROL_CHARACTER,
     BlockRule,
-    Dropped,
+    DroppedBlock,
     LineRange,
     SolutionBlock,
+    ask_for_failed_threads,
+    ask_for_groups,
     cut_blocks,
-    failed_threads,
-    independent_parts,
-    json_list,
+    read_json_list,
     saved_characters,
 )
-from treetune.domains.math_tasks import formulas, sentence_ends
+from treetune.domains.math_tasks import find_formulas, sentence_ends
 from treetune.exceptions import Rejected, Unreadable
-from treetune.threads.format import TAGS, faults, text_segments
+from treetune.threads.format import TAGS, find_format_faults, text_segments
 
-MOST_SENTENCES = 2
-MOST_CHARACTERS = 600
+MOST_SENTENCES_OF_OUTLINE = 2
+MOST_CHARACTERS_OF_OUTLINE = 600
 """Bounds of an outline."""
 
 _THREAD_TAG = re.compile("|".join(re.escape(tag) for tag in TAGS))
-_TAG = re.compile(r"</?[A-Za-z]+>")
-_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+_ANY_TAG = re.compile(r"</?[A-Za-z]+>")
+_NUMBER_IN_TEXT = re.compile(r"\d+(?:[.,]\d+)*")
 # In an outline a single capital letter before a full stop is a point or a case ("Find A. Then find B."), not
 # an initial. Letters with a full stop after each ("e.g.", "U.S.", "π.χ.") are an abbreviation.
 _ABBREVIATION = re.compile(
@@ -40,11 +40,13 @@ _ABBREVIATION = re.compile(
     r"|\b[\u03b1-\u03c9]\.[\u03b1-\u03c9])\.\Z",
     re.IGNORECASE,
 )
-_THOUGHT = re.compile(r"\A(?P<opening>\s*<think>\n?)?(?P<thought>.*?)(?P<ending></think>.*)?\Z", re.DOTALL)
+_PARTS_OF_SOLUTION = re.compile(
+    r"\A(?P<opening>\s*<think>\n?)?(?P<thought>.*?)(?P<ending></think>.*)?\Z", re.DOTALL
+)
 
 
 @dataclass(frozen=True)
-class Threaded:
+class ThreadedBlock:
     """A block that takes the place of the lines `first` to `last`, which are counted from 1. `edits` are the
     changes in its threads."""
 
@@ -63,11 +65,13 @@ async def make_parallel(
 
     If a request to the model can't be answered, the request's error is raised.
     """
-    dropped: list[Dropped] = []  # `_convert` adds to it, also if it raises Rejected
-    kept: list[Threaded] = []
+    dropped_blocks: list[DroppedBlock] = []  # `_convert_solution` adds to it, also if it raises Rejected
+    kept_blocks: list[ThreadedBlock] = []
     text, reason, detail = None, None, ""
     try:
-        kept, text = await _convert(questions, problem, solution, rule, self_check, dropped)
+        kept_blocks, text = await _convert_solution(
+            questions, problem, solution, rule, self_check, dropped_blocks
+        )
     except Rejected as end:
         reason, detail = end.reason, end.detail
     return {
@@ -82,14 +86,14 @@ async def make_parallel(
                 "threads": list(block.threads),
                 "edits": list(block.edits),
             }
-            for block in kept
+            for block in kept_blocks
         ],
-        "dropped": [asdict(block) for block in dropped],
-        "statistics": None if text is None else _statistics(solution, text, kept),
+        "dropped": [asdict(block) for block in dropped_blocks],
+        "statistics": None if text is None else _measure_solution(solution, text, kept_blocks),
     }
 
 
-def _statistics(solution: str, text: str, blocks: Sequence[Threaded]) -> dict[str, float]:
+def _measure_solution(solution: str, text: str, blocks: Sequence[ThreadedBlock]) -> dict[str, float]:
     """Counts blocks, threads and edits, and measures lengths in characters, since there is no tokenizer here.
 
     The critical path of the parallel solution has only the longest thread of each block, because the threads
@@ -113,20 +117,20 @@ def _statistics(solution: str, text: str, blocks: Sequence[Threaded]) -> dict[st
     }
 
 
-async def _convert(
+async def _convert_solution(
     questions: Questions,
     problem: str,
     solution: str,
     rule: BlockRule,
     self_check: bool,
-    dropped: list[Dropped],
-) -> tuple[list[Threaded], str]:
+    dropped_blocks: list[DroppedBlock],
+) -> tuple[list[ThreadedBlock], str]:
     """Returns the blocks of threads, and the parallel text. Raises Rejected if the solution has none.
 
     Args:
-        dropped: A list to which the blocks that stay sequential are added, also if Rejected is raised.
+        dropped_blocks: A list to which the blocks that stay sequential are added, also if Rejected is raised.
     """
-    parts = parts_of(solution)
+    parts = split_solution(solution)
     lines = parts.thought.split("\n")
     if _THREAD_TAG.search(solution):
         raise Rejected("the solution has thread tags already")
@@ -134,38 +138,40 @@ async def _convert(
     if len(parts.thought.strip()) <= rule.min_saved or len([line for line in lines if line.strip()]) < 2:
         raise Rejected("the solution is too short")
     try:
-        groups, conversation = await independent_parts(questions, problem, lines)
+        groups, conversation = await ask_for_groups(questions, problem, lines)
     except Unreadable as error:
         raise Rejected("the analysis can't be read", str(error)) from error
     blocks, dropped_groups = cut_blocks(groups, lines, rule)
-    dropped += dropped_groups
+    dropped_blocks += dropped_groups
     if self_check and blocks:
         try:
-            failed = await failed_threads(questions, conversation, blocks)
+            failed = await ask_for_failed_threads(questions, conversation, blocks)
         except Unreadable as error:
             raise Rejected("the self-check can't be read", str(error)) from error
-        dropped += [_drop(blocks[number], "failed the self-check", why) for number, why in failed.items()]
+        dropped_blocks += [
+            _drop(blocks[number], "failed the self-check", reason) for number, reason in failed.items()
+        ]
         blocks = [block for number, block in enumerate(blocks) if number not in failed]
-    results = await all_of([_finish(questions, problem, lines, block, rule) for block in blocks])
-    dropped += [result for result in results if isinstance(result, Dropped)]
-    kept = [result for result in results if isinstance(result, Threaded)]
-    if not kept:
+    results = await wait_for_all([_finish_block(questions, problem, lines, block, rule) for block in blocks])
+    dropped_blocks += [result for result in results if isinstance(result, DroppedBlock)]
+    kept_blocks = [result for result in results if isinstance(result, ThreadedBlock)]
+    if not kept_blocks:
         raise Rejected("no independent parts were found" if not groups else "no block was kept")
-    text = parallel_text(parts, lines, kept)
-    # `faults` filters the training data; `text_segments` also finds wrong white space.
-    wrong = faults(text, conclusions="refused", adjacent=True)
+    text = write_parallel_text(parts, lines, kept_blocks)
+    # `find_format_faults` filters the training data; `text_segments` also finds wrong white space.
+    format_faults = find_format_faults(text, conclusions="refused", adjacent=True)
     try:
         text_segments(text)
     except ValueError as error:
-        wrong.append(str(error))
-    if wrong:
-        raise Rejected("the text breaks the rules of the format", "; ".join(wrong))
-    return kept, text
+        format_faults.append(str(error))
+    if format_faults:
+        raise Rejected("the text breaks the rules of the format", "; ".join(format_faults))
+    return kept_blocks, text
 
 
-async def _finish(
+async def _finish_block(
     questions: Questions, problem: str, lines: Sequence[str], block: SolutionBlock, rule: BlockRule
-) -> Threaded | Dropped:
+) -> ThreadedBlock | DroppedBlock:
     """Removes references between a block's threads, and writes an outline of each thread.
 
     Returns a `Dropped` with the reason if the model's edits or outlines can't be used, or if the block saves
@@ -173,26 +179,26 @@ async def _finish(
     """
     text_before = "\n".join(lines[: block.first - 1])
     try:
-        threads, edits = await _without_references(questions, problem, text_before, block.threads)
+        threads, edits = await _remove_references(questions, problem, text_before, block.threads)
     except Unreadable as error:
         return _drop(block, "the edits can't be applied", str(error))
     if saved_characters(threads) < rule.min_saved:
         return _drop(block, "too little is saved", f"{saved_characters(threads)} characters after the edits")
     try:
-        outlines = await _outlines(questions, problem, text_before, threads)
+        outlines = await _ask_for_outlines(questions, problem, text_before, threads)
     except Unreadable as error:
         return _drop(block, "the outlines can't be used", str(error))
-    return Threaded(block.first, block.last, tuple(outlines), threads, tuple(edits))
+    return ThreadedBlock(block.first, block.last, tuple(outlines), threads, tuple(edits))
 
 
-def _drop(block: SolutionBlock, reason: str, detail: str) -> Dropped:
-    return Dropped((LineRange(block.first, block.last),), reason, detail)
+def _drop(block: SolutionBlock, reason: str, detail: str) -> DroppedBlock:
+    return DroppedBlock((LineRange(block.first, block.last),), reason, detail)
 
 
 # References between threads: the model proposes replacements, which must fit exactly (`apply_edits`)
 
 
-async def _without_references(
+async def _remove_references(
     questions: Questions, problem: str, text_before: str, threads: Sequence[str]
 ) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
     """Returns the threads' texts without references to each other, and the changes.
@@ -205,7 +211,7 @@ async def _without_references(
     """
 
     numbers = range(1, len(threads) + 1)
-    results = await all_of(
+    results = await wait_for_all(
         [_rewrite_thread(questions, problem, text_before, threads, thread) for thread in numbers]
     )
     rewritten_threads = tuple(text for text, _ in results)
@@ -222,10 +228,12 @@ async def _rewrite_thread(
     text = threads[thread - 1]
     changes: list[dict[str, Any]] = []
     for sibling in range(1, thread):
-        hidden = threads[sibling - 1]  # the text that a reader of this thread doesn't see
-        question = prompts.REFERENCES.format(problem=problem, known=text_before, hidden=hidden, part=text)
-        read = partial(_read_edits, text)
-        (text, edits), _ = await questions.ask("references", [("user", question)], read)
+        earlier_thread = threads[sibling - 1]  # the text that a reader of this thread doesn't see
+        question = prompts.REFERENCES.format(
+            problem=problem, known=text_before, hidden=earlier_thread, part=text
+        )
+        read_edits = partial(_read_edits, text)
+        (text, edits), _ = await questions.ask("references", [("user", question)], read_edits)
         for edit in edits:
             changes.append({"thread": thread, "sibling": sibling, **edit._asdict()})
     return text, changes
@@ -240,7 +248,7 @@ class Edit(NamedTuple):
 
 def _read_edits(text: str, answer: str) -> tuple[str, list[Edit]]:
     """Applies the replacements in an answer of the model to a text."""
-    return apply_edits(text, json_list(answer))
+    return apply_edits(text, read_json_list(answer))
 
 
 def apply_edits(text: str, replacements: Sequence[object]) -> tuple[str, list[Edit]]:
@@ -257,7 +265,7 @@ def apply_edits(text: str, replacements: Sequence[object]) -> tuple[str, list[Ed
             raise Unreadable(f"a replacement isn't a source and a destination text: {str(item)[:100]}")
         if _THREAD_TAG.search(destination):
             raise Unreadable(f"a destination holds a tag: {destination[:100]!r}")
-        if set(CONTROL.findall(destination)) - set(source):
+        if set(CONTROL_CHARACTER.findall(destination)) - set(source):
             raise Unreadable(
                 f"a destination brings in a line break or another control character: {destination[:100]!r};"
                 " are backslashes doubled?"
@@ -277,7 +285,7 @@ def apply_edits(text: str, replacements: Sequence[object]) -> tuple[str, list[Ed
 # Outlines: the work of each thread, announced before any of it is done, and without its results
 
 
-async def _outlines(
+async def _ask_for_outlines(
     questions: Questions, problem: str, text_before: str, threads: Sequence[str]
 ) -> list[str]:
     """Asks the model for an outline of each thread, and returns the outlines. Raises Unreadable if the model
@@ -293,43 +301,45 @@ async def _outlines(
     # The prompt and the messages call outlines announcements, and threads pieces of work.
     question = prompts.OUTLINES.format(count=len(threads), problem=problem, known=text_before, parts=parts)
 
-    def read(answer: str) -> list[str]:
+    def read_outlines(answer: str) -> list[str]:
         """Returns the outlines in the model's answer, which is a JSON list with one for each thread."""
-        items = json_list(answer)
+        items = read_json_list(answer)
         if len(items) != len(threads):
             raise Unreadable(f"there are {len(items)} announcements for {len(threads)} pieces of work")
         known_text = f"{problem}\n{text_before}"
         return [
-            _checked_outline(item, f"announcement {number}", known_text, text, len(threads))
+            _check_outline(item, f"announcement {number}", known_text, text, len(threads))
             for number, (item, text) in enumerate(zip(items, threads), start=1)
         ]
 
-    outlines, _ = await questions.ask("outlines", [("user", question)], read)
+    outlines, _ = await questions.ask("outlines", [("user", question)], read_outlines)
     return outlines
 
 
-def _checked_outline(item: object, where: str, known_text: str, thread: str, count: int) -> str:
+def _check_outline(item: object, outline_name: str, known_text: str, thread: str, count: int) -> str:
     """Returns an outline from the model's answer. Raises Unreadable if the item isn't a valid outline, or
     gives away a result.
 
     Args:
-        where: The outline's name in the message.
+        outline_name: The outline's name in the message.
         known_text: The problem and the solution's text before the threads.
         thread: The text of the outline's thread.
         count: The number of threads. Numbers up to `count` give away nothing: they may count threads.
     """
     if not isinstance(item, str) or not item.strip():
-        raise Unreadable(f"{where} isn't a text")
+        raise Unreadable(f"{outline_name} isn't a text")
     text = item.strip()
-    if CONTROL.search(text):
-        raise Unreadable(f"{where} holds a line break or another control character; are backslashes doubled?")
-    if _TAG.search(text):
-        raise Unreadable(f"{where} holds a tag")
-    if len(text) > MOST_CHARACTERS or count_sentences(text) > MOST_SENTENCES:
-        raise Unreadable(f"{where} is longer than {MOST_SENTENCES} short sentences")
-    if leaked := results_in(text, known_text, thread, count):
+    if CONTROL_CHARACTER.search(text):
         raise Unreadable(
-            f"{where} names {', '.join(leaked)}, which is only found there: it gives away a result"
+            f"{outline_name} holds a line break or another control character; are backslashes doubled?"
+        )
+    if _ANY_TAG.search(text):
+        raise Unreadable(f"{outline_name} holds a tag")
+    if len(text) > MOST_CHARACTERS_OF_OUTLINE or count_sentences(text) > MOST_SENTENCES_OF_OUTLINE:
+        raise Unreadable(f"{outline_name} is longer than {MOST_SENTENCES_OF_OUTLINE} short sentences")
+    if leaked := find_results(text, known_text, thread, count):
+        raise Unreadable(
+            f"{outline_name} names {', '.join(leaked)}, which is only found there: it gives away a result"
         )
     return text
 
@@ -337,16 +347,16 @@ def _checked_outline(item: object, where: str, known_text: str, thread: str, cou
 def count_sentences(text: str) -> int:
     """Counts the sentences of an outline in any script. A full stop within a number, a formula or an
     abbreviation ends no sentence."""
-    ends = list(sentence_ends(text, formulas(text), _ABBREVIATION, before_numbers=True))
+    ends = list(sentence_ends(text, find_formulas(text), _ABBREVIATION, before_numbers=True))
     return 1 + len(ends)
 
 
-def results_in(outline: str, known_text: str, thread: str, count: int) -> list[str]:
+def find_results(outline: str, known_text: str, thread: str, count: int) -> list[str]:
     """Returns the numbers in an outline that its thread computes: they occur in the thread and not before it.
     Numbers up to `count` are ignored, since they may count the threads."""
-    numbers_before = set(_NUMBER.findall(known_text)) | set(map(str, range(count + 1)))
-    computed = set(_NUMBER.findall(thread)) - numbers_before
-    return [number for number in dict.fromkeys(_NUMBER.findall(outline)) if number in computed]
+    numbers_before = set(_NUMBER_IN_TEXT.findall(known_text)) | set(map(str, range(count + 1)))
+    computed = set(_NUMBER_IN_TEXT.findall(thread)) - numbers_before
+    return [number for number in dict.fromkeys(_NUMBER_IN_TEXT.findall(outline)) if number in computed]
 
 
 # The text of a solution with threads, with the same white space as in rollouts
@@ -363,14 +373,14 @@ class SolutionParts(NamedTuple):
     ending: str
 
 
-def parts_of(solution: str) -> SolutionParts:
+def split_solution(solution: str) -> SolutionParts:
     """Returns the parts of a solution. Without thought tags, all of it is thought."""
-    match = _THOUGHT.match(solution)
+    match = _PARTS_OF_SOLUTION.match(solution)
     assert match is not None, "it matches every text"
     return SolutionParts(match["opening"] or "", match["thought"], match["ending"] or "")
 
 
-def parallel_text(parts: SolutionParts, lines: Sequence[str], blocks: Sequence[Threaded]) -> str:
+def write_parallel_text(parts: SolutionParts, lines: Sequence[str], blocks: Sequence[ThreadedBlock]) -> str:
     """Returns the whole solution, with the blocks in place of their lines.
 
     A block has one newline before the first thread, none between threads, one before each ``</Thread>`` and
@@ -381,7 +391,7 @@ def parallel_text(parts: SolutionParts, lines: Sequence[str], blocks: Sequence[T
         lines: The lines of its thought.
         blocks: The blocks, sorted by their lines.
     """
-    written: list[str] = []
+    written_parts: list[str] = []
     lines_written = 0
     for block in blocks:
         outlines = "\n".join(
@@ -390,8 +400,8 @@ def parallel_text(parts: SolutionParts, lines: Sequence[str], blocks: Sequence[T
         threads = "".join(
             f"<Thread>\n{number}: {text}\n</Thread>" for number, text in enumerate(block.threads, start=1)
         )
-        written += lines[lines_written : block.first - 1]  # `first` counts from 1
-        written.append(f"<Parallel>\n<Outlines>\n{outlines}\n</Outlines>\n{threads}\n</Parallel>")
+        written_parts += lines[lines_written : block.first - 1]  # `first` counts from 1
+        written_parts.append(f"<Parallel>\n<Outlines>\n{outlines}\n</Outlines>\n{threads}\n</Parallel>")
         lines_written = block.last
-    written += lines[lines_written:]
-    return parts.opening + "\n".join(written) + parts.ending
+    written_parts += lines[lines_written:]
+    return parts.opening + "\n".join(written_parts) + parts.ending

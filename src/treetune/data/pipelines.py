@@ -20,7 +20,7 @@ from treetune.config.registrable import Registrable
 from treetune.contracts import Experiment, Finding
 from treetune.data.difficulty.answering import Policy
 from treetune.data.rules.base import Rule
-from treetune.data.templates import check_text, check_value, text_of, value_of
+from treetune.data.templates import check_text, check_value, evaluate_expression, render_text
 from treetune.domains.domain_rows import DomainRow, domain_of, domain_row, normalise_row
 from treetune.domains.endpoints.settings import EndpointSettings, Prices, check_extra
 from treetune.domains.routed_rows import RoutedRows
@@ -67,7 +67,7 @@ PipelineStep = Literal[
 _CHANGES_NO_ANSWER = frozenset(
     {"base_url", "api_key_variable", "concurrency", "timeout", "retries", "backoff", "give_up_after"}
 )
-_VERSION = 1
+_VERSION_OF_THREADS = 1
 """The version of the questions, and of the code that uses their answers. If it changes, all solutions are
 worked on anew."""
 
@@ -132,7 +132,7 @@ class MakeThreads(DataPipeline):
         }
         for name in ("prices", "budget", "output_field"):
             del settings[name]
-        return {"version": _VERSION, "endpoint": endpoint, **settings}
+        return {"version": _VERSION_OF_THREADS, "endpoint": endpoint, **settings}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +228,7 @@ class EstimateDifficulty(DataPipeline):
 
 _SOURCE = re.compile(r"[a-z][a-z0-9_]*?__\S+")
 
-VERSION = 3
+VERSION_OF_ROWS = 3
 """The version of the code that makes rows and applies rules. If it changes, all rows are made anew."""
 
 
@@ -342,7 +342,7 @@ class PrepareData(DataPipeline):
         expanded: Any = fields
         if self.expand is not None:
             content = repr(sorted(fields.items()))
-            expanded = _function(self.expand)(dict(fields), derive_seed(self.seed, content, "expand"))
+            expanded = _load_function(self.expand)(dict(fields), derive_seed(self.seed, content, "expand"))
         if not expanded:
             return ["expand"]
         fields_of_rows = expanded if isinstance(expanded, list) else [expanded]
@@ -352,25 +352,25 @@ class PrepareData(DataPipeline):
         """Returns the row that the templates make from these fields, or the name of the filter that drops
         it."""
         for row_filter in self.filters:
-            if not value_of(row_filter.where, fields):
+            if not evaluate_expression(row_filter.where, fields):
                 return row_filter.name
         if self.copy:
             row = normalise_row(fields)
             return {**row, "data_source": self.data_source, "ability": self.ability or row["ability"]}
         turns = (MessageTemplate(content=self.prompt),) if isinstance(self.prompt, str) else self.prompt
-        messages = [{"role": turn.role, "content": text_of(turn.content, fields)} for turn in turns]
+        messages = [{"role": turn.role, "content": render_text(turn.content, fields)} for turn in turns]
         messages[-1]["content"] += self.instruction
         for message in messages:
             if not message["content"].strip():
                 raise MissingField(f"the {message['role']}'s message is empty")
         prompt = messages[-1]["content"]
-        raw = text_of(self.raw_prompt, {**fields, "prompt": prompt}) if self.raw_prompt else ""
+        raw = render_text(self.raw_prompt, {**fields, "prompt": prompt}) if self.raw_prompt else ""
         return domain_row(
             self.data_source,
             messages,
-            text_of(self.ground_truth, fields),
+            render_text(self.ground_truth, fields),
             ability=self.ability or domain_of(self.data_source),
-            extra_info={name: value_of(text, fields) for name, text in self.extra_info.items()},
+            extra_info={name: evaluate_expression(text, fields) for name, text in self.extra_info.items()},
             raw_prompt=raw,
             apply_chat_template=self.apply_chat_template,
         )
@@ -379,8 +379,10 @@ class PrepareData(DataPipeline):
         """Returns the source code of the module that `expand` names, or "" without `expand`. After a change
         of this code, rows are made again."""
         return (
-            "" if self.expand is None else inspect.getsource(sys.modules[_function(self.expand).__module__])
+            ""
+            if self.expand is None
+            else inspect.getsource(sys.modules[_load_function(self.expand).__module__])
         )
 
 
-_function = functools.cache(function_at)
+_load_function = functools.cache(function_at)

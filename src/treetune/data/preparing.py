@@ -28,7 +28,7 @@ from typing_extensions import override
 
 from treetune.cluster.jobs import one_at_work
 from treetune.data.making_threads import content_hash
-from treetune.data.pipelines import VERSION, FilterData, PrepareData
+from treetune.data.pipelines import VERSION_OF_ROWS, FilterData, PrepareData
 from treetune.data.rules.base import Numbered, Rows, Rule, RuleContext
 from treetune.domains.domain_rows import (
     DATA_SOURCE,
@@ -42,13 +42,13 @@ from treetune.domains.domain_rows import (
 from treetune.exceptions import MissingField
 from treetune.runtime.console import Console
 from treetune.seeds import derive_seed
-from treetune.store.files import whole_file, write_json
+from treetune.store.files import write_atomically, write_json
 from treetune.tasks.base import Split
 from treetune.tasks.sources import InFiles, Source, files_matching
 
-ROWS = "rows.jsonl"
+ROWS_FILE = "rows.jsonl"
 BAD_ROWS, EXPAND = "bad rows", "expand"
-ALL = "rows"
+UNDIVIDED_ROWS = "rows"
 """The name of the one file of rows that are not divided into splits."""
 DECIDED_LATER = ("rules", "hold_out", "sample", "source", "splits")
 """Settings that are left out of the hash of the settings in `prepare`. `rules`, `hold_out` and `sample` don't
@@ -87,19 +87,21 @@ def prepare(pipeline: PrepareData, source: Path | None, output: Path, config: di
     # `identity` is a hash of all that the read rows depend on. The settings in `DECIDED_LATER` don't change
     # these rows, or are hashed by themselves.
     settings = {name: value for name, value in vars(pipeline).items() if name not in DECIDED_LATER}
-    identity = content_hash([VERSION, repr(settings), pipeline.code(), repr(data_source), splits, hashes])
+    identity = content_hash(
+        [VERSION_OF_ROWS, repr(settings), pipeline.code(), repr(data_source), splits, hashes]
+    )
     # The reasons for which reading may leave out a row. Each reason gets a line in the summary.
     reasons = [BAD_ROWS]
     if pipeline.expand:
         reasons.append(EXPAND)
     reasons += [row_filter.name for row_filter in pipeline.filters]
-    return _carry_out(
+    return _make_rows_folder(
         pipeline,
         output,
         config,
         identity,
         reasons,
-        read=lambda: _read_rows(pipeline, data_source, splits),
+        read_rows=lambda: _read_rows(pipeline, data_source, splits),
         divide=lambda rows: _choose_splits(pipeline, rows),
     )
 
@@ -113,25 +115,27 @@ def filter_rows(pipeline: FilterData, source: Path, output: Path, config: dict[s
             yield RowRead(place, str(row[EXTRA_INFO].get("split", "train")), row)
 
     def into_one_file(rows: Rows) -> dict[int, str]:
-        return {row.number: ALL for row in rows}
+        return {row.number: UNDIVIDED_ROWS for row in rows}
 
-    identity = content_hash([VERSION, file_hashes(files_matching(source))])
-    return _carry_out(pipeline, output, config, identity, reasons=(), read=read, divide=into_one_file)
+    identity = content_hash([VERSION_OF_ROWS, file_hashes(files_matching(source))])
+    return _make_rows_folder(
+        pipeline, output, config, identity, reasons=(), read_rows=read, divide=into_one_file
+    )
 
 
-def _carry_out(
+def _make_rows_folder(
     pipeline: PrepareData | FilterData,
     output: Path,
     config: dict[str, Any],
     identity: str,
     reasons: Sequence[str],
-    read: Callable[[], Iterator[RowRead]],
+    read_rows: Callable[[], Iterator[RowRead]],
     divide: Callable[[Rows], Mapping[int, str]],
 ) -> int:
     """Makes a folder of rows, and returns the exit code.
 
     Args:
-        identity: A hash of all that `read` depends on. If it is the same, the rows are the same.
+        identity: A hash of all that `read_rows` depends on. If it is the same, the rows are the same.
         reasons: The `LeftOut.rule` that may occur, in the order of the summary.
         divide: Is called with the rows that the rules leave. Returns the name of each row's file, by the
             row's number. Rows without a name are left out.
@@ -141,10 +145,10 @@ def _carry_out(
         try:
             write_json(output / "config.json", config)
             stages = _Stages(output / "work", console, pipeline.seed)
-            stages.read(read, identity, reasons)
+            stages.read(read_rows, identity, reasons)
             for number, rule in enumerate(pipeline.rules):
                 stages.judge(rule, number)
-            _write(stages, divide(stages.rows()), output, console)
+            _write_files(stages, divide(stages.rows()), output, console)
         finally:
             console.close()
     return 0
@@ -191,19 +195,19 @@ class _Stages:
         if record is None:
             # Deleted first, so that no old record stays next to new rows if this command is killed.
             (self._folder / "read.json").unlink(missing_ok=True)
-            kept = 0
+            kept_count = 0
             left_out: list[tuple[str, str, str]] = []
             phase = self._console.phase("reading", "rows")
-            with phase as progress, whole_file(self._folder / ROWS) as file:
-                for done, (place, split, row) in enumerate(read()):
-                    if done % 256 == 0:
-                        progress(done, 0)  # 0: the number of all rows isn't known yet
+            with phase as progress, write_atomically(self._folder / ROWS_FILE) as file:
+                for index, (place, split, row) in enumerate(read()):
+                    if index % 256 == 0:
+                        progress(index, 0)  # 0: the number of all rows isn't known yet
                     if isinstance(row, LeftOut):
                         left_out.append((row.rule, place, row.why))
                     else:
-                        kept += 1
+                        kept_count += 1
                         file.write(json.dumps([place, split, row]) + "\n")
-            record = {"id": identity, "kept": kept, "left_out": left_out}
+            record = {"id": identity, "kept": kept_count, "left_out": left_out}
             write_json(self._folder / "read.json", record)
         self._kept = record["kept"]
         self.total = self._kept + len(record["left_out"])
@@ -242,7 +246,7 @@ class _Stages:
 
     def rows(self) -> Rows:
         """Returns the rows that no rule has dropped so far."""
-        return _RowsLeft(self._folder / ROWS, self._kept, frozenset(self._dropped), self._columns)
+        return _RowsLeft(self._folder / ROWS_FILE, self._kept, frozenset(self._dropped), self._columns)
 
     def _read_record(self, name: str) -> dict[str, Any] | None:
         """Returns the content of a stage's file. Returns None if there is no such file, or if it was made
@@ -254,7 +258,7 @@ class _Stages:
             return None
         except ValueError as error:
             raise ValueError(f"{path} can't be read ({error}): delete it") from error
-        if record.get("id") != self._id or not (self._folder / ROWS).is_file():
+        if record.get("id") != self._id or not (self._folder / ROWS_FILE).is_file():
             return None
         return dict(record)
 
@@ -265,7 +269,7 @@ class _Stages:
         rows that a rule dropped, in the order in which they were read.
         """
         rule_and_why: dict[int, tuple[str, str]] = {}
-        with whole_file(path) as file:
+        with write_atomically(path) as file:
             for stage in self.stages:
                 for number_or_place, why in stage.dropped.items():
                     if number_or_place.isdigit():  # the number of a row that a rule dropped
@@ -273,7 +277,7 @@ class _Stages:
                     else:
                         line = {"place": number_or_place, "rule": stage.rule, "why": why}
                         file.write(json.dumps(line) + "\n")
-            with (self._folder / ROWS).open(encoding="utf-8") as rows:
+            with (self._folder / ROWS_FILE).open(encoding="utf-8") as rows:
                 for number, row in enumerate(rows):
                     if number in rule_and_why:
                         place, *_ = json.loads(row)
@@ -330,15 +334,16 @@ class _RowsOfFile:
     name: str
 
     def __iter__(self) -> Iterator[DomainRow]:
-        # Each file has the name of its split, but for the one file of rows that are not divided (`ALL`).
-        split = {} if self.name == ALL else {"split": self.name}
+        # Each file has the name of its split, but for the one file of rows that are not divided
+        # (`UNDIVIDED_ROWS`).
+        split = {} if self.name == UNDIVIDED_ROWS else {"split": self.name}
         for numbered in self.rows:
             if self.file_by_number.get(numbered.number) == self.name:
                 row = numbered.row
                 yield row | {EXTRA_INFO: {**row[EXTRA_INFO], **split}}
 
 
-def _write(stages: _Stages, file_by_number: Mapping[int, str], output: Path, console: Console) -> None:
+def _write_files(stages: _Stages, file_by_number: Mapping[int, str], output: Path, console: Console) -> None:
     """Writes the files of rows, dropped.jsonl and summary.json, and shows the counts. Raises ValueError if no
     row is left."""
     rows = stages.rows()

@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from treetune.findings import missing_requirements
-from treetune.store.files import whole_file
+from treetune.store.files import write_atomically
 from treetune.tasks.base import Task
 from treetune.tasks.graders.pool import GraderPool
 from treetune.tasks.mixed import task_of
 from treetune.tasks.row_values import text_of_value
-from treetune.tasks.rows import JsonLines, missing
-from treetune.tasks.sources import json_lines
+from treetune.tasks.rows import JsonLines, fault_of_text
+from treetune.tasks.sources import read_json_lines
 from treetune.vocabulary import CORRECT_SCORE, Grade, Problem
 
-FIELDS = ("problem", "gold", "response")
+ROW_FIELDS = ("problem", "gold", "response")
 
-_AHEAD = 256
+_ROWS_IN_FLIGHT = 256
 """Answers that are being graded at a time: enough for all workers, and few to grade again after a kill."""
 
 
@@ -56,11 +56,14 @@ class ScoredRows:
     def __str__(self) -> str:
         graded = self.rows - self.unavailable
         share = self.correct / graded if graded else 0.0
-        lost = f", {self.unavailable} that could not be graded and don't count" if self.unavailable else ""
+        note_on_unavailable = (
+            f", {self.unavailable} that could not be graded and don't count" if self.unavailable else ""
+        )
         why = f" (the first: {self.why})" if self.why else ""
         return (
             f"{self.rows} responses ({self.resumed} graded before): {self.correct} correct "
-            f"({share:.2%}), {self.no_answer} without an answer, {self.failed} timeouts and errors{why}{lost}"
+            f"({share:.2%}), {self.no_answer} without an answer, {self.failed} timeouts and"
+            f" errors{why}{note_on_unavailable}"
         )
 
 
@@ -100,14 +103,15 @@ def score_responses(
     if source.resolve() == output.resolve():
         raise ValueError(f"--input and --output are the same file, {source}")
     scored = ScoredRows()
-    todo = json_lines(source)
-    total = _lines(source)
-    done, length = _written(output)  # the rows of an earlier run, and the bytes that they take in the file
+    todo = read_json_lines(source)
+    total = _count_lines(source)
+    # The rows of an earlier run, and the bytes that they take in the file.
+    output_rows, length = _read_output(output)
     ungraded: dict[int, dict[str, Any]] = {}
     # Takes the input's rows that the output has already from the iterator `todo`. Afterwards it yields the
     # others.
-    for number, row in enumerate(done):
-        input_row = _checked_same(output, row, next(todo, None), number, steps)
+    for number, row in enumerate(output_rows):
+        input_row = _check_same_row(output, row, next(todo, None), number, steps)
         if row["outcome"] == "unavailable":
             ungraded[number] = input_row
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -116,18 +120,18 @@ def score_responses(
             # All rows are submitted before this waits for the first grade, so that the workers are busy.
             submitted = {number: _submit(task, pool, row, number) for number, row in ungraded.items()}
             for number, waiting in submitted.items():
-                done[number] = _graded(waiting, steps)
-            with whole_file(output, "wb") as file:
-                file.writelines(map(_line, done))
+                output_rows[number] = _wait_for_grade(waiting, steps)
+            with write_atomically(output, "wb") as file:
+                file.writelines(map(_encode_line, output_rows))
             length = output.stat().st_size
-        for row in done:
+        for row in output_rows:
             scored.count(row)
-        scored.resumed = len(done) - len(ungraded)
+        scored.resumed = len(output_rows) - len(ungraded)
         with output.open("r+b" if output.exists() else "w+b") as file:
             file.truncate(length)  # drops a torn last line
             file.seek(length)
-            for row in _grade_rows(task, pool, todo, first_number=len(done), steps=steps):
-                file.write(_line(row))
+            for row in _grade_rows(task, pool, todo, first_number=len(output_rows), steps=steps):
+                file.write(_encode_line(row))
                 file.flush()
                 scored.count(row)
                 progress(scored.rows, total)
@@ -138,24 +142,25 @@ def score_responses(
 def _grade_rows(
     task: Task, pool: GraderPool, rows: Iterator[tuple[str, dict[str, Any]]], first_number: int, steps: bool
 ) -> Iterator[dict[str, Any]]:
-    """Yields the output's rows for rows of the input, in their order. `_AHEAD` of them are graded at a time.
+    """Yields the output's rows for rows of the input, in their order. `_ROWS_IN_FLIGHT` of them are graded at
+    a time.
 
     `rows` are the rows with their places (``file:line``), and `first_number` is the number of the first one.
     """
     waiting: deque[_Waiting] = deque()
     for number, (_, row) in enumerate(rows, start=first_number):
         waiting.append(_submit(task, pool, row, number))
-        if len(waiting) >= _AHEAD:
-            yield _graded(waiting.popleft(), steps)
+        if len(waiting) >= _ROWS_IN_FLIGHT:
+            yield _wait_for_grade(waiting.popleft(), steps)
     while waiting:
-        yield _graded(waiting.popleft(), steps)
+        yield _wait_for_grade(waiting.popleft(), steps)
 
 
-def _line(row: dict[str, Any]) -> bytes:
+def _encode_line(row: dict[str, Any]) -> bytes:
     return json.dumps(row).encode() + b"\n"
 
 
-def _lines(source: Path) -> int:
+def _count_lines(source: Path) -> int:
     """Counts the lines with content. Wrong rows are reported when they are read."""
     if not source.is_file():
         return 0
@@ -176,7 +181,7 @@ def _submit(task: Task, pool: GraderPool, row: dict[str, Any], number: int) -> _
     """Begins to grade a row. A row without problem, gold or response, or without a grader, gets the outcome
     ``error`` at once."""
     try:
-        problem = _problem(task, row, number)
+        problem = _make_problem(task, row, number)
         # Graders may be chosen by the row's domain or data source. This raises ValueError if none fits.
         task.grader.of(problem)
     except ValueError as error:
@@ -187,24 +192,24 @@ def _submit(task: Task, pool: GraderPool, row: dict[str, Any], number: int) -> _
     return _Waiting(row, task_of_row, grade=pool.submit(row["response"], problem))
 
 
-def _problem(task: Task, row: dict[str, Any], number: int) -> Problem:
+def _make_problem(task: Task, row: dict[str, Any], number: int) -> Problem:
     """Returns the problem of a row, with the row's domain and further fields, which graders may read. Raises
     ValueError for a row without problem, gold or response."""
-    for key in FIELDS[:2]:  # problem and gold
-        fault = missing(row, key)
+    for key in ROW_FIELDS[:2]:  # problem and gold
+        fault = fault_of_text(row, key)
         if fault:
             raise ValueError(fault)
     if not isinstance(row.get("response"), str):
         raise ValueError("it has no text under 'response'")
     query = text_of_value(row["problem"])
-    prompt = task.prompted(query) if isinstance(task, JsonLines) else query  # other tasks have no template
-    data = {key: value for key, value in row.items() if key not in FIELDS}
+    prompt = task.fill_prompt(query) if isinstance(task, JsonLines) else query  # other tasks have no template
+    data = {key: value for key, value in row.items() if key not in ROW_FIELDS}
     return Problem(
         f"row/{number}", prompt, text_of_value(row["gold"]), data, domain=str(row.get("domain", ""))
     )
 
 
-def _graded(waiting: _Waiting, steps: bool) -> dict[str, Any]:
+def _wait_for_grade(waiting: _Waiting, steps: bool) -> dict[str, Any]:
     """Waits for the grade of a row, and returns the row of the output."""
     row, task_of_row, grade = waiting.row, waiting.task_of_row, waiting.grade.result()
     result = {
@@ -223,11 +228,11 @@ def _graded(waiting: _Waiting, steps: bool) -> dict[str, Any]:
     return result
 
 
-def _written(output: Path) -> tuple[list[dict[str, Any]], int]:
+def _read_output(output: Path) -> tuple[list[dict[str, Any]], int]:
     """Returns the whole rows of the output so far, and the position in the file at which they end."""
     if not output.exists():
         return [], 0
-    done: list[dict[str, Any]] = []
+    output_rows: list[dict[str, Any]] = []
     length = 0
     with output.open("rb") as file:
         for line in file:
@@ -236,15 +241,17 @@ def _written(output: Path) -> tuple[list[dict[str, Any]], int]:
             try:
                 row = json.loads(line)
             except ValueError as error:
-                raise ValueError(f"{output}:{len(done) + 1} is not a line of JSON ({error})") from error
+                raise ValueError(
+                    f"{output}:{len(output_rows) + 1} is not a line of JSON ({error})"
+                ) from error
             if not isinstance(row, dict) or not {"reward", "outcome"} <= row.keys():
-                raise ValueError(f"{output}:{len(done) + 1} isn't a graded row: name another output")
-            done.append(row)
+                raise ValueError(f"{output}:{len(output_rows) + 1} isn't a graded row: name another output")
+            output_rows.append(row)
             length += len(line)
-    return done, length
+    return output_rows, length
 
 
-def _checked_same(
+def _check_same_row(
     output: Path, row: dict[str, Any], source: tuple[str, dict[str, Any]] | None, index: int, steps: bool
 ) -> dict[str, Any]:
     """Returns the input's row that a row of the output grades.
@@ -253,14 +260,14 @@ def _checked_same(
     of the input's row with this number; None if the input has fewer rows. Raises ValueError where `row`
     grades another input row, or has no step boundaries although `steps` asks for them.
     """
-    place_in_output = f"{output}:{index + 1}"
+    output_line = f"{output}:{index + 1}"
     if source is None:
-        raise ValueError(f"{place_in_output}: more rows than the input has: name another output")
-    place_in_input, input_row = source
-    if any(row.get(key) != input_row.get(key) for key in FIELDS):
-        raise ValueError(f"{place_in_output} is another answer than {place_in_input}: name another output")
+        raise ValueError(f"{output_line}: more rows than the input has: name another output")
+    input_line, input_row = source
+    if any(row.get(key) != input_row.get(key) for key in ROW_FIELDS):
+        raise ValueError(f"{output_line} is another answer than {input_line}: name another output")
     if steps and "step_boundaries" not in row:
         raise ValueError(
-            f"{place_in_output} was written without --steps: name another output, or leave --steps out"
+            f"{output_line} was written without --steps: name another output, or leave --steps out"
         )
     return input_row

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from jinja2.sandbox import SandboxedEnvironment
 
 
-def text_of(template: str, fields: Mapping[str, Any]) -> str:
+def render_text(template: str, fields: Mapping[str, Any]) -> str:
     """Fills in a template such as ``'{{ question }}'``. Raises MissingField."""
-    return str(_rendered(_template(template).render, template, fields))
+    return str(_render(_parse_template(template).render, template, fields))
 
 
-def value_of(expression: str, fields: Mapping[str, Any]) -> Any:
+def evaluate_expression(expression: str, fields: Mapping[str, Any]) -> Any:
     """Evaluates an expression such as ``metadata.level``, ``answers[0]`` or ``source != 'leetcode'``. Raises
     MissingField."""
-    value = _rendered(_expression(expression), expression, fields)
+    value = _render(_parse_expression(expression), expression, fields)
     from jinja2 import Undefined
 
     if isinstance(value, Undefined):
@@ -33,15 +33,15 @@ def value_of(expression: str, fields: Mapping[str, Any]) -> Any:
 
 def check_text(template: str, key: str) -> None:
     """Raises ValueError, with the configuration key, for a template that Jinja can't read."""
-    _read(functools.partial(_template, template), template, key)
+    _check_parse(functools.partial(_parse_template, template), template, key)
 
 
 def check_value(expression: str, key: str) -> None:
     """Raises ValueError, with the configuration key, for an expression that Jinja can't read."""
-    _read(functools.partial(_expression, expression), expression, key)
+    _check_parse(functools.partial(_parse_expression, expression), expression, key)
 
 
-def _read(parse: Any, text: str, key: str) -> None:
+def _check_parse(parse: Any, text: str, key: str) -> None:
     """Calls `parse`, which parses the text, and raises ValueError with the configuration key if that
     fails."""
     from jinja2 import TemplateError
@@ -55,7 +55,7 @@ def _read(parse: Any, text: str, key: str) -> None:
         ) from error
 
 
-def _rendered(render: Any, text: str, fields: Mapping[str, Any]) -> Any:
+def _render(render: Any, text: str, fields: Mapping[str, Any]) -> Any:
     """Returns the result of `render` for these fields. `render` fills in a parsed template, or evaluates a
     parsed expression. Raises MissingField for any error that the fields or their values cause."""
     from jinja2 import TemplateError
@@ -70,17 +70,17 @@ def _rendered(render: Any, text: str, fields: Mapping[str, Any]) -> Any:
 
 
 @functools.lru_cache(maxsize=256)
-def _template(text: str) -> Any:
-    return _environment().from_string(text)
+def _parse_template(text: str) -> Any:
+    return _jinja_environment().from_string(text)
 
 
 @functools.lru_cache(maxsize=256)
-def _expression(text: str) -> TemplateExpression:
-    return _environment().compile_expression(text, undefined_to_none=False)
+def _parse_expression(text: str) -> TemplateExpression:
+    return _jinja_environment().compile_expression(text, undefined_to_none=False)
 
 
 @functools.cache
-def _environment() -> SandboxedEnvironment:
+def _jinja_environment() -> SandboxedEnvironment:
     """Returns Jinja's environment, with further filters and tests that data sets need."""
     from jinja2 import StrictUndefined
     from jinja2.sandbox import SandboxedEnvironment

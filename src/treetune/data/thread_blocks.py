@@ -35,8 +35,8 @@ class ThreadNumber(NamedTuple):
     thread: int
 
 
-_MARKUP = re.compile(r"</?parallel>|</?thread>|<none\s*/>", re.IGNORECASE)
-_RANGE = re.compile(r"\s*(?:lines?\s+)?(\d{1,9})(?:\s*[-–]\s*(\d{1,9}))?\s*", re.IGNORECASE)
+_GROUP_TAG = re.compile(r"</?parallel>|</?thread>|<none\s*/>", re.IGNORECASE)
+_LINE_RANGE = re.compile(r"\s*(?:lines?\s+)?(\d{1,9})(?:\s*[-–]\s*(\d{1,9}))?\s*", re.IGNORECASE)
 
 
 def read_thread_groups(text: str) -> list[ThreadGroup]:
@@ -48,56 +48,55 @@ def read_thread_groups(text: str) -> list[ThreadGroup]:
     Example: ``<parallel><thread>1-3</thread><thread>4</thread></parallel>`` is ``[[(1, 3), (4, 4)]]``.
     """
     groups: list[ThreadGroup] = []
-    opened: list[str] = []  # the names of the elements that are open, the innermost last
+    open_elements: list[str] = []  # the names of the elements that are open, the innermost last
     last_tag_end = 0
     says_none = False
-    for match in _MARKUP.finditer(text):
+    for match in _GROUP_TAG.finditer(text):
         tag, between = match[0].lower(), text[last_tag_end : match.start()]
         last_tag_end = match.end()
         # A group begins outside of all elements, and a thread directly in a group.
         opened_around_tag = [] if tag == "<parallel>" else ["parallel"]
-        may_open_here = opened == opened_around_tag
+        may_open_here = open_elements == opened_around_tag
         if tag.startswith("<none"):
-            if opened:
-                raise Unreadable(f"{tag} is inside of <{opened[-1]}>")
+            if open_elements:
+                raise Unreadable(f"{tag} is inside of <{open_elements[-1]}>")
             says_none = True
         elif tag.startswith("</"):
-            if not opened or opened[-1] != tag[2:-1]:
+            if not open_elements or open_elements[-1] != tag[2:-1]:
                 raise Unreadable(f"{tag} closes nothing")
-            if opened.pop() == "thread":
+            if open_elements.pop() == "thread":
                 groups[-1].append(_parse_lines(between))
             elif between.strip():
                 raise Unreadable(f"a <parallel> contains {between.strip()[:60]!r} in addition to its threads")
         elif not may_open_here:
-            raise Unreadable(
-                f"{tag} is {'inside of <' + opened[-1] + '>' if opened else 'outside of <parallel>'}"
-            )
+            element = f"inside of <{open_elements[-1]}>" if open_elements else "outside of <parallel>"
+            raise Unreadable(f"{tag} is {element}")
         else:
-            if opened and between.strip():
+            if open_elements and between.strip():
                 raise Unreadable(f"a <parallel> contains {between.strip()[:60]!r} in addition to its threads")
-            opened.append(tag[1:-1])
+            open_elements.append(tag[1:-1])
             if tag == "<parallel>":
                 groups.append([])
-    if opened:
-        raise Unreadable(f"<{opened[-1]}> isn't closed")
+    if open_elements:
+        raise Unreadable(f"<{open_elements[-1]}> isn't closed")
     if not groups and not says_none:
         raise Unreadable("it contains neither <parallel> nor <none/>")
     return groups
 
 
 def _parse_lines(text: str) -> LineRange:
-    match = _RANGE.fullmatch(text)
+    match = _LINE_RANGE.fullmatch(text)
     if match is None:
         raise Unreadable(f"a <thread> holds {text[:60]!r} and not a first and last line such as 4-9")
     return LineRange(first=int(match[1]), last=int(match[2] or match[1]))
 
 
-CONTROL = re.compile(r"[\x00-\x1f]")
+CONTROL_CHARACTER = re.compile(r"[\x00-\x1f]")
 """Matches control characters. LaTeX whose backslashes aren't doubled in JSON turns into such characters: the
 ``\\f`` of ``\\frac`` into a form feed, and the ``\\t`` of ``\\times`` into a tab."""
 
 
-def json_list(text: str) -> list[Any]:
+def read_json_list(text: str) -> list[Any]:
     """Returns the JSON list in an answer, which may be between other text or in a code block.
 
     Raises Unreadable where there is none.
@@ -138,7 +137,7 @@ class SolutionBlock:
 
 
 @dataclass(frozen=True)
-class Dropped:
+class DroppedBlock:
     """A block that stays sequential text. `reason` is one of a few texts, which the summary counts; `detail`
     says more about this block."""
 
@@ -149,7 +148,7 @@ class Dropped:
 
 def cut_blocks(
     groups: Sequence[ThreadGroup], lines: Sequence[str], rule: BlockRule
-) -> tuple[list[SolutionBlock], list[Dropped]]:
+) -> tuple[list[SolutionBlock], list[DroppedBlock]]:
     """Returns the groups of threads to keep, as blocks in the solution's order, and the groups to drop.
 
     A thread is a part of the solution, given by its first and last line. The threads of a group don't need
@@ -175,7 +174,7 @@ def cut_blocks(
 
 def _cut_block(
     group: ThreadGroup, lines: Sequence[str], rule: BlockRule, last_kept: int
-) -> SolutionBlock | Dropped:
+) -> SolutionBlock | DroppedBlock:
     """Cuts a group of threads out of the solution's lines, or says why the group is dropped.
 
     Args:
@@ -183,8 +182,8 @@ def _cut_block(
         last_kept: The last line of all blocks that were kept so far; 0 without any.
     """
 
-    def drop(reason: str, detail: str = "") -> Dropped:
-        return Dropped(tuple(group), reason, detail)
+    def drop(reason: str, detail: str = "") -> DroppedBlock:
+        return DroppedBlock(tuple(group), reason, detail)
 
     for first, last in group:
         if not 1 <= first <= last <= len(lines):
@@ -220,7 +219,7 @@ def saved_characters(threads: Sequence[str]) -> int:
     return sum(lengths) - max(lengths)
 
 
-async def independent_parts(
+async def ask_for_groups(
     questions: Questions, problem: str, lines: Sequence[str]
 ) -> tuple[list[ThreadGroup], list[EndpointMessage]]:
     """Asks the model for groups of threads, and returns the groups and the conversation about them.
@@ -241,7 +240,7 @@ async def independent_parts(
     return await questions.ask("ranges", [*conversation, ("user", prompts.RANGES)], read_thread_groups)
 
 
-async def failed_threads(
+async def ask_for_failed_threads(
     questions: Questions, conversation: Sequence[EndpointMessage], blocks: Sequence[SolutionBlock]
 ) -> dict[int, str]:
     """Asks the model to check all threads. Returns the blocks with a thread that the model rejects: the
@@ -264,7 +263,7 @@ def _read_self_check(threads: Set[ThreadNumber], text: str) -> dict[ThreadNumber
     one verdict on each thread."""
     notes_on_failed: dict[ThreadNumber, str] = {}
     without_verdict = set(threads)
-    for item in json_list(text):
+    for item in read_json_list(text):
         verdict = item if isinstance(item, dict) else {}
         thread = ThreadNumber(verdict.get("group", 0), verdict.get("thread", 0))
         if thread not in without_verdict:

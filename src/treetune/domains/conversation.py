@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from treetune.domains.environments.base import Turn
 from treetune.engine.requests import Completion
-from treetune.rollouts.answers import before_stop
+from treetune.rollouts.answers import cut_at_stop
 from treetune.tasks.thoughts import opening_at_end
 from treetune.vocabulary import (
     FinishReason,
@@ -232,7 +232,9 @@ class Conversation:
         ends = accumulate(len(segment.token_ids) for segment in self.segments)
         next_segments = [*self.segments[1:], None]
         return tuple(
-            end for end, after in zip(ends, next_segments) if after is None or after.origin == "sampled"
+            end
+            for end, next_segment in zip(ends, next_segments)
+            if next_segment is None or next_segment.origin == "sampled"
         )
 
     @property
@@ -290,7 +292,7 @@ def action_of(codec: TextCodec, before_ids: TokenIds, segment: Segment, limits: 
     else:
         # Tags of calls may be special tokens, too. The tokens that end a turn are no part of the action.
         text = codec.decode_all([token for token in segment.token_ids.tolist() if token not in codec.end_ids])
-    return opening + before_stop(text, limits.stop)
+    return opening + cut_at_stop(text, limits.stop)
 
 
 def encode_between_turns(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune.domains.foreign import GOLD_IS_JSON
-from treetune.store.files import whole_file
+from treetune.store.files import write_atomically
 from treetune.tasks.row_values import check_plain, is_empty, messages_in_text, text_of_value
 from treetune.tasks.sources import JSON_FIELDS, ROW_GROUP, files_matching, read_rows
 from treetune.vocabulary import Message, Problem
@@ -82,13 +82,13 @@ def normalise_row(row: Mapping[str, Any]) -> DomainRow:
     source = row.get(DATA_SOURCE)
     if not isinstance(source, str) or not source.strip():
         raise ValueError(f"it has no {DATA_SOURCE}, which says which domain it is of, such as 'math__dapo'")
-    reward = _object(row.get(REWARD_MODEL), REWARD_MODEL)
+    reward = _read_object(row.get(REWARD_MODEL), REWARD_MODEL)
     ground_truth = reward.get(GROUND_TRUTH)
     if is_empty(ground_truth):
         state = "no" if ground_truth is None else "an empty"
         raise ValueError(f"its {REWARD_MODEL} has {state} {GROUND_TRUTH}")
     for name, value in row.items():
-        if name not in (PROMPT, EXTRA_INFO):  # `_messages` and `domain_row` check these
+        if name not in (PROMPT, EXTRA_INFO):  # `_read_messages` and `domain_row` check these
             check_plain(value, name)
     applies_template = row.get(APPLY_CHAT_TEMPLATE)
     applies_template = True if applies_template is None else applies_template
@@ -99,10 +99,10 @@ def normalise_row(row: Mapping[str, Any]) -> DomainRow:
     needs_messages = applies_template or not raw_prompt.strip()
     full = domain_row(
         source,
-        _messages(row.get(PROMPT), needs_messages),
+        _read_messages(row.get(PROMPT), needs_messages),
         ground_truth,
         ability=str(row.get(ABILITY) or ""),
-        extra_info=_without_nulls(_object(row.get(EXTRA_INFO) or {}, EXTRA_INFO)),
+        extra_info=_without_nulls(_read_object(row.get(EXTRA_INFO) or {}, EXTRA_INFO)),
         raw_prompt=raw_prompt,
         apply_chat_template=applies_template,
     )
@@ -156,12 +156,12 @@ def read_domain_rows(path: Path) -> Iterator[tuple[str, DomainRow]]:
     read.
     """
     for file in files_matching(path):
-        for place, row in read_rows(file):
+        for file_and_line, row in read_rows(file):
             try:
                 full = normalise_row(row)
             except ValueError as error:
-                raise ValueError(f"{place}: {error}") from error
-            yield place, full
+                raise ValueError(f"{file_and_line}: {error}") from error
+            yield file_and_line, full
 
 
 def write_parquet(path: Path, rows: Iterable[DomainRow]) -> None:
@@ -181,17 +181,19 @@ def write_parquet(path: Path, rows: Iterable[DomainRow]) -> None:
         _note_kinds(columns, {name: value for name, value in row.items() if name not in SCHEMA})
     schema = arrow_schema(kinds, columns)
     with (
-        whole_file(path, "wb") as file,
+        write_atomically(path, "wb") as file,
         parquet.ParquetWriter(file, schema, compression="zstd") as writer,
     ):
         batch: list[DomainRow] = []
         for row in rows:
             further_columns = {
-                name: _encode(row[name], columns[name]) for name in sorted(columns) if name in row
+                name: _encode_value(row[name], columns[name]) for name in sorted(columns) if name in row
             }
             # A key that is None in every row has no kind, and is left out.
             info = {
-                name: _encode(value, kinds[name]) for name, value in row[EXTRA_INFO].items() if name in kinds
+                name: _encode_value(value, kinds[name])
+                for name, value in row[EXTRA_INFO].items()
+                if name in kinds
             }
             schema_columns = {name: row[name] for name in SCHEMA}
             batch.append({**schema_columns, EXTRA_INFO: info, **further_columns})
@@ -211,14 +213,14 @@ def arrow_schema(kinds: Mapping[str, str], columns: Mapping[str, str]) -> pa.Sch
     """
     import pyarrow as pa
 
-    plain = {
+    scalar_types = {
         "text": pa.string(),
         "json": pa.string(),
         "int": pa.int64(),
         "float": pa.float64(),
         "bool": pa.bool_(),
     }
-    types = {**plain, **{f"list of {name}": pa.list_(kind) for name, kind in plain.items()}}
+    types = {**scalar_types, **{f"list of {name}": pa.list_(kind) for name, kind in scalar_types.items()}}
     # Parquet can't hold an object without fields. So `extra_info` without keys gets an empty field "index".
     info = [pa.field(name, types[kinds[name]]) for name in sorted(kinds)] or [pa.field("index", pa.int64())]
     message = pa.struct([pa.field("role", pa.string()), pa.field("content", pa.string())])
@@ -242,11 +244,11 @@ def arrow_schema(kinds: Mapping[str, str], columns: Mapping[str, str]) -> pa.Sch
     return pa.schema(fields, metadata={JSON_FIELDS: json.dumps(in_json).encode()})
 
 
-_LOST = ("tool_calls", "function_call", "tool_call_id", "images", "audio", "videos")
+_UNSUPPORTED_KEYS = ("tool_calls", "function_call", "tool_call_id", "images", "audio", "videos")
 """Keys of messages that change the question, and that `Message` has no field for."""
 
 
-def _messages(prompt: Any, are_needed: bool) -> list[dict[str, str]]:
+def _read_messages(prompt: Any, are_needed: bool) -> list[dict[str, str]]:
     """Returns a row's messages, each with only a role and a content.
 
     The list may be empty if `are_needed` is False.
@@ -265,14 +267,14 @@ def _messages(prompt: Any, are_needed: bool) -> list[dict[str, str]]:
         raise ValueError(f"its {PROMPT} should be a list of messages, each with role and content")
     messages = []
     for message in prompt:
-        content = _text_content(message)
+        content = _read_content(message)
         role = message.get("role")
         if role not in ROLES:
             raise ValueError(f"its {PROMPT} has a message of role {role!r}: roles are {', '.join(ROLES)}")
-        lost = [name for name in _LOST if message.get(name)]
-        if lost:
+        unsupported = [name for name in _UNSUPPORTED_KEYS if message.get(name)]
+        if unsupported:
             raise ValueError(
-                f"its {PROMPT} has a message of the {role} with {', '.join(lost)}, which prompts can't"
+                f"its {PROMPT} has a message of the {role} with {', '.join(unsupported)}, which prompts can't"
                 " contain: write it into the content, or leave the row out"
             )
         if role == "user" and not content.strip():
@@ -283,14 +285,18 @@ def _messages(prompt: Any, are_needed: bool) -> list[dict[str, str]]:
     return messages
 
 
-def _text_content(message: Any) -> str:
+def _read_content(message: Any) -> str:
     """Returns the content of a message, which is a text or a list of parts of text.
 
     Raises ValueError for any other content.
     """
     content = message.get("content") if isinstance(message, Mapping) else None
-    if content is None and isinstance(message, Mapping) and any(message.get(name) for name in _LOST):
-        return ""  # `_messages` refuses the message because of its other keys
+    if (
+        content is None
+        and isinstance(message, Mapping)
+        and any(message.get(name) for name in _UNSUPPORTED_KEYS)
+    ):
+        return ""  # `_read_messages` refuses the message because of its other keys
     if isinstance(content, str):
         return content
     # Content that is no list, or an empty one, counts as one part that is no text.
@@ -315,7 +321,7 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _object(value: Any, name: str) -> dict[str, Any]:
+def _read_object(value: Any, name: str) -> dict[str, Any]:
     """Returns a field's value as a dictionary. Raises ValueError unless the value is an object, or the JSON
     text of one. `name` is the field's name, for the message."""
     if value is None:
@@ -336,7 +342,7 @@ def _note_kinds(kinds: dict[str, str], values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if value is None:
             continue
-        earlier_kind, kind = kinds.get(name), _kind(value)
+        earlier_kind, kind = kinds.get(name), _kind_of_value(value)
         if earlier_kind is None or earlier_kind == kind:
             kinds[name] = kind
         elif {earlier_kind, kind} == {"int", "float"}:
@@ -347,7 +353,7 @@ def _note_kinds(kinds: dict[str, str], values: Mapping[str, Any]) -> None:
             kinds[name] = "json"
 
 
-def _kind(value: Any) -> str:
+def _kind_of_value(value: Any) -> str:
     """Returns the kind of a value (see `arrow_schema`)."""
     if isinstance(value, bool):  # before int, of which bool is a subclass
         return "bool"
@@ -358,13 +364,13 @@ def _kind(value: Any) -> str:
     if isinstance(value, str):
         return "text"
     if isinstance(value, list) and value:
-        kinds = {_kind(item) for item in value}
+        kinds = {_kind_of_value(item) for item in value}
         if len(kinds) == 1 and kinds <= {"bool", "int", "float", "text"}:
             return f"list of {kinds.pop()}"
     return "json"
 
 
-def _encode(value: Any, kind: str) -> Any:
+def _encode_value(value: Any, kind: str) -> Any:
     """Returns a value as it is written to a column of a kind: JSON text for ``json``, else the value."""
     if value is None or kind != "json":
         return value

@@ -33,7 +33,7 @@ GOLD_IS_JSON = "ground_truth_is_json"
 Functions of other libraries get the list or the object."""
 
 
-class Said(dict[str, Any]):
+class MessageWithAttributes(dict[str, Any]):
     """A message or a call whose values are both keys and attributes, as in verifiers."""
 
     __getattr__ = dict.get
@@ -42,7 +42,7 @@ class Said(dict[str, Any]):
 def file_function(path: str, searched: list[str]) -> Any:
     """Returns the object that ``folder/file.py:name`` names. The file is looked up in the working directory,
     and then in the folders `searched`."""
-    file, name = file_of(path, searched), path.rpartition(":")[2]
+    file, name = find_file(path, searched), path.rpartition(":")[2]
     module_name = name_in_process(file)
     spec = importlib.util.spec_from_file_location(module_name, file)
     assert spec is not None and spec.loader is not None, "it ends with .py"
@@ -54,7 +54,7 @@ def file_function(path: str, searched: list[str]) -> Any:
     return getattr(module, name)
 
 
-def file_of(path: str, searched: list[str]) -> Path:
+def find_file(path: str, searched: list[str]) -> Path:
     """Returns the file of ``folder/file.py:name``, in the working directory or one of the folders `searched`.
     Raises ValueError if there is none."""
     file = path.rpartition(":")[0]
@@ -92,26 +92,26 @@ def name_in_process(file: Path) -> str:
     return f"reward_file_{stem}_{digest}"
 
 
-def gold_of(row: GradedRow) -> Any:
+def gold_of_row(row: GradedRow) -> Any:
     """Returns the ground truth as it was in the row."""
     return json.loads(row["gold"]) if row["data"].get(GOLD_IS_JSON) is True else row["gold"]
 
 
-def message_of(message: Mapping[str, Any]) -> Any:
-    """Returns a message of verifiers' class, or, if verifiers isn't loaded, a `Said`: a dictionary whose
-    values are attributes, too.
+def message_for_verifiers(message: Mapping[str, Any]) -> Any:
+    """Returns a message of verifiers' class, or, if verifiers isn't loaded, a `MessageWithAttributes`: a
+    dictionary whose values are attributes, too.
 
     ``{"role": "user", "content": "2 + 2?"}`` becomes a ``UserMessage``.
     """
     # The module with the classes of messages has had several names.
     modules = map(sys.modules.get, ("verifiers.types", "verifiers.legacy.types", "verifiers.v1.types"))
     loaded_module = next(filter(None, modules), None)
-    kind = getattr(loaded_module, f"{message['role'].title()}Message", Said)
+    kind = getattr(loaded_module, f"{message['role'].title()}Message", MessageWithAttributes)
     calls = []
     for call in message.get("tool_calls", ()):
         # In verifiers, arguments are JSON text, both in the call and in its function.
         function = call["function"] | {"arguments": json.dumps(call["function"]["arguments"])}
-        calls.append(Said({**call, "function": function, **function}))
+        calls.append(MessageWithAttributes({**call, "function": function, **function}))
     return kind(**{**message, "tool_calls": calls} if calls else message)
 
 
@@ -123,16 +123,16 @@ def verifiers_state(row: GradedRow) -> dict[str, Any]:
     """
     data = row["data"]
     _, turns, rewards = row["transcript"]
-    prompt = list(map(message_of, row["messages"] or [{"role": "user", "content": row["prompt"]}]))
+    prompt = list(map(message_for_verifiers, row["messages"] or [{"role": "user", "content": row["prompt"]}]))
     messages, trajectory = prompt, list[Mapping[str, Any]]()
     for turn, reward in zip(turns, rewards):
         # The first message of a turn is the model's, and the others are replies to it.
-        turn_messages = list(map(message_of, turn))
+        turn_messages = list(map(message_for_verifiers, turn))
         # In verifiers, the reward of a step that earns nothing itself is None.
         step = {"prompt": messages, "completion": turn_messages[:1], "reward": reward or None}
         trajectory.append({**step, "extras": {}})
         messages = [*messages, *turn_messages]
-    gold = gold_of(row)
+    gold = gold_of_row(row)
     # The `info` of verifiers is the column `info`. If there is none, it is verl's column `extra_info`, and
     # without this, all columns.
     state = {"answer": gold, **data, "info": data.get("info", data.get("extra_info", dict(data)))}
@@ -155,7 +155,7 @@ def call_arguments(
         row: The problem and the answer's transcript.
         state: The result of `verifiers_state` for the row.
     """
-    gold = gold_of(row)
+    gold = gold_of_row(row)
     columns = {"answer": gold, "solution": gold, "ground_truth": gold, **row["data"]}
     by_name: dict[str, Any]
     if "solution_strs" in parameters:
@@ -196,7 +196,7 @@ def _arguments_of_verl(row: GradedRow) -> dict[str, Any]:
     return {
         "data_source": data.get("data_source", row["domain"]),
         "solution_str": text,
-        "ground_truth": gold_of(row),
+        "ground_truth": gold_of_row(row),
         "extra_info": extra,
     }
 
@@ -241,7 +241,7 @@ def read_rewards(result: Any, name: str, turns: int = 1) -> tuple[list[float], d
       the batch has one answer).
     """
     if inspect.isawaitable(result):
-        result = asyncio.run(_awaited(result))
+        result = asyncio.run(_await_result(result))
     returned, numbers = result, {}
     if isinstance(result, list | tuple) and len(result) == 1:
         # Of a function for a batch of one answer, or the reward of the only turn.
@@ -267,7 +267,7 @@ def _is_finite_number(value: Any) -> bool:
     return not isinstance(value, str) and hasattr(value, "__float__") and math.isfinite(value)
 
 
-async def _awaited(result: Any) -> Any:
+async def _await_result(result: Any) -> Any:
     return await result
 
 
@@ -331,7 +331,7 @@ def _weighted_functions(reward_object: Any, row: GradedRow) -> tuple[list[tuple[
     if is_class_of_task:
         # A task is made of a pydantic object with the problem's columns. Its rewards are methods that
         # verifiers has marked with their weights.
-        columns = {"prompt": row["prompt"], "answer": gold_of(row), **row["data"]}
+        columns = {"prompt": row["prompt"], "answer": gold_of_row(row), **row["data"]}
         data_type = reward_object.data_type()
         fields = data_type.model_fields
         data = data_type(**{key: columns[key] for key in columns if key in fields})

@@ -32,17 +32,17 @@ FORMULA_WIDTH = 60
 """The number of characters that a formula counts as, whatever its length, in stage 2, and in stage 5 when it
 looks for the middle of a part."""
 
-SHORT = 20
+LENGTH_OF_SHORT_PART = 20
 """A part of fewer characters is merged in stages 2 and 3, unless it ends a sentence."""
-TINY = 3
+LENGTH_OF_TINY_PART = 3
 """A part of fewer characters is merged in stage 4."""
-LONG = 100
+LENGTH_OF_LONG_PART = 100
 """A part of more characters is cut in stage 5, and is never merged with the next one."""
 SHORTEST_HALF_IN_TEXT = 40
 SHORTEST_HALF_IN_FORMULA = 20
 """The fewest characters on either side of a cut in stage 5, in text and in a formula."""
 
-_PAIRS = [
+_FORMULA_DELIMITERS = [
     ("[asy]", "[/asy]"),
     ("$\\begin{tabular}", "\\end{tabular}$"),
     ("\\begin{tabular}", "\\end{tabular}"),
@@ -60,7 +60,7 @@ _DOLLAR = re.compile(r"(?<!\\)\$")
 _BEGIN_ENVIRONMENT = re.compile(r"\\begin\{([^{}\n]{1,40})\}")
 _ENDS_OF_SENTENCES = (".$", ".$$", ".\\)", ".\\]")
 """Ends of formulas that have a full stop in them."""
-_OPENING = re.compile(r"\$\$?|\\\(|\\\[|\\begin\{[^{}]*\}|\[asy\]")
+_OPENING_OF_FORMULA = re.compile(r"\$\$?|\\\(|\\\[|\\begin\{[^{}]*\}|\[asy\]")
 _BREAKS_IN_TEXT = [re.compile(kind) for kind in (r",", r"\sand(?=\s)", r":", r"\sto(?=\s)")]
 _BREAKS_IN_FORMULAS = [
     re.compile(kind)
@@ -102,7 +102,7 @@ class _Piece(NamedTuple):
 
     @property
     def is_short(self) -> bool:
-        return self.length < SHORT and not self.ends_in_full_stop
+        return self.length < LENGTH_OF_SHORT_PART and not self.ends_in_full_stop
 
 
 class _MaskedText:
@@ -121,7 +121,7 @@ class _MaskedText:
         """The formulas in the order of their marks."""
         # Pairs come first, since single dollars would cut $$x$$ in pieces. An environment may contain marks
         # of earlier formulas.
-        for opening, closing in _PAIRS:
+        for opening, closing in _FORMULA_DELIMITERS:
             self._mask(_spans_between(self._text, opening, closing))
         self._mask(_spans_between_dollars(self._text))
         self._mask(_spans_of_environments(self._text))
@@ -133,12 +133,12 @@ class _MaskedText:
         earlier_formulas = iter(self._formulas)
         last_end = 0
         for start, end in spans:
-            before = self._text[last_end:start]
+            text_before = self._text[last_end:start]
             # A mark before the span stays, and so does its formula. A mark within the span is replaced by its
             # formula, which becomes a part of the new one.
-            formulas += [next(earlier_formulas) for _ in range(before.count(self._mark))]
+            formulas += [next(earlier_formulas) for _ in range(text_before.count(self._mark))]
             formulas.append(self._unmask(self._text[start:end], earlier_formulas))
-            pieces += [before, self._mark]
+            pieces += [text_before, self._mark]
             last_end = end
         self._formulas = [*formulas, *earlier_formulas]
         self._text = "".join(pieces) + self._text[last_end:]
@@ -151,8 +151,8 @@ class _MaskedText:
         """Stage 2: cuts the text, in which formulas are marks, after sentences and before newlines."""
         parts: list[str] = []
         sentence_ends = [stop.end() for stop in _SENTENCE_STOP.finditer(self._text)]
-        for sentence in _cut(self._text, sentence_ends):
-            parts += _cut(sentence, [newline.start() for newline in _NEWLINE.finditer(sentence)])
+        for sentence in _split_at(self._text, sentence_ends):
+            parts += _split_at(sentence, [newline.start() for newline in _NEWLINE.finditer(sentence)])
         # If several newlines follow each other, each of them but the last has become a separate part.
         parts = _merge_with_next(parts, lambda part: part == "\n")
         return _merge_with_next(parts, self._is_short)
@@ -160,7 +160,7 @@ class _MaskedText:
     def _is_short(self, part: str) -> bool:
         """Returns whether a masked part is short and doesn't end a sentence."""
         width = len(part) + (FORMULA_WIDTH - 1) * part.count(self._mark)  # a mark is one character already
-        return width < SHORT and not part.rstrip().endswith(".")
+        return width < LENGTH_OF_SHORT_PART and not part.rstrip().endswith(".")
 
     def cut_after_formulas_that_end_sentences(self, parts: list[str]) -> list[str]:
         """Stage 3: cuts parts, in which formulas are marks, after formulas that end in a full stop.
@@ -186,9 +186,9 @@ class _MaskedText:
         merged: list[_Piece] = []
         for piece in pieces:
             if merged and merged[-1].is_short:
-                before = merged.pop()
+                previous = merged.pop()
                 piece = _Piece(
-                    before.text + piece.text, before.length + piece.length, piece.ends_in_full_stop
+                    previous.text + piece.text, previous.length + piece.length, piece.ends_in_full_stop
                 )
             merged.append(piece)
         texts = [piece.text for piece in merged]
@@ -209,7 +209,7 @@ class _MaskedText:
                     continue
                 formula = next(formulas)
                 newlines = [newline.start() for newline in _NEWLINE.finditer(formula)]
-                first_line, *other_lines = _cut(formula, newlines)
+                first_line, *other_lines = _split_at(formula, newlines)
                 line += first_line
                 for other_line in other_lines:
                     lines.append(line)
@@ -218,7 +218,8 @@ class _MaskedText:
         return [line for line in lines if line]
 
     def cut_long_parts(self, offsets: list[int]) -> list[int]:
-        """Stage 5: cuts parts of more than `LONG` characters, and returns the boundaries of all parts.
+        """Stage 5: cuts parts of more than `LENGTH_OF_LONG_PART` characters, and returns the boundaries of
+        all parts.
 
         Args:
             offsets: The boundaries of the parts before this stage, in the text with its formulas.
@@ -239,7 +240,7 @@ class _MaskedText:
         to_cut = [(start, end, False) for start, end in pairwise(offsets)]
         while to_cut:
             start, end, only_in_formulas = to_cut.pop()
-            if end - start <= LONG:
+            if end - start <= LENGTH_OF_LONG_PART:
                 continue
             cut = None
             if not only_in_formulas:
@@ -298,7 +299,7 @@ def _spans_of_environments(text: str) -> Iterator[tuple[int, int]]:
         yield begin.start(), position
 
 
-def _cut(text: str, offsets: list[int]) -> list[str]:
+def _split_at(text: str, offsets: list[int]) -> list[str]:
     """Returns the parts of a text between offsets. Offsets at the ends of the text are ignored, so no part is
     empty, unless the text is."""
     inner_offsets = [offset for offset in offsets if 0 < offset < len(text)]
@@ -307,13 +308,14 @@ def _cut(text: str, offsets: list[int]) -> list[str]:
 
 def _merge_with_next(parts: list[str], needs_next: Callable[[str], bool]) -> list[str]:
     """Merges each part for which `needs_next` holds with the next part. If it holds for the last part, that
-    is merged with the previous one. A part of more than `LONG` characters is never merged with the next one.
+    is merged with the previous one. A part of more than `LENGTH_OF_LONG_PART` characters is never merged with
+    the next one.
     """
     merged: list[str] = []
     current = ""
     for part in parts:
         current += part
-        if len(current) > LONG or not needs_next(current):
+        if len(current) > LENGTH_OF_LONG_PART or not needs_next(current):
             merged.append(current)
             current = ""
     if current:
@@ -326,7 +328,11 @@ def _merge_with_next(parts: list[str], needs_next: Callable[[str], bool]) -> lis
 
 def _is_tiny(part: str) -> bool:
     """Returns whether a part is only a newline, a few characters, or the opening of a formula."""
-    return part == "\n" or len(part) < TINY or _OPENING.fullmatch(part.strip()) is not None
+    return (
+        part == "\n"
+        or len(part) < LENGTH_OF_TINY_PART
+        or _OPENING_OF_FORMULA.fullmatch(part.strip()) is not None
+    )
 
 
 def _find_cut(

@@ -18,11 +18,11 @@ from typing_extensions import override
 from treetune.domains.graders.math import MathGrader
 from treetune.tasks.base import Task
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.extraction import braces
+from treetune.tasks.graders.extraction import find_braces
 from treetune.tasks.rows import JsonLines
 from treetune.tasks.steps import StepSplitter
 
-_OPENING = re.compile(
+_OPENING_OF_SPAN = re.compile(
     r"\\begin\{(?P<environment>[A-Za-z]{1,24}\*?)\}|(?P<asy>\[asy\])|(?P<listing>```)|(?P<dollars>\$\$?)"
     r"|\\(?P<bracket>[\[(])|\\.",
     re.DOTALL,
@@ -33,20 +33,20 @@ _END_OF_INLINE = re.compile(r"\\.|(?P<end>\$)|(?P<gap>\n[ \t]*\n)", re.DOTALL)
 blank line, which the formula can't contain."""
 # Letters outside of ASCII that may begin a sentence: capitals of scripts with two cases, and letters of
 # scripts with one.
-_CAPITAL = "".join(letter for letter in map(chr, range(0x80, 0x2000)) if letter.isupper())
-_ONE_CASE = (
+_CAPITALS_OUTSIDE_ASCII = "".join(letter for letter in map(chr, range(0x80, 0x2000)) if letter.isupper())
+_LETTERS_WITHOUT_CASE = (
     r"\u05d0-\u05ea\u0620-\u064a\u0671-\u06d3\u0904-\u0963\u0985-\u0e3a\u0e40-\u10ff\u1200-\u135a"
     r"\u1780-\u17b3\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 )
-_NO_SPACES = r"\u3040-\u30ff\u3400-\u9fff"
+_SCRIPTS_WITHOUT_SPACES = r"\u3040-\u30ff\u3400-\u9fff"
 """Scripts in which a sentence follows without a space."""
-_STOPS = r"。！？｡।॥؟۔։።፧။។"
+_FULL_STOPS = r"。！？｡।॥؟۔։።፧။។"
 """Signs that only ever end a sentence."""
-_PROSE = re.compile(rf"[.!?]\s+(?:[A-Z][a-z]+\s|[{_CAPITAL}]\w+\s)|[{_STOPS}]")
+_END_BEFORE_PROSE = re.compile(rf"[.!?]\s+(?:[A-Z][a-z]+\s|[{_CAPITALS_OUTSIDE_ASCII}]\w+\s)|[{_FULL_STOPS}]")
 """The end of a sentence that prose follows, which no inline formula contains."""
 
-_CLOSINGS = r"(?:[$)\"'”’*]|\\[)\]])*+"
-_WIDE_CLOSINGS = r"(?:[$)\"'”’*」』）】》〉]|\\[)\]])*+"
+_CLOSING_SIGNS = r"(?:[$)\"'”’*]|\\[)\]])*+"
+_WIDE_CLOSING_SIGNS = r"(?:[$)\"'”’*」』）】》〉]|\\[)\]])*+"
 """Closing brackets, quotes and dollars after the sign that ends a sentence, which still belong to it; the
 second pattern also has those of East Asian scripts."""
 
@@ -55,19 +55,22 @@ def _sentence_end_before(characters: str) -> re.Pattern[str]:
     """Returns a pattern that matches the ends of sentences. `characters` are those with which the next
     sentence may begin after a space, in the form of a regular expression's class."""
     return re.compile(
-        rf"[.!?]{_CLOSINGS}(?=\s+[{characters}])"  # "x is 2. Then"
-        rf"|[.!?]{_CLOSINGS}(?=[{_NO_SPACES}])"  # before a script without spaces
-        rf"|(?<![{_STOPS}])[{_STOPS}]++{_WIDE_CLOSINGS}(?=\s*\S)"  # ++: a run of stops is tried only once
-        rf"|．{_WIDE_CLOSINGS}(?=\s*[^\s\d])"  # a wide full stop, which is a decimal point before a digit
-        rf"|(?:\u037e|(?<=[\u0370-\u03ff]);){_CLOSINGS}(?=\s+[{_CAPITAL}])"  # the question mark of Greek
+        rf"[.!?]{_CLOSING_SIGNS}(?=\s+[{characters}])"  # "x is 2. Then"
+        rf"|[.!?]{_CLOSING_SIGNS}(?=[{_SCRIPTS_WITHOUT_SPACES}])"  # before a script without spaces
+        # ++: a run of stops is tried only once.
+        rf"|(?<![{_FULL_STOPS}])[{_FULL_STOPS}]++{_WIDE_CLOSING_SIGNS}(?=\s*\S)"
+        # A wide full stop, which is a decimal point before a digit.
+        rf"|．{_WIDE_CLOSING_SIGNS}(?=\s*[^\s\d])"
+        # The question mark of Greek.
+        rf"|(?:\u037e|(?<=[\u0370-\u03ff]);){_CLOSING_SIGNS}(?=\s+[{_CAPITALS_OUTSIDE_ASCII}])"
     )
 
 
-_BEGINS_A_SENTENCE = rf"A-Z(\"“„‘«¿¡*$\\{_CAPITAL}{_ONE_CASE}"
+_BEGINS_A_SENTENCE = rf"A-Z(\"“„‘«¿¡*$\\{_CAPITALS_OUTSIDE_ASCII}{_LETTERS_WITHOUT_CASE}"
 _SENTENCE_END = _sentence_end_before(_BEGINS_A_SENTENCE)
 _SENTENCE_END_ALSO_BEFORE_NUMBERS = _sentence_end_before(_BEGINS_A_SENTENCE + r"\d")
 _ENDS_A_SENTENCE = re.compile(
-    rf"(?:[.!?:]{_CLOSINGS}|[{_STOPS}．：\u037e]{_WIDE_CLOSINGS}|(?<=[\u0370-\u03ff]);|\\\\|\\\]|\\end\{{[A-Za-z]{{1,24}}\*?\}})\s*+\Z"
+    rf"(?:[.!?:]{_CLOSING_SIGNS}|[{_FULL_STOPS}．：\u037e]{_WIDE_CLOSING_SIGNS}|(?<=[\u0370-\u03ff]);|\\\\|\\\]|\\end\{{[A-Za-z]{{1,24}}\*?\}})\s*+\Z"
 )
 """The end of a part that ends a sentence or a displayed formula."""
 ABBREVIATION = re.compile(
@@ -76,13 +79,13 @@ ABBREVIATION = re.compile(
     r"|(?:\A|\n)\s*\d+)\.\Z"
 )
 """The end of a text in an abbreviation, an initial, or the number of a list's item."""
-_LINE = re.compile(r"\n\s*+")
-_ROW = re.compile(
+_LINE_BREAK = re.compile(r"\n\s*+")
+_ROW_END_OR_ENVIRONMENT = re.compile(
     r"(?P<end>\\\\(?:\[[^\]\n]{0,12}\])?[ \t]{0,20}(?=\n))"
     r"|\\begin\{(?P<inner>[^{}\n]{1,24})\}|\\end\{[^{}\n]{1,24}\}"
 )
 """The end of a formula's row (``\\\\``), or the begin or end of an environment."""
-_CLAUSE = re.compile(
+_CLAUSE_END = re.compile(
     r"[,;:](?=\s)|[，；：、،؛]|(?P<before>\s(?:and|so|then|which|because|since|or)(?=\s)|(?<![<>!=:])=(?!=))"
 )
 
@@ -113,7 +116,7 @@ class TextSpan(NamedTuple):
     """Whether it is displayed on separate lines. Then its rows may be steps."""
 
 
-def formulas(text: str) -> list[TextSpan]:
+def find_formulas(text: str) -> list[TextSpan]:
     r"""Returns the outermost formulas of a text from left to right, with figures and listings.
 
     These are ``$…$``, ``\(…\)``, ``$$…$$``, ``\[…\]``, environments, ``[asy]`` figures, and listings. An
@@ -123,10 +126,10 @@ def formulas(text: str) -> list[TextSpan]:
     spans: list[TextSpan] = []
     never_closed: set[str] = set()
     position = 0
-    while (opening := _OPENING.search(text, position)) is not None:
+    while (opening := _OPENING_OF_SPAN.search(text, position)) is not None:
         position = opening.end()
         if opening[0] == "$":
-            end = _end_of_inline(text, position)
+            end = _find_end_of_inline(text, position)
             if end is not None:
                 spans.append(TextSpan(opening.start(), end, display=False))
                 position = end
@@ -148,7 +151,7 @@ def formulas(text: str) -> list[TextSpan]:
     return spans
 
 
-def _end_of_inline(text: str, start: int) -> int | None:
+def _find_end_of_inline(text: str, start: int) -> int | None:
     """Returns the offset after the dollar that closes the formula whose text begins at `start`, or None."""
     position = start
     while (sign := _END_OF_INLINE.search(text, position)) is not None:
@@ -157,7 +160,7 @@ def _end_of_inline(text: str, start: int) -> int | None:
         if sign["end"]:
             inside = text[start : sign.start()]
             # Prose between two dollars is text between two prices.
-            return sign.end() if inside and not _PROSE.search(inside) else None
+            return sign.end() if inside and not _END_BEFORE_PROSE.search(inside) else None
         position = sign.end()
     return None
 
@@ -183,7 +186,7 @@ class Sentences(StepSplitter):
     def boundaries(self, response: str) -> list[int]:
         if not response:
             return [0]
-        spans = formulas(response)
+        spans = find_formulas(response)
         possible_cuts = set(_possible_cuts(response, spans)) - {0, len(response)}
         offsets = [0]
         for cut in sorted(possible_cuts):
@@ -227,9 +230,9 @@ class Sentences(StepSplitter):
 
 def _possible_cuts(text: str, spans: list[TextSpan]) -> Iterator[int]:
     """Yields the ends of sentences, the beginnings of lines, and the ends of rows of displayed formulas."""
-    is_inside = _inside((span.start, span.end) for span in spans)
+    is_inside = _make_is_inside((span.start, span.end) for span in spans)
     yield from sentence_ends(text, spans)
-    for line in _LINE.finditer(text):
+    for line in _LINE_BREAK.finditer(text):
         if not is_inside(line.start()):
             yield line.start()
     for span in spans:
@@ -240,7 +243,7 @@ def _possible_cuts(text: str, spans: list[TextSpan]) -> Iterator[int]:
 def _row_ends(text: str, span: TextSpan) -> Iterator[int]:
     """Yields the ends of a displayed formula's rows, but not of those of a matrix or a table within it."""
     environments: list[str] = []  # those that are open, the innermost last
-    for sign in _ROW.finditer(text, span.start, span.end):
+    for sign in _ROW_END_OR_ENVIRONMENT.finditer(text, span.start, span.end):
         if sign["inner"] is not None:
             environments.append(sign["inner"].rstrip("*"))
         elif sign["end"] is None:
@@ -263,20 +266,20 @@ def sentence_ends(
 
     Args:
         text: Prose with formulas.
-        spans: The text's `formulas`. No sentence ends within them.
+        spans: The text's formulas (see `find_formulas`). No sentence ends within them.
         abbreviation: Matches text that ends with the full stop of an abbreviation.
         before_numbers: Whether a sentence may begin with a number: ``Multiply x by 2. 7 is added.``
     """
     pattern = _SENTENCE_END_ALSO_BEFORE_NUMBERS if before_numbers else _SENTENCE_END
-    is_inside = _inside((span.start, span.end) for span in spans)
+    is_inside = _make_is_inside((span.start, span.end) for span in spans)
     for end in pattern.finditer(text):
         if is_inside(end.end()):
             continue
         # Only a Latin full stop may belong to an abbreviation, as in ``i.e. the sum``. After ``i.e.)`` or
         # ``$x$ i.e.$`` the sentence ends nevertheless.
         may_abbreviate = end[0].startswith(".") and not end[0].endswith(("$", ")", "]"))
-        before = text[max(end.start() - _LOOK_BACK, 0) : end.start() + 1]
-        if may_abbreviate and abbreviation.search(before):
+        text_before = text[max(end.start() - _LOOK_BACK, 0) : end.start() + 1]
+        if may_abbreviate and abbreviation.search(text_before):
             continue
         yield end.end()
 
@@ -290,18 +293,18 @@ def _clause_ends(text: str, spans: list[TextSpan]) -> Iterator[int]:
         if not span.display or is_figure_or_table:
             uncut_spans.append((span.start, span.end))
     outermost_groups: list[tuple[int, int]] = []
-    for start, end in sorted(braces(text).items()):
+    for start, end in sorted(find_braces(text).items()):
         if not outermost_groups or start >= outermost_groups[-1][1]:
             outermost_groups.append((start, end + 1))
-    is_in_span, is_in_group = _inside(uncut_spans), _inside(outermost_groups)
-    for sign in _CLAUSE.finditer(text):
+    is_in_span, is_in_group = _make_is_inside(uncut_spans), _make_is_inside(outermost_groups)
+    for sign in _CLAUSE_END.finditer(text):
         # A cut is after punctuation, and before a word such as "because" or an equals sign (`before`).
         offset = sign.start() if sign["before"] else sign.end()
         if not is_in_span(offset) and not is_in_group(offset):
             yield offset
 
 
-def _inside(spans: Iterable[tuple[int, int]]) -> Callable[[int], bool]:
+def _make_is_inside(spans: Iterable[tuple[int, int]]) -> Callable[[int], bool]:
     """Returns a function that says whether an offset is within one of the spans, after its start and before
     its end. The spans are in order and don't overlap."""
     ordered = list(spans)

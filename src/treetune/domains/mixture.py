@@ -117,9 +117,9 @@ class DomainTask(Task):
             problems = [problem for problem in problems if difficulty.keeps(problem)]
             if not problems:
                 raise ValueError("no training problem is of that difficulty: widen its bounds")
-        return self._named(problems)
+        return self._name_domain(problems)
 
-    def _named(self, problems: Sequence[Problem]) -> list[Problem]:
+    def _name_domain(self, problems: Sequence[Problem]) -> list[Problem]:
         return [replace(problem, id=f"{self.name}/{problem.id}", domain=self.name) for problem in problems]
 
     def has(self, split: Split) -> bool:
@@ -142,7 +142,7 @@ class DomainTask(Task):
 
     @override
     def examples(self, count: int) -> Sequence[Problem]:
-        return self._named(self.task.examples(count))
+        return self._name_domain(self.task.examples(count))
 
     @override
     def adjust_sampling(self, params: Params) -> Params:
@@ -218,7 +218,7 @@ class Temperature(Weighting):
         return base_weight * size ** (1 / self.temperature)
 
 
-LEARNABLE = "domains/{}/learnable"
+LEARNABLE_METRIC = "domains/{}/learnable"
 """The metric that the curriculum reads, with the domain's name in place of ``{}``."""
 
 
@@ -251,7 +251,7 @@ class Curriculum(Weighting):
             if iteration:
                 measured = drawing.recorded(iteration - 1)
                 for name, value in values.items():
-                    learnable = measured.get(LEARNABLE.format(name))
+                    learnable = measured.get(LEARNABLE_METRIC.format(name))
                     if learnable is not None:  # the domain was drawn
                         # `learnable` estimates the domain's mean of p (1 - p), where p is the share of
                         # right answers to a problem. The mean is at most 1/4. Four times the mean is at
@@ -543,22 +543,22 @@ def allocate_problems(
     """
     allocated = dict.fromkeys(weights, 0)
     names = sorted(name for name, weight in weights.items() if weight > 0)
-    free = count
+    left_to_allocate = count
     # A domain with too few problems gives all of them. This raises the quotas of the others, so repeat.
     while True:
-        quotas = _quotas(names, weights, free)
+        quotas = _quotas(names, weights, left_to_allocate)
         exhausted = [name for name in names if quotas[name] >= sizes[name]]
         if not exhausted:  # also if no domain is left
             break
         for name in exhausted:
             allocated[name] = sizes[name]
-            free -= sizes[name]
+            left_to_allocate -= sizes[name]
         names = [name for name in names if name not in exhausted]
     if not names:
-        if free:
+        if left_to_allocate:
             raise ValueError(
                 f"problems_per_iteration is {count}, and the domains of the mixture have"
-                f" {count - free} problems: choose at most so many"
+                f" {count - left_to_allocate} problems: choose at most so many"
             )
         return allocated
     # Systematic sampling: the fractional parts of the quotas (the remainders) are put end to end on a line.
@@ -566,7 +566,7 @@ def allocate_problems(
     # gives one problem more if there is a point in its remainder.
     point = generator.random()
     end_of_remainder = 0.0
-    missing = free - sum(math.floor(quota) for quota in quotas.values())
+    missing = left_to_allocate - sum(math.floor(quota) for quota in quotas.values())
     for name, quota in quotas.items():
         allocated[name] = math.floor(quota)
         end_of_remainder += quota - math.floor(quota)
@@ -620,11 +620,11 @@ def first_of_shuffle(size: int, count: int, generator: random.Random) -> Iterato
 
     This is the shuffle of Fisher and Yates, of which only the moved elements are stored.
     """
-    moved: dict[int, int] = {}  # the element at a position, if it isn't the position itself
+    element_at: dict[int, int] = {}  # the element at a position, if it isn't the position itself
     for position in range(count):
-        other = position + generator.randrange(size - position)
-        yield moved.get(other, other)
-        moved[other] = moved.get(position, position)
+        swapped_position = position + generator.randrange(size - position)
+        yield element_at.get(swapped_position, swapped_position)
+        element_at[swapped_position] = element_at.get(position, position)
 
 
 def interleave(queues: Mapping[str, Sequence[T]], weights: Mapping[str, float] | None = None) -> list[T]:

@@ -43,14 +43,14 @@ from treetune.models.chat import TOOL_RESULT
 from treetune.rollouts.answers import Announcer, GrowingRollout, Start, is_decided
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext, required
-from treetune.rollouts.numbers import Number, NumberGroup, declare
-from treetune.rollouts.single_turn import for_fixed_problems
+from treetune.rollouts.numbers import Number, NumberGroup, declare_group
+from treetune.rollouts.single_turn import adapt_to_fixed_problems
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
 from treetune.tasks.mixed import parts_of, task_of
 from treetune.vocabulary import Grade, TextCodec, Trajectory, joined
 
-declare(
+declare_group(
     NumberGroup(
         "turns",
         {
@@ -63,12 +63,12 @@ declare(
 )
 
 
-OBSERVATION = "{observation}"
+OBSERVATION_PLACEHOLDER = "{observation}"
 """The place of the observation in `observation_format`."""
-IN_FLIGHT = 4
+IN_FLIGHT_PER_REQUEST = 4
 """If `in_flight` is null, the limit of answers in progress is this many times the number of samples that the
 engine draws at the same time."""
-PLAIN = f"\n{OBSERVATION}\n"
+OBSERVATION_ON_A_LINE = f"\n{OBSERVATION_PLACEHOLDER}\n"
 """The default text between turns of a model without a chat."""
 
 
@@ -116,7 +116,8 @@ class MultiTurn(GrowingRollout):
     """The most characters of an observation, or of each result of a native call. The rest is cut off."""
     observation_format: str | None = None
     """The text between two turns, with ``{observation}`` in it. null: the text that the model's chat template
-    puts there, or for a model without a chat, the observation on a separate line (`PLAIN`)."""
+    puts there, or for a model without a chat, the observation on a separate line
+    (`OBSERVATION_ON_A_LINE`)."""
 
     seed_name = "turns"
 
@@ -128,10 +129,10 @@ class MultiTurn(GrowingRollout):
                 f"turn_tokens is {self.turn_tokens}, which exceeds max_tokens, the limit of the whole answer:"
                 f" {self.max_tokens}; lower it, or leave it out"
             )
-        if self.observation_format is not None and OBSERVATION not in self.observation_format:
+        if self.observation_format is not None and OBSERVATION_PLACEHOLDER not in self.observation_format:
             raise ValueError(
                 f"observation_format is {self.observation_format!r}, which leaves the observation out: put"
-                f" {OBSERVATION} into it"
+                f" {OBSERVATION_PLACEHOLDER} into it"
             )
 
     @property
@@ -186,8 +187,10 @@ class MultiTurn(GrowingRollout):
         chat template makes this text."""
         if self.observation_format is None and codec.turn_frame is not None:
             return None
-        before, _, after = (self.observation_format or PLAIN).partition(OBSERVATION)
-        return lambda observation: f"{before}{observation}{after}"
+        text_before, _, text_after = (self.observation_format or OBSERVATION_ON_A_LINE).partition(
+            OBSERVATION_PLACEHOLDER
+        )
+        return lambda observation: f"{text_before}{observation}{text_after}"
 
     @override
     def tools(self, task: Task) -> Sequence[Mapping[str, Any]]:
@@ -226,7 +229,7 @@ class MultiTurn(GrowingRollout):
     def limit_in_flight(self, context: RolloutContext) -> asyncio.Semaphore:
         """Returns a semaphore that limits how many answers are in progress at the same time."""
         assert context.engine is not None, "a rollout that samples needs an engine"
-        return asyncio.Semaphore(self.in_flight or IN_FLIGHT * context.engine.at_once)
+        return asyncio.Semaphore(self.in_flight or IN_FLIGHT_PER_REQUEST * context.engine.at_once)
 
     async def answer(self, context: RolloutContext, start: Start, in_flight: asyncio.Semaphore) -> Trajectory:
         """Samples and grades one answer, whose number (`Trajectory.sample`) is 0.
@@ -459,7 +462,7 @@ class TurnStates(WholeAnswers):
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         # The rollout that samples the answers. It may be inside another rollout, such as `until_mixed`.
-        rollout = for_fixed_problems(experiment.rollout)
+        rollout = adapt_to_fixed_problems(experiment.rollout)
         # Only credit that continues answers needs the environment in a state within an answer.
         if not isinstance(rollout, MultiTurn) or Continuations() not in experiment.credit.gives:
             return

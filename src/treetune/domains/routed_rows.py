@@ -32,7 +32,7 @@ from treetune.exceptions import BadRow, NoSplit
 from treetune.tasks.base import Split, Task
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.mixed import TaskWithDomains, task_of
-from treetune.tasks.rows import QUICKLY_READ_BYTES, RowsTask, check_stop, file_rows, is_quickly_read
+from treetune.tasks.rows import QUICKLY_READ_BYTES, RowsTask, check_stop, is_quickly_read, read_file_rows
 from treetune.tasks.sources import InFiles, distinct_texts
 from treetune.vocabulary import Problem
 
@@ -105,10 +105,10 @@ class RoutedRows(RowsTask, TaskWithDomains):
             first_files = dict.fromkeys(sources, path) | first_files  # an earlier file takes precedence
         unknown = [source for source in first_files if BySource(routes=self.routes).route(source) is None]
         if unknown:
-            shown = ", ".join(f"{source!r}{self._near(source)}" for source in unknown)
+            unknown_sources = ", ".join(f"{source!r}{self._suggest_route(source)}" for source in unknown)
             yield Finding(
-                f"no route matches the data_source {shown}, first in {first_files[unknown[0]]}; the rows'"
-                f" sources are {', '.join(sorted(first_files))}, and routes are"
+                f"no route matches the data_source {unknown_sources}, first in {first_files[unknown[0]]};"
+                f" the rows' sources are {', '.join(sorted(first_files))}, and routes are"
                 f" {', '.join(map(repr, sorted(self.routes)))}",
                 "routes",
                 "add a route with the beginning of its name, or '' for all other sources",
@@ -121,14 +121,14 @@ class RoutedRows(RowsTask, TaskWithDomains):
         # None: only the rows themselves have the names.
         return sorted(set(self.domain.values())) if isinstance(self.domain, Mapping) else None
 
-    def _near(self, source: str) -> str:
+    def _suggest_route(self, source: str) -> str:
         """Returns `` (did you mean the route 'math'?)`` for a route that is similar to the beginning of the
         source; an empty text if there is none."""
         # A route is the beginning of a source, so only as many characters of the source are compared.
         similar = [route for route in self.routes if nearest(source[: len(route)], [route])]
         return f" (did you mean the route {max(similar, key=len)!r}?)" if similar else ""
 
-    def _domain(self, row: Mapping[str, Any]) -> str:
+    def _domain_of_row(self, row: Mapping[str, Any]) -> str:
         """Returns the domain of a row according to the setting `domain`; an empty text if the row has
         none."""
         if self.domain == "data_source":
@@ -149,12 +149,12 @@ class RoutedRows(RowsTask, TaskWithDomains):
         source = row[DATA_SOURCE]
         if BySource(routes=self.routes).route(source) is None:
             raise ValueError(
-                f"no route matches the data_source {source!r}{self._near(source)} of {id}, and routes are"
-                f" {', '.join(map(repr, sorted(self.routes)))}: add a grader for it to routes"
+                f"no route matches the data_source {source!r}{self._suggest_route(source)} of {id}, and"
+                f" routes are {', '.join(map(repr, sorted(self.routes)))}: add a grader for it to routes"
             )
         problem = problem_of(row, id)
         further_data = {name: row[name] for name in self.keep if name in row}
-        return replace(problem, data={**problem.data, **further_data}, domain=self._domain(row))
+        return replace(problem, data={**problem.data, **further_data}, domain=self._domain_of_row(row))
 
     @property
     @override
@@ -206,11 +206,11 @@ class RoutedRows(RowsTask, TaskWithDomains):
 
 def _check_rows(path: Path, columns: Sequence[str]) -> None:
     """Raises BadRow, with the place, for the first row of a file that doesn't match the schema."""
-    for place, row in file_rows(path, columns):
+    for file_and_line, row in read_file_rows(path, columns):
         try:
             normalise_row(row)
         except ValueError as error:
-            raise BadRow(f"{place}: {error}") from error
+            raise BadRow(f"{file_and_line}: {error}") from error
 
 
 def export_rows(task: Task, split: Split, path: Path) -> int:

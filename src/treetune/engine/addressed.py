@@ -5,7 +5,7 @@ The thread ``engine-addressed`` of each server, on every rank::
 
     away ──► _meet: can this run use it? the first rank gives it the newest weights ──────────► present
      ▲                                                                                          │
-     └────────── _check, every CHECK_S: another process answers, or it has other weights ◄──────┘
+     └────────── _check, every CHECK_EVERY_S: another process answers, or it has other weights ◄──────┘
 
 The main thread waits in `Server.wait_until_ready` until the server is present, and for `start_timeout` at
 most. A server that fails is away at once, so its requests go to the other servers.
@@ -34,13 +34,13 @@ from treetune.exceptions import EngineError, ServerFailure
 
 logger = logging.getLogger(__name__)
 
-CHECK_S = 5.0
+CHECK_EVERY_S = 5.0
 """Seconds between two checks of a server that is present."""
-AWAY_S = 0.2
+REACH_AGAIN_EVERY_S = 0.2
 """Seconds between two attempts to reach a server that is away."""
-ANSWER_S = 60.0
+ANSWER_TIMEOUT_S = 60.0
 """Most seconds that a server may take to answer a question about itself, even while it samples."""
-END_S = 5.0
+THREAD_END_TIMEOUT_S = 5.0
 """Most seconds that closing waits for a server's thread to end."""
 
 
@@ -227,7 +227,7 @@ class AddressedServer(Server):
     @override
     def close(self) -> None:
         self.begin_to_close()
-        self._thread.join(END_S)
+        self._thread.join(THREAD_END_TIMEOUT_S)
 
     def check_now(self) -> None:
         """Checks the server in the caller's thread, unless the server is away.
@@ -289,7 +289,7 @@ class AddressedServer(Server):
                 )
             with self._changed:
                 if not self._closed:
-                    self._changed.wait(AWAY_S if self._address is None else CHECK_S)
+                    self._changed.wait(REACH_AGAIN_EVERY_S if self._address is None else CHECK_EVERY_S)
 
     def _give_up(self, error: str) -> None:
         """Records that the server can't be used any more, for the main thread to raise."""

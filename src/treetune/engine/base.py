@@ -343,7 +343,7 @@ def _check_text(index: int, request: ScoreRequest, context_length: int) -> None:
         )
 
 
-def _forward(name: str) -> Any:
+def _forward_attribute(name: str) -> Any:
     """Returns a property that has the value of the wrapped engine's attribute."""
     return property(lambda self: getattr(self.engine, name))
 
@@ -355,14 +355,14 @@ class EngineWrapper(Engine):
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    version = _forward("version")
-    tokens = _forward("tokens")
-    sleeps = _forward("sleeps")
-    scores = _forward("scores")
-    at_once = _forward("at_once")
-    tokens_per_second = _forward("tokens_per_second")
-    wait_ready = _forward("wait_ready")
-    wait_settled = _forward("wait_settled")
-    load = _forward("load")
-    asleep = _forward("asleep")
-    close = _forward("close")
+    version = _forward_attribute("version")
+    tokens = _forward_attribute("tokens")
+    sleeps = _forward_attribute("sleeps")
+    scores = _forward_attribute("scores")
+    at_once = _forward_attribute("at_once")
+    tokens_per_second = _forward_attribute("tokens_per_second")
+    wait_ready = _forward_attribute("wait_ready")
+    wait_settled = _forward_attribute("wait_settled")
+    load = _forward_attribute("load")
+    asleep = _forward_attribute("asleep")
+    close = _forward_attribute("close")

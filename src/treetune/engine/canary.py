@@ -40,12 +40,13 @@ class Gap:
     """The reason why the engine doesn't have the new weights; None if it has."""
 
 
-def judge_gap(probes: Sequence[Probe], before: Sequence[Probe], tolerance: Tolerance) -> Gap:
+def judge_gap(probes: Sequence[Probe], previous_probes: Sequence[Probe], tolerance: Tolerance) -> Gap:
     """Compares the log-probs of engine and trainer.
 
     Args:
         probes: The probes of the new weights, which the engine should have.
-        before: The probes of the previous weights, for the same prompts and seeds; empty if there are none.
+        previous_probes: The probes of the previous weights, for the same prompts and seeds; empty if there
+            are none.
         tolerance: The accepted difference.
     """
     gaps = []
@@ -69,7 +70,7 @@ def judge_gap(probes: Sequence[Probe], before: Sequence[Probe], tolerance: Toler
             f"the engine's log-probs differ from the trainer's by {mean:.3g} in the mean (and by up to"
             f" {largest:.3g}), more than the engines.policy.canary_tolerance of {tolerance.mean:.3g}"
         )
-    elif is_stale(probes, before):
+    elif is_stale(probes, previous_probes):
         problem = (
             "the engine still has the previous weights: its log-probs are nearer to the trainer's previous"
             f" ones than to its present ones ({mean:.3g} in the mean), and have not changed with them"
@@ -77,11 +78,12 @@ def judge_gap(probes: Sequence[Probe], before: Sequence[Probe], tolerance: Toler
     return Gap(mean, largest, problem)
 
 
-def is_stale(probes: Sequence[Probe], before: Sequence[Probe]) -> bool:
+def is_stale(probes: Sequence[Probe], previous_probes: Sequence[Probe]) -> bool:
     """Returns whether the engine certainly still has the previous weights.
 
     Probes are the engine's samples after a few prompts, with the log-probs of their tokens by engine and
-    trainer. `probes` are of the new weights, which the engine should have, and `before` of the previous ones.
+    trainer. `probes` are of the new weights, which the engine should have, and `previous_probes` of the
+    previous ones.
 
     Old and new weights sample the same tokens for the same prompts and seeds, until one token differs. Up to
     there, both have log-probs of the same tokens. Two differences must be significantly positive over these
@@ -95,14 +97,16 @@ def is_stale(probes: Sequence[Probe], before: Sequence[Probe]) -> bool:
     """
     # For each common token, the two differences of the docstring.
     nearer_to_old, stayed = [], []
-    for now, then in zip(probes, before, strict=False):  # `before` is empty at first
-        if now.prompt_ids.tolist() != then.prompt_ids.tolist():
+    # `previous_probes` is empty at first.
+    for probe, previous_probe in zip(probes, previous_probes, strict=False):
+        if probe.prompt_ids.tolist() != previous_probe.prompt_ids.tolist():
             continue  # the caller has chosen other prompts than for the previous weights
-        both = zip(now.token_ids.tolist(), then.token_ids.tolist(), strict=False)
-        n_common_tokens = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
+        token_pairs = zip(probe.token_ids.tolist(), previous_probe.token_ids.tolist(), strict=False)
+        n_common_tokens = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], token_pairs))
         for token in range(n_common_tokens):
-            engine, trainer = now.engine_logprobs[token], now.trainer_logprobs[token]
-            engine_before, trainer_before = then.engine_logprobs[token], then.trainer_logprobs[token]
+            engine, trainer = probe.engine_logprobs[token], probe.trainer_logprobs[token]
+            engine_before = previous_probe.engine_logprobs[token]
+            trainer_before = previous_probe.trainer_logprobs[token]
             nearer_to_old.append(abs(engine - trainer) - abs(engine - trainer_before))
             stayed.append(abs(trainer - trainer_before) - abs(engine - engine_before))
     has_enough_tokens = len(nearer_to_old) >= FEWEST_TOKENS

@@ -68,7 +68,7 @@ class RequestPart:
     request: Request
 
 
-def parts_of(index: int, request: Request, largest: int) -> list[RequestPart]:
+def split_request(index: int, request: Request, largest: int) -> list[RequestPart]:
     """Splits a request into parts of at most `largest` samples, which a server draws at the same time.
 
     Sample i of the request has the seed ``seed + i``, whatever its part.
@@ -79,7 +79,7 @@ def parts_of(index: int, request: Request, largest: int) -> list[RequestPart]:
     ]
 
 
-def payload(
+def make_sampling_body(
     part: RequestPart,
     version: int,
     end_ids: Sequence[int] = (),
@@ -115,7 +115,7 @@ def payload(
     }
 
 
-def score_payload(request: ScoreRequest, version: int) -> dict[str, Any]:
+def make_scoring_body(request: ScoreRequest, version: int) -> dict[str, Any]:
     """Returns the JSON body with which a text is posted to `SCORES_ROUTE`.
 
     The server answers with the ``logprobs`` of the text's tokens.
@@ -134,7 +134,7 @@ def _cache_salt(version: int) -> str:
     return f"version-{version}"
 
 
-def completions_of(
+def read_completions(
     answer: Mapping[str, Any], part: RequestPart, version: int, seconds: float = 0.0
 ) -> list[Completion]:
     """Returns a part's samples in their order. Raises ServerFailure if the answer is incomplete.
@@ -158,7 +158,7 @@ def completions_of(
     return completions
 
 
-def scored_completion(
+def read_scored_completion(
     answer: Mapping[str, Any], request: ScoreRequest, version: int, seconds: float = 0.0
 ) -> Completion:
     """Returns the request's text with its log-probs. Raises ServerFailure if the answer is incomplete."""
@@ -243,11 +243,11 @@ class Client:
         called in the client's thread."""
         started = time.monotonic()
         if isinstance(part.request, ScoreRequest):
-            answer = await self.ask(address, SCORES_ROUTE, score_payload(part.request, version), timeout)
-            return [scored_completion(answer, part.request, version, time.monotonic() - started)]
-        body = payload(part, version, self.end_ids, self.special_ids)
+            answer = await self.ask(address, SCORES_ROUTE, make_scoring_body(part.request, version), timeout)
+            return [read_scored_completion(answer, part.request, version, time.monotonic() - started)]
+        body = make_sampling_body(part, version, self.end_ids, self.special_ids)
         answer = await self.ask(address, SAMPLES_ROUTE, body, timeout)
-        return completions_of(answer, part, version, time.monotonic() - started)
+        return read_completions(answer, part, version, time.monotonic() - started)
 
     async def ask(
         self,

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from treetune.engine.base import Chunk
 from treetune.engine.client import Address
-from treetune.engine.launch import free_port
+from treetune.engine.launch import find_free_port
 from treetune.engine.transfer import ByRoutes
 from treetune.exceptions import ServerFailure
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 BUFFER_BYTES = 2**28
 """The bytes of a broadcast's buffer. A weight that is larger gets a larger buffer."""
-BUFFERS = 2
+MOST_BROADCASTS = 2
 """The most broadcasts in flight."""
 
 
@@ -46,10 +46,10 @@ def weight_headers(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 def own_address(url: str) -> str:
     """Returns the address by which the machine at `url` reaches this one."""
     host = urlsplit(url).hostname
-    family, kind, _, _, remote = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    family, socket_type, _, _, remote = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     # Connecting a UDP socket sends nothing, whatever the port. It only chooses the network interface, whose
     # address the socket then has.
-    with socket.socket(family, kind) as probe:
+    with socket.socket(family, socket_type) as probe:
         probe.connect(remote)
         return probe.getsockname()[0]
 
@@ -87,11 +87,11 @@ class CudaIpc(ByRoutes):
             torch.cat(bytes_of_weights, out=buffer[: sum(sizes)])
             # The copy must be complete before the request below lets the server's process read the buffer.
             torch.cuda.current_stream().synchronize()
-            info = weight_headers(chunk.tensors) | {
+            body = weight_headers(chunk.tensors) | {
                 "tensor_sizes": sizes,
                 "ipc_handles_pickled": self._handle,
             }
-            self._post(address, "/update_weights", {"update_info": info})
+            self._post(address, "/update_weights", {"update_info": body})
 
     @override
     def end(self, address: Address, directory: Path) -> None:
@@ -143,11 +143,11 @@ class Nccl(ByRoutes):
         # 1 on.
         rendezvous = {
             "master_address": own_address(address.url),
-            "master_port": free_port(),
+            "master_port": find_free_port(),
             "world_size": 1 + self._workers,
         }
-        sizes = {"packed_buffer_size_bytes": BUFFER_BYTES, "packed_num_buffers": BUFFERS}
-        info = rendezvous | {"rank_offset": 1, "packed": True} | sizes
+        sizes = {"packed_buffer_size_bytes": BUFFER_BYTES, "packed_num_buffers": MOST_BROADCASTS}
+        body = rendezvous | {"rank_offset": 1, "packed": True} | sizes
 
         def join() -> None:
             """Joins the process group; returns when the workers have joined it, too."""
@@ -157,7 +157,7 @@ class Nccl(ByRoutes):
             with torch.cuda.device(self._device):
                 self._group = trainer_init(rendezvous)
 
-        self._post_while_working(join, address, "/init_weight_transfer_engine", {"init_info": info})
+        self._post_while_working(join, address, "/init_weight_transfer_engine", {"init_info": body})
 
     @override
     def send(self, address: Address, chunk: Chunk) -> None:
@@ -175,11 +175,11 @@ class Nccl(ByRoutes):
                     src=0,
                     post_iter_func=lambda item: item[1],  # the tensor of a pair (name, tensor)
                     buffer_size_bytes=BUFFER_BYTES,
-                    num_buffers=BUFFERS,
+                    num_buffers=MOST_BROADCASTS,
                 )
 
-        info = {"update_info": weight_headers(chunk.tensors)}
-        self._post_while_working(broadcast, address, "/update_weights", info)
+        body = {"update_info": weight_headers(chunk.tensors)}
+        self._post_while_working(broadcast, address, "/update_weights", body)
 
     @override
     def close(self) -> None:

@@ -47,15 +47,15 @@ from treetune.engine.base import (
     check_request,
 )
 from treetune.engine.canary import Gap, Probe, judge_gap
-from treetune.engine.client import Address, Client, RequestPart, parts_of
+from treetune.engine.client import Address, Client, RequestPart, split_request
 from treetune.engine.cuda_transfers import CudaIpc, Nccl
 from treetune.engine.in_process import InProcessEngine
-from treetune.engine.launch import ServerLaunch, with_time_for
+from treetune.engine.launch import ServerLaunch, add_reading_time
 from treetune.engine.plain_servers import connect_plain_servers
 from treetune.engine.requests import Completion, Deferred, OnResult, Request, ScoreRequest
 from treetune.engine.sampling import Answered, Lost, Prefixes, RequestScheduler
 from treetune.engine.serve_engine_servers import servers_at_addresses
-from treetune.engine.server import Server, close_servers, servers_of
+from treetune.engine.server import Server, close_servers, make_servers
 from treetune.engine.settings import EngineSettings, InProcessSettings, PlainVllmSettings, VllmSettings
 from treetune.engine.transfer import Delivery, FromFolder, SharedMemory, drop_cache, send_all
 from treetune.exceptions import EngineError, ServerFailure
@@ -66,22 +66,22 @@ T = TypeVar("T")
 RATE_WINDOW_S = 5.0
 """The rate of tokens is the mean over the last `RATE_WINDOW_S` to ``2 * RATE_WINDOW_S`` seconds."""
 
-QUEUE_FACTOR = 2
+BATCHES_PER_SERVER = 2
 """A server gets up to this many times the samples that it draws at the same time, so that its next samples
 already wait there. All further samples wait in this process, for the server that is free first."""
 
-RETURN_POLL_S = 0.1
+CHECK_LOST_SERVERS_EVERY_S = 0.1
 """Seconds between two checks whether a lost server is back."""
 
 PROBE_CONCURRENCY = 64
 """Most samples of a canary that are requested at the same time."""
 
-NEW_SERVERS_IN_A_ROW = 3
+MOST_NEW_SERVERS_IN_A_ROW = 3
 """If this many syncs in a row need a new server, the run ends, since each of them takes as long as a server's
 start."""
 
 
-TRANSFERS = {"file": FromFolder, "shared_memory": SharedMemory, "cuda_ipc": CudaIpc, "nccl": Nccl}
+TRANSFER_CLASSES = {"file": FromFolder, "shared_memory": SharedMemory, "cuda_ipc": CudaIpc, "nccl": Nccl}
 """The classes of the transfers, by their names."""
 
 
@@ -105,7 +105,7 @@ def start_engine(settings: EngineSettings, launch: EngineLaunch) -> Engine:
 
 def start_vllm(settings: VllmSettings, launch: EngineLaunch) -> VllmEngine:
     """Begins to start vLLM servers, or connects to those at `addresses`; see `start_engine`."""
-    settings = with_time_for(settings, launch.weights)
+    settings = add_reading_time(settings, launch.weights)
     if settings.sleep and launch.device != "cuda":
         raise ValueError(
             "engines.policy.sleep is true, but the engine runs on a CPU, where vLLM's sleep frees no memory:"
@@ -119,13 +119,13 @@ def start_vllm(settings: VllmSettings, launch: EngineLaunch) -> VllmEngine:
     else:
         per_rank = settings.servers == "per_rank"
         log = launch.logs / f"server-{ranks.rank if per_rank else 0}.log"
-        servers = servers_of(ServerLaunch(settings, launch), log, None if per_rank else ranks.folder)
+        servers = make_servers(ServerLaunch(settings, launch), log, None if per_rank else ranks.folder)
     return VllmEngine(settings, launch, servers)
 
 
 def start_plain_vllm(settings: PlainVllmSettings, launch: EngineLaunch) -> VllmEngine:
     """Begins to connect to servers that `vllm serve` started; see `start_engine`."""
-    settings = with_time_for(settings, launch.weights)
+    settings = add_reading_time(settings, launch.weights)
     plain = connect_plain_servers(settings, launch)
     return VllmEngine(settings, launch, plain.servers, client=plain.client, router=plain.router)
 
@@ -219,7 +219,7 @@ class VllmEngine(Engine):
         settings = self._settings
         results = _Results(self._context_length, settings.largest_part)
         # All requests are checked before anything is sent. So a request that can't be sampled costs nothing.
-        first_parts, first_laters = results.split_requests(requests)
+        first_parts, first_deferred = results.split_requests(requests)
         # The addresses of the servers that take requests, by the servers' numbers.
         addresses: dict[int, Address] = {}
         # The numbers of the servers that have answered since they were last lost.
@@ -231,7 +231,7 @@ class VllmEngine(Engine):
             replica.server.wait_anew()
         # Requests go to `_sampled`: to the servers themselves, or only to a router. The router takes as many
         # samples at once as all of its servers together.
-        samples_of_all_servers = QUEUE_FACTOR * settings.max_num_seqs * len(self._replicas)
+        samples_of_all_servers = BATCHES_PER_SERVER * settings.max_num_seqs * len(self._replicas)
         with RequestScheduler(
             self._client,
             self.version,
@@ -241,11 +241,11 @@ class VllmEngine(Engine):
             prefixes=self._prefixes,
         ) as scheduler:
             self._open_servers(scheduler, addresses)
-            scheduler.add(first_parts, first_laters)
+            scheduler.add(first_parts, first_deferred)
             while scheduler.outstanding:
                 all_open = self._open_servers(scheduler, addresses)
                 # If a server is away, the wait for an event is short, to see soon that it is back.
-                event = scheduler.next() if all_open else scheduler.next(RETURN_POLL_S)
+                event = scheduler.next() if all_open else scheduler.next(CHECK_LOST_SERVERS_EVERY_S)
                 if event is None:
                     self._lose_gone_servers(scheduler, addresses)
                 elif isinstance(event, Lost):
@@ -256,7 +256,7 @@ class VllmEngine(Engine):
                 else:
                     servers_with_answers.add(event.server)
                     if not isinstance(event.part.request, ScoreRequest):  # its tokens weren't sampled
-                        self._count(event.completions)
+                        self._count_tokens(event.completions)
                     completions = results.add(event.part, event.completions)
                     # None if other parts of the request are missing.
                     if completions is not None and on_result is not None:
@@ -278,24 +278,24 @@ class VllmEngine(Engine):
         """Opens the servers that are running and don't take requests yet, and adds their addresses to
         `addresses`. Returns whether all servers take requests now."""
         closed = [replica for replica in self._sampled if replica.number not in scheduler.opened]
-        addresses_of_closed = self._each(closed, Replica.awake)
-        opened = {}
+        addresses_of_closed = self._call_for_each(closed, Replica.wake)
+        opened_addresses = {}
         for replica, address in zip(closed, addresses_of_closed, strict=True):
             if address is not None:
-                opened[replica.number] = address
-        if opened:
-            addresses |= opened
-            scheduler.open(opened)
+                opened_addresses[replica.number] = address
+        if opened_addresses:
+            addresses |= opened_addresses
+            scheduler.open(opened_addresses)
         return None not in addresses_of_closed
 
-    def _each(self, replicas: Sequence[Replica], work: Callable[[Replica], T]) -> list[T]:
+    def _call_for_each(self, replicas: Sequence[Replica], work: Callable[[Replica], T]) -> list[T]:
         """Calls `work` for all replicas at the same time, in threads, and returns the results in their
         order."""
         if len(replicas) < 2:
             return [work(replica) for replica in replicas]
         return list(self._threads.map(work, replicas))
 
-    def _count(self, completions: list[Completion]) -> None:
+    def _count_tokens(self, completions: list[Completion]) -> None:
         """Adds the tokens to the total and to the rate."""
         count = sum(len(completion.token_ids) for completion in completions)
         self.tokens += count
@@ -364,10 +364,10 @@ class VllmEngine(Engine):
             )
         # `attempt` is the one that has succeeded.
         self._new_servers_in_a_row = self._new_servers_in_a_row + 1 if attempt == "new server" else 0
-        if self._new_servers_in_a_row == NEW_SERVERS_IN_A_ROW:
+        if self._new_servers_in_a_row == MOST_NEW_SERVERS_IN_A_ROW:
             raise EngineError(
-                f"the last {NEW_SERVERS_IN_A_ROW} syncs of weights each needed a new server, the last one"
-                f" because {last_problems}. See the servers' logs in {self._logs}"
+                f"the last {MOST_NEW_SERVERS_IN_A_ROW} syncs of weights each needed a new server, the last"
+                f" one because {last_problems}. See the servers' logs in {self._logs}"
             )
         self.version = version
         self._forget_prefixes()
@@ -418,7 +418,7 @@ class VllmEngine(Engine):
         def take(replica: Replica) -> None:
             replica.take(updates[replica], version, canary, self._context_length)
 
-        self._each(list(updates), take)
+        self._call_for_each(list(updates), take)
 
         # Compare the log-probs of the canary's few samples with the trainer's.
         gap_of_replica, part_seconds = self._verify(updates, canary)
@@ -438,7 +438,7 @@ class VllmEngine(Engine):
     ) -> dict[Replica, Delivery]:
         """Sends this rank's servers their new weights, all at the same time. Returns the result of each."""
         loading = [replica for replica in replicas if replica.server.loads_weights]
-        deliveries = self._each(loading, lambda replica: replica.delivery(by_transfer))
+        deliveries = self._call_for_each(loading, lambda replica: replica.prepare_delivery(by_transfer))
         try:
             send_all(chunks or (), deliveries, directory)
         except BaseException:
@@ -460,21 +460,23 @@ class VllmEngine(Engine):
         if canary is None:
             return dict.fromkeys(updates, Gap(math.nan, math.nan)), {}
         started = time.monotonic()
-        # Pairs of prompt and sample, by a key that is equal for equal pairs (`Update.pairs`). Servers with
-        # the same weights have drawn the same samples, which are scored once. Every rank calls `score`, even
-        # if it has no server and nothing to score, since scoring may be collective.
+        # Pairs of prompt and sample, by a key that is equal for equal pairs (`Update.pairs_by_key`). Servers
+        # with the same weights have drawn the same samples, which are scored once. Every rank calls `score`,
+        # even if it has no server and nothing to score, since scoring may be collective.
         pairs: dict[tuple[int, bytes, bytes], tuple[TokenIds, TokenIds]] = {}
         for update in updates.values():
-            pairs |= update.pairs()
+            pairs |= update.pairs_by_key()
         scores = dict(zip(pairs, canary.score(list(pairs.values())), strict=True))
         seconds = {"score_canary": time.monotonic() - started}
         tolerance = canary.tolerance or self._settings.tolerance(self._device)
         gaps = {}
         for replica, update in updates.items():
-            scores_of_trainer = [scores[key] for key in update.pairs()]
+            scores_of_trainer = [scores[key] for key in update.pairs_by_key()]
             probes = [
-                Probe(prompt, completion.token_ids, completion.logprobs.tolist(), of_trainer)
-                for (prompt, completion), of_trainer in zip(update.sampled, scores_of_trainer, strict=True)
+                Probe(prompt, completion.token_ids, completion.logprobs.tolist(), trainer_logprobs)
+                for (prompt, completion), trainer_logprobs in zip(
+                    update.sampled, scores_of_trainer, strict=True
+                )
                 if completion.logprobs is not None
             ]
             # `replica.verified` holds the probes of the previous weights. If the log-probs fit those better,
@@ -503,7 +505,8 @@ class VllmEngine(Engine):
         # A server that several ranks share is put to sleep by the one rank that also loads its weights.
         replicas_of_this_rank = [replica for replica in self._replicas if replica.server.loads_weights]
         # vLLM's level 1 keeps the weights in the host's memory, and level 2 drops them.
-        self._each(replicas_of_this_rank, lambda replica: replica.fall_asleep(1 if keep_weights else 2))
+        level = 1 if keep_weights else 2
+        self._call_for_each(replicas_of_this_rank, lambda replica: replica.fall_asleep(level))
         # In the block the trainer uses the servers' memory. So a server that dies in the block must not be
         # started again before the block ends.
         for replica in self._replicas:
@@ -512,7 +515,7 @@ class VllmEngine(Engine):
         try:
             yield
         finally:
-            # The servers are woken when they are needed (`Replica.awake`).
+            # The servers are woken when they are needed (`Replica.wake`).
             for replica in self._replicas:
                 replica.server.set_held(held=False)
 
@@ -552,7 +555,7 @@ class _Results:
                 continue
             index = len(self.completions)
             check_request(index, request, self._context_length)
-            parts += parts_of(index, request, self._largest_part)
+            parts += split_request(index, request, self._largest_part)
             self.completions.append([])
         return parts, deferred
 
@@ -568,8 +571,8 @@ class _Results:
             return None
         del self._parts[part.index]
         completions_in_order: list[Completion] = []
-        for first in sorted(parts_of_request):
-            completions_in_order += parts_of_request[first]
+        for first_sample in sorted(parts_of_request):
+            completions_in_order += parts_of_request[first_sample]
         self.completions[part.index] = completions_in_order
         return completions_in_order
 
@@ -608,7 +611,7 @@ class Update:
     problem: str | None = None
     """The reason why the attempt failed; None if it didn't."""
 
-    def pairs(self) -> dict[tuple[int, bytes, bytes], tuple[TokenIds, TokenIds]]:
+    def pairs_by_key(self) -> dict[tuple[int, bytes, bytes], tuple[TokenIds, TokenIds]]:
         """Returns the pairs of prompt and sample, by a key that is equal for equal pairs of different
         servers."""
         pairs = {}
@@ -636,7 +639,7 @@ class Replica:
         method: TransferMethod,
     ) -> None:
         self.number, self.server = number, server
-        self.transfer = TRANSFERS[method](client, settings.sync_timeout, settings.tensor_parallel_size)
+        self.transfer = TRANSFER_CLASSES[method](client, settings.sync_timeout, settings.tensor_parallel_size)
         self.verified: list[Probe] = []
         self._client, self._timeout = client, settings.sync_timeout
         # Each start of a server has its own epoch. A restarted server is awake and has weights again.
@@ -662,7 +665,7 @@ class Replica:
             except ServerFailure as failure:
                 self.server.report_failure(address, str(failure))
 
-    def awake(self) -> Address | None:
+    def wake(self) -> Address | None:
         """Wakes the server if it sleeps, and returns its address. Returns None while the server is being
         started."""
         with self._lock:
@@ -672,7 +675,8 @@ class Replica:
                 self.server.report_failure(address, "it was asked to sample after its weights were dropped")
                 return None
             # Weights and cache are woken separately, and the weights first: a sync needs only the weights
-            # until the new ones have come (`delivery`), and without the cache its peak of memory is lower.
+            # until the new ones have come (`prepare_delivery`), and without the cache its peak of memory is
+            # lower.
             self._wake("weights")
             self._wake("kv_cache")
             return self.server.current_address()  # asked again, since waking the server may have failed
@@ -691,7 +695,7 @@ class Replica:
         if tag == "kv_cache":
             self._asleep_epoch = None
 
-    def delivery(self, by_transfer: bool) -> Delivery:
+    def prepare_delivery(self, by_transfer: bool) -> Delivery:
         """Prepares the server for new weights, and returns the delivery that will send them: by the server's
         transfer, or from a complete folder. If the preparation fails, the delivery has the problem."""
         transfer = self.transfer if by_transfer else FromFolder(self._client, self._timeout)

@@ -19,8 +19,8 @@ The server's processes also share memory in files ``/dev/shm/psm_…``. These fi
 processes are killed. The guard notes the files, and deletes those that are left.
 
 If the guard itself is killed, the command gets SIGTERM, and the next start deletes the files
-(`treetune.store.held_folders.sweep`). The guard uses only the standard library, so it takes little memory
-while the server runs.
+(`treetune.store.held_folders.delete_abandoned_folders`). The guard uses only the standard library, so it
+takes little memory while the server runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from collections.abc import Callable
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-GRACE_S = 8.0
+SERVER_GRACE_S = 8.0
 """The most seconds of a clean end of the server. vLLM needs one to three."""
 ORPHAN_GRACE_S = 1.0
 """The most seconds of a clean end of the server's children, after the server itself has ended."""
@@ -51,14 +51,14 @@ killed."""
 END_NOW = b"k"
 """The byte on standard input that ends the server at once. Any other byte, or the end of the input, ends it
 cleanly."""
-POLL_S = 0.5
-SHARED_MEMORY = "/dev/shm/psm_"
+POLL_EVERY_S = 0.5
+SHARED_MEMORY_PREFIX = "/dev/shm/psm_"
 """The beginning of the paths of files with which Python's multiprocessing shares memory."""
 NOTES_OF_SHARED_MEMORY = "shared_memory"
 """The file in the scratch folder with a line for each file of shared memory: its name, a space, its inode."""
-NOTE_S = 30.0
+NOTE_SHARED_MEMORY_EVERY_S = 30.0
 """The seconds between two looks for files of shared memory while the engine runs. Most of them are made when
-the server starts, and until then the guard looks every `POLL_S` seconds."""
+the server starts, and until then the guard looks every `POLL_EVERY_S` seconds."""
 
 
 def main(arguments: list[str]) -> int:
@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
     wake_read, ending_signals = _catch_signals()
     server = _spawn(libc, command)
     status: int | None = None  # the server's wait status, once it has ended
-    grace = GRACE_S
+    grace = SERVER_GRACE_S
     # vLLM's engine core, once it has been seen, and the time at which it was first missed. From then on the
     # server has WITHOUT_ENGINE_S seconds to write its error and end by itself.
     engine: int | None = None
@@ -88,15 +88,15 @@ def main(arguments: list[str]) -> int:
             break
 
         if time.monotonic() >= next_look_at:
-            present = _shared_memory_of(descendants(os.getpid()))
-            if not present.items() <= shared_memory.items():
-                shared_memory |= present
+            present_files = _find_shared_memory(find_descendants(os.getpid()))
+            if not present_files.items() <= shared_memory.items():
+                shared_memory |= present_files
                 _note_shared_memory(shared_memory, scratch)
             # Until there is an engine, the server is starting, and makes its files.
-            next_look_at = time.monotonic() + (POLL_S if engine is None else NOTE_S)
+            next_look_at = time.monotonic() + (POLL_EVERY_S if engine is None else NOTE_SHARED_MEMORY_EVERY_S)
 
         if engine is None:
-            engine = _engine_process()
+            engine = _find_engine_process()
         elif engine_gone_at is None:
             engine_gone_at = None if _is_alive(engine) else time.monotonic()
         elif time.monotonic() - engine_gone_at > WITHOUT_ENGINE_S:
@@ -104,14 +104,14 @@ def main(arguments: list[str]) -> int:
             grace = 0.0
             break
 
-        readable, _, _ = select.select([0, wake_read], [], [], POLL_S)
+        readable, _, _ = select.select([0, wake_read], [], [], POLL_EVERY_S)
         if wake_read in readable:
             os.read(wake_read, 4096)  # empties the pipe
         if 0 in readable:  # the parent has written, or has closed its end
             if os.read(0, 1) == END_NOW:
                 grace = 0.0
             break
-    shared_memory |= _shared_memory_of(descendants(os.getpid()))
+    shared_memory |= _find_shared_memory(find_descendants(os.getpid()))
     status = _end_tree(server, status, grace)
     _delete_shared_memory(shared_memory)
     shutil.rmtree(scratch, ignore_errors=True)
@@ -192,21 +192,21 @@ def _end_tree(server: int, status: int | None, grace: float) -> int | None:
     the first two steps are left out."""
     if grace > 0:
         if status is None:
-            _signal(server, signal.SIGTERM)
+            _send_signal(server, signal.SIGTERM)
             status = _reap_until(_has_ended, server, status, grace)
         # The server has had its time to end its children. Those that are left are asked here.
-        for pid in descendants(os.getpid()):
-            _signal(pid, signal.SIGTERM)
+        for pid in find_descendants(os.getpid()):
+            _send_signal(pid, signal.SIGTERM)
         status = _reap_until(_is_last, server, status, ORPHAN_GRACE_S)
     # A resource tracker of Python's multiprocessing deletes shared memory that its killed owner left, and
     # then ends by itself. So it is killed only after some time.
-    for pid in descendants(os.getpid()):
-        if b"resource_tracker" not in _command_line(pid):
-            _signal(pid, signal.SIGKILL)
+    for pid in find_descendants(os.getpid()):
+        if b"resource_tracker" not in _read_command_line(pid):
+            _send_signal(pid, signal.SIGKILL)
     status = _reap_until(_is_last, server, status, TRACKER_GRACE_S)
-    while left := descendants(os.getpid()):
-        for pid in left:
-            _signal(pid, signal.SIGKILL)
+    while remaining_pids := find_descendants(os.getpid()):
+        for pid in remaining_pids:
+            _send_signal(pid, signal.SIGKILL)
         status = _reap_until(_is_last, server, status, 0.2)
     return _reap(server, status)
 
@@ -219,10 +219,10 @@ def _has_ended(status: int | None) -> bool:
 def _is_last(status: int | None) -> bool:
     """Returns whether no process below this one is left. It takes the server's status as every `is_done` of
     `_reap_until` does, and doesn't need it."""
-    return not descendants(os.getpid())
+    return not find_descendants(os.getpid())
 
 
-def _shared_memory_of(pids: list[int]) -> dict[str, int]:
+def _find_shared_memory(pids: list[int]) -> dict[str, int]:
     """Returns the inodes of the files with shared memory that these processes have open, by their paths."""
     inodes: dict[str, int] = {}
     for pid in pids:
@@ -230,7 +230,7 @@ def _shared_memory_of(pids: list[int]) -> dict[str, int]:
             for descriptor in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):  # it is closed already, or the file is deleted
                     path = os.readlink(f"/proc/{pid}/fd/{descriptor}")
-                    if path.startswith(SHARED_MEMORY):
+                    if path.startswith(SHARED_MEMORY_PREFIX):
                         inodes[path] = os.lstat(path).st_ino
     return inodes
 
@@ -253,14 +253,16 @@ def _delete_shared_memory(inodes: dict[str, int]) -> None:
                 os.unlink(path)
 
 
-def _signal(pid: int, number: int) -> None:
+def _send_signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
-def _engine_process() -> int | None:
+def _find_engine_process() -> int | None:
     """Returns vLLM's engine below this process, or None as long as there is none."""
-    engines = [pid for pid in descendants(os.getpid()) if _command_line(pid).startswith(ENGINE_TITLE)]
+    engines = [
+        pid for pid in find_descendants(os.getpid()) if _read_command_line(pid).startswith(ENGINE_TITLE)
+    ]
     return engines[0] if engines else None
 
 
@@ -275,7 +277,7 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-def _command_line(pid: int) -> bytes:
+def _read_command_line(pid: int) -> bytes:
     """Returns the command line of a process; empty if the process has ended."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
@@ -284,7 +286,7 @@ def _command_line(pid: int) -> bytes:
         return b""
 
 
-def descendants(root: int) -> list[int]:
+def find_descendants(root: int) -> list[int]:
     """Returns the living processes below `root`, by the parents that /proc names."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
@@ -299,9 +301,9 @@ def descendants(root: int) -> list[int]:
             children.setdefault(int(parent), []).append(int(name))
     pids, frontier = [], [root]
     while frontier:
-        below = children.get(frontier.pop(), [])
-        pids += below
-        frontier += below
+        child_pids = children.get(frontier.pop(), [])
+        pids += child_pids
+        frontier += child_pids
     return pids
 
 

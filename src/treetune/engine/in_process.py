@@ -38,12 +38,12 @@ FEWEST_ROWS = 8
 """The rows of the smallest batch. A matrix product of one to three rows is computed by other code, with other
 last bits. From four rows on, a row's result doesn't depend on their number (measured on a CPU with one
 thread)."""
-BLOCK = 32
+BLOCK_TOKENS = 32
 """Prompts and caches are padded to a multiple of this. So a row is computed in a way that depends only on its
 own length, and not on the other rows. This is also the number of tokens in a block of `_PromptBlocks`."""
-PREFILL_ROWS = 64
+MOST_PREFILL_ROWS = 64
 """The most prompts of one forward pass."""
-STORED_BYTES = 1 << 29
+MOST_STORED_BYTES = 1 << 29
 """The most bytes of keys and values that are stored for later prompts, 512 MiB: 11,000 tokens of a model with
 135 million weights."""
 MOST_SCORED_TOKENS = 1 << 14
@@ -89,7 +89,7 @@ class InProcessEngine(Engine):
         self._trust_remote_code = launch.trust_remote_code
         self._read(launch.weights)
         # Refuses a model whose log-probs aren't those that this engine computes with its cache.
-        refuse_unlike_model(self._model, self._device, self._context_length)
+        refuse_wrong_engine_logprobs(self._model, self._device, self._context_length)
 
     @override
     def generate(
@@ -242,13 +242,15 @@ class InProcessEngine(Engine):
     ) -> Iterator[tuple[int, Completion]]:
         """Yields the completion of each request with its index. Texts of about the same length share a
         forward pass; prompts that begin alike are computed again for each text."""
-        by_length: dict[int, list[tuple[int, ScoreRequest]]] = {}
+        requests_by_length: dict[int, list[tuple[int, ScoreRequest]]] = {}
         for index, request in requests:
-            by_length.setdefault(_padded(len(request.all_ids)), []).append((index, request))
-        for length, requests_of_length in sorted(by_length.items()):
+            requests_by_length.setdefault(_round_up_to_blocks(len(request.all_ids)), []).append(
+                (index, request)
+            )
+        for length, requests_of_length in sorted(requests_by_length.items()):
             fitting_rows = MOST_SCORED_TOKENS // length
             # Batches of fewer rows than `FEWEST_ROWS` are filled up to that many.
-            rows_at_once = min(max(fitting_rows, FEWEST_ROWS), PREFILL_ROWS)
+            rows_at_once = min(max(fitting_rows, FEWEST_ROWS), MOST_PREFILL_ROWS)
             for first in range(0, len(requests_of_length), rows_at_once):
                 batch = requests_of_length[first : first + rows_at_once]
                 logprobs_of_batch = self._text_logprobs([request for _, request in batch], length)
@@ -277,7 +279,7 @@ class InProcessEngine(Engine):
             # Without the head, since the logits of all rows may need far more memory than the model.
             hidden_BTD = backbone_of(self._model)(
                 input_ids=ids_BT.to(self._device),
-                position_ids=_positions(self._model, 0, length).expand(len(ids_BT), -1),
+                position_ids=_make_positions(self._model, 0, length).expand(len(ids_BT), -1),
                 attention_mask=mask_TT.expand(len(ids_BT), 1, -1, -1),
                 use_cache=False,
             ).last_hidden_state
@@ -334,12 +336,14 @@ class InProcessEngine(Engine):
         ]
         scores = canary.score(pairs)
         return [
-            Probe(prompt_ids, ids, [] if sample.logprobs is None else sample.logprobs.tolist(), of_trainer)
-            for (prompt_ids, ids), sample, of_trainer in zip(pairs, sampled, scores, strict=True)
+            Probe(
+                prompt_ids, ids, [] if sample.logprobs is None else sample.logprobs.tolist(), trainer_logprobs
+            )
+            for (prompt_ids, ids), sample, trainer_logprobs in zip(pairs, sampled, scores, strict=True)
         ]
 
 
-ATTENTION = "treetune_cached"
+CACHED_ATTENTION = "treetune_cached"
 """The name of this engine's attention, by which transformers finds it."""
 LONGEST_PROBE = 600
 """The most tokens of a row with which the engine is compared with its model at the start."""
@@ -370,10 +374,10 @@ def attach_attention(model: Any) -> None:
     from transformers.masking_utils import sdpa_mask
 
     if model.config._attn_implementation == "sdpa":
-        AttentionInterface.register(ATTENTION, cached_attention)
+        AttentionInterface.register(CACHED_ATTENTION, cached_attention)
         # Without this registration, transformers would drop the engine's masks.
-        AttentionMaskInterface.register(ATTENTION, sdpa_mask)
-        model.set_attn_implementation(ATTENTION)
+        AttentionMaskInterface.register(CACHED_ATTENTION, sdpa_mask)
+        model.set_attn_implementation(CACHED_ATTENTION)
     elif longest_window(model) is not None:
         # The engine's masks show a token all tokens before it, so the attention itself has to apply the
         # window, as `cached_attention` does.
@@ -436,7 +440,7 @@ def cached_attention(
     return results_BGQD.reshape(rows, heads, tokens, -1).transpose(1, 2).contiguous(), None
 
 
-def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
+def refuse_wrong_engine_logprobs(model: Any, device: str, context_length: int) -> None:
     """Compares this engine's log-probs, computed with its cache and its masks, with the model's own.
 
     The engine and the model compute two rows of tokens, of different lengths. The longer row is longer than
@@ -455,7 +459,7 @@ def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
             f" more than {rule.limit} tokens: set context_length to {rule.limit} or less"
         )
     # A few more tokens than a block or the window has, so that the tokens after its end are compared, too.
-    longest_part = max(BLOCK, longest_window(model) or 0)
+    longest_part = max(BLOCK_TOKENS, longest_window(model) or 0)
     length = min(longest_part + 8, LONGEST_PROBE, context_length)
     # The shorter row has half as many tokens: a prompt of one token at least, and then the steps that are
     # compared.
@@ -528,7 +532,7 @@ class _Cache:
         self.positions: Any = None
         """The position of each row's new token: a step computes one token of each row."""
         self.used = 0
-        """The tokens of the longest row, rounded up to a multiple of `BLOCK`."""
+        """The tokens of the longest row, rounded up to a multiple of `BLOCK_TOKENS`."""
 
     def update(self, keys: Any, values: Any, layer: int, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Stores new keys and values of a layer, and returns all keys and values that its attention reads."""
@@ -599,19 +603,19 @@ class _PromptBlocks:
         blocks_of: dict[bytes, list[_Layers]] = {name: [] for name in prompts}
         longest = max((len(ids) for ids in tokens_of.values()), default=0)
         # A prompt of one token has an empty block, from which `_RowBatch` takes the shape of its cache.
-        for start in range(0, max(longest, 1), BLOCK):
+        for start in range(0, max(longest, 1), BLOCK_TOKENS):
             # The prompts that are alike up to the end of this block, by the tokens up to there.
             prompts_of_prefix: dict[bytes, list[bytes]] = {}
             for name, ids in tokens_of.items():
                 if start < max(len(ids), 1):
-                    prompts_of_prefix.setdefault(ids[: start + BLOCK].tobytes(), []).append(name)
+                    prompts_of_prefix.setdefault(ids[: start + BLOCK_TOKENS].tobytes(), []).append(name)
             missing = [prefix for prefix in prompts_of_prefix if prefix not in self._stored]
-            for first in range(0, len(missing), PREFILL_ROWS):
-                prefixes = missing[first : first + PREFILL_ROWS]
+            for first in range(0, len(missing), MOST_PREFILL_ROWS):
+                prefixes = missing[first : first + MOST_PREFILL_ROWS]
                 # All prompts of a prefix have the same earlier blocks, so any one of these prompts will do.
                 examples = [prompts_of_prefix[prefix][0] for prefix in prefixes]
                 computed = self._compute(
-                    [tokens_of[name][start : start + BLOCK] for name in examples],
+                    [tokens_of[name][start : start + BLOCK_TOKENS] for name in examples],
                     [blocks_of[name] for name in examples],
                 )
                 for prefix, block in zip(prefixes, computed, strict=True):
@@ -633,14 +637,14 @@ class _PromptBlocks:
         """Returns the layers of one block of each row.
 
         Args:
-            tokens_of_rows: The tokens of each row's block, at most `BLOCK`. Fewer are padded at the end,
-                where no token sees the padding.
+            tokens_of_rows: The tokens of each row's block, at most `BLOCK_TOKENS`. Fewer are padded at the
+                end, where no token sees the padding.
             earlier_of_rows: For each row, the blocks before its block. All rows have equally many.
         """
         import torch
 
-        start = len(earlier_of_rows[0]) * BLOCK
-        ids_BT = torch.zeros((len(tokens_of_rows), BLOCK), dtype=torch.long)
+        start = len(earlier_of_rows[0]) * BLOCK_TOKENS
+        ids_BT = torch.zeros((len(tokens_of_rows), BLOCK_TOKENS), dtype=torch.long)
         for row, ids in enumerate(tokens_of_rows):
             ids_BT[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
         earlier: _Layers = {}
@@ -655,11 +659,12 @@ class _PromptBlocks:
         cache = _BlockCache(earlier)
         # Token t of the block sees all earlier blocks, the block's tokens before it, and itself. K counts the
         # tokens of the earlier blocks and of this one.
-        mask_TK = torch.ones((BLOCK, start + BLOCK), dtype=torch.bool, device=self._device).tril(start)
+        end = start + BLOCK_TOKENS
+        mask_TK = torch.ones((BLOCK_TOKENS, end), dtype=torch.bool, device=self._device).tril(start)
         with torch.no_grad():
             self._model.base_model(
                 input_ids=ids_BT.to(self._device),
-                position_ids=_positions(self._model, start, start + BLOCK).expand(len(ids_BT), -1),
+                position_ids=_make_positions(self._model, start, end).expand(len(ids_BT), -1),
                 attention_mask=mask_TK.expand(len(ids_BT), 1, -1, -1),
                 past_key_values=cache,
                 use_cache=True,
@@ -679,7 +684,7 @@ class _PromptBlocks:
 
     def _forget(self) -> None:
         """Removes the blocks that were not used for the longest time, until the others fit."""
-        while self._stored_bytes > STORED_BYTES:
+        while self._stored_bytes > MOST_STORED_BYTES:
             oldest = next(iter(self._stored))
             self._stored_bytes -= _bytes_of(self._stored.pop(oldest))
 
@@ -754,13 +759,14 @@ class _GenerateCall:
     def wait_for_deferred(self) -> None:
         """Returns when the requests of a `Deferred` are known; at once if there is none."""
         if self._deferred:
-            wait([later.ready for later in self._deferred], return_when=FIRST_COMPLETED)
+            wait([deferred.ready for deferred in self._deferred], return_when=FIRST_COMPLETED)
 
     def add_known_requests(self) -> None:
         """Adds the requests that a `Deferred` stands for, if they are known by now."""
-        for later in [later for later in self._deferred if later.ready.done()]:
-            self._deferred.remove(later)
-            self.add_requests(later.requests())
+        ready = [deferred for deferred in self._deferred if deferred.ready.done()]
+        for deferred in ready:
+            self._deferred.remove(deferred)
+            self.add_requests(deferred.requests())
 
 
 class _WaitingSamples:
@@ -812,7 +818,7 @@ class _RowBatch:
         logits. If the cache is too small, it first gets room for more rows or tokens. If half of its rows are
         free, it gets fewer rows.
         """
-        new_rows = _group_alike(samples)
+        new_rows = _group_by_distribution(samples)
         row_count = len(self.rows) + len(new_rows)
         if not row_count:
             return
@@ -826,7 +832,7 @@ class _RowBatch:
         for samples_of_row in self.rows.values():
             all_samples += samples_of_row
         lengths = [len(s.request.prompt_ids) + s.request.sampling.max_tokens for s in all_samples]
-        width = max(_padded(length) for length in lengths)
+        width = max(_round_up_to_blocks(length) for length in lengths)
         is_too_small = row_count > self._height or width > self._width
         if is_too_small or is_half_empty:
             # `_resize` takes the number of heads and the dimension of each layer from these examples: a new
@@ -879,15 +885,15 @@ class _RowBatch:
         rows = list(self.rows)
         for layer, examples in layers.items():
             old = self._cache.layers.get(layer)
-            moved = []
+            resized = []
             for index, example in enumerate(examples):
                 heads, dimension = example.shape[-3], example.shape[-1]
                 new = example.new_zeros((height, heads, width, dimension))
                 if old is not None and rows:
                     common_width = min(width, old[index].shape[2])
                     new[: len(rows), :, :common_width] = old[index][rows, :, :common_width]
-                moved.append(new)
-            self._cache.layers[layer] = moved[0], moved[1]
+                resized.append(new)
+            self._cache.layers[layer] = resized[0], resized[1]
         self._height, self._width = height, width
         # The k-th present row is now row k of the cache.
         self.rows = dict(enumerate(self.rows.values()))
@@ -903,7 +909,7 @@ class _RowBatch:
             ids[row] = sample.ids[-1] if sample.ids else int(prompt_ids[-1])
             positions[row] = len(prompt_ids) + len(sample.ids) - 1
         self._cache.positions = torch.tensor(positions, device=self._device)
-        self._cache.used = _padded(max(positions) + 1)
+        self._cache.used = _round_up_to_blocks(max(positions) + 1)
         # K counts the tokens of the cache that attention reads, `used`. A row's token sees itself and the
         # row's tokens before it.
         mask_BK = torch.arange(self._cache.used, device=self._device) <= self._cache.positions[:, None]
@@ -917,7 +923,7 @@ class _RowBatch:
             ).logits[:, -1]
 
 
-def _group_alike(samples: Sequence[_Sample]) -> list[list[_Sample]]:
+def _group_by_distribution(samples: Sequence[_Sample]) -> list[list[_Sample]]:
     """Returns groups of samples. The samples of a group have the same prompt and the same distribution of the
     next token."""
     groups: dict[object, list[_Sample]] = {}
@@ -936,7 +942,7 @@ def _group_by_last_token(samples: Sequence[_Sample]) -> list[list[_Sample]]:
     return list(groups.values())
 
 
-def _positions(model: Any, start: int, end: int) -> Any:
+def _make_positions(model: Any, start: int, end: int) -> Any:
     """Returns the positions from `start` to `end`, without `end`, on the model's device.
 
     Padding can lie after the last position that a model with learned positions has. No token sees the
@@ -949,9 +955,9 @@ def _positions(model: Any, start: int, end: int) -> Any:
     return positions if most_positions is None else positions.clamp(max=most_positions - 1)
 
 
-def _padded(length: int) -> int:
-    """Returns the length rounded up to a multiple of `BLOCK`, and at least `BLOCK`."""
-    return -(-max(length, 1) // BLOCK) * BLOCK
+def _round_up_to_blocks(length: int) -> int:
+    """Returns the length rounded up to a multiple of `BLOCK_TOKENS`, and at least `BLOCK_TOKENS`."""
+    return -(-max(length, 1) // BLOCK_TOKENS) * BLOCK_TOKENS
 
 
 def draw(

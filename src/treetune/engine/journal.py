@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 Observe = Callable[[Request, Sequence[Completion]], None]
 """A function that is called with each request and its samples, before the program gets them."""
 
-FLUSH_S = 0.2
+FLUSH_EVERY_S = 0.2
 """The shortest time between two writes to disk, in seconds, unless many rows wait. A row that comes sooner
 waits until another row comes after this time, a row is read, or the program ends. A killed process loses the
 rows that wait."""
@@ -86,14 +86,16 @@ class JournaledEngine(EngineWrapper):
         self,
         engine: Engine,
         path: Path,
-        others: Sequence[Path] = (),
+        other_paths: Sequence[Path] = (),
         continuations: Path | None = None,
         observe: Observe | None = None,
     ) -> None:
         super().__init__(engine)
         self._observe = observe
-        self._answers = Journal(path, others, flush_s=FLUSH_S)
-        self._continuations = Journal(continuations, flush_s=FLUSH_S) if continuations else self._answers
+        self._answers = Journal(path, other_paths, flush_s=FLUSH_EVERY_S)
+        self._continuations = (
+            Journal(continuations, flush_s=FLUSH_EVERY_S) if continuations else self._answers
+        )
         self.sampled: Counter[int] = Counter()
         self.calls: list[CallTimes] = []
         self._made = time.perf_counter()  # `now` counts the seconds from here
@@ -134,7 +136,7 @@ class JournaledEngine(EngineWrapper):
         # one.
         if request.priority != ANSWER_PRIORITY and self._continuations_begin is None:
             self._continuations_begin = self.now()
-        key = self._key(request)
+        key = self._note_key(request)
         # More than once, since another task that samples the same request may fail or be cancelled.
         while not self._is_answered(key, request):
             if key in self._in_flight:  # another task has made the same request
@@ -172,12 +174,12 @@ class JournaledEngine(EngineWrapper):
         """Answers the requests from the journals or else by the engine, as `sample` does."""
         results: list[list[Completion]] = []
 
-        async def sample_all(new: Sequence[Request | Deferred]) -> None:
+        async def sample_all(new_requests: Sequence[Request | Deferred]) -> None:
             """Samples the requests and those that follow from them, all at the same time."""
             tasks: list[Coroutine[Any, Any, None]] = []
-            for request in new:
+            for request in new_requests:
                 if isinstance(request, Deferred):
-                    tasks.append(sample_later(request))
+                    tasks.append(sample_deferred(request))
                 else:
                     tasks.append(sample_request(len(results), request))
                     results.append([])
@@ -188,13 +190,13 @@ class JournaledEngine(EngineWrapper):
             if on_result is not None:
                 await sample_all(on_result(index, results[index]) or ())
 
-        async def sample_later(later: Deferred) -> None:
-            # `later` stands for requests that are not known before `later.ready` is done, such as before an
-            # environment has replied. After an error, `later.requests` is called too, and may raise the
-            # error.
+        async def sample_deferred(deferred: Deferred) -> None:
+            # `deferred` stands for requests that are not known before `deferred.ready` is done, such as
+            # before an environment has replied. After an error, `deferred.requests` is called too, and may
+            # raise the error.
             with suppress(Exception):
-                await result_of(later.ready)
-            await sample_all(later.requests())
+                await result_of(deferred.ready)
+            await sample_all(deferred.requests())
 
         self.run(sample_all(requests))
         return results
@@ -211,7 +213,7 @@ class JournaledEngine(EngineWrapper):
         completions = self._read_completions(key)
         if completions is None:
             # The samples of a request for fewer samples are the first ones of a request for more.
-            # `_key` has noted this request, so there is always a widest one.
+            # `_note_key` has noted this request, so there is always a widest one.
             key_for_any_n = request_key(request, self.version, n=0)
             _, widest_key = self._widest[key_for_any_n]
             if more_completions := self._read_completions(widest_key):
@@ -238,7 +240,7 @@ class JournaledEngine(EngineWrapper):
             log.warning("the request %s in %s is damaged: it is sampled again", key, journal.path)
             return None
 
-    def _key(self, request: Request) -> str:
+    def _note_key(self, request: Request) -> str:
         """Returns the request's key, and notes whether the request is the widest one so far.
 
         The widest request has the most samples among the requests that are equal otherwise.

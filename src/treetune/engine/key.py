@@ -47,8 +47,8 @@ App = Callable[[Mapping[str, Any], Any, Send], Awaitable[None]]
 
 def key_header(key: str, weights: str = "") -> dict[str, str]:
     """Returns the headers of a request: the key and, if the request expects named weights, their name."""
-    named = {WEIGHTS_HEADER: weights} if weights else {}
-    return {"Authorization": f"Bearer {key}", **named}
+    weights_header = {WEIGHTS_HEADER: weights} if weights else {}
+    return {"Authorization": f"Bearer {key}", **weights_header}
 
 
 class ServerDescription:

@@ -35,7 +35,7 @@ from treetune.engine import guard, key
 from treetune.engine.base import EngineLaunch, TransferMethod
 from treetune.engine.client import MODEL_NAME, Address
 from treetune.engine.settings import GIB, PlainVllmSettings, VllmSettings
-from treetune.inherited import without_secrets
+from treetune.inherited import remove_secrets
 from treetune.store import held_folders
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -46,7 +46,7 @@ LOOPBACK = "127.0.0.1"
 START_MODEL_NAME = "start-model"
 """The name of the model whose adapters are the policy."""
 
-BACKENDS: Mapping[TransferMethod, str] = {
+BACKEND_OF_METHOD: Mapping[TransferMethod, str] = {
     "shared_memory": "treetune_shared_memory",
     "cuda_ipc": "ipc",
     "nccl": "nccl",
@@ -56,20 +56,20 @@ BACKENDS: Mapping[TransferMethod, str] = {
 # The classes and the module of this project that a server's processes load.
 PACKED_EXPERTS = "treetune.engine.packed_experts.PackedExpertsExtension"
 WORKER_EXTENSION = "treetune.engine.shared_memory_worker.SharedMemoryExtension"
-WHOLE_ANSWERS = "treetune.engine.whole_answers"
+WHOLE_ANSWERS_MODULE = "treetune.engine.whole_answers"
 
 SERVER_PROGRAM = "vllm.entrypoints.launchers.api_server.entry"
 """The module with the server that ``vllm serve`` runs. The command itself fails in the CPU build of vLLM,
 which has no package metadata under the name vllm; ``vllm.entrypoints.openai.api_server`` is deprecated."""
 
-READ_PER_SECOND = GIB / 5
+BYTES_READ_PER_S = GIB / 5
 """The bytes of its weights that a server reads at least in a second. This is an estimate: half the speed of a
 slow shared file system."""
 
-UNPLANNED_SHARE = 0.85
+DEFAULT_MEMORY_SHARE = 0.85
 """The share of a GPU's memory that a server takes if the share is neither configured nor planned."""
 
-END_S = 30.0
+SERVER_END_TIMEOUT_S = 30.0
 """Most seconds until a server that was told to end and its guard are gone."""
 
 _ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -77,17 +77,17 @@ _ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 _SOURCES = Path(treetune.__file__).parents[1]
 
-_FROM_THE_LAUNCHER = (
+_LAUNCHER_VARIABLES = (
     # With these variables of DeepSpeed's launcher, vLLM would try to join the ranks' process group.
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "GROUP_RANK"),
 )
 _LAUNCHER_PREFIXES = ("TORCHELASTIC_", "PMI_", "OMPI_", "SLURM_")
 
-_ENGINE = f"{held_folders.FOLDER_PREFIX}engine-"
-_SOCKET_BYTES = 107
+_SCRATCH_PREFIX = f"{held_folders.FOLDER_PREFIX}engine-"
+_MOST_SOCKET_PATH_BYTES = 107
 """The most bytes of a Unix socket's path (Linux)."""
-_NAME_BYTES = len(_ENGINE) + 8 + 2 + len("00000000-0000-0000-0000-000000000000")
+_BYTES_AFTER_TEMPORARY_FOLDER = len(_SCRATCH_PREFIX) + 8 + 2 + len("00000000-0000-0000-0000-000000000000")
 """The bytes that a socket's path has in addition to the folder for temporary files: the server's folder, and
 the socket's name, which vLLM draws."""
 
@@ -132,7 +132,7 @@ class ServerLaunch:
         command += ["--scheduling-policy", "priority"]
         # Answers are only needed complete, and vLLM's statistics of each token aren't needed at all.
         scheduler = "AsyncWholeAnswers" if cuda and settings.async_scheduling else "WholeAnswersScheduler"
-        command += ["--scheduler-cls", f"{WHOLE_ANSWERS}.{scheduler}", "--disable-log-stats"]
+        command += ["--scheduler-cls", f"{WHOLE_ANSWERS_MODULE}.{scheduler}", "--disable-log-stats"]
         command += ["--tensor-parallel-size", str(settings.tensor_parallel_size)]
         # Without this argument, the model's generation_config would change temperature, top-p and top-k.
         command += ["--generation-config", "vllm"]
@@ -144,7 +144,7 @@ class ServerLaunch:
         command += ["--logprobs-mode", "processed_logprobs"]
         command += ["--no-enable-log-requests", "--disable-uvicorn-access-log"]
         # A request passes the last middleware first: `KeyRequired` sees a request before `SamplesRoute` does.
-        command += ["--middleware", f"{WHOLE_ANSWERS}.SamplesRoute"]
+        command += ["--middleware", f"{WHOLE_ANSWERS_MODULE}.SamplesRoute"]
         command += ["--middleware", f"{key.__name__}.{key.KeyRequired.__name__}"]
         command += [f"--{'' if settings.caches_prefixes(device) else 'no-'}enable-prefix-caching"]
         command += [f"--{'' if settings.async_scheduling else 'no-'}async-scheduling"]
@@ -159,12 +159,13 @@ class ServerLaunch:
         if self._one_process_computes:
             command += ["--distributed-executor-backend", "uni"]
         if cuda:
-            command += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization or UNPLANNED_SHARE)]
+            memory_share = settings.gpu_memory_utilization or DEFAULT_MEMORY_SHARE
+            command += ["--gpu-memory-utilization", str(memory_share)]
         if settings.sleep:
             command += ["--enable-sleep-mode"]
         transfer = self.run.transfer if self.is_trained else "file"
         if transfer != "file":
-            command += ["--weight-transfer-config", json.dumps({"backend": BACKENDS[transfer]})]
+            command += ["--weight-transfer-config", json.dumps({"backend": BACKEND_OF_METHOD[transfer]})]
             command += ["--worker-extension-cls", WORKER_EXTENSION]
         elif self.is_trained and not cuda:
             # On a CPU, vLLM packs the weights of experts for its kernel only when the server starts. With
@@ -208,8 +209,8 @@ class ServerLaunch:
         environment = {}
         # The launcher started the ranks. With its variables, such as RANK, vLLM would try to join the ranks'
         # process group.
-        for name, value in without_secrets(inherited).items():
-            if name not in _FROM_THE_LAUNCHER and not name.startswith(_LAUNCHER_PREFIXES):
+        for name, value in remove_secrets(inherited).items():
+            if name not in _LAUNCHER_VARIABLES and not name.startswith(_LAUNCHER_PREFIXES):
                 environment[name] = value
         if self.is_trained:
             environment["VLLM_SERVER_DEV_MODE"] = "1"  # opens the routes that load weights
@@ -303,22 +304,22 @@ class ServerLaunch:
         elif visible and max(indices) >= len(visible):
             fault = f"GPUs {list(indices)}, and this process sees {len(visible)}"
         if fault:
-            which = f"server {self.replica + 1} of {count}" if count > 1 else "engine"
+            server_name = f"server {self.replica + 1} of {count}" if count > 1 else "engine"
             raise ValueError(
-                f"the {which} of rank {rank} needs {fault}: change engines.policy.replicas,"
+                f"the {server_name} of rank {rank} needs {fault}: change engines.policy.replicas,"
                 " engines.policy.devices or engines.policy.tensor_parallel_size"
             )
         return [visible[index] if visible else str(index) for index in indices]
 
 
-def with_time_for(settings: TimedSettings, weights: Path) -> TimedSettings:
+def add_reading_time(settings: TimedSettings, weights: Path) -> TimedSettings:
     """Returns settings with longer timeouts of the start and of syncs: they are longer by the time that
     reading the weights takes."""
     adapter_config = weights / ADAPTER_CONFIG
     if adapter_config.is_file():  # the server reads the model that the adapters belong to
         weights = Path(json.loads(adapter_config.read_text())["base_model_name_or_path"])
-    size = sum(file.stat().st_size for file in weights.glob("*.safetensors"))
-    reading_s = size / READ_PER_SECOND
+    weight_bytes = sum(file.stat().st_size for file in weights.glob("*.safetensors"))
+    reading_s = weight_bytes / BYTES_READ_PER_S
     return replace(
         settings,
         start_timeout=settings.start_timeout + reading_s,
@@ -346,10 +347,10 @@ class ServerProcess:
         variables: Mapping[str, str] | None = None,
     ) -> None:
         self.log = log
-        self.port = port or free_port()
+        self.port = port or find_free_port()
         self.url = f"http://{launch.host}:{self.port}"
         self.key = server_key or secrets.token_urlsafe(32)
-        folder = scratch_folder()
+        folder = make_scratch_folder()
         command = launch.command(weights, self.port)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
@@ -399,12 +400,12 @@ class ServerProcess:
             with contextlib.suppress(OSError):  # the guard has just ended
                 self._guard.stdin.write(guard.END_NOW if at_once else b"q")  # any other byte would do
             try:
-                self._guard.wait(END_S)
+                self._guard.wait(SERVER_END_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 # The guard has a session of its own, so its process group has only the guard and the server's
                 # processes.
                 os.killpg(self._guard.pid, signal.SIGKILL)
-                self._guard.wait(END_S)
+                self._guard.wait(SERVER_END_TIMEOUT_S)
         if self._guard.stdin is not None:
             self._guard.stdin.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
@@ -417,38 +418,39 @@ class ServerProcess:
         return ""
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """Returns a port of this machine's loopback on which no process listens at present."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return probe.getsockname()[1]
 
 
-def listens(port: int, host: str = LOOPBACK) -> bool:
+def is_listening(port: int, host: str = LOOPBACK) -> bool:
     """Returns whether a process listens on a port of this machine."""
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex((host, port)) == 0
 
 
-def scratch_folder() -> Path:
+def make_scratch_folder() -> Path:
     """Makes a folder for a server's sockets and temporary files. If this process dies without deleting the
-    folder, the next start of a server deletes it (`held_folders.sweep`)."""
-    held_folders.sweep()
-    folder = Path(tempfile.mkdtemp(prefix=_ENGINE))
-    held_folders.hold(folder)
+    folder, the next start of a server deletes it (`held_folders.delete_abandoned_folders`)."""
+    held_folders.delete_abandoned_folders()
+    folder = Path(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX))
+    held_folders.hold_folder(folder)
     return folder
 
 
 def refuse_long_paths() -> None:
     """Raises ValueError if the paths of a server's sockets would be too long."""
     folder = os.fsencode(tempfile.gettempdir())
-    max_bytes = _SOCKET_BYTES - _NAME_BYTES
+    max_bytes = _MOST_SOCKET_PATH_BYTES - _BYTES_AFTER_TEMPORARY_FOLDER
     if len(folder) > max_bytes:
         raise ValueError(
             f"the path of the folder for temporary files, {os.fsdecode(folder)}, has {len(folder)} bytes. The"
-            f" engine's sockets are in that folder, and Linux limits their paths to {_SOCKET_BYTES} bytes:"
-            f" set TMPDIR to a folder whose path has at most {max_bytes} bytes, such as /tmp"
+            " engine's sockets are in that folder, and Linux limits their paths to"
+            f" {_MOST_SOCKET_PATH_BYTES} bytes: set TMPDIR to a folder whose path has at most {max_bytes}"
+            " bytes, such as /tmp"
         )
 
 
@@ -470,53 +472,59 @@ def refuse_wider_windows(weights: Path, context_length: int) -> None:
 
 # The log
 
-LOG_LINES = 25
-ERROR_CHARACTERS = 300
+MOST_LOG_LINES = 25
+MOST_ERROR_CHARACTERS = 300
 
 
-def last_lines(log: Path) -> str:
+def read_last_lines(log: Path) -> str:
     """Returns the end of a log for an error message, and its path."""
     try:
-        lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+        lines = log.read_text(errors="replace").splitlines()[-MOST_LOG_LINES:]
     except OSError as error:
         return f"(its log {log} can't be read: {error})"
     return f"The end of its log, {log}:\n" + "\n".join(f"  | {line}" for line in lines)
 
 
-_LOGGED = re.compile(r"^\(\w+ pid=\d+\) (?:(?:ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^\]]*\] ?)?")
+_LOG_PREFIX = re.compile(r"^\(\w+ pid=\d+\) (?:(?:ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^\]]*\] ?)?")
 """vLLM's prefix of each line of a traceback in the log."""
 
-_ERROR = re.compile(
+_ERROR_LINE = re.compile(
     r"(?:Fatal Python error: .*"
     r"|[\w.-]+: error: .*"  # of the command line
     r"|[\w.]*(?:Error|Exception|Interrupt|Exit)(?::.*)?)$"
 )
 
-_SAYS_NOTHING = ("engine core initialization failed", "see root cause above", "see stack trace")
+_ERRORS_WITHOUT_CAUSE = ("engine core initialization failed", "see root cause above", "see stack trace")
 """Texts of errors that only report another process's error, which is earlier in the log."""
 
 
-def ending_error(log_text: str) -> str:
+def find_ending_error(log_text: str) -> str:
     """Returns the error that ended the server: the last error in its log that doesn't only report another
     one. Returns an empty text if there is none. Warnings and lines of tracebacks are ignored.
     """
-    lines = [_LOGGED.sub("", line) for line in log_text.splitlines()]
+    lines = [_LOG_PREFIX.sub("", line) for line in log_text.splitlines()]
     for number in reversed(range(len(lines))):
-        if not _ERROR.match(lines[number]) or any(words in lines[number].lower() for words in _SAYS_NOTHING):
-            continue
         error = lines[number]
+        only_reports_another = any(text in error.lower() for text in _ERRORS_WITHOUT_CAUSE)
+        if not _ERROR_LINE.match(error) or only_reports_another:
+            continue
         # The text of a validation error (pydantic) follows in indented lines, and ends with its type.
         for line in lines[number + 1 :]:
             if not line.startswith("  ") or line.lstrip().startswith("For further information"):
                 break
             error += f" {line.strip()}"
         error = error.partition(" [type=")[0]
-        return error if len(error) <= ERROR_CHARACTERS else f"{error[:ERROR_CHARACTERS]}…"
+        return error if len(error) <= MOST_ERROR_CHARACTERS else f"{error[:MOST_ERROR_CHARACTERS]}…"
     return ""
 
 
-_NO_MEMORY = ("out of memory", "cannot allocate memory", "available memory on node", "free memory on device")
-_NO_CACHE = ("no available memory for the cache blocks", "available kv cache memory")
+_TEXTS_OF_NO_MEMORY = (
+    "out of memory",
+    "cannot allocate memory",
+    "available memory on node",
+    "free memory on device",
+)
+_TEXTS_OF_NO_CACHE = ("no available memory for the cache blocks", "available kv cache memory")
 
 _REMEDIES: list[tuple[Callable[[str], bool], str]] = [
     (
@@ -525,12 +533,12 @@ _REMEDIES: list[tuple[Callable[[str], bool], str]] = [
         " longer context",
     ),
     (
-        lambda error: any(words in error for words in _NO_CACHE),
+        lambda error: any(words in error for words in _TEXTS_OF_NO_CACHE),
         "too little memory is left for keys and values: raise gpu_memory_utilization (on a CPU kv_cache_gib),"
         " or lower context_length",
     ),
     (
-        lambda error: any(words in error for words in _NO_MEMORY),
+        lambda error: any(words in error for words in _TEXTS_OF_NO_MEMORY),
         "out of memory: lower gpu_memory_utilization, kv_cache_gib, max_num_seqs or context_length",
     ),
     (
@@ -553,10 +561,10 @@ _REMEDIES: list[tuple[Callable[[str], bool], str]] = [
 ]
 
 
-def diagnosis(log_text: str) -> str:
+def diagnose_log(log_text: str) -> str:
     """Returns sentences about the error that ended the server and about the likely remedy. The text is empty
     if there is no error in the log."""
-    error = ending_error(log_text)
+    error = find_ending_error(log_text)
     if not error:
         return ""
     remedy = next((remedy for matches, remedy in _REMEDIES if matches(error.lower())), None)

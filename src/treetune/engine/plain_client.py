@@ -36,7 +36,7 @@ from typing import Any, Literal, NoReturn
 
 from typing_extensions import override
 
-from treetune.engine.client import Address, Client, RequestPart, completions_of, scored_completion
+from treetune.engine.client import Address, Client, RequestPart, read_completions, read_scored_completion
 from treetune.engine.requests import Completion, Request, SamplingParams, ScoreRequest
 from treetune.engine.settings import PlainVllmSettings
 from treetune.exceptions import EngineError, ServerFailure, TemporaryFailure
@@ -45,7 +45,7 @@ from treetune.vocabulary import token_array
 Route = Literal["tokens", "completions"]
 
 TOKENS_ROUTE, COMPLETIONS_ROUTE = "/inference/v1/generate", "/v1/completions"
-PATHS: Mapping[Route, str] = {"tokens": TOKENS_ROUTE, "completions": COMPLETIONS_ROUTE}
+PATH_OF_ROUTE: Mapping[Route, str] = {"tokens": TOKENS_ROUTE, "completions": COMPLETIONS_ROUTE}
 
 TEMPORARY_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 """The HTTP statuses after which the same request may succeed."""
@@ -55,7 +55,7 @@ REFUSED_KEY_STATUSES = frozenset({401, 403})
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 8.0
 """The seconds before the first retry, and the limit of these seconds, which double with each retry."""
 
-NO_WEIGHTS = "being-replaced"
+NAME_WHILE_REPLACED = "being-replaced"
 """The name that a server's weights have while they are replaced."""
 
 MISSING_ROUTE_STATUSES = frozenset({401, 403, 404, 405, 501})
@@ -63,22 +63,22 @@ MISSING_ROUTE_STATUSES = frozenset({401, 403, 404, 405, 501})
 and 403 come from such a proxy: a key that is refused would have been noticed earlier, when the client asked
 for the models."""
 
-GREEDY = SamplingParams(max_tokens=16, temperature=0.0)
+GREEDY_SAMPLING = SamplingParams(max_tokens=16, temperature=0.0)
 """Settings that sample the most probable tokens. At temperature 0, their log-probs are the model's own."""
-ONE_TOKEN = SamplingParams(max_tokens=1)
+SAMPLING_OF_ONE_TOKEN = SamplingParams(max_tokens=1)
 FORCED_IDS = (1, 2)
 """Two tokens that a server is made to sample, each by itself. In a model's own distribution, their
 probabilities sum to at most 1."""
-EQUAL_LOGPROBS = 1e-3
+LOGPROB_ROUNDING = 1e-3
 """Log-probs that differ by less than this are equal up to rounding."""
-TIE_LOGPROB = -0.5
+LARGEST_TIE_LOGPROB = -0.5
 """A token whose log-prob is above this isn't a tie: of two equally probable tokens, each has at most
 log 1/2 = -0.69. The difference leaves room for rounding."""
 
-MARGIN_S = 10.0
+TIMEOUT_MARGIN_S = 10.0
 """Seconds that the client waits beyond a request's own time limit, which should end the request first."""
 
-EXCERPT = 200
+EXCERPT_CHARACTERS = 200
 """Most characters of a server's answer in a message."""
 
 SERVE_COMMAND = (
@@ -111,7 +111,8 @@ class ServerFacts:
     """Whether its log-probs are those of the distribution that it samples from, after temperature and top-p.
     If not, they are the model's own."""
     greedy: tuple[tuple[int, float], ...] = field(default=(), compare=False)
-    """The tokens that the server sampled with `GREEDY`, each with its log-prob. Other weights have others."""
+    """The tokens that the server sampled with `GREEDY_SAMPLING`, each with its log-prob. Other weights have
+    others."""
 
     def differs_from(self, earlier: ServerFacts, tolerance: float) -> str | None:
         """Returns how the server's weights differ from its earlier ones; None if no difference is seen.
@@ -130,9 +131,9 @@ class ServerFacts:
             differences.append(abs(logprob - earlier_logprob))
             if token_id != earlier_id:
                 # Rounding may swap two tokens that are about equally probable: a tie. In a tie, both
-                # log-probs are below `TIE_LOGPROB`. So a higher one shows other weights. After different
-                # tokens the two texts differ, so their next log-probs can't be compared.
-                if max(logprob, earlier_logprob) > TIE_LOGPROB:
+                # log-probs are below `LARGEST_TIE_LOGPROB`. So a higher one shows other weights. After
+                # different tokens the two texts differ, so their next log-probs can't be compared.
+                if max(logprob, earlier_logprob) > LARGEST_TIE_LOGPROB:
                     return f"its most probable token is {token_id}, and it was {earlier_id}"
                 break
         if not differences:
@@ -216,7 +217,7 @@ class PlainClient(Client):
         # run doesn't name its weights, the salt is a text that only this run has, with the version's number.
         cache_salt = address.weights or f"{self._salt}version-{version}"
         body = self.body(facts, part, cache_salt)
-        return await self.ask(address, PATHS[facts.route], body, timeout)
+        return await self.ask(address, PATH_OF_ROUTE[facts.route], body, timeout)
 
     def _read_completions(
         self, answer: Mapping[str, Any], address: Address, part: RequestPart, version: int, seconds: float
@@ -226,8 +227,8 @@ class PlainClient(Client):
         samples = samples_of_answer(answer, route, expected_weights=address.weights)
         if isinstance(part.request, ScoreRequest):
             logprobs = scores_of_answer(answer, route, part.request)
-            return [scored_completion({"logprobs": logprobs}, part.request, version, seconds)]
-        return completions_of({"samples": samples}, part, version, seconds)
+            return [read_scored_completion({"logprobs": logprobs}, part.request, version, seconds)]
+        return read_completions({"samples": samples}, part, version, seconds)
 
     def body(self, facts: ServerFacts, part: RequestPart, cache_salt: str) -> dict[str, Any]:
         """Returns the JSON body of a part's request.
@@ -296,8 +297,9 @@ class PlainClient(Client):
         if not isinstance(cards, list) or not all(map(_is_card, cards)):
             raise EngineError(
                 f"the server at {address.url} doesn't list its models as vLLM does: expected"
-                f" {{'data': [{{'id': …, 'root': …, 'max_model_len': …}}]}}, got {_excerpt(answer)}. List"
-                f" addresses of vLLM servers in {self._key_path}.addresses, such as `{SERVE_COMMAND}` starts"
+                f" {{'data': [{{'id': …, 'root': …, 'max_model_len': …}}]}}, got {_shorten_answer(answer)}."
+                f" List addresses of vLLM servers in {self._key_path}.addresses, such as `{SERVE_COMMAND}`"
+                " starts"
             )
         card = self._choose_card(address, cards)
         name = card["id"]
@@ -321,14 +323,14 @@ class PlainClient(Client):
             status, text = await self.exchange("GET", address, path, None, timeout)
             return self.read_answer(path, status, text)
 
-        return self.run(ask(), timeout + MARGIN_S)
+        return self.run(ask(), timeout + TIMEOUT_MARGIN_S)
 
     def tokenize(self, address: Address, model: str, text: str, timeout: float) -> list[int] | None:
         """Returns the server's token ids of a text, without special tokens before and after it. Returns None
         if the server doesn't tokenize. Raises ServerFailure as `exchange` does."""
         path, body = "/tokenize", {"model": model, "prompt": text, "add_special_tokens": False}
         status, answer_text = self.run(
-            self.exchange("POST", address, path, body, timeout), timeout + MARGIN_S
+            self.exchange("POST", address, path, body, timeout), timeout + TIMEOUT_MARGIN_S
         )
         if status != 200:
             return None
@@ -339,16 +341,16 @@ class PlainClient(Client):
 
     def _choose_card(self, address: Address, cards: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """Returns the description of the configured model among those that the server lists."""
-        wanted = self._settings.model
+        wanted_model = self._settings.model
         names = [card.get("id") for card in cards]
-        fitting_cards = [card for card in cards if wanted is None or card.get("id") == wanted]
+        fitting_cards = [card for card in cards if wanted_model is None or card.get("id") == wanted_model]
         if len(fitting_cards) == 1:
             return fitting_cards[0]
         listed = ", ".join(map(repr, names)) or "no model"
-        if wanted is not None:
+        if wanted_model is not None:
             raise EngineError(
-                f"the server at {address.url} has {listed}, and {self._key_path}.model is {wanted!r}: set it"
-                " to a name that the server has"
+                f"the server at {address.url} has {listed}, and {self._key_path}.model is {wanted_model!r}:"
+                " set it to a name that the server has"
             )
         raise EngineError(
             f"the server at {address.url} has {listed}: set {self._key_path}.model to the name of the policy"
@@ -358,17 +360,18 @@ class PlainClient(Client):
         self, address: Address, name: str, timeout: float
     ) -> tuple[Route, tuple[tuple[int, float], ...]]:
         """Returns the first configured route that the server has, and the tokens that it sampled with
-        `GREEDY`, each with its log-prob."""
+        `GREEDY_SAMPLING`, each with its log-prob."""
         setting = self._settings.route
         routes: tuple[Route, ...] = ("tokens", "completions") if setting == "auto" else (setting,)
         for route in routes:
-            status, text = self._send_probe(address, name, route, GREEDY, timeout)
+            status, text = self._send_probe(address, name, route, GREEDY_SAMPLING, timeout)
             # Without the route, older versions of vLLM answer 404, and newer ones 403.
             if status in (404, 403) and route == "tokens":
                 if setting == "tokens":
                     raise EngineError(
-                        f"the server at {address.url} doesn't have the route {PATHS[route]} (HTTP {status}):"
-                        f" start it with --enable-scale-out, or set {self._key_path}.route to 'completions'"
+                        f"the server at {address.url} doesn't have the route {PATH_OF_ROUTE[route]}"
+                        f" (HTTP {status}): start it with --enable-scale-out, or set {self._key_path}.route"
+                        " to 'completions'"
                     )
                 continue
             sample = self._read_probe(address, route, status, text)
@@ -385,17 +388,19 @@ class PlainClient(Client):
         logprobs = []
         for token_id in FORCED_IDS:
             status, text = self._send_probe(
-                address, name, route, ONE_TOKEN, timeout, allowed_token_ids=[token_id]
+                address, name, route, SAMPLING_OF_ONE_TOKEN, timeout, allowed_token_ids=[token_id]
             )
             sample = self._read_probe(address, route, status, text)
             logprobs += sample["logprobs"]
-        return all(abs(logprob) < EQUAL_LOGPROBS for logprob in logprobs)
+        return all(abs(logprob) < LOGPROB_ROUNDING for logprob in logprobs)
 
     def _has_weight_routes(self, address: Address, timeout: float) -> bool:
         """Returns whether the server has the routes that load weights. Raises ServerFailure if it is only
         overloaded or just starting."""
         path = "/weight_info"  # vLLM has this route together with those that load weights
-        status, text = self.run(self.exchange("GET", address, path, None, timeout), timeout + MARGIN_S)
+        status, text = self.run(
+            self.exchange("GET", address, path, None, timeout), timeout + TIMEOUT_MARGIN_S
+        )
         if status in MISSING_ROUTE_STATUSES:
             return False
         self.read_answer(path, status, text)
@@ -432,11 +437,13 @@ class PlainClient(Client):
         # The end of a text is sampled like other tokens, so that samples have the same lengths.
         parameters |= {"stop_token_ids": [], "ignore_eos": True}
         body.get("sampling_params", body).update(parameters)  # the completions route has them in the body
-        return self.run(self.exchange("POST", address, PATHS[route], body, timeout), timeout + MARGIN_S)
+        return self.run(
+            self.exchange("POST", address, PATH_OF_ROUTE[route], body, timeout), timeout + TIMEOUT_MARGIN_S
+        )
 
     def _read_probe(self, address: Address, route: Route, status: int, text: bytes) -> dict[str, Any]:
         """Returns the sample in a probe's answer. Raises EngineError if the answer has another form."""
-        path = PATHS[route]
+        path = PATH_OF_ROUTE[route]
         answer = self.read_answer(path, status, text)
         try:
             # Any weights may answer a probe.
@@ -447,7 +454,7 @@ class PlainClient(Client):
         if len(samples) != 1 or not are_whole:
             raise EngineError(
                 f"the server at {address.url} can't be used: {path}: expected one sample with tokens and a"
-                f" log-prob for each token, got {_excerpt(answer)}"
+                f" log-prob for each token, got {_shorten_answer(answer)}"
             )
         return samples[0]
 
@@ -497,7 +504,7 @@ class PlainClient(Client):
 def samples_of_answer(
     answer: Mapping[str, Any], route: Route, *, expected_weights: str
 ) -> list[dict[str, Any]]:
-    """Returns the samples of a route's answer, in their order and in the form that `completions_of` reads.
+    """Returns the samples of a route's answer, in their order and in the form that `read_completions` reads.
 
     Args:
         expected_weights: The name of the weights that all tokens must be sampled by; empty: any. Answers of
@@ -509,10 +516,10 @@ def samples_of_answer(
     """
     choices = answer.get("choices")
     if not isinstance(choices, list) or not choices:
-        raise _other_form("'choices', a list of samples", answer)
+        raise _make_form_failure("'choices', a list of samples", answer)
     for choice in choices:
         if not isinstance(choice, dict) or not isinstance(choice.get("index"), int):
-            raise _other_form("a sample with its 'index'", choice)
+            raise _make_form_failure("a sample with its 'index'", choice)
     choices = sorted(choices, key=lambda choice: choice["index"])
     return [_sample_of_choice(choice, route, expected_weights) for choice in choices]
 
@@ -535,20 +542,20 @@ def scores_of_answer(answer: Mapping[str, Any], route: Route, request: ScoreRequ
     if entries is None:
         raise EngineError(
             "the server returned no log-probs of the tokens that it was asked to score, so it is an older"
-            f" vLLM or another program: use a vLLM whose {PATHS[route]} knows prompt_logprobs"
+            f" vLLM or another program: use a vLLM whose {PATH_OF_ROUTE[route]} knows prompt_logprobs"
         )
     expected = f"'prompt_logprobs', a list with an entry for each of {len(request.all_ids)} tokens"
     if not isinstance(entries, list) or len(entries) != len(request.all_ids):
-        raise _other_form(expected, entries)
+        raise _make_form_failure(expected, entries)
     logprobs: list[float] = []
     entries_of_text = entries[len(request.prompt_ids) :]
     for token_id, entry in zip(request.text_ids.tolist(), entries_of_text, strict=True):
         described = entry.get(str(token_id)) if isinstance(entry, dict) else None
         logprob = described.get("logprob") if isinstance(described, dict) else None
         if logprob is None or not _is_finite_number(logprob):
-            raise _other_form(f"a log-prob of the token {token_id}", entry)
+            raise _make_form_failure(f"a log-prob of the token {token_id}", entry)
         logprobs.append(logprob)
-    if max(logprobs) > EQUAL_LOGPROBS:  # above 0 by more than rounding
+    if max(logprobs) > LOGPROB_ROUNDING:  # above 0 by more than rounding
         raise EngineError(
             f"the server returned {max(logprobs):g} as a log-prob, so it returns logits: start it with"
             " --logprobs-mode processed_logprobs"
@@ -565,14 +572,14 @@ def _sample_of_choice(choice: Mapping[str, Any], route: Route, expected_weights:
             f" {COMPLETIONS_ROUTE} knows return_token_ids"
         )
     if not isinstance(token_ids, list) or not all(map(_is_token_id, token_ids)):
-        raise _other_form("'token_ids', a list of integers", token_ids)
+        raise _make_form_failure("'token_ids', a list of integers", token_ids)
     logprobs_of_choice = choice.get("logprobs") or {}
     if not isinstance(logprobs_of_choice, dict):
-        raise _other_form("'logprobs', an object", logprobs_of_choice)
+        raise _make_form_failure("'logprobs', an object", logprobs_of_choice)
     if route == "tokens":
         entries = logprobs_of_choice.get("content") or []
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-            raise _other_form("the 'content' of 'logprobs', a list of objects", entries)
+            raise _make_form_failure("the 'content' of 'logprobs', a list of objects", entries)
         logprobs = [entry.get("logprob") for entry in entries]
         # Versions of vLLM that don't name the weights return no spans.
         spans = choice.get("weight_versions")
@@ -581,9 +588,9 @@ def _sample_of_choice(choice: Mapping[str, Any], route: Route, expected_weights:
     else:
         logprobs = logprobs_of_choice.get("token_logprobs") or []
         if not isinstance(logprobs, list):
-            raise _other_form("'token_logprobs', a list of numbers", logprobs)
+            raise _make_form_failure("'token_logprobs', a list of numbers", logprobs)
     if not all(map(_is_finite_number, logprobs)):
-        raise _other_form("a finite number for each log-prob", logprobs)
+        raise _make_form_failure("a finite number for each log-prob", logprobs)
     return {
         "token_ids": token_ids,
         "logprobs": logprobs,
@@ -597,23 +604,23 @@ def _refuse_other_weights(spans: Any, expected_weights: str) -> None:
         isinstance(span, dict) and isinstance(span.get("version"), str) for span in spans
     )
     if not are_spans:
-        raise _other_form("'weight_versions', a list of objects with a 'version'", spans)
+        raise _make_form_failure("'weight_versions', a list of objects with a 'version'", spans)
     versions = sorted({span["version"] for span in spans})
     if versions != [expected_weights]:
         raise ServerFailure(f"its answer was sampled by the weights {versions}, not by {expected_weights!r}")
 
 
-def _other_form(expected: str, answer: Any) -> ServerFailure:
+def _make_form_failure(expected: str, answer: Any) -> ServerFailure:
     """Returns the error for an answer that doesn't have the form of vLLM's."""
     return ServerFailure(
-        f"its answer has another form than vLLM's: expected {expected}, got {_excerpt(answer)}"
+        f"its answer has another form than vLLM's: expected {expected}, got {_shorten_answer(answer)}"
     )
 
 
-def _excerpt(answer: Any) -> str:
+def _shorten_answer(answer: Any) -> str:
     """Returns the beginning of an answer as JSON, for messages."""
     text = json.dumps(answer, ensure_ascii=False)
-    return text if len(text) <= EXCERPT else text[:EXCERPT] + "…"
+    return text if len(text) <= EXCERPT_CHARACTERS else text[:EXCERPT_CHARACTERS] + "…"
 
 
 def _is_card(card: Any) -> bool:

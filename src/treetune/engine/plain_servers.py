@@ -23,22 +23,22 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
-from treetune.engine.addressed import ANSWER_S, AddressedServer, ServerState
+from treetune.engine.addressed import ANSWER_TIMEOUT_S, AddressedServer, ServerState
 from treetune.engine.base import EngineLaunch
 from treetune.engine.client import Address
-from treetune.engine.plain_client import NO_WEIGHTS, PATHS, PlainClient, ServerFacts
+from treetune.engine.plain_client import NAME_WHILE_REPLACED, PATH_OF_ROUTE, PlainClient, ServerFacts
 from treetune.engine.server import Server
 from treetune.engine.settings import PlainVllmSettings
 from treetune.exceptions import EngineError, ServerFailure
 
 logger = logging.getLogger(__name__)
 
-HOW_TO_LOAD = (
+REMEDY_TO_LOAD_WEIGHTS = (
     "start it with the environment variable VLLM_SERVER_DEV_MODE=1, on a network that only you can reach"
 )
 """The remedy for servers that can't load weights, for messages."""
 
-OTHER_WEIGHTS = 4
+TOLERANCE_FACTOR = 4
 """A server's weights count as others if their log-probs differ by more than this many times the canary's
 tolerance. A greedy sample has few tokens, so its mean difference is less certain than a canary's."""
 
@@ -98,7 +98,7 @@ class PlainServer(AddressedServer):
         self._plain_client, self._trains = client, launch.trains
         self._context_length = launch.context_length
         # Log-probs that differ by more than this on average are those of other weights.
-        self._tolerance = OTHER_WEIGHTS * settings.tolerance(launch.device).mean
+        self._tolerance = TOLERANCE_FACTOR * settings.tolerance(launch.device).mean
         self._first_facts: ServerFacts | None = None
         """The facts about the server when it was met first."""
         self._meetings = 0  # how often this process has met the server: at first, and after each absence
@@ -122,12 +122,12 @@ class PlainServer(AddressedServer):
     def _introduce(self) -> ServerState:
         """Asks the server for the facts about it, and refuses one that this run can't use."""
         facts_before = self._plain_client.facts.get(self._url)
-        facts = self._plain_client.meet(self._unnamed_address, ANSWER_S)
+        facts = self._plain_client.meet(self._unnamed_address, ANSWER_TIMEOUT_S)
         if self.loads_weights and facts != facts_before:  # the first rank logs for all
             weights = "gets new weights as files" if facts.takes_weights else "keeps its weights"
             logger.info(
-                f"the server at {self._url} has the model {facts.root}, samples by {PATHS[facts.route]} and"
-                f" {weights}"
+                f"the server at {self._url} has the model {facts.root}, samples by"
+                f" {PATH_OF_ROUTE[facts.route]} and {weights}"
             )
         if self._context_length > facts.context_length > 0:
             raise EngineError(
@@ -148,7 +148,7 @@ class PlainServer(AddressedServer):
         if first_facts.takes_weights and not facts.takes_weights:
             raise EngineError(
                 f"the server at {self._url} was restarted without the routes that load weights, and the run"
-                f" had loaded weights into it: {HOW_TO_LOAD}"
+                f" had loaded weights into it: {REMEDY_TO_LOAD_WEIGHTS}"
             )
         difference = facts.differs_from(first_facts, self._tolerance)
         # Other weights matter only if the server can't load weights. If it can, the run's weights are loaded
@@ -169,9 +169,9 @@ class PlainServer(AddressedServer):
         if not self._takes_weights:
             # This only shows whether the server answers. `_refuse_change` notices a restart with other
             # weights.
-            self._plain_client.get(self._unnamed_address, "/v1/models", ANSWER_S)
+            self._plain_client.get(self._unnamed_address, "/v1/models", ANSWER_TIMEOUT_S)
             return ServerState(process, self._weights_name)
-        info = self._plain_client.get(self._unnamed_address, "/weight_info", ANSWER_S)
+        info = self._plain_client.get(self._unnamed_address, "/weight_info", ANSWER_TIMEOUT_S)
         return ServerState(process, info.get("weight_version") or "")
 
     @override
@@ -183,8 +183,8 @@ class PlainServer(AddressedServer):
     def _name_weights(self, address: Address, name: str) -> None:
         if not self._takes_weights:
             raise ServerFailure(self._cannot_load())
-        body = {"new_version": name or NO_WEIGHTS}
-        self._client.post(address, "/update_weight_version", body, timeout=ANSWER_S)
+        body = {"new_version": name or NAME_WHILE_REPLACED}
+        self._client.post(address, "/update_weight_version", body, timeout=ANSWER_TIMEOUT_S)
 
     @override
     def _weights_name_of(self, weights: Path) -> str:
@@ -197,7 +197,7 @@ class PlainServer(AddressedServer):
                 f"the server at {self._url} keeps its weights, since"
                 f" {self._settings.key_path}.weight_transfer is 'none': set it to 'auto'"
             )
-        return f"the server at {self._url} has no routes that load weights: {HOW_TO_LOAD}"
+        return f"the server at {self._url} has no routes that load weights: {REMEDY_TO_LOAD_WEIGHTS}"
 
     @property
     def _takes_weights(self) -> bool:
@@ -233,7 +233,7 @@ class RouterOfServers(PlainServer):
         # The requests of `meet` go through the router to one of its servers, and a later request may reach
         # another server. So the router counts as returning processed log-probs only if all its servers do.
         # (These are of the distribution after temperature, top-p and top-k.)
-        facts_of_one = self._plain_client.meet(self._unnamed_address, ANSWER_S, is_router=True)
+        facts_of_one = self._plain_client.meet(self._unnamed_address, ANSWER_TIMEOUT_S, is_router=True)
         all_processed = all(facts_by_url[server._url].has_processed_logprobs for server in self._servers)
         facts_by_url[self._url] = replace(facts_of_one, has_processed_logprobs=all_processed)
         return self._describe()
@@ -245,7 +245,7 @@ class RouterOfServers(PlainServer):
             if server.error is not None:
                 raise EngineError(server.error)
         # The router may answer with any server's state, so only the servers are asked for it.
-        self._plain_client.get(self._unnamed_address, "/v1/models", ANSWER_S)
+        self._plain_client.get(self._unnamed_address, "/v1/models", ANSWER_TIMEOUT_S)
         # No route shows whether the router was restarted. So the number of times that this process has met
         # the router stands for the router's process, as in `PlainServer._describe`.
         return ServerState(str(self._meetings), self._weights_name)

@@ -87,10 +87,11 @@ class ProgramLoop(asyncio.AbstractEventLoop):
 
         All of these requests are `Deferred`: each waits for the result of another thread, such as a grade.
         """
-        deferred = [later for later in requests if isinstance(later, Deferred)]  # all, for the type checker
-        wait([later.ready for later in deferred], return_when=FIRST_COMPLETED)
-        first = next(later for later in deferred if later.ready.done())
-        return [*(later for later in deferred if later is not first), *first.requests()]
+        # All requests are `Deferred`; the check is for the type checker.
+        deferred = [request for request in requests if isinstance(request, Deferred)]
+        wait([request.ready for request in deferred], return_when=FIRST_COMPLETED)
+        first_ready = next(request for request in deferred if request.ready.done())
+        return [*(request for request in deferred if request is not first_ready), *first_ready.requests()]
 
     def sample(self, request: Request) -> asyncio.Future[list[Completion]]:
         """Sends a request to the engine when all tasks wait. Returns the future of its samples."""
@@ -126,7 +127,7 @@ class ProgramLoop(asyncio.AbstractEventLoop):
         """Runs all tasks that are ready until each of them waits, and returns their new requests. Raises what
         the program raised."""
         # The tasks ask asyncio for the running loop. Another loop may run already, as in a notebook.
-        outer = asyncio._get_running_loop()
+        outer_loop = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
         try:
             while self._ready:
@@ -134,7 +135,7 @@ class ProgramLoop(asyncio.AbstractEventLoop):
                 if not handle.cancelled():
                     handle._run()
         finally:
-            asyncio._set_running_loop(outer)
+            asyncio._set_running_loop(outer_loop)
         if self._program.done():
             self._program.result()  # raises the program's error, if it raised one
         requests, self._new_requests = self._new_requests, []

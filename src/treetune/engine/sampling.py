@@ -34,10 +34,10 @@ from treetune.engine.requests import Completion, Deferred
 from treetune.exceptions import ServerFailure
 from treetune.vocabulary import TokenIds
 
-POLL_S = 1.0
+EVENT_TIMEOUT_S = 1.0
 
-BUSIER, BUSIER_SAMPLES = 2, 16
-"""A server that has a request's prefix in its cache is preferred while it has at most ``BUSIER * n +
+BUSIER_FACTOR, BUSIER_SAMPLES = 2, 16
+"""A server that has a request's prefix in its cache is preferred while it has at most ``BUSIER_FACTOR * n +
 BUSIER_SAMPLES`` samples in flight, where n is the number of samples in flight on the server with the fewest.
 Beyond that, computing the prefix again costs less than waiting for the busier server."""
 
@@ -150,10 +150,10 @@ class RequestScheduler:
         self.outstanding += len(parts) + len(deferred)
         if parts:
             self._client.loop.call_soon_threadsafe(self._queue_parts, list(parts))
-        for later in deferred:
-            later.ready.add_done_callback(lambda _, later=later: self._results.put(later))  # type: ignore[misc]
+        for request in deferred:
+            request.ready.add_done_callback(lambda _, request=request: self._results.put(request))  # type: ignore[misc]
 
-    def next(self, timeout: float = POLL_S) -> SchedulerEvent | None:
+    def next(self, timeout: float = EVENT_TIMEOUT_S) -> SchedulerEvent | None:
         """Returns the next event; None if there is no event within `timeout` seconds.
 
         An event is the samples of a part of a request, a `Deferred` (requests that waited for something) that
@@ -218,8 +218,9 @@ class RequestScheduler:
         if self._prefixes is not None:
             # The server that has the beginning of the prompt in its cache is chosen if it isn't much busier.
             holder = self._prefixes.find(part.request.prompt_ids)
+            most_samples = BUSIER_FACTOR * idlest.samples + BUSIER_SAMPLES
             for server in free:
-                if server.number == holder and server.samples <= BUSIER * idlest.samples + BUSIER_SAMPLES:
+                if server.number == holder and server.samples <= most_samples:
                     return server
         return idlest
 
@@ -240,8 +241,8 @@ class RequestScheduler:
         server.samples -= part.n
         if self._prefixes is not None:
             for completion in completions:
-                whole = np.concatenate([part.request.prompt_ids, completion.token_ids])
-                self._prefixes.add(server.number, whole)
+                all_ids = np.concatenate([part.request.prompt_ids, completion.token_ids])
+                self._prefixes.add(server.number, all_ids)
         self._results.put(Answered(part, completions, server.number))
         self._send()
 
@@ -277,8 +278,8 @@ class Prefixes:
     blocks, all of them are forgotten.
     """
 
-    def __init__(self, most: int = MOST_BLOCKS) -> None:
-        self._most = most
+    def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
+        self._most = most_blocks
         self._holders: dict[int, int] = {}
         """The number of the server that was last added for a block, by the block's hash."""
 
@@ -286,7 +287,7 @@ class Prefixes:
         """Remembers that the server with the number `holder` has computed all of `ids`."""
         if len(self._holders) >= self._most:  # a bound on memory; servers have smaller caches
             self._holders.clear()
-        for block in _blocks(ids):
+        for block in _hash_blocks(ids):
             self._holders[block] = holder
 
     def find(self, ids: TokenIds) -> int | None:
@@ -297,7 +298,7 @@ class Prefixes:
         keeps one server for each block of tokens.
         """
         holder_of_longest = None
-        for block in _blocks(ids):
+        for block in _hash_blocks(ids):
             holder = self._holders.get(block)
             if holder is None:
                 break
@@ -306,10 +307,10 @@ class Prefixes:
 
     def forget(self, holder: int) -> None:
         """Forgets a server whose cache is gone."""
-        self._holders = {block: other for block, other in self._holders.items() if other != holder}
+        self._holders = {block: server for block, server in self._holders.items() if server != holder}
 
 
-def _blocks(ids: TokenIds) -> Iterator[int]:
+def _hash_blocks(ids: TokenIds) -> Iterator[int]:
     """Yields a hash for each whole block of `ids`. The hash is made from that block and all blocks before
     it."""
     block_hash = 0

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from typing_extensions import override
 
-from treetune.engine.addressed import ANSWER_S, AddressedServer, ServerState
+from treetune.engine.addressed import ANSWER_TIMEOUT_S, AddressedServer, ServerState
 from treetune.engine.base import EngineLaunch
 from treetune.engine.client import Address, Client
 from treetune.engine.key import WEIGHTS_ROUTE
@@ -57,7 +57,7 @@ def shared_settings(launch: ServerLaunch, weights: Path) -> dict[str, Any]:
     """Returns the settings that a server must share with the run."""
     settings = launch.settings
     return {
-        "vllm": _version(),
+        "vllm": _read_vllm_version(),
         "dtype": settings.resolved_dtype(launch.run.device),
         "context_length": launch.context_length,
         "tensor_parallel_size": settings.tensor_parallel_size,
@@ -66,7 +66,7 @@ def shared_settings(launch: ServerLaunch, weights: Path) -> dict[str, Any]:
     }
 
 
-def _version() -> str:
+def _read_vllm_version() -> str:
     try:
         return metadata.version("vllm")
     except metadata.PackageNotFoundError:
@@ -132,7 +132,7 @@ class ServeEngineServer(AddressedServer):
         server of this project."""
         address = Address(self._url, self._epoch, self._key)
         try:
-            description = self._client.post(address, WEIGHTS_ROUTE + query, timeout=ANSWER_S)
+            description = self._client.post(address, WEIGHTS_ROUTE + query, timeout=ANSWER_TIMEOUT_S)
         except EngineError as refusal:
             if "HTTP 401" in str(refusal):
                 raise EngineError(

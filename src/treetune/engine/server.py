@@ -33,24 +33,24 @@ from typing_extensions import override
 from treetune.engine.base import EngineLaunch
 from treetune.engine.client import SAMPLES_ROUTE, Address, Client
 from treetune.engine.launch import (
-    END_S,
+    SERVER_END_TIMEOUT_S,
     ServerLaunch,
     ServerProcess,
-    diagnosis,
-    last_lines,
-    listens,
+    add_reading_time,
+    diagnose_log,
+    is_listening,
+    read_last_lines,
     refuse_long_paths,
     refuse_wider_windows,
-    with_time_for,
 )
 from treetune.engine.settings import EngineSettings, VllmSettings
 from treetune.exceptions import EngineError, ServerFailure
 from treetune.store.files import write_json, write_text
-from treetune.store.timeline import SUFFIX, Timeline
+from treetune.store.timeline import TIMELINE_SUFFIX, Timeline
 
-POLL_S = 0.1
+POLL_SERVER_EVERY_S = 0.1
 """Seconds between two checks of a server's process."""
-PORT_TRIES = 4
+MOST_PORT_TRIES = 4
 """Most starts of a server on another port, if its port is taken meanwhile."""
 
 
@@ -85,7 +85,7 @@ class Server:
         with self._changed:
             # This ends, since `current_address` or the thread gives the server up after a deadline.
             while (address := self.current_address()) is None:
-                self._changed.wait(POLL_S)
+                self._changed.wait(POLL_SERVER_EVERY_S)
             return address
 
     def current_address(self) -> Address | None:
@@ -162,7 +162,7 @@ class OwnServer(Server):
         """The last epoch (the number of a server's start) that was reported as failed, and the reason."""
         self._held = False  # set by `set_held`: an ended server is not restarted yet
         self._client = Client()
-        self._timeline = Timeline(log.with_suffix(SUFFIX))
+        self._timeline = Timeline(log.with_suffix(TIMELINE_SUFFIX))
         # The thread starts the processes, and lives as long as this object.
         self._thread = threading.Thread(target=self._supervise, name="engine-server", daemon=True)
         self._thread.start()
@@ -215,7 +215,8 @@ class OwnServer(Server):
     @override
     def close(self) -> None:
         self.begin_to_close()
-        self._thread.join(END_S * 3)  # more than `ServerProcess.end` takes, which may wait twice for `END_S`
+        # This is more than `ServerProcess.end` takes, which may wait twice for `SERVER_END_TIMEOUT_S`.
+        self._thread.join(SERVER_END_TIMEOUT_S * 3)
         self._client.close()
         self._timeline.close()
         self._publish()  # so that ranks that still wait for the server stop
@@ -271,7 +272,7 @@ class OwnServer(Server):
                     self._error = (
                         f"the engine's server failed {self._failures_in_a_row} times in a row (max_restarts"
                         f" is {self._settings.max_restarts}), the last time: {reason}."
-                        f"{diagnosis(process.log_text())}\n{last_lines(self._log)}"
+                        f"{diagnose_log(process.log_text())}\n{read_last_lines(self._log)}"
                     )
                     self._publish()
                 else:
@@ -304,7 +305,7 @@ class OwnServer(Server):
                 failed_epoch, reason = self._failed_epoch
                 if self._start_wanted or failed_epoch == self._epoch:
                     return reason
-                self._changed.wait(POLL_S)
+                self._changed.wait(POLL_SERVER_EVERY_S)
             if (code := process.exit_code()) is not None:
                 return f"its process ended with code {code}"
             if failure_file is not None and failure_file.exists():
@@ -313,19 +314,19 @@ class OwnServer(Server):
     def _start(self, weights: Path) -> ServerProcess:
         """Starts a server process, and returns it when it has sampled tokens. Raises EngineError with the end
         of the log if it fails."""
-        for attempt in range(PORT_TRIES):
+        for attempt in range(MOST_PORT_TRIES):
             process = ServerProcess(self._launch, weights, self._log)
             try:
                 self._wait_until_sampling(process)
             except ServerFailure as failure:
                 text = process.log_text()
                 process.end(at_once=True)
-                # Another process may have taken the port between `free_port` and the server's start.
-                if "address already in use" in text.lower() and attempt + 1 < PORT_TRIES:
+                # Another process may have taken the port between `find_free_port` and the server's start.
+                if "address already in use" in text.lower() and attempt + 1 < MOST_PORT_TRIES:
                     continue
                 raise EngineError(
-                    f"the engine's server did not come up: {failure}.{diagnosis(text)}\n"
-                    f"{last_lines(self._log)}"
+                    f"the engine's server did not come up: {failure}.{diagnose_log(text)}\n"
+                    f"{read_last_lines(self._log)}"
                 ) from failure
             except BaseException:
                 process.end(at_once=True)
@@ -340,7 +341,7 @@ class OwnServer(Server):
         is no longer wanted.
         """
         deadline = time.monotonic() + self._settings.start_timeout
-        is_listening = False
+        listens = False
         while True:
             if self._closed or self._start_wanted:
                 raise ServerFailure("no longer wanted")
@@ -351,18 +352,20 @@ class OwnServer(Server):
                 raise ServerFailure(
                     f"no token sampled within start_timeout = {self._settings.start_timeout:.0f} s"
                 )
-            is_listening = is_listening or listens(process.port)
-            if not is_listening:
-                time.sleep(POLL_S)
+            listens = listens or is_listening(process.port)
+            if not listens:
+                time.sleep(POLL_SERVER_EVERY_S)
                 continue
             # The server may listen before it can sample, so a request that fails is sent again.
             with contextlib.suppress(ServerFailure):
                 # Two sizes of batches, since some code is compiled at first use for one sample and for
                 # several.
                 for n in (1, 3):
-                    self._client.post(process.address(), SAMPLES_ROUTE, warm_up(n), timeout=remaining_s)
+                    self._client.post(
+                        process.address(), SAMPLES_ROUTE, make_warm_up_body(n), timeout=remaining_s
+                    )
                 return
-            time.sleep(POLL_S)
+            time.sleep(POLL_SERVER_EVERY_S)
 
     def _publish(self) -> None:
         """Writes the state of the server for the other ranks."""
@@ -414,10 +417,11 @@ class RemoteServer(Server):
         if state.get("url") and state["epoch"] > self._failed_epoch:
             self._epoch, self._waits_since = state["epoch"], None
             return Address(state["url"], state["epoch"], state["key"])
-        # The first rank tries up to `PORT_TRIES` ports, for up to `start_timeout` each, and then gives up,
-        # too.
+        # The first rank tries up to `MOST_PORT_TRIES` ports, for up to `start_timeout` each, and then gives
+        # up, too.
         self._waits_since = self._waits_since or time.monotonic()
-        if time.monotonic() > self._waits_since + PORT_TRIES * self._settings.start_timeout + END_S:
+        longest_wait_s = MOST_PORT_TRIES * self._settings.start_timeout + SERVER_END_TIMEOUT_S
+        if time.monotonic() > self._waits_since + longest_wait_s:
             raise EngineError(f"the first rank's server did not start in time; its log is {self._log}")
         return None
 
@@ -458,12 +462,12 @@ def start_servers(settings: EngineSettings, run: EngineLaunch, log: Path) -> lis
         # By default, the policy's servers fill the cores, so a judge gets a single server.
         settings = replace(settings, replicas=1, devices=None)
     # `run` has the judge's context length.
-    settings = with_time_for(replace(settings, context_length=None), run.weights)
+    settings = add_reading_time(replace(settings, context_length=None), run.weights)
     launch = ServerLaunch(settings, run, is_trained=False)
-    return servers_of(launch, log, run.ranks.folder if run.ranks.world_size > 1 else None)
+    return make_servers(launch, log, run.ranks.folder if run.ranks.world_size > 1 else None)
 
 
-def servers_of(launch: ServerLaunch, log: Path, folder: Path | None) -> list[Server]:
+def make_servers(launch: ServerLaunch, log: Path, folder: Path | None) -> list[Server]:
     """Returns an engine's servers, and begins to start them.
 
     Args:
@@ -506,7 +510,7 @@ def failure_file_of(address_file: Path, epoch: int) -> Path:
     return address_file.with_name(f"{address_file.stem}-{epoch}.failed")
 
 
-def warm_up(n: int) -> dict[str, Any]:
+def make_warm_up_body(n: int) -> dict[str, Any]:
     """Returns the body of the smallest request for `n` samples that runs all of the server's code that real
     requests run."""
     sampling = {"n": n, "seed": 0, "max_tokens": 2, "logprobs": 0}

@@ -30,13 +30,13 @@ HIGHEST_TEMPERATURE = 2.0
 VERSIONS_AT_ONCE = 2
 """The number of versions of the weights that are in memory at the same time while an engine loads new
 ones."""
-ON_THE_DEVICE: frozenset[TransferMethod] = frozenset({"cuda_ipc", "nccl"})
+METHODS_ON_THE_DEVICE: frozenset[TransferMethod] = frozenset({"cuda_ipc", "nccl"})
 """The transfers that read the weights on the trainer's device."""
 
 GIB = 2**30
 MOST_SERVERS = 8
 """The most servers that are chosen for a CPU. With more cores, each server gets more threads."""
-SHARE_OF_MEMORY = 1 / 2
+SHARE_OF_HOST_MEMORY = 1 / 2
 """The share of a machine's memory that the servers on a CPU may take together."""
 SERVER_GIB = 3
 """GiB of memory of a server with a small model, without its cache."""
@@ -313,7 +313,7 @@ class VllmSettings(EngineSettings):
             return self.replicas or 1
         if device == "cuda":  # as many as fit on `devices`, or one on the trainer's GPUs
             return len(self.devices or ()) // self.tensor_parallel_size or 1
-        return servers_that_fill((self.omp_threads or 1) * self.tensor_parallel_size, self.kv_cache_gib)
+        return choose_server_count((self.omp_threads or 1) * self.tensor_parallel_size, self.kv_cache_gib)
 
     def caches_prefixes(self, device: str) -> bool:
         """Returns whether a server keeps the keys and values of earlier prompts."""
@@ -334,8 +334,8 @@ class VllmSettings(EngineSettings):
         # process and its clients. If there are more threads than free cores, OpenMP's threads spin while they
         # wait for each other.
         servers = self.replicas_on("cpu") * (ranks if self.servers == "per_rank" else 1)
-        share = len(os.sched_getaffinity(0)) // servers
-        return self.omp_threads or max(1, share - 1)
+        threads_of_server = len(os.sched_getaffinity(0)) // servers
+        return self.omp_threads or max(1, threads_of_server - 1)
 
     def resolved_dtype(self, device: str) -> Dtype:
         """Returns the precision that the server computes in on `device`."""
@@ -404,9 +404,9 @@ class VllmSettings(EngineSettings):
                     "the engine shares the trainer's GPUs, and NCCL can't connect a GPU with itself: give the"
                     " engine devices of its own"
                 )
-            elif shared := sorted(trainers_gpus.intersection(self.devices)):
+            elif shared_gpus := sorted(trainers_gpus.intersection(self.devices)):
                 obstacles["nccl"] = (
-                    f"GPUs {shared} of its devices are the trainer's, and NCCL can't connect a GPU with"
+                    f"GPUs {shared_gpus} of its devices are the trainer's, and NCCL can't connect a GPU with"
                     " itself: choose other devices"
                 )
         if len(set(machines)) > 1:
@@ -631,7 +631,7 @@ class Engines(Part):
         return frozenset({"policy"})
 
 
-def servers_that_fill(
+def choose_server_count(
     threads: int, cache_gib: int, environment: Mapping[str, str] = os.environ, *, memory: int | None = None
 ) -> int:
     """Returns the number of servers for which there are cores and memory, at least one.
@@ -642,7 +642,7 @@ def servers_that_fill(
     Args:
         threads: The threads of a server.
         cache_gib: The memory of a server's cache.
-        memory: The machine's memory in bytes; None: that of this machine (`host_memory`).
+        memory: The machine's memory in bytes; None: that of this machine (`read_host_memory`).
     """
     if int(environment.get("WORLD_SIZE") or 1) > 1:
         return 1
@@ -651,8 +651,8 @@ def servers_that_fill(
     threads_set = environment.get("OMP_NUM_THREADS", "").partition(",")[0]
     if threads_set.isdecimal() and int(threads_set):
         cores = min(cores, int(threads_set))
-    memory = host_memory() if memory is None else memory
-    servers_in_memory = int(SHARE_OF_MEMORY * memory / ((SERVER_GIB + cache_gib) * GIB))
+    memory = read_host_memory() if memory is None else memory
+    servers_in_memory = int(SHARE_OF_HOST_MEMORY * memory / ((SERVER_GIB + cache_gib) * GIB))
     return max(1, min(cores // threads, servers_in_memory, MOST_SERVERS))
 
 
@@ -694,10 +694,10 @@ def is_quantised(arguments: Sequence[str]) -> bool:
     return False
 
 
-def host_memory() -> int:
+def read_host_memory() -> int:
     """Returns the bytes of memory that this process may use: the machine's, or the limit of its control
     group."""
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     # The files of versions 2 and 1 of control groups. Without a limit, the first one contains "max".
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
@@ -705,8 +705,8 @@ def host_memory() -> int:
         except OSError:
             continue
         if text.isdecimal():
-            return min(whole, int(text))
-    return whole
+            return min(machine_bytes, int(text))
+    return machine_bytes
 
 
 def _findings_on_temperatures(engine: EngineSettings, experiment: Experiment) -> Iterator[Finding]:
@@ -714,11 +714,11 @@ def _findings_on_temperatures(engine: EngineSettings, experiment: Experiment) ->
     engines = getattr(experiment, "engines", None)
     if engines is not None and engines.policy is not engine:
         return  # a judge's server, which never samples from the policy
-    for key, temperature in _temperatures(experiment):
+    for key, temperature in _find_temperatures(experiment):
         yield from engine.check_temperature(temperature, key)
 
 
-def _temperatures(experiment: Experiment) -> Iterator[tuple[str, float]]:
+def _find_temperatures(experiment: Experiment) -> Iterator[tuple[str, float]]:
     """Yields the key and the value of each temperature at which the policy is sampled.
 
     `experiment` may also be a pipeline that estimates the difficulty of rows. The pipeline has its

@@ -31,7 +31,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from treetune.engine.launch import BACKENDS
+from treetune.engine.launch import BACKEND_OF_METHOD
 from treetune.engine.packed_experts import pack_at_each_update
 from treetune.store.checksums import digest_of_weights
 
@@ -143,5 +143,5 @@ class SharedMemoryExtension:
         self._weight_update_active = False
 
 
-WeightTransferEngineFactory.register_engine(BACKENDS["shared_memory"], SharedMemoryReceiver)
+WeightTransferEngineFactory.register_engine(BACKEND_OF_METHOD["shared_memory"], SharedMemoryReceiver)
 pack_at_each_update()

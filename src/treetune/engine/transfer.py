@@ -31,7 +31,7 @@ from treetune.engine.client import MODEL_NAME, Address, Client
 from treetune.engine.launch import ADAPTER_CONFIG
 from treetune.exceptions import EngineError, ServerFailure
 
-ANSWERS_S = 30.0
+GIVE_UP_TIMEOUT_S = 30.0
 """Most seconds in which a working server gives up an update."""
 
 
@@ -115,7 +115,7 @@ class ByRoutes(WeightTransfer):
             self.close()
             # A server that hangs in NCCL doesn't answer, so the deadline is short.
             body = {"method": "give_up_weight_update"}
-            self._client.post(address, "/collective_rpc", body, timeout=min(self._timeout, ANSWERS_S))
+            self._client.post(address, "/collective_rpc", body, timeout=min(self._timeout, GIVE_UP_TIMEOUT_S))
             self._begun = None
 
     def meet(self, address: Address) -> None:

@@ -42,7 +42,7 @@ from vllm.v1.request import Request, RequestStatus
 from treetune.engine.client import MODEL_NAME, SAMPLES_ROUTE, SCORES_ROUTE
 from treetune.engine.key import App, Send, respond
 
-JOIN_EVERY = 256
+ARRAYS_TO_JOIN = 256
 """As soon as an unfinished sample has this many arrays of log-probs, they are joined into one. There is an
 array for each token, which takes 300 bytes."""
 
@@ -63,14 +63,14 @@ class WholeAnswersScheduler(Scheduler):
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         """Returns what is sent to each client after a step, without the outputs of unfinished requests."""
-        by_client = super().update_from_output(scheduler_output, model_runner_output)
-        for client, outputs in list(by_client.items()):
+        outputs_by_client = super().update_from_output(scheduler_output, model_runner_output)
+        for client, outputs in list(outputs_by_client.items()):
             complete = [self._complete(output) for output in outputs.outputs]
             outputs.outputs = [output for output in complete if output is not None]
             has_content = outputs.outputs or outputs.finished_requests or outputs.scheduler_stats
             if not has_content:  # an empty message would only cost time
-                del by_client[client]
-        return by_client
+                del outputs_by_client[client]
+        return outputs_by_client
 
     def _complete(self, output: EngineCoreOutput) -> EngineCoreOutput | None:
         """Returns what is sent to the client after an output of the engine; None if nothing is sent yet.
@@ -94,9 +94,9 @@ class WholeAnswersScheduler(Scheduler):
         answer.new_token_ids += output.new_token_ids
         if output.new_logprobs is not None:
             logprobs.append(output.new_logprobs)
-        if logprobs and (output.finished or len(logprobs) == JOIN_EVERY):
+        if logprobs and (output.finished or len(logprobs) == ARRAYS_TO_JOIN):
             # An array for each token takes much memory, so the arrays are joined whenever there are
-            # JOIN_EVERY of them. The first three fields of `LogprobsLists` are arrays with a row for each
+            # ARRAYS_TO_JOIN of them. The first three fields of `LogprobsLists` are arrays with a row for each
             # token; the fourth is None here.
             columns = zip(*(part[:3] for part in logprobs), strict=True)
             logprobs[:] = [LogprobsLists(*(np.concatenate(column) for column in columns))]
@@ -123,9 +123,9 @@ class AsyncWholeAnswers(WholeAnswersScheduler, AsyncScheduler):
 
 
 class SamplesRoute:
-    """ASGI middleware with the routes `SAMPLES_ROUTE` and `SCORES_ROUTE`; see `payload` and `score_payload`
-    in `treetune.engine.client`. It decodes text only for requests with stop strings. If a client disconnects,
-    its samples are aborted."""
+    """ASGI middleware with the routes `SAMPLES_ROUTE` and `SCORES_ROUTE`; see `make_sampling_body` and
+    `make_scoring_body` in `treetune.engine.client`. It decodes text only for requests with stop strings. If a
+    client disconnects, its samples are aborted."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -175,7 +175,7 @@ class SamplesRoute:
             samples.append(
                 {
                     "token_ids": list(sample.token_ids),
-                    "logprobs": finite(sample.logprobs.logprobs) if sample.logprobs else sample.logprobs,
+                    "logprobs": make_finite(sample.logprobs.logprobs) if sample.logprobs else sample.logprobs,
                     "finish_reason": sample.finish_reason,
                 }
             )
@@ -196,7 +196,7 @@ class SamplesRoute:
             return 400, str(error).encode()
         except Exception as error:  # the client reports the server as failed
             return 500, f"{type(error).__name__}: {error}".encode()
-        logprobs = finite(output.prompt_logprobs.logprobs[-len(text) :])
+        logprobs = make_finite(output.prompt_logprobs.logprobs[-len(text) :])
         return 200, json.dumps({"logprobs": logprobs}, allow_nan=False).encode()
 
     async def _run_over(self, app_state: Any, request: dict[str, Any], reads_cache: bool) -> RequestOutput:
@@ -229,6 +229,6 @@ class SamplesRoute:
         return final_output
 
 
-def finite(logprobs: Iterable[float]) -> list[float]:
+def make_finite(logprobs: Iterable[float]) -> list[float]:
     """Replaces minus infinity, which JSON doesn't have, by the number that vLLM's own routes write."""
     return [max(logprob, -9999.0) for logprob in logprobs]

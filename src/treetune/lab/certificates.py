@@ -15,11 +15,11 @@ from treetune.runtime.machine import describe_different_bits, facts_that_decide_
 from treetune.runtime.manifest import data_hash, read_config, read_manifest
 from treetune.store.checksums import config_hash, digest_of, read_record, refuse_damaged, write_record
 
-TOLERANCE = 0.01
+TOLERATED_SHARE = 0.01
 """The largest difference in weights that another processor, number of threads or version explains, as a share
 of the length of the iteration's step. Measured differences are 1e-4 and less."""
 
-PARTS = ("policy", "adapter", "critic", "reward_model", "trainer")
+CHECKPOINT_FOLDERS = ("policy", "adapter", "critic", "reward_model", "trainer")
 """The folders that a checkpoint may have. A certificate hashes the files of each of them."""
 CERTIFY_REMEDY = "ask for the certificate again, or write a new one with `certify`"
 
@@ -39,7 +39,7 @@ def certify(path: Path, config: PolicyIteration) -> Path:
     inputs = _hashes_of_inputs(directory, config)
     chain = config_hash(inputs)
     for number in directory.iterations():  # counted from 0
-        for part in PARTS:
+        for part in CHECKPOINT_FOLDERS:
             folder = directory.checkpoint(number + 1) / part
             refuse_damaged(folder, "a damaged checkpoint can't be certified")
         hashes = _hashes_of_iteration(directory, number)
@@ -79,7 +79,7 @@ def _hashes_of_iteration(directory: ExperimentDirectory, number: int) -> dict[st
     hashes: dict[str, Any] = {}
     for name, file in files.items():
         hashes[name] = digest_of(file) if file.is_file() else None
-    for part in PARTS:
+    for part in CHECKPOINT_FOLDERS:
         files_of_part = sorted(file for file in (checkpoint / part).rglob("*") if file.is_file())
         digests = {str(file.relative_to(checkpoint)): digest_of(file) for file in files_of_part}
         hashes[part] = config_hash(digests) if digests else None
@@ -113,17 +113,17 @@ def verify(
     """
     from treetune.lab.analyzers.replay import replay
 
-    stated, directory = read_record(certificate, CERTIFY_REMEDY), ExperimentDirectory(run)
+    certified, directory = read_record(certificate, CERTIFY_REMEDY), ExperimentDirectory(run)
 
     # Compare the inputs and all files with the certificate.
     inputs = _hashes_of_inputs(directory, config)
     # A link has the hashes of an iteration's files. An iteration's chain is a hash of its link and of the
     # previous iteration's chain, so the last chain stands for the whole run.
-    links, last_chain = _check_links(certificate, stated, inputs)
+    links, last_chain = _check_links(certificate, certified, inputs)
     for name in ("configuration", "data"):
-        if inputs[name] != stated[name]:
+        if inputs[name] != certified[name]:
             raise ValueError(
-                f"the {name} differs from that of {certificate}: {stated[name]} there, {inputs[name]} here"
+                f"the {name} differs from that of {certificate}: {certified[name]} there, {inputs[name]} here"
             )
     yield f"the configuration and data are the same; chain of {len(links)} iterations {last_chain}"
     for number, link in links.items():
@@ -148,18 +148,20 @@ def verify(
     iteration = iteration or random.SystemRandom().choice(trainable)
     # The folder may have another name or place than the configuration says.
     config_here = replace(config, directory=str(run.parent), experiment_name=run.name)
-    # A replay may also train the iteration with another credit or objective (`other`). Here it trains the
-    # iteration only as the run did, and "own" is the result of that.
-    trained_again = replay(run, iteration, own=config_here, plain=plain, other=None, exact=exact)["own"]
+    # A replay may also train the iteration with another credit or objective (`changed_config`). Here it
+    # trains the iteration only as the run did, and "own" is the result of that.
+    trained_again = replay(
+        run, iteration, run_config=config_here, plain=plain, changed_config=None, exact=exact
+    )["own"]
 
     # Judge the difference of the weights.
     # Everything besides configuration, data and code on which the last bits of results depend: the processor,
     # the GPUs, the number of ranks and of threads, and the versions of packages. Such a difference explains
     # small differences of the weights.
-    stated_environment = stated["bits_rest_on"]
+    stated_environment = certified["bits_rest_on"]
     environment = facts_that_decide_bits(int(stated_environment.get("ranks", 1)), config.engines.policy)
     differences = describe_different_bits(stated_environment, environment)
-    if inputs["source"] != stated["source"]:
+    if inputs["source"] != certified["source"]:
         differences.append("the code was another")
     for difference in differences:
         yield f"another environment: {difference}"
@@ -175,29 +177,29 @@ def verify(
     )
     if not differences:
         raise ValueError(f"{result}, although the environment is the run's")
-    if deviation["share"] > TOLERANCE:
-        raise ValueError(f"{result}, which exceeds the {TOLERANCE:g} that another environment explains")
-    yield f"{result}: within the {TOLERANCE:g} that another environment explains"
+    if deviation["share"] > TOLERATED_SHARE:
+        raise ValueError(f"{result}, which exceeds the {TOLERATED_SHARE:g} that another environment explains")
+    yield f"{result}: within the {TOLERATED_SHARE:g} that another environment explains"
 
 
 def _check_links(
-    certificate: Path, stated: Mapping[str, Any], inputs: Mapping[str, Any]
+    certificate: Path, certified: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> tuple[dict[int, dict[str, Any]], str]:
     """Returns a certificate's hashes by iteration, and the chain of the last iteration.
 
     The chain of an iteration is the hash of the iteration's hashes and of the chain before it.
 
     Args:
-        stated: The content of the certificate.
+        certified: The content of the certificate.
         inputs: Hashes of the run's inputs as they are now. Only their names are used here: the chain is that
             of the stated hashes, and it is for the caller to compare them with these.
 
     Raises ValueError for a broken chain.
     """
     # The chain before the first iteration is the hash of the stated inputs, as `certify` computed it.
-    chain = config_hash({name: stated[name] for name in inputs})
+    chain = config_hash({name: certified[name] for name in inputs})
     links: dict[int, dict[str, Any]] = {}
-    for stated_link in stated["iterations"]:
+    for stated_link in certified["iterations"]:
         link = {name: value for name, value in stated_link.items() if name not in ("iteration", "chain")}
         number = stated_link["iteration"]
         chain = config_hash([chain, link])
@@ -209,11 +211,11 @@ def _check_links(
 
 def _can_be_trained_again(directory: ExperimentDirectory, number: int, needs_state: bool) -> bool:
     """Returns whether the files that training iteration `number` (from 1) again needs are stored."""
-    folder, before = directory.iteration(number - 1), directory.checkpoint(number - 1)
+    folder, checkpoint_before = directory.iteration(number - 1), directory.checkpoint(number - 1)
     needed = [folder / name for name in (TRAJECTORIES, EPISODES)]
     needed.append(directory.checkpoint(number) / "policy")  # to compare the resulting weights with
     if number > 1:  # the first iteration begins with the start weights
-        needed.append(before / "policy")
+        needed.append(checkpoint_before / "policy")
         if needs_state:
-            needed.append(before / "trainer")
+            needed.append(checkpoint_before / "trainer")
     return all(path.exists() for path in needed)

@@ -70,7 +70,9 @@ def _stored_config(experiment: Path, files: Sequence[str] = (), overrides: Seque
     return load([str(config_file.resolve()), *files], overrides, environment_keys=())
 
 
-def _build(config: Config, command: str, experiment: Path, folders: Sequence[str] = ()) -> PolicyIteration:
+def _build_experiment(
+    config: Config, command: str, experiment: Path, folders: Sequence[str] = ()
+) -> PolicyIteration:
     """Builds the experiment of a configuration.
 
     Users' modules are searched in `folders`, and in the folders where the run in `experiment` found them."""
@@ -88,25 +90,26 @@ def replay(options: Options) -> int:
     run_config = _stored_config(options.experiment)
     new_config = _stored_config(options.experiment, files_of(options), options.override or ())
     from treetune.config.explain import Explanation
-    from treetune.lab.analyzers.replay import REPLACEABLE, describe_result, replay
+    from treetune.lab.analyzers.replay import REPLACEABLE_KEYS, describe_result, replay
 
     # `imports` is left out, because imports alone change no result.
     keys = sorted({**run_config.data, **new_config.data}.keys() - {"imports"})
     changed_keys = [key for key in keys if run_config.data.get(key) != new_config.data.get(key)]
-    not_replaceable = [key for key in changed_keys if key not in REPLACEABLE]
+    not_replaceable = [key for key in changed_keys if key not in REPLACEABLE_KEYS]
     if not_replaceable:
         raise ConfigError(
             [
                 ConfigIssue(
                     f"a replay uses the stored answers, and {not_replaceable[0]} would have changed them",
                     not_replaceable[0],
-                    remedy=f"override only {', '.join(REPLACEABLE)}, and `imports` for your own components",
+                    remedy=f"override only {', '.join(REPLACEABLE_KEYS)}, and `imports` for your own"
+                    " components",
                 )
             ]
         )
     folders = list(map(str, Explanation(new_config).folders))
-    run_experiment = _build(run_config, "replay", options.experiment, folders)
-    new_experiment = _build(new_config, "replay", options.experiment, folders)
+    run_experiment = _build_experiment(run_config, "replay", options.experiment, folders)
+    new_experiment = _build_experiment(new_config, "replay", options.experiment, folders)
     result = replay(
         options.experiment.resolve(),
         options.iteration,
@@ -122,7 +125,7 @@ def replay(options: Options) -> int:
 
 
 def certify(options: Options) -> int:
-    root = _build(_stored_config(options.experiment), "certify", options.experiment)
+    root = _build_experiment(_stored_config(options.experiment), "certify", options.experiment)
     from treetune.lab.certificates import certify
 
     say(f"{certify(options.experiment, root)}")
@@ -132,7 +135,7 @@ def certify(options: Options) -> int:
 def verify(options: Options) -> int:
     run = (options.experiment or options.certificate.parent).resolve()
     config = _stored_config(run)
-    root = _build(config, "verify", run)
+    root = _build_experiment(config, "verify", run)
     from treetune.lab.certificates import verify
 
     for line in verify(options.certificate, root, config.data, run, options.iteration, options.exact):
@@ -148,7 +151,7 @@ def fork(options: Options) -> int:
         config = evaluate_configuration(options)
     else:
         config = _stored_config(options.experiment, overrides=changed)
-    root = _build(config, "fork", options.experiment)
+    root = _build_experiment(config, "fork", options.experiment)
     from treetune.lab.fork import fork
 
     say(f"{fork(options.experiment, options.iteration, root, config.data)}")
@@ -187,8 +190,8 @@ def credit_worth(options: Options) -> int:
     return 0
 
 
-EXPERIMENT = click.Argument(["experiment"], type=PATH, metavar="EXPERIMENT_DIR")
-EXACT = click.Option(
+EXPERIMENT_ARGUMENT = click.Argument(["experiment"], type=PATH, metavar="EXPERIMENT_DIR")
+EXACT_OPTION = click.Option(
     ["--exact"],
     is_flag=True,
     help="if the optimiser's state was deleted, compute it again from the episodes of the earlier"
@@ -250,9 +253,9 @@ COMMANDS = (
             " \"{credit: {type: 'group'}}\"",
         ),
         (
-            EXPERIMENT,
+            EXPERIMENT_ARGUMENT,
             click.Option(["--iteration"], required=True, type=int, metavar="N", help="from 1"),
-            EXACT,
+            EXACT_OPTION,
         ),
         takes_files=True,
     ),
@@ -263,7 +266,7 @@ COMMANDS = (
         "Writes certificate.json into the run's folder: hashes of configuration, data, code and versions, and"
         " the chain of checksums of every iteration's answers, episodes and weights.",
         ("treetune certify experiments/quickstart/vineppo",),
-        (EXPERIMENT,),
+        (EXPERIMENT_ARGUMENT,),
     ),
     Command(
         "verify",
@@ -278,7 +281,7 @@ COMMANDS = (
             click.Argument(["certificate"], type=PATH, metavar="CERTIFICATE"),
             click.Argument(["experiment"], required=False, type=PATH, metavar="[EXPERIMENT_DIR]"),
             click.Option(["--iteration"], type=int, metavar="N", help="from 1 (default: at random)"),
-            EXACT,
+            EXACT_OPTION,
         ),
     ),
     Command(
@@ -294,7 +297,7 @@ COMMANDS = (
             " \"{experiment_name+: '_grpo', credit: {type: 'group'}}\"",
         ),
         (
-            EXPERIMENT,
+            EXPERIMENT_ARGUMENT,
             click.Option(["--iteration"], type=int, metavar="N", help="default: the newest state"),
         ),
         takes_files=True,

@@ -11,11 +11,11 @@ from typing import Any
 from treetune.credit.reward_models import RewardModelCredit
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import CONFIG, MANIFEST, ExperimentDirectory
-from treetune.runtime.manifest import command_line, find_changed_keys, read_config, read_manifest
+from treetune.runtime.manifest import describe_command, find_changed_keys, read_config, read_manifest
 from treetune.store.checksums import config_hash, refuse_damaged, write_record
-from treetune.store.files import whole_folder, write_json
+from treetune.store.files import make_folder_atomically, write_json
 
-MAY_DIFFER = (
+KEYS_THAT_MAY_DIFFER = (
     *("credit", "selection", "shaping", "trainer", "rollout", "presets", "overlap", "on_empty_selection"),
     *("engines", "experiment_name"),
 )
@@ -58,12 +58,12 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
         )
     refused = []
     for difference in find_changed_keys(stored, plain):
-        if not difference.changeable and difference.key[0] not in MAY_DIFFER:
+        if not difference.changeable and difference.key[0] not in KEYS_THAT_MAY_DIFFER:
             refused.append(str(difference))
     if refused:
         raise ValueError(
             f"a branch continues with the run's problems and state, but {'; '.join(refused)}: only"
-            f" {', '.join(MAY_DIFFER)} may differ"
+            f" {', '.join(KEYS_THAT_MAY_DIFFER)} may differ"
         )
     # The reason, if there is one, why the results of an iteration depend on the number of iterations.
     why_length_matters = config.length_matters
@@ -81,7 +81,7 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
     # The weights of policy, critic and reward model, and the trainer's state, each with checksums.
     for part in filter(Path.is_dir, checkpoint.iterdir()):
         refuse_damaged(part, "fork after another iteration")
-    with whole_folder(branch.path) as unfinished:
+    with make_folder_atomically(branch.path) as unfinished:
         # Iterations are numbered from 0; checkpoints and evaluations by finished iterations, from 1.
         folders = [run.iteration(i) for i in run.iterations() if i < finished]
         folders += [run.checkpoint(i) for i in run.checkpoints() if i <= finished]
@@ -92,7 +92,12 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
         for file in path.glob("*.arrow"):  # the texts of tokens, which readers of episodes look up there
             _link_or_copy(str(file), str(unfinished / file.name))
         origin = {"run": str(path), "after": finished, "config": config_hash(stored)}
-        changes = {"config": config_hash(plain), "command": command_line(), "continued": [], "forked": origin}
+        changes = {
+            "config": config_hash(plain),
+            "command": describe_command(),
+            "continued": [],
+            "forked": origin,
+        }
         write_record(unfinished / MANIFEST, read_manifest(run) | changes)
         write_json(unfinished / CONFIG, plain)
     return branch.path

@@ -27,7 +27,7 @@ from treetune.tasks.arithmetic import ANSWER_AFTER_MARKER, MARKER, AdditionChain
 from treetune.tasks.base import Task
 from treetune.vocabulary import Problem, TextCodec, Trajectory
 
-HINT = MARKER + "{context}\n{prompt}"
+HINT_TEMPLATE = MARKER + "{context}\n{prompt}"
 """The prompt of a problem with a hint, as the credit `self_distillation` takes it as its template."""
 
 
@@ -58,7 +58,7 @@ class HintedSums(AdditionChain):
         is_hinted = is_drawn and id.startswith("train/")
         prompt = problem.prompt
         if is_hinted:
-            prompt = HINT.replace("{context}", problem.gold).replace("{prompt}", prompt)
+            prompt = HINT_TEMPLATE.replace("{context}", problem.gold).replace("{prompt}", prompt)
         return replace(problem, prompt=prompt, data={**problem.data, "hinted": is_hinted})
 
     @override
@@ -87,7 +87,7 @@ class HintedSums(AdditionChain):
         return super().teacher_value(problem, prefix)
 
 
-NUMBERS = {
+DECLARED_NUMBERS = {
     "underived": Number(
         "answers that state the reference answer without deriving it",
         better="lower",
@@ -99,7 +99,7 @@ NUMBERS = {
 }
 
 
-@NumberGroup.register("leak", NUMBERS)
+@NumberGroup.register("leak", DECLARED_NUMBERS)
 def measure_hinted_sums(trajectories: Sequence[Trajectory], codec: TextCodec) -> list[dict[str, float]]:
     """Returns for each answer a dictionary of its numbers, which is empty for an answer to another task.
 
@@ -111,11 +111,11 @@ def measure_hinted_sums(trajectories: Sequence[Trajectory], codec: TextCodec) ->
     """
     numbers = []
     for answer in trajectories:
-        numbers.append(leaks(answer.text, answer.problem) if "hinted" in answer.problem.data else {})
+        numbers.append(measure_leaks(answer.text, answer.problem) if "hinted" in answer.problem.data else {})
     return numbers
 
 
-def leaks(text: str, problem: Problem) -> dict[str, float]:
+def measure_leaks(text: str, problem: Problem) -> dict[str, float]:
     r"""Returns the numbers of one answer.
 
     Example: for ``3+8+5=\n``, the answer ``3+8=11\n11+5=17\n#16`` has
@@ -123,7 +123,7 @@ def leaks(text: str, problem: Problem) -> dict[str, float]:
     """
     # Numbers are compared as the grader compares them: 016 is 16. 16 isn't stated by 116.
     states_gold = any(ANSWER_AFTER_MARKER.verdict(number, problem) for number in re.findall(r"\d+", text))
-    is_derived = text.startswith(derivation(problem.data["numbers"]))
+    is_derived = text.startswith(write_derivation(problem.data["numbers"]))
     numbers = {"underived": float(states_gold and not is_derived)}
     lines, _, _ = text.rpartition(MARKER)
     result = ANSWER_AFTER_MARKER.extract(text, problem)
@@ -136,7 +136,7 @@ def leaks(text: str, problem: Problem) -> dict[str, float]:
     return numbers
 
 
-def derivation(summands: Sequence[int]) -> str:
+def write_derivation(summands: Sequence[int]) -> str:
     r"""Returns the right lines of a solution: ``3+8=11\n11+5=16\n`` for 3, 8 and 5."""
     lines, total = "", summands[0]
     for number in summands[1:]:

@@ -28,7 +28,7 @@ class _MeanSquares(NamedTuple):
     residual: float
 
 
-def paired(differences: Sequence[Mapping[str, float]]) -> PairedDifference:
+def compare_pairs(differences: Sequence[Mapping[str, float]]) -> PairedDifference:
     """Returns the mean of the differences, with its interval and p-value.
 
     Seeds and problems are both drawn from larger populations, and every seed is measured on the same

@@ -46,8 +46,8 @@ class KnowsDecisions(Protocol):
 
 SignpostRule = Literal["all", "first", "last", "once"]
 
-SIGNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-CHATTER = "abcdefghijklmnop"
+SIGN_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+CHATTER_LETTERS = "abcdefghijklmnop"
 """The letters that mean nothing."""
 BLANK = "."
 """In a prompt, a blank holds the place of a direction or of a chatter letter. In a reference answer, which
@@ -147,8 +147,8 @@ class Signposts(GeneratedTask):
     rates: Annotated[tuple[Annotated[float, Ge(0), Le(1)], ...], MinLen(1)] = (0.9,)
     options: Annotated[int, Ge(2), Le(9)] = 4
     chatter: Annotated[int, Ge(0), Le(64)] = 3
-    letters: Annotated[int, Ge(1), Le(len(CHATTER))] = 8
-    signs: Annotated[int, Ge(1), Le(len(SIGNS))] = 20
+    letters: Annotated[int, Ge(1), Le(len(CHATTER_LETTERS))] = 8
+    signs: Annotated[int, Ge(1), Le(len(SIGN_LETTERS))] = 20
     """How many different signs there are."""
     wandering: Annotated[int, Ge(0), Le(64)] = 0
     wandering_first: bool = False
@@ -177,7 +177,7 @@ class Signposts(GeneratedTask):
 
     @override
     def generate(self, count: int) -> Sequence[int]:
-        return _prompts(self)[:count]
+        return _shuffled_prompts(self)[:count]
 
     @override
     def problem(self, id: str, generated: int) -> Problem:
@@ -187,12 +187,12 @@ class Signposts(GeneratedTask):
         signs = tuple(generated // self.signs**digit % self.signs for digit in range(self.period))
         name_number = generated // self.signs**self.period
         letters = [name_number // self.letters**digit % self.letters for digit in range(self.names)]
-        name = "".join(CHATTER[letter] for letter in letters)
+        name = "".join(CHATTER_LETTERS[letter] for letter in letters)
         prompt = f"{name}\n" if name else ""
         for sign in signs:
-            prompt += f"{SIGNS[sign]}{BLANK * (1 + self.chatter)}\n"
+            prompt += f"{SIGN_LETTERS[sign]}{BLANK * (1 + self.chatter)}\n"
 
-        groups, right_directions = self.groups(), _directions(self)
+        groups, right_directions = self.groups(), _right_directions(self)
         decisive_lines: set[int] = set()
         for group in groups:
             decisive_lines |= set(group)
@@ -207,7 +207,7 @@ class Signposts(GeneratedTask):
             id=id,
             prompt=prompt,
             gold=gold,
-            data={"signs": signs, "groups": groups, "length": length, "first": self._first()},
+            data={"signs": signs, "groups": groups, "length": length, "first": self._first_decisive_line()},
         )
 
     def right(self, sign: int) -> int:
@@ -241,16 +241,16 @@ class Signposts(GeneratedTask):
             if generator.random() >= self.rate(sign):
                 wrong_directions = [other for other in range(1, self.options + 1) if other != choice]
                 choice = generator.choice(wrong_directions)
-            chatter = "".join(generator.choices(CHATTER[: self.letters], k=self.chatter))
-            lines.append(f"{SIGNS[sign]}{choice}{chatter}\n")
+            chatter = "".join(generator.choices(CHATTER_LETTERS[: self.letters], k=self.chatter))
+            lines.append(f"{SIGN_LETTERS[sign]}{choice}{chatter}\n")
         if self.wandering:
-            sign_letter = SIGNS[self._signs(problem)[0 if self.wandering_first else -1]]
+            sign_letter = SIGN_LETTERS[self._signs(problem)[0 if self.wandering_first else -1]]
             free_choices = generator.choices(range(1, self.options + 1), k=self.wandering)
             wandering_line = "".join(f"{sign_letter}{choice}" for choice in free_choices) + "\n"
             lines.insert(0 if self.wandering_first else len(lines), wandering_line)
         return "".join(lines)
 
-    def _first(self) -> int:
+    def _first_decisive_line(self) -> int:
         """Returns the number of the first line that can be decisive: 1 if a line of wandering is first, or
         0."""
         return int(self.wandering_first and self.wandering > 0)
@@ -268,25 +268,26 @@ class Signposts(GeneratedTask):
         *lines, unfinished_line = prefix.split("\n")
         if unfinished_line:
             raise ValueError(f"the prefix {prefix!r} ends within a line; give complete lines")
-        written = lines[self._first() :]  # from the first line that can be decisive
+        written_lines = lines[self._first_decisive_line() :]  # from the first line that can be decisive
         # The probability that each line is wrong: 0 or 1 for written ones.
-        wrong: list[float] = []
+        wrong_probabilities: list[float] = []
         for number, sign in enumerate(self._signs(problem)):
-            if number < len(written):
-                is_right = written[number][1:2] == str(self.right(sign))
-                wrong.append(1.0 - int(is_right))
+            if number < len(written_lines):
+                is_right = written_lines[number][1:2] == str(self.right(sign))
+                wrong_probabilities.append(1.0 - int(is_right))
             else:
-                wrong.append(1.0 - self.rate(sign))
+                wrong_probabilities.append(1.0 - self.rate(sign))
         # An answer is correct if each group of lines has at least one right line. The lines are independent.
         value = 1.0
         for group in groups(problem):
-            all_wrong = math.prod(wrong[line] for line in group)
+            all_wrong = math.prod(wrong_probabilities[line] for line in group)
             value *= 1.0 - all_wrong
         return value
 
     def decision(self, problem: Problem, response: str) -> str | None:
         """Returns the right direction if the response ends after the sign of a decisive line, else None."""
-        line = response.count("\n") - self._first()  # counted from the first line that can be decisive
+        # Counted from the first line that can be decisive.
+        line = response.count("\n") - self._first_decisive_line()
         characters_on_line = len(response) - response.rfind("\n") - 1
         if characters_on_line != 1 or not 0 <= line < self.steps or problem.gold[line] == BLANK:
             return None
@@ -297,7 +298,7 @@ class Signposts(GeneratedTask):
         characters_on_line = len(response) - response.rfind("\n") - 1
         has_direction = characters_on_line >= 2  # the last line's sign is followed by a direction
         # Counts only lines that can be decisive. A first line of wandering can't be decisive.
-        lines_with_direction = max(0, response.count("\n") - self._first() + has_direction)
+        lines_with_direction = max(0, response.count("\n") - self._first_decisive_line() + has_direction)
         lines = lines_of(problem, response)[:lines_with_direction]
         is_right = [line[1:2] == gold for line, gold in zip(lines, problem.gold)]
         # An answer is correct if each group of lines has at least one line with the right direction.
@@ -325,7 +326,7 @@ class Signposts(GeneratedTask):
     @override
     def alphabet(self) -> str:
         directions = "".join(str(direction) for direction in range(1, self.options + 1))
-        return SIGNS[: self.signs] + directions + CHATTER[: self.letters] + BLANK + "\n"
+        return SIGN_LETTERS[: self.signs] + directions + CHATTER_LETTERS[: self.letters] + BLANK + "\n"
 
 
 @ValueEstimator.register("decided")
@@ -373,7 +374,7 @@ class Decided(ValueEstimator):
 
 
 @lru_cache(maxsize=16)
-def _prompts(task: Signposts) -> list[int]:
+def _shuffled_prompts(task: Signposts) -> list[int]:
     """Returns the numbers of all prompts, shuffled."""
     prompts = list(range(task.number_of_prompts()))
     derived_random(task.seed, "signposts", task.signs, task.period).shuffle(prompts)
@@ -381,6 +382,6 @@ def _prompts(task: Signposts) -> list[int]:
 
 
 @lru_cache(maxsize=16)
-def _directions(task: Signposts) -> list[str]:
+def _right_directions(task: Signposts) -> list[str]:
     """Returns the right direction at each sign."""
     return [str(task.right(sign)) for sign in range(task.signs)]

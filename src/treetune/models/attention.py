@@ -35,10 +35,10 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-PACKED, TREE = "treetune_packed", "treetune_tree"
+PACKED_ATTENTION, TREE_ATTENTION = "treetune_packed", "treetune_tree"
 """The names under which transformers finds the attentions of this file."""
 
-BLOCK = 128
+BLOCK_TOKENS = 128
 """The number of tokens on each side of FlexAttention's blocks, and the number of queries that PyTorch's own
 attention gets at once."""
 
@@ -88,14 +88,14 @@ def attach_packed_attention(model: nn.Module) -> None:
     """
     from transformers import AttentionInterface
 
-    if others := layers_without_full_attention(model):
+    if other_kinds := layers_without_full_attention(model):
         raise ValueError(
             f"trainer.layout 'packed' with model.attention 'sdpa' needs full attention in every layer, and"
-            f" {type(model).__name__} has {', '.join(sorted(others))}: set model.attention to"
+            f" {type(model).__name__} has {', '.join(sorted(other_kinds))}: set model.attention to"
             " 'flash_attention_2', or trainer.layout to 'padded'"
         )
-    AttentionInterface.register(PACKED, packed_attention)
-    model.set_attn_implementation(PACKED)
+    AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+    model.set_attn_implementation(PACKED_ATTENTION)
 
 
 def attach_tree_attention(model: nn.Module) -> None:
@@ -114,14 +114,14 @@ def attach_tree_attention(model: nn.Module) -> None:
             f"trainer.layout 'tree' needs an attention that takes any mask, and {attention!r} doesn't: set"
             " model.attention to 'flex_attention' (on a GPU) or 'sdpa', or trainer.layout to 'packed'"
         )
-    if others := layers_without_full_attention(model):
+    if other_kinds := layers_without_full_attention(model):
         raise ValueError(
             f"trainer.layout 'tree' needs full attention in every layer, and {type(model).__name__} has"
-            f" {', '.join(sorted(others))}: set it to 'padded' or 'packed'"
+            f" {', '.join(sorted(other_kinds))}: set it to 'padded' or 'packed'"
         )
     if attention == "sdpa":
-        AttentionInterface.register(TREE, tree_attention)
-        model.set_attn_implementation(TREE)
+        AttentionInterface.register(TREE_ATTENTION, tree_attention)
+        model.set_attn_implementation(TREE_ATTENTION)
 
 
 def layers_without_full_attention(model: nn.Module) -> set[str]:
@@ -146,9 +146,9 @@ def attention_arguments(
     """
     config: Any = backbone.config
     attention = config._attn_implementation
-    if attention == PACKED:
+    if attention == PACKED_ATTENTION:
         return {"packed": PackedRow.of(position_ids_BT)}
-    if attention == TREE:
+    if attention == TREE_ATTENTION:
         if subtree_last_1T is None:
             # The argument is empty, but it is there: if it were missing, `tree_attention` would report that
             # the model doesn't hand it on.
@@ -261,7 +261,7 @@ def tree_attention(
         return sdpa(module, query_1HTD, key_1HTD, value_1HTD, attention_mask, **settings)
     # The keys of all blocks are selected at once and then split. Selecting them block by block would give
     # each block a gradient as long as the row.
-    queries = query_1HTD.split(BLOCK, dim=2)
+    queries = query_1HTD.split(BLOCK_TOKENS, dim=2)
     keys = key_1HTD.index_select(2, tree.keys_M).split(tree.counts, dim=2)
     values = value_1HTD.index_select(2, tree.keys_M).split(tree.counts, dim=2)
     results = []
@@ -281,7 +281,7 @@ def query_blocks(subtree_last_T: Tensor) -> QueryBlocks:
         subtree_last_T: The last node of each node's subtree. Nodes are numbered depth-first.
     """
     keys, masks = [], []
-    for block_Q in torch.arange(len(subtree_last_T), device=subtree_last_T.device).split(BLOCK):
+    for block_Q in torch.arange(len(subtree_last_T), device=subtree_last_T.device).split(BLOCK_TOKENS):
         start = int(block_Q[0])
         ancestors_of_start_A = (subtree_last_T[:start] >= start).nonzero().squeeze(-1)
         keys_K = torch.cat([ancestors_of_start_A, block_Q])
@@ -320,10 +320,11 @@ def block_mask(subtree_last_T: Tensor) -> BlockMask:
 
     width = len(subtree_last_T)
     # The padding has the value -1: the subtree of such a node ends before the node, so no query sees it.
-    blocks_KS = nn.functional.pad(subtree_last_T, (0, -width % BLOCK), value=-1).unflatten(0, (-1, BLOCK))
-    begins_K = torch.arange(len(blocks_KS), device=subtree_last_T.device) * BLOCK
+    padded = nn.functional.pad(subtree_last_T, (0, -width % BLOCK_TOKENS), value=-1)
+    blocks_KS = padded.unflatten(0, (-1, BLOCK_TOKENS))
+    begins_K = torch.arange(len(blocks_KS), device=subtree_last_T.device) * BLOCK_TOKENS
     first_query_Q1 = begins_K[:, None]
-    last_query_Q1 = first_query_Q1 + BLOCK - 1
+    last_query_Q1 = first_query_Q1 + BLOCK_TOKENS - 1
     is_earlier_QK = begins_K < first_query_Q1
     whole_QK = is_earlier_QK & (last_query_Q1 <= blocks_KS.amin(-1))
     seen_QK = is_earlier_QK & (first_query_Q1 <= blocks_KS.amax(-1))
@@ -331,7 +332,7 @@ def block_mask(subtree_last_T: Tensor) -> BlockMask:
     return BlockMask.from_kv_blocks(
         *list_blocks(seen_QK & ~whole_QK),
         *list_blocks(whole_QK),
-        BLOCK_SIZE=BLOCK,
+        BLOCK_SIZE=BLOCK_TOKENS,
         mask_mod=sees,
         seq_lengths=(width, width),
     )

@@ -14,14 +14,14 @@ from treetune.vocabulary import Message
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_RESERVED = {"add_generation_prompt", "chat_template", "conversation", "messages", "tokenize"}
+_RESERVED_ARGUMENTS = {"add_generation_prompt", "chat_template", "conversation", "messages", "tokenize"}
 """The arguments of a template that this module sets itself."""
 
-# The texts with which a template is tried. `_DATE` takes the place of today's date.
-_DATE = "\N{REFERENCE MARK}today\N{REFERENCE MARK}"
-_ANSWER = "The answer is 7."
-_THOUGHT = "<think>\nThree and four.\n</think>\n\n"
-_QUESTIONS = ("What is 31 plus 44?", "Name the 7th prime.")
+# The texts with which a template is tried. `_TRIAL_DATE` takes the place of today's date.
+_TRIAL_DATE = "\N{REFERENCE MARK}today\N{REFERENCE MARK}"
+_TRIAL_ANSWER = "The answer is 7."
+_TRIAL_THOUGHT = "<think>\nThree and four.\n</think>\n\n"
+_TRIAL_QUESTIONS = ("What is 31 plus 44?", "Name the 7th prime.")
 TOOL_RESULT = {"role": "tool", "name": "add", "tool_call_id": "call00001", "content": "4"}
 
 
@@ -43,7 +43,7 @@ class Chat:
     with ``as_sampled`` earlier turns stay as they were sampled and are trained."""
 
     def __post_init__(self) -> None:
-        reserved = sorted(_RESERVED & set(self.template_arguments))
+        reserved = sorted(_RESERVED_ARGUMENTS & set(self.template_arguments))
         if reserved:
             raise ValueError(f"template_arguments sets {', '.join(reserved)}, which the run sets itself")
 
@@ -65,31 +65,35 @@ def chat_frame(
     template = tokenizer.chat_template
     texts = list(template.values()) if isinstance(template, dict) else [template]
     template_words = set(re.findall(r"\w+", " ".join(texts)))
-    unknown = sorted(set(chat.template_arguments) - template_words)
-    if unknown:
+    unknown_arguments = sorted(set(chat.template_arguments) - template_words)
+    if unknown_arguments:
         raise ValueError(
-            f"chat.template_arguments sets {', '.join(unknown)}, which the chat template of {name}"
+            f"chat.template_arguments sets {', '.join(unknown_arguments)}, which the chat template of {name}"
             " does not use: leave it out"
         )
     # Templates get the date from `strftime_now`, which is replaced by a function that returns a mark.
-    if _DATE in render(tokenizer, chat, [user("1 + 1?")], strftime_now=lambda form: _DATE):
+    if _TRIAL_DATE in render(
+        tokenizer, chat, [user_message("1 + 1?")], strftime_now=lambda form: _TRIAL_DATE
+    ):
         raise ValueError(
             f"the chat template of {name} writes today's date into every prompt, so that the same run would"
             " differ tomorrow: give the date in chat.template_arguments, e.g. {date_string: '26 Jul 2024'}"
         )
-    for question in _QUESTIONS:
-        if question not in render(tokenizer, chat, [user(question)]):
+    for question in _TRIAL_QUESTIONS:
+        if question not in render(tokenizer, chat, [user_message(question)]):
             raise ValueError(
                 f"the chat template of {name} leaves the user's question out, whether it is a text or a list"
                 " of parts, so that all problems would have the same prompt: set another template in"
                 " chat.template"
             )
-    if chat.system and chat.system.strip() not in render(tokenizer, chat, [user(_QUESTIONS[0])]):
+    if chat.system and chat.system.strip() not in render(
+        tokenizer, chat, [user_message(_TRIAL_QUESTIONS[0])]
+    ):
         raise ValueError(
             f"the chat template of {name} leaves the system message out: set chat.system to null, and put the"
             " message into the task's prompt"
         )
-    return lambda prompt: render(tokenizer, chat, [user(control.mark(prompt))])
+    return lambda prompt: render(tokenizer, chat, [user_message(control.mark(prompt))])
 
 
 def chat_conversation(
@@ -138,12 +142,17 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> int | None:
     It is an added token of the tokenizer, which need not be special.
     """
     try:
-        turns = render(tokenizer, chat, [user("1 + 1?"), _assistant(_ANSWER)], add_generation_prompt=False)
+        turns = render(
+            tokenizer,
+            chat,
+            [user_message("1 + 1?"), _assistant_message(_TRIAL_ANSWER)],
+            add_generation_prompt=False,
+        )
     except ValueError:
         return None  # a template for a single question
-    if _ANSWER not in turns:
+    if _TRIAL_ANSWER not in turns:
         return None  # the template leaves answers out
-    after_answer = turns.rpartition(_ANSWER)[2]
+    after_answer = turns.rpartition(_TRIAL_ANSWER)[2]
     ids = tokenizer.encode(after_answer.lstrip(), add_special_tokens=False)
     if not ids or ids[0] not in tokenizer.added_tokens_decoder:
         return None
@@ -165,14 +174,16 @@ def turn_markers(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[str]:
             return None  # a template for a single question, or one that `chat_frame` refuses with a reason
 
     template_texts: list[str] = []
-    first, second = _QUESTIONS
-    question = render_turns([user(first)])
+    first_question, second_question = _TRIAL_QUESTIONS
+    question = render_turns([user_message(first_question)])
     if question is not None:
-        template_texts.append(question.partition(first)[2])
-    two_questions = render_turns([user(first), _assistant(_ANSWER), user(second)])
+        template_texts.append(question.partition(first_question)[2])
+    two_questions = render_turns(
+        [user_message(first_question), _assistant_message(_TRIAL_ANSWER), user_message(second_question)]
+    )
     if two_questions is not None:
-        after_answer = two_questions.partition(_ANSWER)[2]
-        template_texts.append(after_answer.partition(second)[0])
+        after_answer = two_questions.partition(_TRIAL_ANSWER)[2]
+        template_texts.append(after_answer.partition(second_question)[0])
     marker_ids: list[int] = []
     for text in template_texts:
         marker_ids += tokenizer.encode(text, add_special_tokens=False)
@@ -180,8 +191,8 @@ def turn_markers(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[str]:
         marker_ids.append(end)
     markers = [added_tokens[token_id] for token_id in dict.fromkeys(marker_ids) if token_id in added_tokens]
     vocabulary = set(added_tokens.values())
-    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    return [marker for marker in markers if marker in special or not _has_partner(marker, vocabulary)]
+    special_tokens = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return [marker for marker in markers if marker in special_tokens or not _has_partner(marker, vocabulary)]
 
 
 def _has_partner(tag: str, tokens: set[str]) -> bool:
@@ -223,34 +234,36 @@ def turn_frame(
 
         The chat has the earlier `turns`, a question, the answer, and the `messages` after the answer.
         """
-        before = [*turns, user("1 + 1?")]
-        prompt = render(tokenizer, chat, before)
-        whole = render(tokenizer, chat, [*before, _assistant(answer), *messages])
-        # `answer` may be `_ANSWER` with thoughts before it, which the template may leave out.
-        _, found_answer, after_answer = whole.partition(_ANSWER)
+        earlier_messages = [*turns, user_message("1 + 1?")]
+        prompt = render(tokenizer, chat, earlier_messages)
+        rendered_chat = render(tokenizer, chat, [*earlier_messages, _assistant_message(answer), *messages])
+        # `answer` may be `_TRIAL_ANSWER` with thoughts before it, which the template may leave out.
+        _, found_answer, after_answer = rendered_chat.partition(_TRIAL_ANSWER)
         if not found_answer:
             raise ValueError(f"the chat template of {name} leaves earlier answers out of a chat")
-        return prompt, whole, after_answer
+        return prompt, rendered_chat, after_answer
 
     thinks = "</think>" in str(tokenizer.chat_template)
     if chat.earlier_turns == "as_templated":
-        answers = [_ANSWER]
+        answers = [_TRIAL_ANSWER]
         if thinks:
-            answers.append(_THOUGHT + _ANSWER)
+            answers.append(_TRIAL_THOUGHT + _TRIAL_ANSWER)
         for answer in answers:
-            prompt, whole, _ = render_chat(answer, between)
-            if not whole.startswith(prompt + answer):
+            prompt, rendered_chat, _ = render_chat(answer, between)
+            if not rendered_chat.startswith(prompt + answer):
                 change = (
-                    "it leaves the thoughts out" if answer != _ANSWER else "it begins the turn differently"
+                    "it leaves the thoughts out"
+                    if answer != _TRIAL_ANSWER
+                    else "it begins the turn differently"
                 )
                 raise ValueError(
                     f"the chat template of {name} changes earlier turns ({change}), so that the prompts of"
                     " answers of several turns would differ from the template's: set chat.earlier_turns to"
                     " 'as_sampled' to keep earlier turns as they were sampled"
                 )
-    earlier_turns = [user("0 + 0?"), _assistant("0.")]
-    _, _, after_first = render_chat(_ANSWER, between)
-    _, _, after_second = render_chat(_ANSWER, between, earlier_turns)
+    earlier_turns = [user_message("0 + 0?"), _assistant_message("0.")]
+    _, _, after_first = render_chat(_TRIAL_ANSWER, between)
+    _, _, after_second = render_chat(_TRIAL_ANSWER, between, earlier_turns)
     if after_first != after_second:
         raise ValueError(
             f"the chat template of {name} writes another text between later turns than between the first two,"
@@ -259,7 +272,7 @@ def turn_frame(
 
     def frame(messages: Sequence[Mapping[str, str]]) -> str:
         cleaned = [{**message, "content": control.remove(message["content"])} for message in messages]
-        _, _, after_answer = render_chat(_ANSWER, cleaned)
+        _, _, after_answer = render_chat(_TRIAL_ANSWER, cleaned)
         return after_answer
 
     return frame
@@ -285,7 +298,7 @@ def render(
     messages: list[Mapping[str, Any]] = []
     for turn in [*system, *turns]:
         if turn["role"] in roles_in_parts:
-            messages.append({**turn, "content": _parts(turn["content"])})
+            messages.append({**turn, "content": _make_parts(turn["content"])})
         else:
             messages.append(turn)
     return _apply_template(tokenizer, messages, arguments)
@@ -309,7 +322,9 @@ def _apply_template(
     return str(text)
 
 
-_IN_PARTS: WeakKeyDictionary[PreTrainedTokenizerBase, dict[str, frozenset[str]]] = WeakKeyDictionary()
+_ROLES_BY_TEMPLATE: WeakKeyDictionary[PreTrainedTokenizerBase, dict[str, frozenset[str]]] = (
+    WeakKeyDictionary()
+)
 """The results of `_roles_in_parts`, by the tokenizer, its template and the template's arguments."""
 
 
@@ -322,9 +337,9 @@ def _roles_in_parts(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> frozenset
     """
     if not tokenizer.chat_template:
         return frozenset()
-    results = _IN_PARTS.setdefault(tokenizer, {})
+    roles_by_template = _ROLES_BY_TEMPLATE.setdefault(tokenizer, {})
     key = repr((tokenizer.chat_template, sorted(chat.template_arguments.items(), key=str)))
-    if key not in results:
+    if key not in roles_by_template:
         text = "Say 5 words."
 
         def shows_text(role: str, content: Any, question: Any) -> bool:
@@ -333,12 +348,12 @@ def _roles_in_parts(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> frozenset
             `question` is the content of the other messages that such a chat needs.
             """
             message = {"role": role, "content": content}
-            user_message = {"role": "user", "content": question}
+            question_message = {"role": "user", "content": question}
             chats = {
                 "user": [message],
-                "system": [message, user_message],
-                "assistant": [user_message, message],
-                "tool": [user_message, {"role": "assistant", "content": question}, message],
+                "system": [message, question_message],
+                "assistant": [question_message, message],
+                "tool": [question_message, {"role": "assistant", "content": question}, message],
             }
             arguments = {"add_generation_prompt": role == "user", **chat.template_arguments}
             try:
@@ -348,25 +363,25 @@ def _roles_in_parts(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> frozenset
             return text in prompt
 
         roles: set[str] = set()
-        question: Any = _QUESTIONS[0]
+        question: Any = _TRIAL_QUESTIONS[0]
         # The user comes first, since the chats of the other roles contain a user's message.
         for role in ("user", "system", "assistant", "tool"):
-            if not shows_text(role, text, question) and shows_text(role, _parts(text), question):
+            if not shows_text(role, text, question) and shows_text(role, _make_parts(text), question):
                 roles.add(role)
             if role == "user" and "user" in roles:
-                question = _parts(question)
-        results[key] = frozenset(roles)
-    return results[key]
+                question = _make_parts(question)
+        roles_by_template[key] = frozenset(roles)
+    return roles_by_template[key]
 
 
-def _parts(text: str) -> list[dict[str, str]]:
+def _make_parts(text: str) -> list[dict[str, str]]:
     """Returns the content of a message as a list of parts."""
     return [{"type": "text", "text": text}]
 
 
-def user(text: str) -> dict[str, str]:
+def user_message(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def _assistant(text: str) -> dict[str, str]:
+def _assistant_message(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}

@@ -37,12 +37,12 @@ def refuse_hidden_stops(tokenizer: PreTrainedTokenizerBase, stops: Iterable[str]
     for stop in stops:
         if stop in specials:
             continue
-        inside = [special for special in specials if special in stop]
-        if inside:
+        contained = [special for special in specials if special in stop]
+        if contained:
             raise ValueError(
-                f"the stop string {stop!r} contains the special token {inside[0]!r}, which the text of an"
-                f" answer doesn't contain, so that it would never be found: use {inside[0]!r} alone, or leave"
-                " it out"
+                f"the stop string {stop!r} contains the special token {contained[0]!r}, which the text of"
+                f" an answer doesn't contain, so that it would never be found: use {contained[0]!r} alone, or"
+                " leave it out"
             )
 
 
@@ -117,8 +117,8 @@ class ControlTokens:
         renamed_tokenizer, original_ids = self._renamed_tokenizer
         # First the stand-ins for the template's control tokens, and then the problem's text for the marks:
         # the other way round, that text would get stand-ins, too.
-        with_stand_ins = self._any.sub(lambda match: self._stand_ins[match.group()], marked)
-        text = self.unmark(with_stand_ins)
+        text_with_stand_ins = self._any.sub(lambda match: self._stand_ins[match.group()], marked)
+        text = self.unmark(text_with_stand_ins)
         ids_in_copy: Sequence[int] = renamed_tokenizer.encode(text, add_special_tokens=False).ids
         # Tokens that are not added tokens have the same id in the copy and in the tokenizer.
         ids = [original_ids.get(token_id, token_id) for token_id in ids_in_copy]

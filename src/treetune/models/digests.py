@@ -30,7 +30,7 @@ def model_digest(name_or_path: str, revision: str | None) -> dict[str, str]:
     if Path(path).is_dir():
         return {"name": name_or_path, "path": path, "digest": folder_digest(Path(path))}
     identity = {"name": name_or_path, "revision": revision or "main"}
-    commit = _commit_in_cache(path, identity["revision"])
+    commit = _find_commit_in_cache(path, identity["revision"])
     if commit:
         identity["commit"] = commit
     return identity
@@ -44,29 +44,29 @@ def folder_digest(folder: Path) -> str:
         if file.name in _DESCRIBES_NO_WEIGHTS:
             continue
         digest_of_file = hashlib.blake2b(digest_size=16)
-        for piece in _pieces(file):
+        for piece in _read_pieces(file):
             digest_of_file.update(piece)
         digest.update(f"{file.name}\0{digest_of_file.hexdigest()}\n".encode())
     return digest.hexdigest()
 
 
-def _pieces(file: Path) -> Iterator[bytes]:
+def _read_pieces(file: Path) -> Iterator[bytes]:
     """Yields the content of a file. Of a large file, yields only the size and samples: the beginning, the
     end, and pieces in between."""
-    size = file.stat().st_size
+    file_bytes = file.stat().st_size
     with file.open("rb") as content:
-        if size <= WHOLE_BYTES:
+        if file_bytes <= WHOLE_BYTES:
             while piece := content.read(2**20):
                 yield piece
             return
-        yield str(size).encode()
+        yield str(file_bytes).encode()
         # The samples are at equal distances: the first one begins the file, and the last one ends it.
         for number in range(SAMPLED_BLOCKS):
-            content.seek((size - SAMPLE_BYTES) * number // (SAMPLED_BLOCKS - 1))
+            content.seek((file_bytes - SAMPLE_BYTES) * number // (SAMPLED_BLOCKS - 1))
             yield content.read(SAMPLE_BYTES)
 
 
-def _commit_in_cache(name: str, revision: str) -> str | None:
+def _find_commit_in_cache(name: str, revision: str) -> str | None:
     """Returns the commit of a branch or tag in the local cache of the hub; None if the cache doesn't have
     it."""
     from transformers.utils import cached_file

@@ -18,10 +18,10 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-DROPOUT = "drop"
+DROPOUT_NAME_PART = "drop"
 """The part that the names of dropout probabilities have in common: ``residual_dropout``, ``attn_pdrop``,
 ``layerdrop``, ``drop_path_rate``."""
-JITTER = "jitter"
+JITTER_NAME_PART = "jitter"
 """The part that the names of a router's noise have in common: ``router_jitter_noise``, ``jitter_noise``."""
 
 
@@ -34,9 +34,9 @@ def turn_dropout_off(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, _DropoutNd):
             module.p = 0.0
-        for name in _names_of_probabilities(vars(module), DROPOUT):
+        for name in _find_random_settings(vars(module), DROPOUT_NAME_PART):
             setattr(module, name, 0.0)
-        if _names_of_probabilities(vars(module), JITTER):
+        if _find_random_settings(vars(module), JITTER_NAME_PART):
             # The layer draws noise in training mode only, so it stays in evaluation mode: its method `train`
             # is replaced, since the method `train` of the whole model calls it. The number keeps its value,
             # since PhiMoE's number also decides in evaluation which experts are considered.
@@ -56,15 +56,17 @@ def _stay_in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
     return module
 
 
-def _names_of_probabilities(values: dict[str, Any], part: str) -> list[str]:
-    """Returns the names that contain `part`, such as "dropout", and whose value is a float other than 0.
+def _find_random_settings(values: dict[str, Any], name_part: str) -> list[str]:
+    """Returns the names that contain `name_part`, such as "dropout", and whose value is a float other than 0.
     Integers and booleans are left out, since they aren't probabilities."""
-    return [name for name, value in values.items() if type(value) is float and value != 0.0 and part in name]
+    return [
+        name for name, value in values.items() if type(value) is float and value != 0.0 and name_part in name
+    ]
 
 
 def _without_dropout(config: Any) -> Any:
     """Returns a copy of the configuration with dropout 0; the configuration itself if it has none."""
-    names = _names_of_probabilities(vars(config), DROPOUT)
+    names = _find_random_settings(vars(config), DROPOUT_NAME_PART)
     if not names:
         return config
     config = copy.copy(config)

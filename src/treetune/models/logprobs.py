@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint
 
 from treetune.architectures import LengthRule, length_rule, probe_rows
 from treetune.logits import backbone_of, logits_of
-from treetune.models.attention import PACKED, attention_arguments
+from treetune.models.attention import PACKED_ATTENTION, attention_arguments
 from treetune.models.dropout import turn_dropout_off
 from treetune.models.sequence_parallel import SequenceParallel
 
@@ -319,7 +319,11 @@ class PolicyModule(nn.Module):
         config: Any = self.model.config
         # This package's packed attention gets the boundaries between the sequences, and itself refuses layers
         # of other kinds. On the meta device there are no values to compare.
-        if self._keeps_packed_apart or config._attn_implementation == PACKED or inputs.input_ids_BT.is_meta:
+        if (
+            self._keeps_packed_apart
+            or config._attn_implementation == PACKED_ATTENTION
+            or inputs.input_ids_BT.is_meta
+        ):
             return
         name = type(self.model).__name__
         device = inputs.input_ids_BT.device
@@ -375,13 +379,13 @@ class CriticModule(nn.Module):
         self.values_of = values_of or _only_output
         turn_dropout_off(model)
         self.backbone, self.parallel = backbone_of(model), parallel
-        size = model.config.get_text_config().hidden_size
+        hidden_size = model.config.get_text_config().hidden_size
         dtype = next(self.backbone.parameters()).dtype
-        self.head = nn.Linear(size, outputs, dtype=dtype)
+        self.head = nn.Linear(hidden_size, outputs, dtype=dtype)
         generator = torch.Generator().manual_seed(seed % 2**63)
         with torch.no_grad():
-            # From N(0, 1 / (size + 1)), as in VinePPO.
-            weight = torch.randn(outputs, size, generator=generator) / (size + 1) ** 0.5
+            # From N(0, 1 / (hidden_size + 1)), as in VinePPO.
+            weight = torch.randn(outputs, hidden_size, generator=generator) / (hidden_size + 1) ** 0.5
             self.head.weight.copy_(weight)
             self.head.bias.zero_()
 

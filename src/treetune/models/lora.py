@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from peft import LoraConfig
     from torch import Tensor, nn
 
-_NAME = "default"
+_ADAPTER_NAME = "default"
 """The name of the adapters. peft writes it into the names of their weights."""
-_BASE, _A, _B = ".base_layer.", f".lora_A.{_NAME}.weight", f".lora_B.{_NAME}.weight"
+_BASE_LAYER_PART = ".base_layer."
+_A_SUFFIX = f".lora_A.{_ADAPTER_NAME}.weight"
+_B_SUFFIX = f".lora_B.{_ADAPTER_NAME}.weight"
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -78,7 +80,7 @@ class Lora:
         with torch.random.fork_rng():
             torch.manual_seed(derive_seed(seed, "lora") % 2**63)
             try:
-                inject_adapter_in_model(self._config(), model, _NAME)
+                inject_adapter_in_model(self._make_peft_config(), model, _ADAPTER_NAME)
             except ValueError as error:
                 raise ValueError(f"trainer.lora.target_modules: {error}") from error
         self._refuse_tensors(model)
@@ -152,7 +154,7 @@ class Lora:
                     " linear layers alone: name such layers, or train all weights"
                 )
 
-    def _config(self) -> LoraConfig:
+    def _make_peft_config(self) -> LoraConfig:
         """Returns these settings as peft takes them."""
         from peft import LoraConfig
 
@@ -176,38 +178,41 @@ class Lora:
         Args:
             weights: The weights of a model that `apply` has changed, by name.
         """
-        result = {}
+        merged_weights = {}
         for name, weight in weights.items():
-            if name.endswith((_A, _B)):
+            if name.endswith((_A_SUFFIX, _B_SUFFIX)):
                 continue
-            layer, is_base, kind = name.rpartition(_BASE)
+            layer, is_base, parameter_name = name.rpartition(_BASE_LAYER_PART)
             if not is_base:  # a layer without adapters
-                result[name] = weight
+                merged_weights[name] = weight
                 continue
-            if kind == "weight" and layer + _A in weights:  # the other kind is "bias", which has no adapter
-                product = weights[layer + _B].float() @ weights[layer + _A].float()
+            # The other name is "bias", which has no adapter.
+            if parameter_name == "weight" and layer + _A_SUFFIX in weights:
+                product = weights[layer + _B_SUFFIX].float() @ weights[layer + _A_SUFFIX].float()
                 weight = (weight.float() + self.scale * product).to(weight.dtype)
-            result[f"{layer}.{kind}"] = weight
-        return result
+            merged_weights[f"{layer}.{parameter_name}"] = weight
+        return merged_weights
 
     def merged_names(self, names: Iterable[str]) -> list[str]:
         """Returns the names of the weights that `merged` would return for weights with these names."""
-        return [name.replace(_BASE, ".") for name in names if not name.endswith((_A, _B))]
+        return [
+            name.replace(_BASE_LAYER_PART, ".") for name in names if not name.endswith((_A_SUFFIX, _B_SUFFIX))
+        ]
 
     def adapters(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Returns only the adapters, by their names in a folder of peft's format."""
         adapters = {}
         for name, weight in weights.items():
-            if name.endswith((_A, _B)):
-                # In peft's format, names don't contain the name of the adapter (`_NAME`).
-                adapters["base_model.model." + name.replace(f".{_NAME}.weight", ".weight")] = weight
+            if name.endswith((_A_SUFFIX, _B_SUFFIX)):
+                # In peft's format, names don't contain the name of the adapter (`_ADAPTER_NAME`).
+                adapters["base_model.model." + name.replace(f".{_ADAPTER_NAME}.weight", ".weight")] = weight
         return adapters
 
-    def write(self, adapters: Mapping[str, Tensor], base: str, directory: Path) -> None:
+    def write(self, adapters: Mapping[str, Tensor], base_model: str, directory: Path) -> None:
         """Writes a folder that peft's ``PeftModel.from_pretrained`` and vLLM read.
 
         Args:
-            base: The path or name of the model that the adapters belong to.
+            base_model: The path or name of the model that the adapters belong to.
         """
         from safetensors.torch import save_file
 
@@ -217,18 +222,18 @@ class Lora:
 
         # vLLM doesn't support ``all-linear``, so the layers are listed by the last parts of their names.
         layer_names = {name.split(".lora_")[0].rpartition(".")[2] for name in adapters}
-        config = self._config().to_dict() | {
-            "base_model_name_or_path": base,
+        config = self._make_peft_config().to_dict() | {
+            "base_model_name_or_path": base_model,
             "target_modules": sorted(layer_names),
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
             "inference_mode": True,
         }
         directory.mkdir(parents=True, exist_ok=True)
-        on_cpu = {}
+        adapters_on_cpu = {}
         for name, tensor in adapters.items():
-            on_cpu[name] = tensor.detach().to("cpu", copy=True).contiguous()
-        save_file(on_cpu, directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+            adapters_on_cpu[name] = tensor.detach().to("cpu", copy=True).contiguous()
+        save_file(adapters_on_cpu, directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         text = json.dumps(config, default=to_json, indent=2, sort_keys=True)
         (directory / ADAPTER_CONFIG).write_text(text + "\n")
 
@@ -251,21 +256,21 @@ def refusing_idle_adapters(model: nn.Module) -> Iterator[None]:
     from peft.tuners.lora import LoraLayer
 
     adapted: set[str] = set()  # the last parts of the names of layers that have adapters, such as "q_proj"
-    called: set[str] = set()
+    called_layers: set[str] = set()
     hooks = []
     for path, layer in model.named_modules():
         if isinstance(layer, LoraLayer):
             last_part = path.rpartition(".")[2]
             adapted.add(last_part)
-            hooks.append(layer.register_forward_hook(lambda *_, name=last_part: called.add(name)))
+            hooks.append(layer.register_forward_hook(lambda *_, name=last_part: called_layers.add(name)))
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
-    idle = sorted(adapted - called)
+    idle = sorted(adapted - called_layers)
     if idle:
-        used = sorted(called)
+        used = sorted(called_layers)
         raise ValueError(
             f"trainer.lora puts adapters on {', '.join(idle)}, which {type(model).__name__} never calls as"
             " layers, so that they would not be trained: set trainer.lora.target_modules to other layers,"

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.config.layers import CONFIGS
+from treetune.config.layers import CONFIGS_FOLDER
 from treetune.models.saved_weights import architecture_of, is_remote, model_class, saved_weights
 from treetune.store.checksums import refuse_damaged
-from treetune.store.files import sync, whole_folder, why_not_written
+from treetune.store.files import make_folder_atomically, sync_to_disk, why_not_written
 
 if TYPE_CHECKING:
     import torch
@@ -30,9 +30,9 @@ _CHECKPOINT_NAME = re.compile(r"\d{4,}")
 
 CHECKPOINTS = "checkpoints"
 """The folder of an experiment that holds its checkpoints."""
-LAST = "last"
+LAST_CHECKPOINT = "last"
 """The name in a path that stands for the newest complete checkpoint (`resolve_policy`)."""
-STATE = "state.json"
+STATE_FILE = "state.json"
 """The file that is written last into a checkpoint. A checkpoint is complete if it has this file."""
 
 
@@ -54,7 +54,7 @@ def complete_checkpoints(directory: Path) -> list[Path]:
     complete = [
         path
         for path in directory.iterdir()
-        if _CHECKPOINT_NAME.fullmatch(path.name) and (path / STATE).is_file()
+        if _CHECKPOINT_NAME.fullmatch(path.name) and (path / STATE_FILE).is_file()
     ]
     return sorted(complete, key=lambda path: int(path.name))
 
@@ -74,10 +74,10 @@ def resolve_policy(name_or_path: str) -> str:
     parts = path.parts
     # Looks for `checkpoints/last` or `checkpoints/NUMBER` in the path.
     for depth, (parent, name) in enumerate(itertools.pairwise(parts), start=1):
-        if parent != CHECKPOINTS or not (name == LAST or _CHECKPOINT_NAME.fullmatch(name)):
+        if parent != CHECKPOINTS or not (name == LAST_CHECKPOINT or _CHECKPOINT_NAME.fullmatch(name)):
             continue
         directory = Path(*parts[:depth])
-        if name == LAST:
+        if name == LAST_CHECKPOINT:
             complete = complete_checkpoints(directory)
             if not complete:
                 raise ValueError(
@@ -85,9 +85,9 @@ def resolve_policy(name_or_path: str) -> str:
                     f"points to. {_how_to_make(directory)}"
                 )
             path = complete[-1].joinpath(*parts[depth + 1 :])
-        elif not (directory / name / STATE).is_file():
+        elif not (directory / name / STATE_FILE).is_file():
             raise ValueError(
-                f"there is no complete checkpoint {(directory / name).absolute()} ({STATE} is missing), "
+                f"there is no complete checkpoint {(directory / name).absolute()} ({STATE_FILE} is missing), "
                 f"where {name_or_path!r} points to. {_how_to_make(directory)}"
             )
         break
@@ -119,7 +119,7 @@ def _how_to_make(path: Path) -> str:
     nested_name = f"{experiment.parent.name}/{name}"
     if Path("configs", nested_name).is_file():
         config = f"configs/{nested_name}"
-    elif (CONFIGS / nested_name).is_file():  # a shipped one, which is found from any folder
+    elif (CONFIGS_FOLDER / nested_name).is_file():  # a shipped one, which is found from any folder
         config = nested_name
     else:
         # CONFIG.jsonnet is a placeholder: the user has to know the file.
@@ -128,9 +128,9 @@ def _how_to_make(path: Path) -> str:
     return f"Run the experiment {experiment.name!r} to its end first: {command}"
 
 
-WEIGHTS = "model.safetensors"
+WEIGHTS_FILE = "model.safetensors"
 HEAD_WEIGHT = "lm_head.weight"
-_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
+_EMBEDDING_ENDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
 """The ends of the names of input embeddings, in the families of models that tie them to the head."""
 
 
@@ -158,13 +158,13 @@ def write_policy(
 
     architecture = architecture_of(config)
     architecture.refuse_other_weights(weights, directory)
-    with whole_folder(directory) as unfinished:
+    with make_folder_atomically(directory) as unfinished:
         # Files have a tied weight once, under its first name.
-        untied = {name: weight for name, weight in weights.items() if name not in architecture.tied}
-        tensors = _on_cpu(dict(architecture.convert_to_saved(untied.items())))
+        untied_weights = {name: weight for name, weight in weights.items() if name not in architecture.tied}
+        tensors = _copy_to_cpu(dict(architecture.convert_to_saved(untied_weights.items())))
         save_torch_state_dict(tensors, unfinished)
         config_to_write = copy.deepcopy(config)
-        config_to_write.dtype = _dtype(tensors)
+        config_to_write.dtype = _find_dtype(tensors)
         config_to_write.architectures = [type(architecture.skeleton).__name__]
         _save_config(config_to_write, tokenizer, unfinished)
         tokenizer.save_pretrained(unfinished)
@@ -184,11 +184,11 @@ def write_critic(weights: Mapping[str, torch.Tensor], config: PretrainedConfig, 
     """
     from safetensors.torch import save_file
 
-    with whole_folder(directory) as unfinished:
-        tensors = _on_cpu(weights)
-        save_file(tensors, unfinished / WEIGHTS, metadata={"format": "pt"})
+    with make_folder_atomically(directory) as unfinished:
+        tensors = _copy_to_cpu(weights)
+        save_file(tensors, unfinished / WEIGHTS_FILE, metadata={"format": "pt"})
         config_to_write = copy.deepcopy(config)
-        config_to_write.dtype = _dtype(tensors)
+        config_to_write.dtype = _find_dtype(tensors)
         config_to_write.save_pretrained(unfinished)
 
 
@@ -273,15 +273,15 @@ def write_for_engine(
     elif config.tie_word_embeddings or HEAD_WEIGHT not in tensors:
         # A copy, since the format refuses two names for the same memory.
         tensors[HEAD_WEIGHT] = tensors[embeddings_among(tensors)].clone()
-    tensors = _on_cpu(dict(architecture.convert_to_saved(tensors.items())))
+    tensors = _copy_to_cpu(dict(architecture.convert_to_saved(tensors.items())))
     if not (directory / "config.json").is_file():
-        describe_for_engine(config, tokenizer, directory, _dtype(tensors))
-    unfinished = directory / f".{WEIGHTS}.{os.getpid()}"
+        describe_for_engine(config, tokenizer, directory, _find_dtype(tensors))
+    unfinished = directory / f".{WEIGHTS_FILE}.{os.getpid()}"
     try:
         with explain_failed_write(directory):
             save_file(tensors, unfinished, metadata={"format": "pt"})
-            sync(unfinished)
-            unfinished.replace(directory / WEIGHTS)
+            sync_to_disk(unfinished)
+            unfinished.replace(directory / WEIGHTS_FILE)
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -320,7 +320,7 @@ def explain_failed_write(directory: Path) -> Iterator[None]:
         raise OSError(f"the weights could not be written to {directory} for the engine: {why}") from error
 
 
-def _on_cpu(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _copy_to_cpu(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Returns the weights on the CPU, each in memory of its own.
 
     ZeRO keeps weights as views of a flat buffer, which safetensors refuses to write.
@@ -333,14 +333,14 @@ def _on_cpu(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return result
 
 
-def _dtype(weights: Mapping[str, torch.Tensor]) -> torch.dtype:
+def _find_dtype(weights: Mapping[str, torch.Tensor]) -> torch.dtype:
     """Returns the number format of the weights, which may differ from the one in the configuration."""
     return next(weight.dtype for weight in weights.values() if weight.is_floating_point())
 
 
 def embeddings_among(names: Iterable[str]) -> str:
     """Returns the name of the input embeddings. Raises ValueError if there are none, or several."""
-    embeddings = [name for name in names if name.endswith(_EMBEDDINGS)]
+    embeddings = [name for name in names if name.endswith(_EMBEDDING_ENDINGS)]
     if len(embeddings) != 1:
         raise ValueError(
             f"the model has no {HEAD_WEIGHT} and {len(embeddings)} input embeddings"

@@ -54,24 +54,24 @@ def _check_cache(name: str, revision: str | None, key: str) -> Iterator[Finding]
         return
     if isinstance(cached, str):
         return
-    of_revision = f" (revision {revision!r})" if revision else ""
-    where = (
-        f"the model {name!r}{of_revision} is neither a folder in {Path.cwd()} nor in the local cache"
+    revision_text = f" (revision {revision!r})" if revision else ""
+    absence = (
+        f"the model {name!r}{revision_text} is neither a folder in {Path.cwd()} nor in the local cache"
         f" ({constants.HF_HUB_CACHE})"
     )
     if constants.is_offline_mode():
         yield Finding(
-            f"{where}, and HF_HUB_OFFLINE is set, so that it can't be downloaded",
+            f"{absence}, and HF_HUB_OFFLINE is set, so that it can't be downloaded",
             key,
             f"unset HF_HUB_OFFLINE, or download it with a network: hf download {name}",
             level="missing",
         )
         return
     weights = number_of_weights(name)
-    size = f", about {weights * BYTES_OF_A_WEIGHT / 1e9:.1f} GB" if weights is not None else ""
+    size_text = f", about {weights * BYTES_OF_A_WEIGHT / 1e9:.1f} GB" if weights is not None else ""
     yield Finding(
-        f"{where}: the start downloads it from the Hugging Face hub{size}. Whether the hub has it is not"
-        " checked here",
+        f"{absence}: the start downloads it from the Hugging Face hub{size_text}. Whether the hub has it is"
+        " not checked here",
         key,
         level="warning",
     )

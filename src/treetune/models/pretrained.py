@@ -20,7 +20,7 @@ from treetune.models.chat import Chat
 from treetune.models.digests import model_digest
 from treetune.models.policy_files import resolve_policy
 from treetune.models.presence import check_presence
-from treetune.models.saved_weights import some_names
+from treetune.models.saved_weights import list_some_names
 from treetune.models.shapes import Shape, published_shape, shape_of
 from treetune.models.sources import Alphabet, ModelSource, character_tokens
 from treetune.models.tokenizer import (
@@ -102,11 +102,11 @@ class PretrainedModel(ModelSource):
     @property
     @override
     def longest(self) -> int | None:
-        return longest_context(self._local("config.json"))
+        return longest_context(self._read_local_json("config.json"))
 
     @override
     def prompt_tokens(self, prompts: Sequence[str]) -> list[int] | None:
-        vocabulary = self._characters()
+        vocabulary = self._read_characters()
         # Without a tokenizer, tokens can be counted only if they are characters, and if no chat is written
         # around the prompt.
         if vocabulary is None or self.chat is not None:
@@ -116,14 +116,14 @@ class PretrainedModel(ModelSource):
 
     @override
     def single_tokens(self) -> frozenset[str] | None:
-        vocabulary = self._characters()
+        vocabulary = self._read_characters()
         return None if vocabulary is None else frozenset([*vocabulary, *self.added_tokens])
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         yield from super().check(experiment)
-        yield from self._missing_here()
-        rule = length_rule(self._local("config.json"))
+        yield from self._find_missing()
+        rule = length_rule(self._read_local_json("config.json"))
         if rule is not None and experiment.context_length > rule.limit:
             yield Finding(
                 f"the model has {rule.kind}, which computes all rows of a batch differently if one of them"
@@ -132,7 +132,7 @@ class PretrainedModel(ModelSource):
                 "$.context_length",
                 f"lower it to {rule.limit} or less, or choose a model without {rule.kind}",
             )
-        vocabulary = self._characters()
+        vocabulary = self._read_characters()
         if vocabulary is None:
             return
         try:
@@ -148,7 +148,7 @@ class PretrainedModel(ModelSource):
                 "choose a model that was trained on this task, or one with a larger vocabulary",
             )
 
-    def _local(self, name: str) -> dict[str, Any]:
+    def _read_local_json(self, name: str) -> dict[str, Any]:
         """Returns a JSON file of the model; empty if the model is not in a local folder."""
         try:
             path = Path(resolve_policy(self.name_or_path)) / name
@@ -159,10 +159,10 @@ class PretrainedModel(ModelSource):
             return {}  # loading the model reports the error
         return content if isinstance(content, dict) else {}
 
-    def _characters(self) -> list[str] | None:
+    def _read_characters(self) -> list[str] | None:
         """Returns the vocabulary of a tokenizer whose tokens are single characters, as those of tiny models
         are. Returns None for any other tokenizer, and if the model is not in a local folder."""
-        tokenizer = self._local("tokenizer.json")
+        tokenizer = self._read_local_json("tokenizer.json")
         model = tokenizer.get("model") or {}
         if model.get("type") != "WordLevel":
             return None
@@ -178,26 +178,26 @@ class PretrainedModel(ModelSource):
     @override
     def check_at_start(self) -> None:
         resolve_policy(self.name_or_path)
-        for finding in self._missing_here():
+        for finding in self._find_missing():
             if finding.level == "missing":
                 raise ValueError(f"{finding.what}: {finding.remedy}")
 
-    def _missing_here(self) -> Iterator[Finding]:
+    def _find_missing(self) -> Iterator[Finding]:
         """Yields a finding for each thing that the model needs and this machine doesn't have: the model's
         folder, a GPU, a package. Yields a warning for a model that the start has to download."""
         yield from check_presence(self.name_or_path, self.revision, "name_or_path")
-        yield from self._missing_kernels()
+        yield from self._find_missing_kernels()
 
-    def _missing_kernels(self) -> Iterator[Finding]:
+    def _find_missing_kernels(self) -> Iterator[Finding]:
         """Yields a finding for each kind of kernels that the settings name and that can't run here."""
-        to_sdpa = "set model.attention to 'sdpa'"
+        sdpa_remedy = "set model.attention to 'sdpa'"
         # Each entry has the package (None for PyTorch's own kernels), the setting that names the kernels, its
         # key, and a remedy.
         kernels: list[tuple[str | None, str, str, str]] = []
         if self.attention == "flash_attention_2":
-            kernels.append(("flash_attn", "model.attention 'flash_attention_2'", "attention", to_sdpa))
+            kernels.append(("flash_attn", "model.attention 'flash_attention_2'", "attention", sdpa_remedy))
         if self.attention == "flex_attention":  # it has no gradient on a CPU
-            kernels.append((None, "model.attention 'flex_attention'", "attention", to_sdpa))
+            kernels.append((None, "model.attention 'flex_attention'", "attention", sdpa_remedy))
         if self.liger:
             kernels.append(("liger_kernel", "model.liger", "liger", "set model.liger to false"))
         for package, setting, key, remedy in kernels:
@@ -306,7 +306,7 @@ class PretrainedModel(ModelSource):
         from transformers import AutoConfig, GenerationConfig
 
         from treetune.exceptions import NotInParts
-        from treetune.models.shards import in_parts, weight_files
+        from treetune.models.shards import make_model_in_parts, weight_files
 
         path = resolve_policy(self.name_or_path)
         for is_set, key in (
@@ -324,7 +324,7 @@ class PretrainedModel(ModelSource):
                 raise NotInParts("it has no safetensors files")
             # Values are cast to the first dtype, and then to the second, as when a loaded model is cast.
             dtypes = (getattr(torch, self.dtype), dtype)
-            model = in_parts(config, files, dtypes, attn_implementation=self.attention)
+            model = make_model_in_parts(config, files, dtypes, attn_implementation=self.attention)
         except (OSError, ValueError, ImportError) as error:
             raise ValueError(self._describe_failed_load("model", path, error)) from error
         with contextlib.suppress(OSError):  # it has no such file
@@ -338,17 +338,17 @@ class PretrainedModel(ModelSource):
         have weights that the model doesn't have."""
         if missing := sorted(loading["missing_keys"]):
             raise ValueError(
-                f"the files in {path} don't have all weights of a {name}: {some_names(missing)} are missing,"
-                " and would be random. Download the whole model again; a checkpoint of an early version,"
-                " which did not write buffers, must be trained again"
+                f"the files in {path} don't have all weights of a {name}: {list_some_names(missing)}"
+                " are missing, and would be random. Download the whole model again; a checkpoint of an early"
+                " version, which did not write buffers, must be trained again"
             )
         unexpected = sorted(
             weight for weight in loading["unexpected_keys"] if not weight.startswith(self.unused_weights)
         )
         if unexpected:
             raise ValueError(
-                f"the files in {path} have weights that a {name} doesn't have: {some_names(unexpected)}. If"
-                " they are not needed, put the beginning of their names into model.unused_weights:"
+                f"the files in {path} have weights that a {name} doesn't have: {list_some_names(unexpected)}."
+                " If they are not needed, put the beginning of their names into model.unused_weights:"
                 f" ['{unexpected[0].partition('.')[0]}.']"
             )
 
@@ -356,8 +356,8 @@ class PretrainedModel(ModelSource):
     def _options(self) -> dict[str, Any]:
         return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
 
-    def _describe_failed_load(self, what: str, path: str, error: Exception) -> str:
-        """Returns the message for a failure to load `what`: "model" or "tokenizer"."""
+    def _describe_failed_load(self, subject: str, path: str, error: Exception) -> str:
+        """Returns the message for a failure to load `subject`: "model" or "tokenizer"."""
         message = str(error).strip()
         first_line = message.splitlines()[0] if message else type(error).__name__
         if "scaled_dot_product_attention" in first_line:
@@ -365,11 +365,11 @@ class PretrainedModel(ModelSource):
             return f"{architecture} has no attention {self.attention!r}: set model.attention to 'eager'"
         if "trust_remote_code" in message and not self.trust_remote_code:
             return (
-                f"the {what} of {self.name_or_path!r} has Python code in its folder, which would run with"
+                f"the {subject} of {self.name_or_path!r} has Python code in its folder, which would run with"
                 " your rights: read it, and set model.trust_remote_code to true if you trust it"
             )
         return (
-            f"the {what} of {self.name_or_path!r} could not be loaded from {path}: {first_line} "
+            f"the {subject} of {self.name_or_path!r} could not be loaded from {path}: {first_line} "
             "If this is meant to be a directory, it doesn't exist in the working directory; if it is a name"
             " on the Hugging Face hub, the hub must be reachable, or the model in the cache."
         )

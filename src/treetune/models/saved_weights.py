@@ -80,25 +80,25 @@ class Architecture:
             all_names |= frozenset(getattr(self.skeleton, "all_tied_weights_keys", {}) or {})
         return all_names - self.names
 
-    def refuse_other_weights(self, names: Iterable[str], where: object) -> None:
+    def refuse_other_weights(self, names: Iterable[str], use: object) -> None:
         """Raises ValueError unless `names` are the names of the architecture's weights.
 
         Args:
             names: The names of the weights in memory. Those of `self.tied` may be among them, and need not
                 be.
-            where: The use of the weights, for the message: "the weights for `where` are not those of …".
+            use: The use of the weights, for the message: "the weights for `use` are not those of …".
         """
         given_names = set(names)
         missing = self.names - given_names
         unexpected = given_names - self.names - self.tied
         faults = []
         if missing:
-            faults.append(f"{some_names(sorted(missing))} are missing")
+            faults.append(f"{list_some_names(sorted(missing))} are missing")
         if unexpected:
-            faults.append(f"{some_names(sorted(unexpected))} are unexpected")
+            faults.append(f"{list_some_names(sorted(unexpected))} are unexpected")
         if faults:
             raise ValueError(
-                f"the weights for {where} are not those of a {type(self.skeleton).__name__}:"
+                f"the weights for {use} are not those of a {type(self.skeleton).__name__}:"
                 f" {'; '.join(faults)}. Pass exactly the parameters and persistent buffers of the model, by"
                 " their names in it"
             )
@@ -113,9 +113,9 @@ class Architecture:
         from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
         # The last conversion of loading is undone first.
-        reverse = [conversion.reverse_transform() for conversion in self._conversions[::-1]]
-        renamings = [entry for entry in reverse if isinstance(entry, WeightRenaming)]
-        converters = [entry for entry in reverse if isinstance(entry, WeightConverter)]
+        reversed_conversions = [conversion.reverse_transform() for conversion in self._conversions[::-1]]
+        renamings = [entry for entry in reversed_conversions if isinstance(entry, WeightRenaming)]
+        converters = [entry for entry in reversed_conversions if isinstance(entry, WeightConverter)]
         names_by_target: dict[str, list[str]] = {}
         for name in sorted(self.names | self.tied):
             # `target` is the name in files. `pattern` belongs to the converter that changes the tensor; it is
@@ -215,7 +215,7 @@ def model_class(config: PretrainedConfig) -> type[PreTrainedModel]:
     return classes[0]
 
 
-def some_names(names: Sequence[str]) -> str:
+def list_some_names(names: Sequence[str]) -> str:
     """Returns the first names, and the number of the others: ``a, b, c, d, e and 7 more``."""
     shown = ", ".join(names[:MOST_NAMES])
     return shown if len(names) <= MOST_NAMES else f"{shown} and {len(names) - MOST_NAMES} more"

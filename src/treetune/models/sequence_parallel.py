@@ -26,9 +26,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from treetune.models.attention import PACKED, PackedRow
+from treetune.models.attention import PACKED_ATTENTION, PackedRow
 
-ATTENTION = "treetune_ulysses"
+ULYSSES_ATTENTION = "treetune_ulysses"
 """The name under which transformers finds the attention of this file."""
 
 
@@ -62,21 +62,21 @@ class SequenceParallel:
                 f"trainer.sequence_parallel_size {self.size} doesn't divide the {heads} attention heads (of"
                 f" {kv_heads} keys and values) of {type(model).__name__}: take a divisor of both"
             )
-        others = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
-        if others:
+        other_kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
+        if other_kinds:
             raise ValueError(
                 f"trainer.sequence_parallel_size needs full attention in every layer, and"
-                f" {type(model).__name__} has {', '.join(sorted(others))}: set it to 1"
+                f" {type(model).__name__} has {', '.join(sorted(other_kinds))}: set it to 1"
             )
         inner = config._attn_implementation
-        if inner not in ("sdpa", "flash_attention_2", PACKED):
+        if inner not in ("sdpa", "flash_attention_2", PACKED_ATTENTION):
             raise ValueError(
                 f"trainer.sequence_parallel_size works with model.attention 'sdpa' and 'flash_attention_2',"
                 f" and this model has {inner!r}"
             )
-        AttentionInterface.register(ATTENTION, _attention)
-        model.set_attn_implementation(ATTENTION)
-        # `hidden` passes this attention on to `_attention`, which calls it.
+        AttentionInterface.register(ULYSSES_ATTENTION, _compute_attention)
+        model.set_attn_implementation(ULYSSES_ATTENTION)
+        # `hidden` passes this attention on to `_compute_attention`, which calls it.
         model.base_model.treetune_inner_attention = inner
         heads_of_rank = heads // self.size
         kv_heads_of_rank = max(1, kv_heads // self.size)
@@ -106,7 +106,7 @@ class SequenceParallel:
         attend = partial(
             ALL_ATTENTION_FUNCTIONS[inner_attention], attention_mask=mask_B1TT, position_ids=positions_BT
         )
-        if inner_attention == PACKED:
+        if inner_attention == PACKED_ATTENTION:
             attend = partial(attend, packed=PackedRow.of(positions_BT if is_packed else None))
         part_length = ids_BT.shape[1] // self.size
         part = slice(self.rank * part_length, (self.rank + 1) * part_length)
@@ -114,7 +114,7 @@ class SequenceParallel:
             input_ids=ids_BT[:, part],
             position_ids=positions_BT[:, part],
             use_cache=False,
-            shared=(self, attend),  # the backbone passes it on to `_attention` in every layer
+            shared=(self, attend),  # the backbone passes it on to `_compute_attention` in every layer
         ).last_hidden_state
 
     def own_positions(self, positions_N: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -165,7 +165,7 @@ def _pad(ids_BT: Tensor, positions_BT: Tensor | None, multiple: int) -> tuple[Te
     return nn.functional.pad(ids_BT, (0, len(padding_T))), positions_BT
 
 
-def _attention(
+def _compute_attention(
     module: nn.Module,
     query_BHtD: Tensor,
     key_BHtD: Tensor,
@@ -199,8 +199,8 @@ def _attention(
     parts = []
     for heads_BHtD in (query_BHtD, key_BHtD, value_BHtD):
         # There may be fewer heads of keys than ranks. Then each head is copied, and several ranks get it.
-        copies = max(size // heads_BHtD.shape[1], 1)
-        heads_BHtD = heads_BHtD.repeat_interleave(copies, dim=1)
+        copies_of_head = max(size // heads_BHtD.shape[1], 1)
+        heads_BHtD = heads_BHtD.repeat_interleave(copies_of_head, dim=1)
         parts.append(heads_BHtD.unflatten(1, (size, -1)).transpose(0, 1))  # [P, B, h, t, D]
     head_counts = [part.shape[2] for part in parts]
     # Queries, keys and values in a single exchange: all heads of some tokens become some heads of all tokens.

@@ -88,11 +88,11 @@ def shape_of(config: Mapping[str, Any], source: str) -> Shape | None:
     Args:
         source: The origin of the configuration, for messages.
     """
-    kind = config.get("model_type")
-    if kind not in ARCHITECTURES:
+    model_type = config.get("model_type")
+    if model_type not in ARCHITECTURES:
         return None
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    default_head_dim = 128 if kind == "qwen3" else hidden // heads  # as in transformers' configurations
+    default_head_dim = 128 if model_type == "qwen3" else hidden // heads  # as in transformers' configurations
     return Shape(
         hidden=hidden,
         layers=config["num_hidden_layers"],
@@ -103,8 +103,8 @@ def shape_of(config: Mapping[str, Any], source: str) -> Shape | None:
         vocabulary=config["vocab_size"],
         tied=bool(config.get("tie_word_embeddings", False)),
         # Attention always has biases in qwen2, whose config.json has no key for them.
-        biases=kind == "qwen2" or bool(config.get("attention_bias")),
-        head_norms=kind == "qwen3",
+        biases=model_type == "qwen2" or bool(config.get("attention_bias")),
+        head_norms=model_type == "qwen3",
         source=source,
     )
 

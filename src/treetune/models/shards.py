@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from treetune.exceptions import NotInParts
 from treetune.models.policy_files import HEAD_WEIGHT, embeddings_among, explain_failed_write
 from treetune.models.saved_weights import persistent_buffers
-from treetune.store.files import sync, write_json
+from treetune.store.files import sync_to_disk, write_json
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
-_READER = "read_weight"
+_READ_ATTRIBUTE = "read_weight"
 """The name of an attribute that a parameter has as long as its values are only in a file. The attribute is a
 function that reads the values."""
 
 
-def in_parts(
+def make_model_in_parts(
     config: PretrainedConfig,
     files: Mapping[str, Path],
     dtypes: tuple[torch.dtype, torch.dtype],
@@ -64,7 +64,7 @@ def in_parts(
     for name, weight in parameters.items():
         # The expanded tensor has the shape of the weight, but only one element in memory.
         placeholder = nn.Parameter(torch.empty(1, dtype=final_dtype).expand(weight.shape))
-        setattr(placeholder, _READER, partial(_read_file, name, files[name], dtypes))
+        setattr(placeholder, _READ_ATTRIBUTE, partial(_read_file, name, files[name], dtypes))
         placeholders[id(weight)] = placeholder
     # Modules with tied weights share a parameter, and get the same placeholder.
     for module in model.modules():
@@ -103,7 +103,7 @@ def may_be_ignored(model: PreTrainedModel, name: str) -> bool:
 
 
 def _read_file(name: str, file: Path, dtypes: tuple[torch.dtype, ...]) -> Tensor:
-    """Reads a weight, and casts it to each dtype in turn (see `in_parts`)."""
+    """Reads a weight, and casts it to each dtype in turn (see `make_model_in_parts`)."""
     from safetensors import safe_open
 
     # The file is opened for each weight, so that its mapping doesn't stay in memory.
@@ -116,14 +116,14 @@ def _read_file(name: str, file: Path, dtypes: tuple[torch.dtype, ...]) -> Tensor
 
 def is_in_file(parameter: nn.Parameter) -> bool:
     """Returns whether a parameter's values are still to be read."""
-    return hasattr(parameter, _READER)
+    return hasattr(parameter, _READ_ATTRIBUTE)
 
 
 def read_whole(module: nn.Module) -> nn.Module:
     """Reads all weights that are still in files into memory of this rank's own, and returns the module."""
     for parameter in module.parameters():
         if is_in_file(parameter):
-            parameter.data = _read(parameter).clone()  # the weight may be a view of the mapped file
+            parameter.data = _read_values(parameter).clone()  # the weight may be a view of the mapped file
     return module
 
 
@@ -146,17 +146,17 @@ class InTurn(nn.Module):
         for parameter in self.module.parameters(recurse):
             if is_in_file(parameter):
                 if self.reads:
-                    parameter.data = _read(parameter)
+                    parameter.data = _read_values(parameter)
                 else:
                     # Memory for the values that DeepSpeed sends from the first rank.
                     parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype)
             yield parameter
 
 
-def _read(parameter: nn.Parameter) -> Tensor:
+def _read_values(parameter: nn.Parameter) -> Tensor:
     """Reads the values of a parameter, and marks it as read."""
-    read: Callable[[], Tensor] = getattr(parameter, _READER)
-    delattr(parameter, _READER)
+    read: Callable[[], Tensor] = getattr(parameter, _READ_ATTRIBUTE)
+    delattr(parameter, _READ_ATTRIBUTE)
     return read()
 
 
@@ -174,7 +174,7 @@ def weight_files(path: str, revision: str | None) -> dict[str, Path] | None:
         file = cached_file(path, name, revision=revision, _raise_exceptions_for_missing_entries=False)
         return None if file is None else Path(file)
 
-    index = find(INDEX)
+    index = find(INDEX_FILE)
     if index is not None:
         file_names: dict[str, str] = json.loads(index.read_text())["weight_map"]
         files: dict[str, Path] = {}
@@ -184,14 +184,14 @@ def weight_files(path: str, revision: str | None) -> dict[str, Path] | None:
                 return None
             files[file_name] = file
         return {weight: files[file_name] for weight, file_name in file_names.items()}
-    single = find("model.safetensors")
-    if single is None:
+    single_file = find("model.safetensors")
+    if single_file is None:
         return None
-    with safe_open(single, framework="pt") as content:
-        return dict.fromkeys(content.keys(), single)
+    with safe_open(single_file, framework="pt") as content:
+        return dict.fromkeys(content.keys(), single_file)
 
 
-INDEX = "model.safetensors.index.json"
+INDEX_FILE = "model.safetensors.index.json"
 """The file that lists all weights with their files, in Hugging Face's format. It is written last, so a folder
 that has it is complete."""
 
@@ -199,7 +199,7 @@ NamedWeight = tuple[str, "Tensor"]
 """A weight's name in the model, and the weight."""
 
 
-def with_head(weights: Iterable[NamedWeight], names: Iterable[str], tied: bool) -> Iterator[NamedWeight]:
+def add_head(weights: Iterable[NamedWeight], names: Iterable[str], tied: bool) -> Iterator[NamedWeight]:
     """Yields the weights with a separate output head, which the engine needs (`write_for_engine`).
 
     If the head is tied to the embeddings, or has no name of its own, the embeddings are yielded again as the
@@ -216,7 +216,7 @@ def with_head(weights: Iterable[NamedWeight], names: Iterable[str], tied: bool) 
             yield HEAD_WEIGHT, weight
 
 
-def in_chunks(
+def split_into_chunks(
     weights: Iterable[NamedWeight], most_bytes: int, keep: Callable[[Tensor], Tensor]
 ) -> Iterator[tuple[dict[str, Tensor], bool]]:
     """Yields chunks of weights in their order, each with True if it is the last one and False if not.
@@ -249,7 +249,7 @@ def write_shard(weights: Mapping[str, Tensor], path: Path) -> None:
 
     with explain_failed_write(path.parent):
         save_file(weights, path, metadata={"format": "pt"})  # as in files of transformers
-        sync(path)
+        sync_to_disk(path)
 
 
 def write_index(files: Mapping[str, str], directory: Path) -> None:
@@ -258,4 +258,4 @@ def write_index(files: Mapping[str, str], directory: Path) -> None:
     Args:
         files: The name of each weight's file, by the weight's name.
     """
-    write_json(directory / INDEX, {"metadata": {}, "weight_map": dict(files)})
+    write_json(directory / INDEX_FILE, {"metadata": {}, "weight_map": dict(files)})

@@ -30,14 +30,14 @@ MIN_HEAD_DIM = 32
 """The smallest head dimension of vLLM's attention on a CPU. The engine crashes with smaller ones."""
 
 
-def character_tokens(texts: Sequence[str], single: Sequence[str]) -> list[int]:
-    """Counts the tokens of each text, if every character is a token, and so is each text of `single`.
+def character_tokens(texts: Sequence[str], single_tokens: Sequence[str]) -> list[int]:
+    """Counts the tokens of each text, if every character is a token, and so is each text of `single_tokens`.
 
     Example: ``character_tokens(["1+<a>"], ["<a>"])`` is ``[3]``.
     """
     # A pattern takes the first alternative that matches. So a text comes before texts that it begins with,
     # and a single character is the last alternative.
-    longest_first = sorted(single, key=len, reverse=True)
+    longest_first = sorted(single_tokens, key=len, reverse=True)
     pattern = re.compile("|".join([*map(re.escape, longest_first), r"[\s\S]"]))
     return [len(pattern.findall(text)) for text in texts]
 

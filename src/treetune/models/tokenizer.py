@@ -24,7 +24,7 @@ from treetune.models.chat import (
     refuse_no_template,
     turn_frame,
     turn_markers,
-    user,
+    user_message,
 )
 from treetune.models.control_tokens import ControlTokens, special_tokens
 from treetune.vocabulary import TextCodec, TokenIds
@@ -41,7 +41,7 @@ _BRACKETS = (("<", ">"), ("⟨", "⟩"))
 """Brackets around the names of special tokens. The second pair is for alphabets that have the characters of
 the first."""
 
-MULTIPLE = 64
+ROWS_MULTIPLE = 64
 """If a table of embeddings has to grow, the number of its rows becomes a multiple of this number, which makes
 matrix products faster."""
 
@@ -125,13 +125,13 @@ def add_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> Non
     """
     from tokenizers import AddedToken
 
-    special = []
+    special_tokens = []
     for token in tokenizer.added_tokens_decoder.values():
         if token.special and str(token) in tokens:
-            special.append(str(token))
-    if special:
+            special_tokens.append(str(token))
+    if special_tokens:
         raise ValueError(
-            f"model.added_tokens has {', '.join(map(repr, special))}, which is a special token of the"
+            f"model.added_tokens has {', '.join(map(repr, special_tokens))}, which is a special token of the"
             " tokenizer, and the text of an answer doesn't contain those: leave it out, or choose another"
             " name"
         )
@@ -159,7 +159,7 @@ def word_ids(tokenizer: PreTrainedTokenizerBase, token: str) -> tuple[int, ...]:
     return ids
 
 
-def embed_tokens(model: PreTrainedModel, words: Mapping[int, tuple[int, ...]]) -> None:
+def embed_tokens(model: PreTrainedModel, ids_of_words: Mapping[int, tuple[int, ...]]) -> None:
     """Initialises the rows of new tokens in the embeddings and in the head, in place. Other rows stay the
     same, and tied weights stay tied.
 
@@ -170,25 +170,27 @@ def embed_tokens(model: PreTrainedModel, words: Mapping[int, tuple[int, ...]]) -
     mean of all old rows. By Jensen's inequality, none of these rows is more probable than the average token.
 
     Args:
-        words: By the id of each new token, the ids of the old tokens that spell its word (`word_ids`).
+        ids_of_words: By the id of each new token, the ids of the old tokens that spell its word (`word_ids`).
 
     Raises:
         ValueError: The model has fewer rows than the tokenizer has old tokens.
     """
     import torch
 
-    if not words:
+    if not ids_of_words:
         return
     rows = model.get_input_embeddings().num_embeddings
-    if min(words) > rows:  # the new ids begin where the old tokens end
+    if min(ids_of_words) > rows:  # the new ids begin where the old tokens end
         raise ValueError(
-            f"the model embeds {rows} tokens, and its tokenizer has {min(words)} without those of"
+            f"the model embeds {rows} tokens, and its tokenizer has {min(ids_of_words)} without those of"
             " model.added_tokens: they don't belong together"
         )
-    grows = max(words) >= rows
+    grows = max(ids_of_words) >= rows
     if grows:
         with torch.random.fork_rng(devices=[]):  # new rows get random values here, which are replaced below
-            model.resize_token_embeddings(max(words) + 1, pad_to_multiple_of=MULTIPLE, mean_resizing=False)
+            model.resize_token_embeddings(
+                max(ids_of_words) + 1, pad_to_multiple_of=ROWS_MULTIPLE, mean_resizing=False
+            )
     head = model.get_output_embeddings()
     tables = [model.get_input_embeddings().weight]
     for table in (getattr(head, "weight", None), getattr(head, "bias", None)):
@@ -198,7 +200,7 @@ def embed_tokens(model: PreTrainedModel, words: Mapping[int, tuple[int, ...]]) -
         for table in tables:
             if grows:
                 table[rows:] = table[:rows].mean(0, dtype=torch.float32).to(table.dtype)
-            for token, word in words.items():
+            for token, word in ids_of_words.items():
                 table[token] = table[list(word)].mean(0, dtype=torch.float32).to(table.dtype)
 
 
@@ -240,7 +242,7 @@ def codec_of(
         # The markers that aren't special tokens, which `decode` has to leave out itself.
         hidden = frozenset(control.ids.values()) - frozenset(special_tokens(tokenizer).values())
 
-    decode = _decoder(tokenizer, hidden)
+    decode = _make_decoder(tokenizer, hidden)
     bos_id = tokenizer.bos_token_id
     if begin_of_text and bos_id is None:
         raise ValueError(
@@ -252,7 +254,7 @@ def codec_of(
         has_begin_token = bos_id is not None and tokenizer("")["input_ids"][:1] == [bos_id]
     eos_id = tokenizer.eos_token_id if turn_id is None else turn_id
     codec = TextCodec(
-        encode=_encoder(tokenizer, control),
+        encode=_make_encoder(tokenizer, control),
         decode=decode,
         eos_id=int(eos_id),
         end_ids=tuple(dict.fromkeys(map(int, (eos_id, tokenizer.eos_token_id, *end_ids)))),
@@ -262,10 +264,12 @@ def codec_of(
     )
     if chat is None:
         return codec
-    return _with_chat(codec, tokenizer, chat, control, begin_of_text, end_ids)
+    return _add_chat(codec, tokenizer, chat, control, begin_of_text, end_ids)
 
 
-def _encoder(tokenizer: PreTrainedTokenizerBase, control: ControlTokens) -> Callable[[str], tuple[int, ...]]:
+def _make_encoder(
+    tokenizer: PreTrainedTokenizerBase, control: ControlTokens
+) -> Callable[[str], tuple[int, ...]]:
     """Returns the function for `TextCodec.encode`.
 
     Text of a problem that looks like a control token is marked. The function encodes such text by its
@@ -286,7 +290,7 @@ def _encoder(tokenizer: PreTrainedTokenizerBase, control: ControlTokens) -> Call
     return encode
 
 
-def _decoder(tokenizer: PreTrainedTokenizerBase, hidden: frozenset[int]) -> Callable[..., str]:
+def _make_decoder(tokenizer: PreTrainedTokenizerBase, hidden: frozenset[int]) -> Callable[..., str]:
     """Returns the function for `TextCodec.decode`.
 
     It leaves out special tokens and the tokens of `hidden`, unless it is called with ``skip=False``.
@@ -305,7 +309,7 @@ def _decoder(tokenizer: PreTrainedTokenizerBase, hidden: frozenset[int]) -> Call
     return decode
 
 
-def _with_chat(
+def _add_chat(
     codec: TextCodec,
     tokenizer: PreTrainedTokenizerBase,
     chat: Chat,
@@ -325,11 +329,11 @@ def _with_chat(
     # They are refused only when a frame between two turns is needed.
     @cache
     def frame_between_turns(role: str) -> Callable[[Sequence[Mapping[str, str]]], str]:
-        example = user("2 + 2?") if role == "user" else TOOL_RESULT
+        example = user_message("2 + 2?") if role == "user" else TOOL_RESULT
         return turn_frame(tokenizer, chat, [example], control)
 
     def frame_of(reply: str | Sequence[Mapping[str, str]]) -> str:
-        messages = [user(reply)] if isinstance(reply, str) else reply
+        messages = [user_message(reply)] if isinstance(reply, str) else reply
         frame_messages = frame_between_turns(messages[0]["role"])
         return frame_messages(messages)
 
@@ -415,7 +419,7 @@ def token_offsets(token_ids: Sequence[int] | TokenIds, codec: TextCodec, text: s
         return offsets
     # This takes quadratic time, and is right for every tokenizer: a token's offset is the length of the
     # common beginning of two texts, the whole text and that of the tokens before this one.
-    common_lengths = (_common_length(codec.decode(ids[:end]), text) for end in range(len(ids)))
+    common_lengths = (_count_common_characters(codec.decode(ids[:end]), text) for end in range(len(ids)))
     return list(itertools.accumulate(common_lengths, max))
 
 
@@ -451,7 +455,7 @@ def _offsets_by_window(token_ids: Sequence[int], codec: TextCodec, text: str) ->
         second_run = window[len(first_run) :]
         # The characters of the present run that agree with `text`. If the run's last tokens are a part of a
         # character, they are decoded as a replacement character, which is not the one in `text`.
-        n_equal = _common_length(second_run, text[decoded_chars : decoded_chars + len(second_run)])
+        n_equal = _count_common_characters(second_run, text[decoded_chars : decoded_chars + len(second_run)])
         shown_chars = max(shown_chars, decoded_chars + n_equal)
         ends_on_whole_character = not window.endswith(_REPLACEMENT)
         if ends_on_whole_character:
@@ -465,11 +469,11 @@ def _offsets_by_window(token_ids: Sequence[int], codec: TextCodec, text: str) ->
     return offsets if text[decoded_chars:] == undecoded_text else None
 
 
-def _common_length(text: str, other: str) -> int:
+def _count_common_characters(text: str, other_text: str) -> int:
     """Returns the length of the beginning that two texts share."""
-    if other.startswith(text):
+    if other_text.startswith(text):
         return len(text)
-    for index, (character, other_character) in enumerate(zip(text, other)):
+    for index, (character, other_character) in enumerate(zip(text, other_text)):
         if character != other_character:
             return index
-    return min(len(text), len(other))
+    return min(len(text), len(other_text))

@@ -45,7 +45,7 @@ from annotated_types import Ge, Gt, Lt
 from typing_extensions import override
 
 from treetune.contracts import Answers, Experiment, Feature, Finding, Need, SampledAnswers, StaleAnswers
-from treetune.credit.base import EXAMPLE_PROBLEMS
+from treetune.credit.base import MOST_EXAMPLE_PROBLEMS
 from treetune.objectives.base import Objective, TokenBatch, capped_engine_ratio
 from treetune.objectives.further_inputs import TeacherObjective
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
@@ -140,7 +140,7 @@ class DistributionDistillation(TeacherObjective, ClippedPolicyGradient):
         if self.advantage_weight:
             yield from super().check(experiment)
         if self.teacher.context == "gold":
-            examples = experiment.task.examples(EXAMPLE_PROBLEMS)
+            examples = experiment.task.examples(MOST_EXAMPLE_PROBLEMS)
             if examples and not any(problem.gold for problem in examples):
                 yield Finding(
                     "the teacher's prompt has the problem's reference answer, and the first problems of the"

@@ -39,7 +39,7 @@ from treetune.objectives.base import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-RATIO = "train/ratio"
+RATIO_METRIC = "train/ratio"
 """The name of a metric: the mean ratio to the old policy over a minibatch, with the weights of the loss."""
 
 
@@ -181,7 +181,7 @@ class PolicyGradient(Objective):
             "train/policy_loss": loss.detach(),
             "train/clip_fraction": batch.mean(is_clipped_N),
             "train/approx_kl": batch.mean(0.5 * log_ratio_N.detach().square()),
-            RATIO: batch.mean(ratio_of(log_ratio_N.detach())),
+            RATIO_METRIC: batch.mean(ratio_of(log_ratio_N.detach())),
             **correction_metrics,
         }
         # With the other placements, the trainer has subtracted the KL from rewards or advantages already.
@@ -248,7 +248,7 @@ def advantages_of(batch: TokenBatch) -> Tensor:
     return batch.advantages_N
 
 
-LOSSES = ("train/loss", "train/policy_loss", "train/kl_loss")
+LOSS_METRICS = ("train/loss", "train/policy_loss", "train/kl_loss")
 """The metrics that are losses. They are 0 in a step whose loss `ratio_threshold` dropped."""
 
 SKIPPED_BY_RATIO = "train/skipped_by_ratio"
@@ -266,11 +266,11 @@ def without_skipped(objective: Objective, metrics: Mapping[str, float]) -> dict[
     if not isinstance(objective, PolicyGradient) or objective.ratio_threshold is None:
         return dict(metrics)
     # Every comparison with NaN is false, so with this `not` a ratio of NaN counts as too large.
-    is_skipped = not metrics[RATIO] <= objective.ratio_threshold
-    result = {**metrics, SKIPPED_BY_RATIO: float(is_skipped)}
+    is_skipped = not metrics[RATIO_METRIC] <= objective.ratio_threshold
+    step_metrics = {**metrics, SKIPPED_BY_RATIO: float(is_skipped)}
     if is_skipped:
-        result |= {name: 0.0 for name in LOSSES if name in metrics}
-    return result
+        step_metrics |= {name: 0.0 for name in LOSS_METRICS if name in metrics}
+    return step_metrics
 
 
 @Objective.register("ppo")

@@ -191,13 +191,13 @@ class CorrectPaths(DistributionObjective):
     @property
     @override
     def needs(self) -> tuple[Need, ...]:
-        whole = Need(
+        whole_batch = Need(
             WholeBatch(),
             "it divides by all answers of the batch",
             "choose the selection 'all'; the objective passes over wrong answers itself",
         )
         needs = needs_of_importance_cap(self.importance_cap)
-        return (*needs, whole) if self.normalise_by == "batch" else needs
+        return (*needs, whole_batch) if self.normalise_by == "batch" else needs
 
     @override
     def sequence_weights(self, lengths: Sequence[int], scores: Sequence[float]) -> list[float]:

@@ -148,10 +148,10 @@ def discounted_sums(values_N: Tensor, starts: Sequence[int], discount: float) ->
 
     sums: list[float] = []
     for start, end in pairwise(starts):
-        later = 0.0  # the sum from the next token on
+        later_sum = 0.0  # the sum from the next token on
         sums_from_last: list[float] = []
         for value in reversed(values_N[start:end].tolist()):
-            later = value + discount * later
-            sums_from_last.append(later)
+            later_sum = value + discount * later_sum
+            sums_from_last.append(later_sum)
         sums += reversed(sums_from_last)
     return torch.tensor(sums, dtype=values_N.dtype)

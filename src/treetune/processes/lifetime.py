@@ -34,11 +34,11 @@ import psutil
 from treetune.exceptions import Stopped
 
 PR_SET_PDEATHSIG = 1
-STARTED_BY = "TREETUNE_STARTED_BY"
+STARTED_BY_VARIABLE = "TREETUNE_STARTED_BY"
 """The environment variable with the process id of the `treetune run` that started the node launcher. It is
 not set if DeepSpeed's own command started the launcher."""
 
-TERMINATED = 128 + signal.SIGTERM
+EXIT_CODE_OF_SIGTERM = 128 + signal.SIGTERM
 """The exit code of a process that SIGTERM ended."""
 
 POLL_S, END_POLL_S = 0.5, 0.1
@@ -50,7 +50,7 @@ STATE_FIELD, START_TIME_FIELD = 0, 19
 ORPHAN_GRACE_S = 20.0
 """The longest that a rank without its launcher may take to close its server and exit, before it is killed."""
 
-GRACE_S = 30.0
+END_GRACE_S = 30.0
 """The longest that a process may take to end after SIGTERM, before it is killed."""
 
 
@@ -98,13 +98,13 @@ def launcher_processes() -> list[psutil.Process]:
     # psutil fails if an ancestor is gone, or hidden from this user (/proc mounted with hidepid).
     with contextlib.suppress(psutil.Error):
         process = psutil.Process().parent()
-        while process is not None and process.pid > 1 and "deepspeed" in _command(process.pid):
+        while process is not None and process.pid > 1 and "deepspeed" in _command_line_of(process.pid):
             launcher.append(process)
             process = process.parent()
     return launcher
 
 
-def _command(pid: int) -> str:
+def _command_line_of(pid: int) -> str:
     """Returns the command line of a process; empty if it can't be read."""
     with contextlib.suppress(psutil.Error):
         return " ".join(psutil.Process(pid).cmdline())
@@ -121,7 +121,7 @@ def end_with_launcher() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     launcher = launcher_processes()
     if _is_orphan(launcher):  # a process of the launcher died before the calls above
-        raise Stopped(TERMINATED)
+        raise Stopped(EXIT_CODE_OF_SIGTERM)
     if not launcher:
         return
 
@@ -156,7 +156,7 @@ def _is_orphan(launcher: list[psutil.Process]) -> bool:
     # DeepSpeed's per-node launcher sets CROSS_SIZE, the number of machines. Without CROSS_SIZE, this process
     # has no launcher. In a container the launcher may itself be process 1. A parent with the number 1 is then
     # no sign that a process is gone.
-    if "CROSS_SIZE" not in os.environ or "deepspeed" in _command(1):
+    if "CROSS_SIZE" not in os.environ or "deepspeed" in _command_line_of(1):
         return False
     if not launcher:
         return os.getppid() == 1
@@ -165,20 +165,20 @@ def _is_orphan(launcher: list[psutil.Process]) -> bool:
         parent = topmost.ppid()
     except psutil.Error:  # the topmost process has ended meanwhile
         return True
-    started_by = os.environ.get(STARTED_BY)
+    started_by = os.environ.get(STARTED_BY_VARIABLE)
     if started_by is not None:
-        # `treetune run` started the launcher, and STARTED_BY is the process id of `treetune run`. This id may
-        # itself be 1, so the parent is compared with the id.
+        # `treetune run` started the launcher, and STARTED_BY_VARIABLE is the process id of `treetune run`.
+        # This id may itself be 1, so the parent is compared with the id.
         return str(parent) != started_by
     # On a single machine, the per-node launcher has a parent that belongs to the launcher as well, the
     # `deepspeed` command.
-    should_have_parent = os.environ["CROSS_SIZE"] == "1" and "deepspeed.launcher.launch" in _command(
+    should_have_parent = os.environ["CROSS_SIZE"] == "1" and "deepspeed.launcher.launch" in _command_line_of(
         topmost.pid
     )
     return should_have_parent and parent == 1
 
 
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """The signals that end a process. SIGHUP comes when a terminal is closed."""
 
 CHECKPOINT_SIGNAL = signal.SIGUSR1
@@ -203,12 +203,12 @@ class GracefulStop:
     The loop says with `begin` which boundary comes next and what an end before it would lose, looks at
     `asked_by` at each boundary, and ends there if it is set.
 
-    A signal of ENDING ends the process at once nevertheless, if no finished iteration would be lost, if the
-    boundary is further away than `grace_s`, or if it is the second signal. CHECKPOINT always waits.
+    A signal of ENDING_SIGNALS ends the process at once nevertheless, if no finished iteration would be lost,
+    if the boundary is further away than `grace_s`, or if it is the second signal. CHECKPOINT always waits.
 
     Args:
-        grace_s: The longest wait for the boundary after a signal of ENDING, in seconds (see the property
-            `grace_s`).
+        grace_s: The longest wait for the boundary after a signal of ENDING_SIGNALS, in seconds (see the
+            property `grace_s`).
         say: Shows a message to the user.
     """
 
@@ -232,7 +232,7 @@ class GracefulStop:
         """The longest wait for the boundary. It is shorter under a launcher that kills its ranks itself."""
         if not launcher_processes():
             return self._configured_grace_s
-        started_by = os.environ.get(STARTED_BY)
+        started_by = os.environ.get(STARTED_BY_VARIABLE)
         if started_by is not None and psutil.pid_exists(int(started_by)):
             # `treetune run` sends signals only to the ranks, so the launcher doesn't kill them.
             return self._configured_grace_s
@@ -267,16 +267,16 @@ class GracefulStop:
         """Decides what a signal does: returns True if the signal ends the process now.
 
         If not, the signal asks the loop to end at its next boundary, a point at which nothing is lost. A
-        signal of ENDING also starts the timer of the grace, which is the longest wait for the boundary. A
-        signal that adds nothing to an earlier one is ignored.
+        signal of ENDING_SIGNALS also starts the timer of the grace, which is the longest wait for the
+        boundary. A signal that adds nothing to an earlier one is ignored.
         """
         if self._may_interrupt:  # the caller of `interruptible` then writes a checkpoint
             return True
-        if self.asked_by in ENDING and number in ENDING:
+        if self.asked_by in ENDING_SIGNALS and number in ENDING_SIGNALS:
             # A second signal ends the process, unless it is an echo: the launcher got the first signal, too,
             # and then sent this one.
             return not self._is_echo(number)
-        if number in ENDING and self.asked_by is None:
+        if number in ENDING_SIGNALS and self.asked_by is None:
             if self._would_lose is None:  # an end now loses no finished iteration
                 return True
             remaining_s = None if self._expected_end is None else self._expected_end - time.monotonic()
@@ -286,17 +286,17 @@ class GracefulStop:
                     f" checkpoints.grace is {self.grace_s:.0f} s: stopping now; {self._would_lose}"
                 )
                 return True
-        # Two signals ask the loop to end: the first one, and one of ENDING after CHECKPOINT, which limits the
-        # wait to the grace. CHECKPOINT after any other signal adds nothing.
-        if self.asked_by is None or number in ENDING:
-            self._ask(number)
+        # Two signals ask the loop to end: the first one, and one of ENDING_SIGNALS after CHECKPOINT, which
+        # limits the wait to the grace. CHECKPOINT after any other signal adds nothing.
+        if self.asked_by is None or number in ENDING_SIGNALS:
+            self._ask_for_end(number)
         return False
 
-    def _ask(self, number: int) -> None:
+    def _ask_for_end(self, number: int) -> None:
         """Asks for an end at the boundary, and starts the timer of the grace."""
         self.asked_by, self._asked_at = number, time.monotonic()
         within = ""
-        if number in ENDING:  # CHECKPOINT waits for the boundary as long as it takes
+        if number in ENDING_SIGNALS:  # CHECKPOINT waits for the boundary as long as it takes
             signal.setitimer(signal.ITIMER_REAL, self.grace_s)
             within = f", within {self.grace_s:.0f} s"
         about = ""
@@ -329,9 +329,9 @@ class GracefulStop:
         if self.asked_by != signal.SIGTERM:
             # The first signal was a Ctrl-C, for example, which a terminal sends to all its processes.
             # DeepSpeed's command gets the Ctrl-C as well, and then sends its ranks SIGTERM. Under `treetune
-            # run`, which sets STARTED_BY, ranks get only the signals that `treetune run` passes on, and none
-            # twice.
-            started_by_deepspeed = STARTED_BY not in os.environ
+            # run`, which sets STARTED_BY_VARIABLE, ranks get only the signals that `treetune run` passes on,
+            # and none twice.
+            started_by_deepspeed = STARTED_BY_VARIABLE not in os.environ
             return started_by_deepspeed
         return time.monotonic() - self._asked_at < ECHO_WITHIN_S
 
@@ -340,18 +340,18 @@ def _signal_name(number: int) -> str:
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
-_graceful: list[GracefulStop] = []
+_graceful_stops: list[GracefulStop] = []
 """The stop of the loop that runs in this process; empty if none does."""
 
 
 @contextlib.contextmanager
 def stopping_gracefully(stop: GracefulStop) -> Iterator[GracefulStop]:
     """Lets `stop` decide what signals do while the block runs."""
-    _graceful.append(stop)
+    _graceful_stops.append(stop)
     try:
         yield stop
     finally:
-        _graceful.remove(stop)
+        _graceful_stops.remove(stop)
         signal.setitimer(signal.ITIMER_REAL, 0)  # stops the timer of the grace, if it runs
 
 
@@ -371,7 +371,7 @@ def exit_on_signals() -> None:
     signals = _EndingSignals(sys.unraisablehook)
     sys.unraisablehook = signals.raise_again
     atexit.register(signals.ignore_echoes)
-    for number in (*ENDING, CHECKPOINT_SIGNAL, signal.SIGALRM):
+    for number in (*ENDING_SIGNALS, CHECKPOINT_SIGNAL, signal.SIGALRM):
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
             continue  # `nohup`: the run outlives its terminal
         signal.signal(number, signals.handle)
@@ -399,17 +399,17 @@ class _EndingSignals:
             number, self._ignored_signal = self._ignored_signal, None
             raise Stopped(128 + number)
         if self._stopped_by is None:
-            if _graceful:
+            if _graceful_stops:
                 if number == signal.SIGALRM:  # the grace is over
-                    number = _graceful[-1].end_grace()
-                elif not _graceful[-1].take_signal(number):
+                    number = _graceful_stops[-1].end_grace()
+                elif not _graceful_stops[-1].take_signal(number):
                     return  # the loop ends at its next boundary
             if number == signal.SIGALRM:  # the timer of a graceful stop whose block has ended
                 return
             self._stopped_by = number
-            if _graceful:
+            if _graceful_stops:
                 # If other code catches the exception and drops it, the loop ends at its next boundary.
-                _graceful[-1].asked_by = number
+                _graceful_stops[-1].asked_by = number
             raise Stopped(128 + number)
         # A second signal of the same kind ends the process at once, unless it may be the first one's echo.
         if number == self._stopped_by and number != CHECKPOINT_SIGNAL and not launcher_processes():
@@ -433,7 +433,7 @@ class _EndingSignals:
         """
         if self._stopped_by is None:
             return
-        for number in (*ENDING, CHECKPOINT_SIGNAL):
+        for number in (*ENDING_SIGNALS, CHECKPOINT_SIGNAL):
             # Without a launcher, a second signal of the first one's kind may still end the process.
             if number != self._stopped_by or launcher_processes():
                 signal.signal(number, signal.SIG_IGN)
@@ -443,7 +443,7 @@ class _EndingSignals:
 
 
 @contextlib.contextmanager
-def started(
+def start_process_group(
     command: Sequence[str], settings: Mapping[str, str], log: Any
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Starts a process in a group of its own, and ends the whole group at the end of the block. If this
@@ -467,7 +467,7 @@ def started(
         dies."""
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # the parent died before the call above, so no signal will come
-            os._exit(TERMINATED)
+            os._exit(EXIT_CODE_OF_SIGTERM)
         signal.signal(CHECKPOINT_SIGNAL, signal.SIG_IGN)  # SLURM may send it to all processes of a job
 
     process = subprocess.Popen(
@@ -482,10 +482,10 @@ def started(
     try:
         yield process
     finally:
-        end(process)
+        end_process_group(process)
 
 
-def end(process: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> None:
+def end_process_group(process: subprocess.Popen[bytes], grace_s: float = END_GRACE_S) -> None:
     """Ends a process by SIGTERM and, after `grace_s`, all that is left of its group by SIGKILL.
 
     The process was started in a group of its own, so the group's number is the process's id.
@@ -493,16 +493,16 @@ def end(process: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> None:
     deadline = time.monotonic() + grace_s
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
-    while (members := _members(process.pid)) and time.monotonic() < deadline:
+    while (members := _living_members(process.pid)) and time.monotonic() < deadline:
         process.poll()  # reaps the process if it has ended
         time.sleep(END_POLL_S)
     for member in members:
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
             member.kill()
-    process.wait(GRACE_S)
+    process.wait(END_GRACE_S)
 
 
-def _members(group: int) -> list[psutil.Process]:
+def _living_members(group: int) -> list[psutil.Process]:
     """Returns the living processes of a group, without zombies."""
     members = []
     for process in psutil.process_iter():

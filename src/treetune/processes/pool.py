@@ -8,10 +8,10 @@ Calls in processes; the child's side is in `worker`::
     a caller's thread              thread "workers" (Pool._serve)          worker process
     ─────────────────────────      ────────────────────────────────        ──────────────────
     submit(call)
-      queue, wake pipe  ─────────► _assign: batches to idle workers ─────► pipe: reads a batch
-      returns a future             _wait for the first of: a result,         prepares the servant,
-                                     a deadline, the wake pipe               answers call by call
-    future.result() waits          _attend to each worker:
+      queue, wake pipe  ─────────► _assign_batches: to idle workers ─────► pipe: reads a batch
+      returns a future             _wait_for_event, the first of: a        prepares the servant,
+                                     result, a deadline, the wake pipe       answers call by call
+    future.result() waits          _attend_to_worker, to each of them:
              ◄───────────────────    result came → settle the future ◄──── pipe: each result at once
                                      deadline over → kill, "timeout"
                                      process died → try once more,
@@ -52,8 +52,8 @@ from typing import Any, Literal
 import treetune
 from treetune.config import folders
 from treetune.exceptions import WorkerStartError
-from treetune.inherited import without_secrets
-from treetune.processes.worker import LENGTH, Servant, frame
+from treetune.inherited import remove_secrets
+from treetune.processes.worker import MESSAGE_LENGTH, Servant, pack_message
 
 log = logging.getLogger(__name__)
 
@@ -70,15 +70,15 @@ ENDING_SECONDS = 10.0
 _CLOSE_SECONDS = 60.0
 _READ_BYTES = 1 << 16
 
-_BATCH_SECONDS = 0.02
+_SECONDS_OF_BATCH = 0.02
 """The seconds that a batch should take: much more than the 0.1 ms that sending it takes, and short enough for
 all workers to be busy until the end."""
 
-_BATCH_MOST = 64
+_MOST_CALLS_IN_BATCH = 64
 """The most calls in a batch. Without this limit, a batch would be too large if the earlier calls, whose mean
 seconds give its size, were much cheaper than its own."""
 
-_MEAN_STEP = 0.1
+_WEIGHT_OF_NEWEST = 0.1
 """The weight of the newest result in the running mean of seconds for a call."""
 
 _STUCK_PER_THREAD = 4
@@ -149,7 +149,7 @@ class Pool:
         self._failure: BaseException | None = None
         """The error that all calls get from now on."""
         self._queue: deque[ServantCall] = deque()
-        self._died_at = set[int]()
+        self._calls_with_death = set[int]()
         """The numbers of the calls at which a worker has died. A single death may have another cause than the
         call, so the call is tried once more."""
         self._failed_starts = set[int | None]()
@@ -160,8 +160,8 @@ class Pool:
         self._closed = False
         self._thread: threading.Thread | None = None
         self._wake_read, self._wake_write = -1, -1
-        """The two ends of a pipe: a byte in it ends the thread's `_wait`."""
-        self._mean_seconds = _BATCH_SECONDS
+        """The two ends of a pipe: a byte in it ends the thread's `_wait_for_event`."""
+        self._mean_seconds = _SECONDS_OF_BATCH
         """The running mean of the seconds of a call. At the beginning, a batch has a single call."""
 
     def register(self, servant: Servant, name: str, *, threads: int | None = None) -> int:
@@ -235,7 +235,7 @@ class Pool:
                 raise RuntimeError(f"worker processes did not end in {_CLOSE_SECONDS:g} s after being killed")
             os.close(self._wake_read)
             os.close(self._wake_write)
-        self._fail(CancelledError(f"{self._name} was closed before this was done"))
+        self._fail_all_calls(CancelledError(f"{self._name} was closed before this was done"))
 
     def _settle(self, call: ServantCall, result: Any) -> None:
         """Sets the result of a call's future, unless it was cancelled."""
@@ -244,7 +244,7 @@ class Pool:
         if future is not None and future.set_running_or_notify_cancel():
             future.set_result(result)
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail_all_calls(self, error: BaseException) -> None:
         """Lets all calls without a result, and all later ones, raise the error."""
         with self._lock:
             self._failure = self._failure or error
@@ -263,28 +263,28 @@ class Pool:
         try:
             workers.extend(self._start_worker() for _ in range(self._worker_count))
             while not self._closed:
-                self._assign(workers)
-                self._wait(workers)
+                self._assign_batches(workers)
+                self._wait_for_event(workers)
                 for index, worker in enumerate(workers):
-                    can_go_on = self._attend(worker)
+                    can_go_on = self._attend_to_worker(worker)
                     if not can_go_on:
                         workers[index] = self._start_worker()
-        except BaseException as error:  # `_fail` passes it on to everyone who waits
+        except BaseException as error:  # `_fail_all_calls` passes it on to everyone who waits
             failure = error
         finally:
             for worker in workers:
                 worker.kill()
             if failure is not None:
-                self._fail(failure)
+                self._fail_all_calls(failure)
 
     def _start_worker(self) -> WorkerProcess:
         return WorkerProcess(self._servants, self._memory_bytes)
 
-    def _assign(self, workers: list[WorkerProcess]) -> None:
+    def _assign_batches(self, workers: list[WorkerProcess]) -> None:
         """Gives each idle worker a batch of calls.
 
-        A batch is as large as `_BATCH_SECONDS` allow, at most `_BATCH_MOST`, and at most an equal share of
-        the queue, so that the other workers get as many calls.
+        A batch is as large as `_SECONDS_OF_BATCH` allow, at most `_MOST_CALLS_IN_BATCH`, and at most an equal
+        share of the queue, so that the other workers get as many calls.
         """
         for worker in workers:
             if not worker.is_idle:
@@ -293,14 +293,14 @@ class Pool:
                 if not self._queue:
                     return
                 share = -(-len(self._queue) // len(workers))  # rounded up
-                calls_in_time = _BATCH_MOST
+                calls_in_time = _MOST_CALLS_IN_BATCH
                 if self._mean_seconds > 0:
-                    calls_in_time = min(_BATCH_MOST, int(_BATCH_SECONDS / self._mean_seconds))
+                    calls_in_time = min(_MOST_CALLS_IN_BATCH, int(_SECONDS_OF_BATCH / self._mean_seconds))
                 size = max(1, min(share, calls_in_time))
                 batch = [self._queue.popleft() for _ in range(size)]
             worker.give(batch)
 
-    def _wait(self, workers: list[WorkerProcess]) -> None:
+    def _wait_for_event(self, workers: list[WorkerProcess]) -> None:
         """Waits until a result arrives, a pipe takes more, a deadline is over, or a call is submitted."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_read, selectors.EVENT_READ)
@@ -314,7 +314,7 @@ class Pool:
         with contextlib.suppress(BlockingIOError):  # nothing to read if something else ended the wait
             os.read(self._wake_read, 4096)
 
-    def _attend(self, worker: WorkerProcess) -> bool:
+    def _attend_to_worker(self, worker: WorkerProcess) -> bool:
         """Settles the results of a worker, and kills it if it is dead or overdue.
 
         The call that such a worker was answering is given up, or tried once more. The rest of its batch goes
@@ -332,7 +332,7 @@ class Pool:
         self._failed_starts -= worker.started
         worker.started.clear()
         for call, result in results:
-            self._finish(call, result)
+            self._finish_call(call, result)
         outcome: Literal["timeout", "error"]
         if not is_alive:
             outcome, message = "error", f"the worker process {worker.describe_end()}"
@@ -355,19 +355,19 @@ class Pool:
                 message = call.overdue_message
             log.warning("%s on an answer to problem %s: %s", outcome, call.about, message)
             # A call at which a worker has died for the first time stays in the batch, and is tried once more.
-            if outcome == "timeout" or call.number in self._died_at:
+            if outcome == "timeout" or call.number in self._calls_with_death:
                 worker.batch.popleft()
-                self._finish(
+                self._finish_call(
                     call, self._make_lost_result(outcome, message, max(0.0, now - worker.busy_since))
                 )
-            self._died_at.add(call.number)
+            self._calls_with_death.add(call.number)
         with self._lock:
             self._queue.extendleft(reversed(worker.batch))
         return False
 
-    def _finish(self, call: ServantCall, result: Any) -> None:
+    def _finish_call(self, call: ServantCall, result: Any) -> None:
         """Settles a call, and takes its seconds into the running mean, by which batches are sized."""
-        self._mean_seconds += _MEAN_STEP * (result.seconds - self._mean_seconds)
+        self._mean_seconds += _WEIGHT_OF_NEWEST * (result.seconds - self._mean_seconds)
         self._settle(call, result)
 
 
@@ -408,7 +408,7 @@ def start_worker(
         # Each worker computes with a single thread, since several workers run at a time. Idle threads of
         # linear algebra libraries would also count against the limit of memory.
         env={
-            **without_secrets(),
+            **remove_secrets(),
             "PYTHONPATH": path,
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
@@ -416,7 +416,11 @@ def start_worker(
         },
         start_new_session=True,
     )
-    setup = {"path": list(sys.path), "own_folders": folders.searched(), "memory_bytes": memory_bytes}
+    setup = {
+        "path": list(sys.path),
+        "own_folders": folders.search_folders_and_names(),
+        "memory_bytes": memory_bytes,
+    }
     return process, setup
 
 
@@ -465,7 +469,7 @@ class WorkerProcess:
         """The time at which the process began what it is doing: its start, the loading of a servant, or a
         call. Each message of the process says when it ended one of these, and so began the next."""
         # `setup` is the first message to the worker.
-        self._outbox = bytearray(frame(setup))
+        self._outbox = bytearray(pack_message(setup))
         """Bytes that the pipe has not taken yet."""
         self._inbox = bytearray()
         """Received bytes of a message that is not complete yet."""
@@ -493,8 +497,8 @@ class WorkerProcess:
             if call.servant not in self._sent_servants:
                 self._sent_servants.add(call.servant)
                 self.unstarted.append(call.servant)
-                self._outbox += frame((call.servant, self._servants[call.servant]))
-        self._outbox += frame([(call.number, call.servant, call.arguments) for call in batch])
+                self._outbox += pack_message((call.servant, self._servants[call.servant]))
+        self._outbox += pack_message([(call.number, call.servant, call.arguments) for call in batch])
         self.send()
 
     def send(self) -> None:
@@ -506,7 +510,8 @@ class WorkerProcess:
         except BlockingIOError:
             return
         except BrokenPipeError:
-            # The worker is dead, which `receive` will notice. `_wait` must not wait for this pipe any more.
+            # The worker is dead, which `receive` will notice. `_wait_for_event` must not wait for this pipe
+            # any more.
             self._outbox.clear()
 
     def receive(self) -> tuple[list[tuple[ServantCall, Any]], bool]:
@@ -527,12 +532,12 @@ class WorkerProcess:
             pass
         results = []
         start = 0
-        while len(self._inbox) - start >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(self._inbox, start)
-            end = start + LENGTH.size + length
+        while len(self._inbox) - start >= MESSAGE_LENGTH.size:
+            (length,) = MESSAGE_LENGTH.unpack_from(self._inbox, start)
+            end = start + MESSAGE_LENGTH.size + length
             if len(self._inbox) < end:
                 break
-            kind, *content = pickle.loads(memoryview(self._inbox)[start + LENGTH.size : end])
+            kind, *content = pickle.loads(memoryview(self._inbox)[start + MESSAGE_LENGTH.size : end])
             start = end
             if kind == "failed":
                 (reason,) = content

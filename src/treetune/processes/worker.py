@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 
 from treetune.config import folders
 
-LENGTH = struct.Struct("<I")
+MESSAGE_LENGTH = struct.Struct("<I")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -47,10 +47,10 @@ class Servant:
         and not for those in worker processes."""
 
 
-def frame(message: object) -> bytes:
+def pack_message(message: object) -> bytes:
     """Packs a message for the pipe."""
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    return LENGTH.pack(len(body)) + body
+    return MESSAGE_LENGTH.pack(len(body)) + body
 
 
 def die_with_parent(parent: int) -> None:
@@ -63,10 +63,10 @@ def die_with_parent(parent: int) -> None:
 
 def read_message(pipe: BinaryIO) -> Any:
     """Reads the next message; ends the process when the parent has closed the pipe."""
-    header = pipe.read(LENGTH.size)
-    if len(header) < LENGTH.size:
+    header = pipe.read(MESSAGE_LENGTH.size)
+    if len(header) < MESSAGE_LENGTH.size:
         sys.exit(0)
-    return pickle.loads(pipe.read(LENGTH.unpack(header)[0]))
+    return pickle.loads(pipe.read(MESSAGE_LENGTH.unpack(header)[0]))
 
 
 def become_worker() -> tuple[BinaryIO, Callable[..., None]]:
@@ -88,7 +88,7 @@ def become_worker() -> tuple[BinaryIO, Callable[..., None]]:
     os.dup2(2, 1)
 
     def send(*message: Any) -> None:
-        unsent = frame(message)
+        unsent = pack_message(message)
         while unsent:
             n_written = os.write(results, unsent)
             unsent = unsent[n_written:]
@@ -96,7 +96,7 @@ def become_worker() -> tuple[BinaryIO, Callable[..., None]]:
     setup = read_message(requests)
     sys.path[:] = setup["path"]
     # The user's modules are looked for in the same folders as in the parent.
-    folders.search_in(*setup["own_folders"])
+    folders.set_search_folders(*setup["own_folders"])
     if (memory := setup["memory_bytes"]) is not None:
         # A process may lower its hard limit, but not raise it.
         hard_limit = resource.getrlimit(resource.RLIMIT_AS)[1]

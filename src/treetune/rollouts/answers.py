@@ -33,7 +33,7 @@ T = TypeVar("T")
 UNGRADED = Grade(reward=0.0, outcome="no_answer")
 """The grade of an answer that has not been graded yet."""
 
-EXAMPLE_PROBLEMS = 4
+MOST_EXAMPLE_PROBLEMS = 4
 """The number of example problems of a task that `check` looks at."""
 
 
@@ -69,7 +69,7 @@ class SampledRollout(Rollout):
         yield from check_lengths(self, context_length)
         for task in parts_of(experiment.task):
             lengths = experiment.model.prompt_tokens(
-                [problem.prompt for problem in task.examples(EXAMPLE_PROBLEMS)]
+                [problem.prompt for problem in task.examples(MOST_EXAMPLE_PROBLEMS)]
             )
             max_tokens = task.adjust_sampling(self.sampling).max_tokens
             # `lengths` is None if the tokenizer must be loaded to count tokens. If `max_tokens` is too large,
@@ -233,11 +233,11 @@ def rank_share(context: RolloutContext, problems: Sequence[Problem]) -> Sequence
     if not problems:
         raise ValueError("there are no problems to roll out from")
     counts = Counter(problem.id for problem in problems)
-    twice = [problem_id for problem_id, count in counts.items() if count > 1]
-    if twice:
+    repeated_ids = [problem_id for problem_id, count in counts.items() if count > 1]
+    if repeated_ids:
         raise ValueError(
-            f"{len(twice)} problems are listed twice in iteration {context.iteration}, {twice[0]!r} "
-            "the first: take fewer problems per iteration, or more samples of each"
+            f"{len(repeated_ids)} problems are listed twice in iteration {context.iteration},"
+            f" {repeated_ids[0]!r} the first: take fewer problems per iteration, or more samples of each"
         )
     return contiguous_share(problems, context.ranks.rank, context.ranks.world_size)
 
@@ -334,7 +334,7 @@ def is_decided(finish_reason: FinishReason, unfinished_reward: float | None) -> 
     return finish_reason == "length" and unfinished_reward is not None
 
 
-CUT_OFF = "cut off by max_tokens"
+CUT_OFF_MESSAGE = "cut off by max_tokens"
 """The message of the grade of an answer that the budget cut off, whatever its grader says."""
 
 
@@ -351,13 +351,13 @@ def apply_unfinished_reward(
     if unfinished_reward is None or not is_decided(finish_reason, unfinished_reward):
         return grade
     outcome = grade.outcome if grade.is_known else "no_answer"
-    return replace(grade, reward=unfinished_reward, outcome=outcome, message=CUT_OFF)
+    return replace(grade, reward=unfinished_reward, outcome=outcome, message=CUT_OFF_MESSAGE)
 
 
-def before_stop(text: str, stop: Sequence[str]) -> str:
+def cut_at_stop(text: str, stop: Sequence[str]) -> str:
     """Returns the text that graders read: the text up to the first stop string.
 
-    Example: ``before_stop("4\\n\\nProblem:", ["Problem:"])`` is ``"4\\n\\n"``.
+    Example: ``cut_at_stop("4\\n\\nProblem:", ["Problem:"])`` is ``"4\\n\\n"``.
     """
     end = len(text)
     for stop_string in stop:
@@ -377,7 +377,7 @@ def split_steps(
     An answer ends with an end token or a stop string. `Task.answer_boundaries` decides whether this end is a
     step of its own, or belongs to the last step.
     """
-    graded_text = before_stop(text, stop)
+    graded_text = cut_at_stop(text, stop)
     boundaries = task_of(context.task, problem).answer_boundaries(graded_text)
     # The last boundary is the end of the graded text. The last step reaches to the end of the whole text, so
     # that the tokens of a stop string belong to it.

@@ -54,8 +54,8 @@ class Rollout(Registrable):
     @property
     def rollout_for_fixed_problems(self) -> Rollout | None:
         """The rollout that answers fixed problems, as in evaluation and analyses. None stands for plain
-        sampling with this rollout's settings: callers use `single_turn.for_fixed_problems`, which handles
-        None."""
+        sampling with this rollout's settings: callers use `single_turn.adapt_to_fixed_problems`, which
+        handles None."""
         return None
 
     def most_answers(self, problems: int) -> int:

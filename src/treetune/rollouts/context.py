@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FORMER_NAMES = ("get", "find", "services", "with_services")
+FORMER_ATTRIBUTES = ("get", "find", "services", "with_services")
 """The attributes with which contexts of earlier versions looked objects up by their class."""
 
 
@@ -116,8 +116,8 @@ class RolloutContext:
     ranks: RankGroup = field(default_factory=OneRank)
     log: Log = field(default_factory=Log)
     rollout: Rollout | None = None
-    """The phase's rollout as it answers fixed problems (`for_fixed_problems`). Credit continues answers with
-    it."""
+    """The phase's rollout as it answers fixed problems (`adapt_to_fixed_problems`). Credit continues
+    answers with it."""
     model_scores: ModelScores = field(default_factory=ModelScores)
     """The numbers that models compute from answers for the credit, such as the critic's values."""
     early_continuations: BegunContinuations | None = None
@@ -140,7 +140,7 @@ class RolloutContext:
         def __getattr__(self, name: str) -> Any:
             """Called for names that the context doesn't have: explains those that it once had."""
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
-            if name in FORMER_NAMES:
+            if name in FORMER_ATTRIBUTES:
                 message += (
                     ": read a field by its name, such as context.further_problems in place of"
                     " context.get(FurtherProblems), and set one with dataclasses.replace(context, …)"

@@ -16,7 +16,13 @@ from annotated_types import Gt
 from typing_extensions import override
 
 from treetune.contracts import Answers, Experiment, Feature, Finding, Need, OneLine, TaskDemonstrations
-from treetune.rollouts.answers import EXAMPLE_PROBLEMS, encode_prompt, measure_trees, rank_share, split_steps
+from treetune.rollouts.answers import (
+    MOST_EXAMPLE_PROBLEMS,
+    encode_prompt,
+    measure_trees,
+    rank_share,
+    split_steps,
+)
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.seeds import derive_seed
@@ -33,7 +39,7 @@ from treetune.vocabulary import (
     token_array,
 )
 
-TAKEN_FOR_RIGHT = Grade(reward=1.0, outcome="ok")
+ASSUMED_RIGHT = Grade(reward=1.0, outcome="ok")
 """The grade of demonstrations that are not graded."""
 
 
@@ -74,7 +80,7 @@ class Demonstrations(Rollout):
             return  # `needs` reports it
         problems: list[Problem] = []
         for task in parts_of(experiment.task):
-            problems += task.examples(EXAMPLE_PROBLEMS)
+            problems += task.examples(MOST_EXAMPLE_PROBLEMS)
         try:
             # The seed 0 is arbitrary, since these demonstrations are only examples.
             texts = [task_of(experiment.task, problem).demonstration(problem, 0) for problem in problems]
@@ -108,7 +114,7 @@ class Demonstrations(Rollout):
             for sample in range(self.samples):
                 seed = derive_seed(context.seed, context.iteration, problem.id, sample, "demonstration")
                 demonstration = task_of(context.task, problem).demonstration(problem, seed)
-                segments = _segments(context.codec, problem, demonstration)
+                segments = _make_segments(context.codec, problem, demonstration)
                 response_ids = joined([segment.token_ids for segment in segments])
                 length = len(context.codec.encode_prompt(problem)) + len(response_ids)
                 if self.too_long == "leave_out" and length > context.settings.context_length:
@@ -124,8 +130,8 @@ class Demonstrations(Rollout):
                     segments=segments,
                     finish_reason="stop",
                     text=text,
-                    grade=TAKEN_FOR_RIGHT,
-                    step_ends=_step_ends(context, problem, segments, text),
+                    grade=ASSUMED_RIGHT,
+                    step_ends=_find_step_ends(context, problem, segments, text),
                 )
                 grade = context.grader.submit(text, problem) if self.graded else None
                 pending.append(_Pending(answer, grade))
@@ -188,7 +194,7 @@ Format = TypeVar("Format", bound=DemonstrationFormat)
 _FORMATS: dict[str, DemonstrationFormat] = {}
 
 
-def _segments(codec: TextCodec, problem: Problem, text: str) -> tuple[Segment, ...]:
+def _make_segments(codec: TextCodec, problem: Problem, text: str) -> tuple[Segment, ...]:
     """Returns the segments of a demonstration: those of its format, or a single one if it is in none."""
     for demonstration_format in _FORMATS.values():
         segments = demonstration_format.segments(codec, problem, text)
@@ -198,7 +204,7 @@ def _segments(codec: TextCodec, problem: Problem, text: str) -> tuple[Segment, .
     return (Segment(joined([codec.encode_answer(problem, text), end_token])),)
 
 
-def _step_ends(
+def _find_step_ends(
     context: RolloutContext, problem: Problem, segments: Sequence[Segment], text: str
 ) -> tuple[int, ...]:
     """Returns the token offsets at which a demonstration's steps end.

@@ -11,8 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.numbers import columns as number_columns
-from treetune.rollouts.numbers import number_metrics
+from treetune.rollouts.numbers import collect_number_columns, number_metrics
 from treetune.vocabulary import Episode, Metrics, Trajectory
 
 
@@ -88,14 +87,14 @@ def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajector
         columns_of_problems["unique"].append(len({t.text for t in group}) / len(group))
         # Each problem adds a value, graded or not, since the column's length is the number of problems below.
         columns_of_problems["mixed"].append(float(len({t.score for t in graded_of_group}) > 1))
-    local = {f"episodes/{name}": values for name, values in columns_of_answers.items()}
-    local |= {f"episodes/{name}": values for name, values in columns_of_problems.items()}
-    local_numbers = number_columns(trajectories) | domain_columns(groups)
-    columns = pool_columns(context, "rollout-metrics", local | local_numbers)
-    metrics = {name: mean(columns[name]) for name in local if columns[name]}
-    # The columns that aren't in `local` have the named numbers and the domains' numbers. Some of them may
-    # come only from other ranks.
-    metrics |= number_metrics({name: columns[name] for name in columns if name not in local})
+    local_values = {f"episodes/{name}": values for name, values in columns_of_answers.items()}
+    local_values |= {f"episodes/{name}": values for name, values in columns_of_problems.items()}
+    local_numbers = collect_number_columns(trajectories) | domain_columns(groups)
+    columns = pool_columns(context, "rollout-metrics", local_values | local_numbers)
+    metrics = {name: mean(columns[name]) for name in local_values if columns[name]}
+    # The columns that aren't in `local_values` have the named numbers and the domains' numbers. Some of them
+    # may come only from other ranks.
+    metrics |= number_metrics({name: columns[name] for name in columns if name not in local_values})
     if columns["episodes/reward"]:
         metrics["episodes/reward_std"] = deviation(columns["episodes/reward"])
     if columns["episodes/response_tokens"]:

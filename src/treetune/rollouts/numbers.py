@@ -20,13 +20,13 @@ from typing import Any, Literal
 from treetune.tree import Tree, answers_of, with_answers
 from treetune.vocabulary import Metrics, TextCodec, Trajectory
 
-EVALUATED = ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
+EVALUATED_NUMBERS = ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
 """The numbers of an evaluation's summary that become metrics of the run. There is a metric over all problems,
 and one for each domain."""
 
 Better = Literal["higher", "lower", "neither"]
 
-OF_CORRECT = "_right"
+CORRECT_SUFFIX = "_right"
 """The ending of a metric's name if it is the mean over only the correct answers."""
 LARGEST_SUFFIX = "_max"
 """The ending of a metric's name if it is the largest value."""
@@ -79,7 +79,7 @@ class NumberGroup:
         ``@NumberGroup.register("threads", {…})``."""
 
         def add(measure: Measure) -> Measure:
-            declare(cls(name, numbers, measure, ratios or {}))
+            declare_group(cls(name, numbers, measure, ratios or {}))
             return measure
 
         return add
@@ -88,18 +88,18 @@ class NumberGroup:
 _groups: dict[str, NumberGroup] = {}
 
 
-def declare(group: NumberGroup) -> None:
+def declare_group(group: NumberGroup) -> None:
     """Registers a group. It is called once, when the module that declares the group is imported."""
     assert group.name not in _groups, f"numbers {group.name!r} are registered twice"
     _groups[group.name] = group
 
 
-def registered() -> dict[str, NumberGroup]:
+def registered_groups() -> dict[str, NumberGroup]:
     """Returns all groups by name."""
     return dict(_groups)
 
 
-def declared() -> dict[str, Number]:
+def declared_numbers() -> dict[str, Number]:
     """Returns the numbers of all groups by full name, in the order of their declaration."""
     numbers = {}
     for group in _groups.values():
@@ -108,16 +108,16 @@ def declared() -> dict[str, Number]:
     return numbers
 
 
-def full_name(name: str) -> str | None:
+def find_full_name(name: str) -> str | None:
     """Returns the name of a declared number with its group; None for a name that is not declared.
 
-    Example: ``full_name("parallel_count_right")`` is ``"threads/parallel_count_right"``.
+    Example: ``find_full_name("parallel_count_right")`` is ``"threads/parallel_count_right"``.
     """
-    for full in declared():
-        short = full.partition("/")[2]
-        for ending in ("", OF_CORRECT):
-            if name in (full + ending, short + ending):
-                return full + ending
+    for full_name in declared_numbers():
+        short_name = full_name.partition("/")[2]
+        for ending in ("", CORRECT_SUFFIX):
+            if name in (full_name + ending, short_name + ending):
+                return full_name + ending
     return None
 
 
@@ -150,17 +150,17 @@ def add_measured_numbers(trees: Sequence[Tree], codec: TextCodec) -> list[Tree]:
     return with_answers(trees, [replace(answer, numbers=numbers) for answer, numbers in pairs])
 
 
-def columns(trajectories: Iterable[Trajectory]) -> dict[str, list[float]]:
+def collect_number_columns(trajectories: Iterable[Trajectory]) -> dict[str, list[float]]:
     """Returns the values of each number over the answers that have the number.
 
-    The values of only the correct answers are also returned, under the name with `OF_CORRECT` appended.
+    The values of only the correct answers are also returned, under the name with `CORRECT_SUFFIX` appended.
     """
     columns: dict[str, list[float]] = {}
     for trajectory in trajectories:
         for name, value in trajectory.numbers.items():
             columns.setdefault(name, []).append(value)
             if trajectory.grade.correct:
-                columns.setdefault(name + OF_CORRECT, []).append(value)
+                columns.setdefault(name + CORRECT_SUFFIX, []).append(value)
     return columns
 
 
@@ -171,17 +171,17 @@ def number_metrics(columns: Mapping[str, Sequence[float]]) -> Metrics:
         columns: The values of each number over all ranks, by full name.
     """
     metrics = {name: math.fsum(values) / len(values) for name, values in columns.items()}
-    for name, number in declared().items():
+    for name, number in declared_numbers().items():
         if number.largest and name in columns:
             metrics[name + LARGEST_SUFFIX] = max(columns[name])
     return metrics
 
 
-def by_group(numbers: Mapping[str, float]) -> dict[str, dict[str, float]]:
+def group_numbers(numbers: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """Returns ``{'g/x': 1.0}`` as ``{'g': {'x': 1.0}}``, as an evaluation's files have it."""
     nested: dict[str, dict[str, float]] = {}
-    for full, value in numbers.items():
-        group, _, name = full.partition("/")
+    for full_name, value in numbers.items():
+        group, _, name = full_name.partition("/")
         nested.setdefault(group, {})[name] = value
     return nested
 
@@ -192,14 +192,14 @@ def evaluation_metrics(label: str, summary: Mapping[str, Any]) -> Metrics:
     Example: ``{"evaluation/gsm8k_test/threads/parallel_count": 1.8}``.
     """
     metrics: Metrics = {}
-    for full, number in declared().items():
+    for full_name, number in declared_numbers().items():
         if not number.while_training:
             continue
-        group, _, name = full.partition("/")
+        group, _, name = full_name.partition("/")
         means = summary.get(group, {})
-        for ending in ("", OF_CORRECT):
+        for ending in ("", CORRECT_SUFFIX):
             if name + ending in means:
-                metrics[f"evaluation/{label}/{full}{ending}"] = means[name + ending]
+                metrics[f"evaluation/{label}/{full_name}{ending}"] = means[name + ending]
     return metrics
 
 
@@ -207,7 +207,7 @@ def describe_numbers(metrics: Mapping[str, float]) -> list[str]:
     """Returns the labelled numbers of an iteration for its line on the console, such as ``"longest thread
     312.4"``."""
     texts = []
-    for name, number in declared().items():
+    for name, number in declared_numbers().items():
         if number.label is not None and name in metrics:
             format_spec = ".0%" if number.share else ".1f"
             texts.append(f"{number.label} {metrics[name]:{format_spec}}")

@@ -136,7 +136,7 @@ class PartialAnswers(RolloutAround):
         free_places = max(0, len(problems) - len(in_flight))
         new_problems = [problem for problem in problems if problem.id not in in_flight][:free_places]
         for problem in new_problems:  # every rank checks all prompts, so that all stop if one is too long
-            max_tokens = self._sampling(context, problem).max_tokens
+            max_tokens = self._sampling_of_problem(context, problem).max_tokens
             encode_prompt(context, problem, max_tokens, self.max_prompt_tokens)
         carried_problems = [next(iter(answers.values())).problem for answers in in_flight.values()]
         all_problems = carried_problems + new_problems
@@ -160,11 +160,11 @@ class PartialAnswers(RolloutAround):
         carried_answers: list[Trajectory] = []
         trained_answers: list[Trajectory] = []
         for problem, answers in groups:
-            in_order = [answers[sample] for sample in sorted(answers)]
+            answers_in_order = [answers[sample] for sample in sorted(answers)]
             if problem.id in trained_problems:
-                trained_answers += in_order
+                trained_answers += answers_in_order
             else:
-                carried_answers += in_order
+                carried_answers += answers_in_order
         carry_over.keep(carried_answers)
         trees, metrics = measure_trees(context, trees_of(trained_answers))
 
@@ -188,7 +188,7 @@ class PartialAnswers(RolloutAround):
         """Returns whether all answers to a problem have ended, or used up their tokens."""
         return not any(self._remaining_tokens(context, answer) for answer in group.answers.values())
 
-    def _sampling(self, context: RolloutContext, problem: Problem) -> SamplingParams:
+    def _sampling_of_problem(self, context: RolloutContext, problem: Problem) -> SamplingParams:
         """Returns the task's sampling parameters.
 
         Raises:
@@ -207,7 +207,7 @@ class PartialAnswers(RolloutAround):
         """Returns how many more tokens an answer may have; 0 if it has ended."""
         if answer.finish_reason == "stop":
             return 0
-        max_tokens = self._sampling(context, answer.problem).max_tokens
+        max_tokens = self._sampling_of_problem(context, answer.problem).max_tokens
         return context.settings.token_budget(answer.prompt_ids, max_tokens) - len(answer.response_ids)
 
     def _sample_further(
@@ -219,46 +219,48 @@ class PartialAnswers(RolloutAround):
         So an answer does not depend on the others.
         """
         assert context.engine is not None, "a rollout that samples needs an engine"
-        counted = CountedSamples(context)  # samples, and shows in the run's log how many samples are there
+        sampler = CountedSamples(context)  # samples, and shows in the run's log how many samples are there
 
         async def sample_all() -> list[_GroupInFlight]:
-            programs = [self._sample_group(context, group, sampling_round, counted) for group in groups]
+            programs = [self._sample_group(context, group, sampling_round, sampler) for group in groups]
             return await asyncio.gather(*programs)
 
         return context.engine.run(sample_all())
 
     async def _sample_group(
-        self, context: RolloutContext, group: _GroupInFlight, sampling_round: int, counted: CountedSamples
+        self, context: RolloutContext, group: _GroupInFlight, sampling_round: int, sampler: CountedSamples
     ) -> _GroupInFlight:
         """Begins a problem's answers if it has none, or else continues those that have not ended."""
         problem = group.problem
         seed = derive_seed(context.seed, context.iteration, problem.id, "partial", sampling_round)
         if not group.answers:
-            sampled = await self._begin_answers(context, problem, seed, counted)
+            sampled = await self._begin_answers(context, problem, seed, sampler)
         else:
             continuations = []
             for _, answer in sorted(group.answers.items()):  # in the order of their numbers
                 if self._remaining_tokens(context, answer):
-                    continuations.append(self._continue_answer(context, answer, seed, counted))
+                    continuations.append(self._continue_answer(context, answer, seed, sampler))
             sampled = await asyncio.gather(*continuations)
         return _GroupInFlight(problem, group.answers | {answer.sample: answer for answer in sampled})
 
     async def _begin_answers(
-        self, context: RolloutContext, problem: Problem, seed: int, counted: CountedSamples
+        self, context: RolloutContext, problem: Problem, seed: int, sampler: CountedSamples
     ) -> list[Trajectory]:
         """Samples the beginnings of a problem's answers, and returns them."""
         prompt_ids = context.codec.encode_prompt(problem)
-        budget = context.settings.token_budget(prompt_ids, self._sampling(context, problem).max_tokens)
+        budget = context.settings.token_budget(
+            prompt_ids, self._sampling_of_problem(context, problem).max_tokens
+        )
         sampling = self._sampling_of_iteration(context, problem, budget)
-        completions = await counted.sample(Request(prompt_ids, seed=seed, n=self.samples, sampling=sampling))
+        completions = await sampler.sample(Request(prompt_ids, seed=seed, n=self.samples, sampling=sampling))
         new_answers = (
-            self._answer(context, problem, prompt_ids, sample, (completion.segment(),), completion)
+            self._make_answer(context, problem, prompt_ids, sample, (completion.segment(),), completion)
             for sample, completion in enumerate(completions)
         )
         return await asyncio.gather(*new_answers)
 
     async def _continue_answer(
-        self, context: RolloutContext, answer: Trajectory, seed: int, counted: CountedSamples
+        self, context: RolloutContext, answer: Trajectory, seed: int, sampler: CountedSamples
     ) -> Trajectory:
         """Samples more tokens of an answer, and returns the longer answer."""
         problem, remaining_tokens = answer.problem, self._remaining_tokens(context, answer)
@@ -270,18 +272,20 @@ class PartialAnswers(RolloutAround):
             n=1,
             sampling=self._sampling_of_iteration(context, problem, remaining_tokens),
         )
-        (completion,) = await counted.sample(request)
+        (completion,) = await sampler.sample(request)
         segments = (*answer.segments, completion.segment())
-        return await self._answer(context, problem, answer.prompt_ids, answer.sample, segments, completion)
+        return await self._make_answer(
+            context, problem, answer.prompt_ids, answer.sample, segments, completion
+        )
 
     def _sampling_of_iteration(
         self, context: RolloutContext, problem: Problem, remaining_tokens: int
     ) -> SamplingParams:
         """Returns the sampling parameters of an answer that may have `remaining_tokens` more tokens."""
         max_tokens = min(self.tokens_per_iteration, remaining_tokens)
-        return replace(self._sampling(context, problem), max_tokens=max_tokens)
+        return replace(self._sampling_of_problem(context, problem), max_tokens=max_tokens)
 
-    async def _answer(
+    async def _make_answer(
         self,
         context: RolloutContext,
         problem: Problem,

@@ -43,7 +43,7 @@ def logprobs_type(columns: Sequence[Column | None]) -> pa.DataType:
     return NUMBERS_TYPE if wide else pa.list_(pa.float32())
 
 
-def lists(rows: Sequence[Column | None], arrow_type: pa.ListType) -> pa.ListArray:
+def list_column(rows: Sequence[Column | None], arrow_type: pa.ListType) -> pa.ListArray:
     """Returns a list column with a row for each array; None becomes null."""
     lengths = np.fromiter((0 if row is None else len(row) for row in rows), np.int64, len(rows))
     values = [row for row in rows if row is not None]
@@ -57,19 +57,19 @@ def lists(rows: Sequence[Column | None], arrow_type: pa.ListType) -> pa.ListArra
     )
 
 
-def tuples(rows: Sequence[Sequence[Any] | None], arrow_type: pa.ListType) -> pa.ListArray:
+def tuple_column(rows: Sequence[Sequence[Any] | None], arrow_type: pa.ListType) -> pa.ListArray:
     """Returns a list column with a row for each tuple; None becomes null. It copies each tuple, so it is
     meant for columns of few numbers."""
     dtype = arrow_type.value_type.to_pandas_dtype()
-    return lists([None if row is None else np.array(row, dtype) for row in rows], arrow_type)
+    return list_column([None if row is None else np.array(row, dtype) for row in rows], arrow_type)
 
 
 def column_of(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
     """Returns a column of arrays (if `arrow_type` is a list type) or of single values."""
-    return lists(values, arrow_type) if pa.types.is_list(arrow_type) else pa.array(values, arrow_type)
+    return list_column(values, arrow_type) if pa.types.is_list(arrow_type) else pa.array(values, arrow_type)
 
 
-def nested(counts: Sequence[int], values: pa.Array) -> pa.ListArray:
+def nested_column(counts: Sequence[int], values: pa.Array) -> pa.ListArray:
     """Returns a list column that distributes the values over rows, `counts[i]` of them to row i."""
     offsets = pa.array(_offsets(np.array(counts, np.int64)), pa.int32())
     return pa.ListArray.from_arrays(offsets, values)
@@ -98,13 +98,13 @@ def values_of(column: pa.Array) -> Iterable[Any]:
     return rows_of(column) if pa.types.is_list(column.type) else column.to_pylist()
 
 
-def branches(rows: Sequence[Branch]) -> pa.Array:
+def column_of_branches(rows: Sequence[Branch]) -> pa.Array:
     """Returns a column of branches, such as ``((0, 1), (0, 0))``."""
     return pa.array(rows, BRANCH_TYPE)
 
 
 def branch_of(row: Sequence[Sequence[int]] | None) -> Branch:
-    """Returns the branch of a row of the column that `branches` makes; null is the empty branch."""
+    """Returns the branch of a row of the column that `column_of_branches` makes; null is the empty branch."""
     return tuple((block, thread) for block, thread in row or ())
 
 
@@ -115,7 +115,7 @@ def _offsets(lengths: np.ndarray) -> np.ndarray:
 
 # Episodes
 
-OF_STEPS = ("step_ends", "step_values", "step_errors", "step_rewards")
+FIELDS_OF_STEPS = ("step_ends", "step_values", "step_errors", "step_rewards")
 """Fields of episodes that are tuples with a number for each step, and not arrays."""
 
 
@@ -179,8 +179,8 @@ def _episode_column(episodes: Sequence[Episode], field: pa.Field, codec: TextCod
         return _stretch_column(values, field.type)
     if field.name == "continuations":  # Arrow takes a map as a list of pairs
         return pa.array([list(continuations.items()) for continuations in values], field.type)
-    if field.name in OF_STEPS:
-        return tuples(values, field.type)
+    if field.name in FIELDS_OF_STEPS:
+        return tuple_column(values, field.type)
     return column_of(values, field.type)
 
 
@@ -190,9 +190,11 @@ def _stretch_column(
     """Returns a list column with the stretches of each episode as structs."""
     stretches = list(itertools.chain.from_iterable(stretches_by_episode))
     ends = pa.array([stretch.end for stretch in stretches], pa.int64())
-    branch_column = branches([stretch.branch for stretch in stretches])
+    branch_column = column_of_branches([stretch.branch for stretch in stretches])
     structs = pa.StructArray.from_arrays([ends, branch_column], fields=arrow_type.value_type)
-    return nested([len(stretches_of_episode) for stretches_of_episode in stretches_by_episode], structs)
+    return nested_column(
+        [len(stretches_of_episode) for stretches_of_episode in stretches_by_episode], structs
+    )
 
 
 def episodes_of(batch: pa.RecordBatch) -> Iterator[Episode]:
@@ -210,7 +212,7 @@ def _episode_values(name: str, column: pa.Array) -> Iterable[Any]:
         return map(_stretches_of, column.to_pylist())
     if name == "continuations":
         return map(_continuations_of, column.to_pylist())
-    if name in OF_STEPS:
+    if name in FIELDS_OF_STEPS:
         return tuples_of(column)
     return values_of(column)
 
@@ -229,7 +231,7 @@ def _continuations_of(
 
 # Trajectories
 
-_TUPLE = "tuple()"
+_TUPLE_KEY = "tuple()"
 """Marks a tuple in a problem's data, since JSON has only lists: ``{"tuple()": [1, 2]}`` is ``(1, 2)``."""
 
 
@@ -308,7 +310,7 @@ def _trajectory_column(trajectories: Sequence[Trajectory], field: pa.Field) -> p
         case "numbers":
             return pa.array([list(numbers.items()) for numbers in values], field.type)
         case "step_ends" | "step_rewards":
-            return tuples(values, field.type)
+            return tuple_column(values, field.type)
         case "fork":
             return pa.array([None if fork is None else fork._asdict() for fork in values], field.type)
     return column_of(values, field.type)
@@ -334,9 +336,11 @@ def _segment_column(
     columns = []
     for field in segment_fields:
         values = [getattr(segment, field.name) for segment in segments]
-        columns.append(branches(values) if field.name == "branch" else column_of(values, field.type))
+        columns.append(
+            column_of_branches(values) if field.name == "branch" else column_of(values, field.type)
+        )
     structs = pa.StructArray.from_arrays(columns, fields=segment_fields)
-    return nested([len(segments_of_answer) for segments_of_answer in segments_by_trajectory], structs)
+    return nested_column([len(segments_of_answer) for segments_of_answer in segments_by_trajectory], structs)
 
 
 def trajectories_of(batch: pa.RecordBatch) -> Iterator[Trajectory]:
@@ -420,11 +424,11 @@ def _mark_tuples(value: Any) -> Any:
         TypeError: Keys of an object are not strings, or look like a mark.
     """
     if isinstance(value, dict):
-        if _TUPLE in value or not all(isinstance(key, str) for key in value):
-            raise TypeError(f"an object has keys other than texts, or the key {_TUPLE!r}")
+        if _TUPLE_KEY in value or not all(isinstance(key, str) for key in value):
+            raise TypeError(f"an object has keys other than texts, or the key {_TUPLE_KEY!r}")
         return {key: _mark_tuples(inner) for key, inner in value.items()}
     if isinstance(value, tuple):
-        return {_TUPLE: [_mark_tuples(inner) for inner in value]}
+        return {_TUPLE_KEY: [_mark_tuples(inner) for inner in value]}
     if isinstance(value, list):
         return [_mark_tuples(inner) for inner in value]
     return value
@@ -432,4 +436,4 @@ def _mark_tuples(value: Any) -> Any:
 
 def _restore_tuple(value: dict[str, Any]) -> Any:
     """Returns a JSON object unchanged, or the tuple in its place if it marks one."""
-    return tuple(value[_TUPLE]) if _TUPLE in value else value
+    return tuple(value[_TUPLE_KEY]) if _TUPLE_KEY in value else value

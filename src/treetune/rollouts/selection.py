@@ -32,13 +32,13 @@ from treetune.seeds import derived_random
 from treetune.vocabulary import CORRECT_SCORE, Episode, Metrics
 
 
-def selection_metrics(episodes: Sequence[Episode], kept: Sequence[Episode]) -> Metrics:
+def selection_metrics(episodes: Sequence[Episode], kept_episodes: Sequence[Episode]) -> Metrics:
     """Returns metrics: the numbers of episodes and of groups before the selection and after it."""
     return {
         "selection/episodes": float(len(episodes)),
-        "selection/kept": float(len(kept)),
+        "selection/kept": float(len(kept_episodes)),
         "selection/groups": float(len({episode.group for episode in episodes})),
-        "selection/groups_kept": float(len({episode.group for episode in kept})),
+        "selection/groups_kept": float(len({episode.group for episode in kept_episodes})),
     }
 
 
@@ -91,7 +91,7 @@ class CorrectOnly(Selection):
     def select(self, context: RolloutContext, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
         kept_by_group: Counter[str] = Counter()
         capped_groups: set[str] = set()  # the groups with more episodes that score high enough than the bound
-        kept = []
+        kept_episodes = []
         for episode in episodes:
             if episode.score < self.reward_threshold:
                 continue
@@ -99,9 +99,9 @@ class CorrectOnly(Selection):
                 capped_groups.add(episode.group)
                 continue
             kept_by_group[episode.group] += 1
-            kept.append(episode)
-        metrics = selection_metrics(episodes, kept)
-        return kept, metrics | {"selection/groups_capped": float(len(capped_groups))}
+            kept_episodes.append(episode)
+        metrics = selection_metrics(episodes, kept_episodes)
+        return kept_episodes, metrics | {"selection/groups_capped": float(len(capped_groups))}
 
 
 @Selection.register("mixed_groups")
@@ -135,12 +135,12 @@ class MixedGroups(Selection):
             scores.setdefault(episode.group, set()).add(episode.score)
         mixed_groups = [group for group, scores_of_group in scores.items() if len(scores_of_group) > 1]
         kept_groups = set(mixed_groups[: self.at_most])
-        kept = [episode for episode in episodes if episode.group in kept_groups]
-        metrics = selection_metrics(episodes, kept)
+        kept_episodes = [episode for episode in episodes if episode.group in kept_groups]
+        metrics = selection_metrics(episodes, kept_episodes)
         metrics["selection/groups_surplus"] = float(len(mixed_groups) - len(kept_groups))
         if scores:
             metrics["selection/groups_dropped"] = 1.0 - len(mixed_groups) / len(scores)
-        return kept, metrics
+        return kept_episodes, metrics
 
 
 @Selection.register("preference_pairs")
@@ -203,8 +203,9 @@ class PreferencePairs(Selection):
                 rows.append(replace(accepted[accepted_index], pair=pair, chosen=True))
                 rows.append(replace(rejected[rejected_index], pair=pair, chosen=False))
             possible_pairs += pairs_of_group
-        kept = list({row.trajectory: row for row in rows}.values())  # an answer may be in several pairs
-        return rows, selection_metrics(episodes, kept) | {
+        # An answer may be in several pairs, and counts once.
+        kept_episodes = list({row.trajectory: row for row in rows}.values())
+        return rows, selection_metrics(episodes, kept_episodes) | {
             "selection/pairs": float(len(rows) // 2),
             "selection/pairs_possible": float(possible_pairs),
             "selection/groups_capped": float(capped_groups),
@@ -233,17 +234,17 @@ class SomeTokens(Selection):
 
     @override
     def select(self, context: RolloutContext, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
-        kept = []
+        kept_episodes = []
         for episode in episodes:
             assert episode.advantages is not None and episode.behaviour_logprobs is not None
             # A token that was nearly certain, or that has the advantage 0, is no longer trained.
             is_uncertain_T = episode.behaviour_logprobs < math.log(self.below)
             trained_T = episode.trained & is_uncertain_T & (episode.advantages != 0)
             if trained_T.any():
-                kept.append(replace(episode, trained=trained_T))
-        metrics = selection_metrics(episodes, kept)
+                kept_episodes.append(replace(episode, trained=trained_T))
+        metrics = selection_metrics(episodes, kept_episodes)
         tokens_before = sum(int(episode.trained.sum()) for episode in episodes)
-        tokens_kept = sum(int(episode.trained.sum()) for episode in kept)
+        tokens_kept = sum(int(episode.trained.sum()) for episode in kept_episodes)
         if tokens_before:
             metrics["selection/tokens"] = tokens_kept / tokens_before
-        return kept, metrics
+        return kept_episodes, metrics

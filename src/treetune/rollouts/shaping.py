@@ -38,21 +38,21 @@ def apply_shaping(
     columns: dict[str, Sequence[float]] = {}
     bonuses_of_answers: list[list[float]] = [[] for _ in trajectories]
     for shaping in shapings:
-        bonuses, measured = shaping.assess(context, trajectories)
+        bonuses, measures = shaping.assess(context, trajectories)
         columns[f"shaping/{shaping.label}"] = bonuses
-        for name, values in measured.items():
+        for name, values in measures.items():
             columns[f"{shaping.label}/{name}"] = values
         for bonuses_of_answer, bonus in zip(bonuses_of_answers, bonuses, strict=True):
             bonuses_of_answer.append(bonus)
-    with_bonuses = []
+    answers_with_bonuses = []
     for trajectory, bonuses_of_answer in zip(trajectories, bonuses_of_answers, strict=True):
-        with_bonuses.append(replace(trajectory, bonus=math.fsum(bonuses_of_answer)))
-    columns["episodes/reward"] = [trajectory.reward for trajectory in with_bonuses]
+        answers_with_bonuses.append(replace(trajectory, bonus=math.fsum(bonuses_of_answer)))
+    columns["episodes/reward"] = [trajectory.reward for trajectory in answers_with_bonuses]
     all_columns = pool_columns(context, "shaping-metrics", columns)
     metrics = {name: mean(values) for name, values in all_columns.items() if values}
     if all_columns["episodes/reward"]:
         metrics["episodes/reward_std"] = deviation(all_columns["episodes/reward"])
-    return with_answers(trees, with_bonuses), metrics
+    return with_answers(trees, answers_with_bonuses), metrics
 
 
 def indices_by_problem(trajectories: Sequence[Trajectory]) -> dict[str, list[int]]:
@@ -100,13 +100,13 @@ class LengthPenalty(Shaping):
             return bonuses
         for indices in indices_by_problem(trajectories).values():
             lengths = [len(trajectories[index].response_ids) for index in indices]
-            right = [trajectories[index].grade.correct for index in indices]
-            for index, bonus in zip(indices, length_bonuses(lengths, right), strict=True):
+            are_right = [trajectories[index].grade.correct for index in indices]
+            for index, bonus in zip(indices, length_bonuses(lengths, are_right), strict=True):
                 bonuses[index] = self.weight * bonus
         return bonuses
 
 
-def length_bonuses(lengths: Sequence[int], right: Sequence[bool]) -> list[float]:
+def length_bonuses(lengths: Sequence[int], are_right: Sequence[bool]) -> list[float]:
     """Returns λ = 0.5 − (length − shortest) / (longest − shortest) for right answers, min(0, λ) for wrong
     ones.
 
@@ -119,7 +119,7 @@ def length_bonuses(lengths: Sequence[int], right: Sequence[bool]) -> list[float]
     if shortest == longest:
         return [0.0] * len(lengths)
     bonuses = []
-    for length, is_right in zip(lengths, right, strict=True):
+    for length, is_right in zip(lengths, are_right, strict=True):
         bonus = 0.5 - (length - shortest) / (longest - shortest)
         bonuses.append(bonus if is_right else min(0.0, bonus))
     return bonuses
@@ -155,12 +155,12 @@ class OverlongPenalty(Shaping):
         for task in trained_parts_of(experiment.task):
             smallest = min(smallest, task.adjust_sampling(sampling).max_tokens)
         if self.cache > smallest:
-            whose = "the rollout's max_tokens is"
+            limit_text = "the rollout's max_tokens is"
             if smallest < sampling.max_tokens:
-                whose = "the smallest max_tokens of a domain is"
+                limit_text = "the smallest max_tokens of a domain is"
             yield Finding(
-                f"the cache has {self.cache} tokens, and {whose} {smallest}: an answer of no token would be"
-                " punished",
+                f"the cache has {self.cache} tokens, and {limit_text} {smallest}: an answer of no token"
+                " would be punished",
                 "cache",
                 "make it smaller",
             )
@@ -171,8 +171,8 @@ class OverlongPenalty(Shaping):
         assert sampling is not None, "`check` has seen that something is sampled"
         bonuses = []
         for trajectory in trajectories:
-            longest = task_of(context.task, trajectory.problem).adjust_sampling(sampling).max_tokens
-            bonus = overlong_bonus(len(trajectory.response_ids), longest, self.cache)
+            max_tokens = task_of(context.task, trajectory.problem).adjust_sampling(sampling).max_tokens
+            bonus = overlong_bonus(len(trajectory.response_ids), max_tokens, self.cache)
             bonuses.append(self.scale * bonus)
         return bonuses
 

@@ -21,7 +21,7 @@ from treetune.rollouts.answers import (
     Announcer,
     SampledRollout,
     apply_unfinished_reward,
-    before_stop,
+    cut_at_stop,
     encode_prompt,
     is_decided,
     measure_trees,
@@ -190,7 +190,7 @@ async def _grade_answer(
     stop = request.sampling.stop
     # If the answer gets `unfinished_reward` anyway, it is `decided`: no judge is asked about it.
     decided = is_decided(completion.finish_reason, unfinished_reward)
-    grade = await result_of(context.grader.submit(before_stop(text, stop), problem, decided=decided))
+    grade = await result_of(context.grader.submit(cut_at_stop(text, stop), problem, decided=decided))
     answer = Trajectory(
         problem=problem,
         sample=sample,
@@ -205,7 +205,7 @@ async def _grade_answer(
     return answer
 
 
-def for_fixed_problems(rollout: Rollout) -> Rollout:
+def adapt_to_fixed_problems(rollout: Rollout) -> Rollout:
     """Returns the rollout that makes `samples` answers to each of fixed problems, as in evaluation.
 
     A rollout may name this rollout itself (`rollout_for_fixed_problems`). Example: ``until_mixed`` draws
@@ -263,7 +263,7 @@ class RolloutAround(Rollout):
     @property
     @override
     def rollout_for_fixed_problems(self) -> Rollout:
-        return for_fixed_problems(self.rollout)
+        return adapt_to_fixed_problems(self.rollout)
 
     @override
     def check_at_start(self, codec: TextCodec) -> None:

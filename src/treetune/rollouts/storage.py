@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from typing_extensions import override
 
 from treetune.exceptions import Damaged
-from treetune.rollouts.numbers import by_group
-from treetune.store.checksums import SEALED, SealingFile, verify_once, verify_stream
-from treetune.store.files import whole_file
+from treetune.rollouts.numbers import group_numbers
+from treetune.store.checksums import SEALED_MARK, SealingFile, verify_once, verify_stream
+from treetune.store.files import write_atomically
 from treetune.vocabulary import Column, Columnar, Episode, Trajectory
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def write_episodes(
     with the texts of the prompts. The file's metadata has the `iteration`."""
     from treetune.rollouts.rows import episode_columns, episode_schema
 
-    with _sealed(path) as file:
+    with _open_sealed(path) as file:
         schema = episode_schema(episodes, codec)
         _write_stream(file, "episodes", episodes, schema, partial(episode_columns, codec=codec), iteration)
 
@@ -80,7 +80,7 @@ class StoredEpisodes(Collection[Episode]):
         with path.open("rb") as file:
             verify_stream(file, str(path), REMAKE_REMEDY)
             # Only the metadata is read here: the kind of the file, and the number of its rows.
-            with _stream(file, str(path), "episodes", REMAKE_REMEDY) as (_, self._count):
+            with _open_rows(file, str(path), "episodes", REMAKE_REMEDY) as (_, self._count):
                 pass
 
     @override
@@ -108,7 +108,7 @@ def write_trajectories(path: Path, trajectories: Sequence[Trajectory], iteration
     """
     from treetune.rollouts.rows import trajectory_columns, trajectory_schema
 
-    with _sealed(path) as file:
+    with _open_sealed(path) as file:
         schema = trajectory_schema(trajectories)
         _write_stream(file, "trajectories", trajectories, schema, trajectory_columns, iteration)
 
@@ -193,7 +193,7 @@ def answer_row(trajectory: Trajectory) -> dict[str, Any]:
         "tokens": len(trajectory.response_ids),
         **({"message": trajectory.grade.message} if not trajectory.grade.is_known else {}),
         **({"grade": dict(trajectory.grade.numbers)} if trajectory.grade.numbers else {}),
-        **by_group(trajectory.numbers),
+        **group_numbers(trajectory.numbers),
     }
 
 
@@ -235,18 +235,18 @@ def write_token_signals(path: Path, rows: Sequence[TokenSignals]) -> None:
     """
     import pyarrow as pa
 
-    from treetune.rollouts.rows import lists
+    from treetune.rollouts.rows import list_column
 
     numbers = pa.list_(pa.float32())
 
     def signal_columns(rows: Sequence[TokenSignals], schema: pa.Schema) -> list[pa.Array]:
         columns = [pa.array([row.trajectory for row in rows], pa.string())]
         for name in SIGNAL_NAMES:
-            columns.append(lists([getattr(row, name) for row in rows], numbers))
+            columns.append(list_column([getattr(row, name) for row in rows], numbers))
         return columns
 
     schema = pa.schema({"trajectory": pa.string(), **dict.fromkeys(SIGNAL_NAMES, numbers)})
-    with _sealed(path) as file:
+    with _open_sealed(path) as file:
         _write_stream(file, "token signals", rows, schema, signal_columns)
 
 
@@ -272,9 +272,9 @@ def write_tokens(path: Path, codec: TextCodec, count: int) -> None:
     import pyarrow as pa
 
     texts = pa.array([codec.decode([token]) for token in range(count)], pa.string())
-    # `SEALED` announces that the file has a checksum after its Arrow stream.
-    table = pa.table({"text": texts}, metadata={SEALED: ""})
-    with _sealed(path) as file:
+    # `SEALED_MARK` announces that the file has a checksum after its Arrow stream.
+    table = pa.table({"text": texts}, metadata={SEALED_MARK: ""})
+    with _open_sealed(path) as file:
         _write_batches(file, table.schema, table.to_batches())
 
 
@@ -283,7 +283,7 @@ def read_tokens(path: Path) -> list[str]:
     import pyarrow as pa
 
     verify_once(path, "delete it, and the same command writes it again")
-    with path.open("rb") as file, _reader(file, str(path), "tokens", remedy="") as reader:
+    with path.open("rb") as file, _open_reader(file, str(path), "tokens", remedy="") as reader:
         try:
             table = reader.read_all()
         except MemoryError as error:  # a damaged file may have any sizes in it
@@ -299,13 +299,13 @@ def read_tokens(path: Path) -> list[str]:
 
 
 @contextmanager
-def _sealed(path: Path) -> Iterator[SealingFile]:
+def _open_sealed(path: Path) -> Iterator[SealingFile]:
     """Opens a file for writing. It is written whole or not at all.
 
     At the end, a checksum is put after the Arrow stream: readers of Arrow stop at the stream's end, so it
     doesn't disturb them.
     """
-    with whole_file(path, "wb") as file:
+    with write_atomically(path, "wb") as file:
         sealing = SealingFile(file)
         yield sealing
         sealing.seal()
@@ -327,11 +327,11 @@ def _write_stream(
     import pyarrow as pa
 
     # A stream that was cut between two batches looks complete to Arrow, so the stream's metadata has the
-    # number of rows. `SEALED` announces that a file has a checksum after the stream.
-    about: dict[str | bytes, str] = {"treetune": content, "rows": str(len(rows)), SEALED: ""}
+    # number of rows. `SEALED_MARK` announces that a file has a checksum after the stream.
+    stream_metadata: dict[str | bytes, str] = {"treetune": content, "rows": str(len(rows)), SEALED_MARK: ""}
     if iteration is not None:
-        about["iteration"] = str(iteration)
-    schema = schema.with_metadata(about)
+        stream_metadata["iteration"] = str(iteration)
+    schema = schema.with_metadata(stream_metadata)
     starts = range(0, len(rows), ROWS_PER_BATCH)
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -367,7 +367,7 @@ def _read_stream(source: Any, name: str, content: str, parse: FromBatch[T], reme
     rows by then.
     """
     rows_read = 0
-    with _stream(source, name, content, remedy) as (reader, count):
+    with _open_rows(source, name, content, remedy) as (reader, count):
         for batch in reader:
             batch.validate(full=True)  # files of earlier versions have no checksum
             rows_read += batch.num_rows
@@ -378,10 +378,10 @@ def _read_stream(source: Any, name: str, content: str, parse: FromBatch[T], reme
 
 
 @contextmanager
-def _stream(source: Any, name: str, content: str, remedy: str) -> Iterator[tuple[Any, int]]:
+def _open_rows(source: Any, name: str, content: str, remedy: str) -> Iterator[tuple[Any, int]]:
     """Opens a stream of rows, and yields its reader and the number of its rows. Raises ValueError for a
     stream of another kind."""
-    with _reader(source, name, content, remedy) as reader:
+    with _open_reader(source, name, content, remedy) as reader:
         metadata = reader.schema.metadata or {}
         if metadata.get(b"treetune") != content.encode():
             raise ValueError(f"{name} holds no {content}, but {metadata.get(b'treetune')!r}")
@@ -389,7 +389,7 @@ def _stream(source: Any, name: str, content: str, remedy: str) -> Iterator[tuple
 
 
 @contextmanager
-def _reader(source: Any, name: str, content: str, remedy: str) -> Iterator[Any]:
+def _open_reader(source: Any, name: str, content: str, remedy: str) -> Iterator[Any]:
     """Opens an Arrow stream. Errors of Arrow within the block become ValueErrors that name the file."""
     import pyarrow as pa
 

@@ -17,24 +17,24 @@ from typing import NamedTuple
 
 from treetune.contracts import Answers, Part
 from treetune.exceptions import NothingGraded
-from treetune.rollouts.answers import CUT_OFF
+from treetune.rollouts.answers import CUT_OFF_MESSAGE
 from treetune.rollouts.context import RolloutContext
 from treetune.tasks.graders.base import RETURNED_NONE
 from treetune.tree import Tree
 from treetune.vocabulary import Metrics, Trajectory
 
-REASONS = 3
+MOST_REASONS = 3
 """The number of reasons that are reported: the most frequent ones."""
 
-FEWEST_FAILED, BROKEN_SHARE = 8, 0.9
+FEWEST_FAILED_ANSWERS, BROKEN_SHARE = 8, 0.9
 """A grader counts as broken if it failed on more than `BROKEN_SHARE` of a domain's answers, and the domain
-has at least `FEWEST_FAILED` answers."""
+has at least `FEWEST_FAILED_ANSWERS` answers."""
 
-FEWEST_NONE = 4
+FEWEST_NONE_ANSWERS = 4
 """A reward function counts as broken if it returned None for all of a domain's answers, and the domain has at
 least this many."""
 
-RETRY = "the same command grades the stored answers again"
+RETRY_REMEDY = "the same command grades the stored answers again"
 
 
 class _Failures(NamedTuple):
@@ -93,13 +93,14 @@ def report_ungraded(context: RolloutContext, name: str, answers: Sequence[Trajec
 
 def _report_unavailable(context: RolloutContext, name: str, reasons: Counter[str], answers: int) -> None:
     """Logs why answers could not be graded. Raises NothingGraded if no answer could be graded."""
-    more = ", …" if len(reasons) > REASONS else ""
-    listed = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common(REASONS))
+    ellipsis = ", …" if len(reasons) > MOST_REASONS else ""
+    listed = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common(MOST_REASONS))
     message = (
-        f"{name}: {reasons.total()} of {answers} answers could not be graded and are left out: {listed}{more}"
+        f"{name}: {reasons.total()} of {answers} answers could not be graded and are left out:"
+        f" {listed}{ellipsis}"
     )
     if reasons.total() == answers:
-        raise NothingGraded(f"{message}. The run stops here: {RETRY}")
+        raise NothingGraded(f"{message}. The run stops here: {RETRY_REMEDY}")
     context.log.say(message)
 
 
@@ -109,16 +110,16 @@ def _report_failures(
     """Logs on how many of a domain's answers grading failed. Raises NothingGraded if it failed on nearly all
     of them."""
     failed = sum(failures_of_rank.answers for failures_of_rank in failures)
-    first = failures[0]
-    of_domain = f" of the domain {domain}" if domain else ""
+    first_failure = failures[0]
+    domain_text = f" of the domain {domain}" if domain else ""
     message = (
-        f"{name}: grading failed on {failed} of {answers} answers{of_domain}, which earn nothing; the first,"
-        f" to the problem {first.problem!r}: {first.reason}"
+        f"{name}: grading failed on {failed} of {answers} answers{domain_text}, which earn nothing; the"
+        f" first, to the problem {first_failure.problem!r}: {first_failure.reason}"
     )
-    if answers >= FEWEST_FAILED and failed > BROKEN_SHARE * answers:
+    if answers >= FEWEST_FAILED_ANSWERS and failed > BROKEN_SHARE * answers:
         raise NothingGraded(
             f"{message}. These are more than {BROKEN_SHARE:.0%}, so that the run stops here. Fix the grader"
-            f" (for a response without an answer it returns None) and rerun: {RETRY}"
+            f" (for a response without an answer it returns None) and rerun: {RETRY_REMEDY}"
         )
     context.log.say(message)
 
@@ -133,11 +134,11 @@ def refuse_only_none(context: RolloutContext, answers: Sequence[Trajectory]) -> 
 
     Raises:
         NothingGraded: In the first iteration, the function returned None for all answers of a domain, counted
-            over all ranks, and they are `FEWEST_NONE` or more.
+            over all ranks, and they are `FEWEST_NONE_ANSWERS` or more.
     """
     if context.iteration != 0:
         return  # all ranks have the same iteration, so either all take part in the exchange below or none
-    finished = [answer for answer in answers if answer.grade.message != CUT_OFF]
+    finished = [answer for answer in answers if answer.grade.message != CUT_OFF_MESSAGE]
     local_counts = Counter(answer.problem.domain for answer in finished)
     local_nones = Counter(
         answer.problem.domain for answer in finished if answer.grade.message == RETURNED_NONE
@@ -149,22 +150,22 @@ def refuse_only_none(context: RolloutContext, answers: Sequence[Trajectory]) -> 
         counts.update(counts_of_rank)
         nones.update(nones_of_rank)
     for domain, count in sorted(counts.items()):
-        if count >= FEWEST_NONE and nones[domain] == count:
-            of_domain = f" of the domain {domain}" if domain else ""
+        if count >= FEWEST_NONE_ANSWERS and nones[domain] == count:
+            domain_text = f" of the domain {domain}" if domain else ""
             raise NothingGraded(
-                f"iteration 1: the reward function returned None for all {count} answers{of_domain}, so that"
-                " none earns anything, and the run stops here. Return a number for every answer (0.0 for a"
-                f" wrong one; None only for a response without an answer) and rerun: {RETRY}"
+                f"iteration 1: the reward function returned None for all {count} answers{domain_text}, so"
+                " that none earns anything, and the run stops here. Return a number for every answer (0.0 for"
+                f" a wrong one; None only for a response without an answer) and rerun: {RETRY_REMEDY}"
             )
 
 
 def least_answers(credit: Part) -> int:
     """Returns how many graded answers to a problem a credit needs: the number in its `needs`, or else 1."""
-    least = 1
+    fewest_answers = 1
     for need in credit.needs:
         if isinstance(need.feature, Answers):
-            least = max(least, need.feature.count)
-    return least
+            fewest_answers = max(fewest_answers, need.feature.count)
+    return fewest_answers
 
 
 def drop_ungraded(context: RolloutContext, trees: Sequence[Tree], credit: Part) -> tuple[list[Tree], Metrics]:
@@ -173,23 +174,23 @@ def drop_ungraded(context: RolloutContext, trees: Sequence[Tree], credit: Part) 
     A problem with fewer remaining answers than `credit` needs is left out whole. The metric
     ``episodes/groups_ungraded`` counts such problems over all ranks, if there are any.
     """
-    least = least_answers(credit)
-    kept = []
+    fewest_answers = least_answers(credit)
+    kept_trees = []
     dropped = 0
     for tree in trees:
         known_leaves = [leaf for leaf, answer in enumerate(tree.leaves) if answer.grade.is_known]
         if len(known_leaves) == len(tree.leaves):
-            kept.append(tree)
-        elif len(known_leaves) >= least:
-            kept.append(tree.keeping(known_leaves))
+            kept_trees.append(tree)
+        elif len(known_leaves) >= fewest_answers:
+            kept_trees.append(tree.keeping(known_leaves))
         else:
             dropped += 1
     dropped_of_all = sum(context.ranks.exchange("ungraded", dropped))
     if not dropped_of_all:
-        return kept, {}
-    graded = "none" if least == 1 else f"fewer than {least}"
+        return kept_trees, {}
+    graded = "none" if fewest_answers == 1 else f"fewer than {fewest_answers}"
     context.log.say(
         f"iteration {context.iteration + 1}: {dropped_of_all} problems are left out, because {graded} of"
         " their answers could be graded"
     )
-    return kept, {"episodes/groups_ungraded": float(dropped_of_all)}
+    return kept_trees, {"episodes/groups_ungraded": float(dropped_of_all)}

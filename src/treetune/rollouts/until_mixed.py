@@ -86,11 +86,12 @@ class UntilMixed(RolloutAround):
                 "lower it",
             )
         else:
-            further = (self.max_rounds - 1) * (self.problems_per_round or first_round)
-            most = first_round + further
-            if self.groups > most:
+            further_problems = (self.max_rounds - 1) * (self.problems_per_round or first_round)
+            most_problems = first_round + further_problems
+            if self.groups > most_problems:
                 yield Finding(
-                    f"{self.groups} groups are asked for, and {self.max_rounds} rounds have {most} problems",
+                    f"{self.groups} groups are asked for, and {self.max_rounds} rounds have"
+                    f" {most_problems} problems",
                     "groups",
                     "lower groups, or raise max_rounds or problems_per_iteration",
                 )
@@ -132,8 +133,8 @@ class UntilMixed(RolloutAround):
             if further_problems is None:
                 source = context.further_problems
                 further_problems = [] if source is None else list(source.draw())
-            size = self.problems_per_round or len(problems)
-            problems_of_round, further_problems = further_problems[:size], further_problems[size:]
+            count = self.problems_per_round or len(problems)
+            problems_of_round, further_problems = further_problems[:count], further_problems[count:]
             if not problems_of_round:
                 break
         if mixed_groups < self.groups:
@@ -142,13 +143,15 @@ class UntilMixed(RolloutAround):
             trees = _share_between_ranks(context, sampled_problems, trees)
         # The metrics of all answers replace the rounds' means with the same names (by `|` below).
         metrics_of_answers = trajectory_metrics(context, answers_of(trees))
-        return trees, _average(rounds) | metrics_of_answers | {
+        return trees, _average_metrics(rounds) | metrics_of_answers | {
             "rollout/rounds": float(len(rounds)),
             "rollout/groups_dropped": 1.0 - mixed_groups / len(sampled_problems),
             "rollout/groups_lacking": float(max(0, self.groups - mixed_groups)),
         }
 
-    def _log_missing_groups(self, context: RolloutContext, mixed: int, problems: int, rounds: int) -> None:
+    def _log_missing_groups(
+        self, context: RolloutContext, mixed_groups: int, problems: int, rounds: int
+    ) -> None:
         """Logs that fewer than `groups` problems have answers that differ in score, and why no further round
         follows."""
         reason = "the split has no further problem"
@@ -156,7 +159,8 @@ class UntilMixed(RolloutAround):
             reason = f"max_rounds is {self.max_rounds}"
         context.log.say(
             f"iteration {context.iteration + 1}: {self.groups} problems with answers that differ in score"
-            f" were asked for; went on with {mixed} of {problems} after {rounds} rounds, since {reason}"
+            f" were asked for; went on with {mixed_groups} of {problems} after {rounds} rounds, since"
+            f" {reason}"
         )
 
 
@@ -168,7 +172,7 @@ class _Round(NamedTuple):
     """The metrics of all ranks."""
 
 
-def _average(rounds: Sequence[_Round]) -> Metrics:
+def _average_metrics(rounds: Sequence[_Round]) -> Metrics:
     """Returns the means of the rounds' metrics, weighted by the number of problems."""
     values: dict[str, list[float]] = {}
     weights: dict[str, list[float]] = {}
@@ -204,14 +208,14 @@ def _share_between_ranks(
     by_problem = {tree.problem.id: tree for tree in trees}
     world_size = context.ranks.world_size
     if world_size > 1:
-        for_each_rank = []
+        messages_to_ranks = []
         for rank in range(world_size):
             share = contiguous_share(problems, rank, world_size)
             # This rank can only hand out the trees of problems that it has sampled itself.
             trees_for_rank = [by_problem[problem.id] for problem in share if problem.id in by_problem]
-            for_each_rank.append(trajectories_to_bytes(answers_of(trees_for_rank)))
+            messages_to_ranks.append(trajectories_to_bytes(answers_of(trees_for_rank)))
         answers: list[Trajectory] = []
-        for data in context.ranks.hand_out("rounds", for_each_rank):
-            answers += trajectories_from_bytes(data)
+        for message in context.ranks.hand_out("rounds", messages_to_ranks):
+            answers += trajectories_from_bytes(message)
         by_problem = {tree.problem.id: tree for tree in trees_of(answers)}
     return [by_problem[problem.id] for problem in rank_share(context, problems) if problem.id in by_problem]

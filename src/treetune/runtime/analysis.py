@@ -17,7 +17,7 @@ from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
 from treetune.runtime.directory import RESULT
 from treetune.store.checksums import digest_of, read_record, verify_once, write_record
-from treetune.store.files import whole_file
+from treetune.store.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +30,7 @@ STATES, ADVANTAGES = "states.jsonl", "advantages.jsonl"
 """In the folder of an analysis: the states from which an analyzer computed its numbers; the answers of a
 replay with their advantages."""
 
-ANALYSE_AGAIN = "delete its folder, and run the analysis again"
+ANALYSE_AGAIN_REMEDY = "delete its folder, and run the analysis again"
 
 
 def write_result(
@@ -38,7 +38,7 @@ def write_result(
 ) -> None:
     """Writes the rows of an analysis into the file `name`, and then its numbers (`result`), with the digest
     of that file, into `result.json`."""
-    with whole_file(folder / name) as file:
+    with write_atomically(folder / name) as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
     # The result is written last, since an analysis with a result counts as finished.
     write_record(folder / RESULT, {**result, "digests": {name: digest_of(folder / name)}})
@@ -51,9 +51,9 @@ def read_result(folder: Path) -> dict[str, Any]:
         Damaged: The result, or the file of the rows, is not as it was written.
         FileNotFoundError: There is no result.
     """
-    result = read_record(folder / RESULT, ANALYSE_AGAIN)
+    result = read_record(folder / RESULT, ANALYSE_AGAIN_REMEDY)
     for name, digest in result.pop("digests", {}).items():  # earlier versions wrote no digests
-        verify_once(folder / name, ANALYSE_AGAIN, digest)
+        verify_once(folder / name, ANALYSE_AGAIN_REMEDY, digest)
     return result
 
 

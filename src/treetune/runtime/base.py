@@ -21,12 +21,12 @@ from treetune.findings import missing_requirements, placed_parts
 from treetune.models.sources import ModelSource
 from treetune.rollouts.answers import check_lengths
 from treetune.rollouts.base import Rollout, Selection, Shaping
-from treetune.rollouts.single_turn import for_fixed_problems
+from treetune.rollouts.single_turn import adapt_to_fixed_problems
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.diagnostics import Diagnostics
 from treetune.runtime.first_prompt import describe_first_prompt
 from treetune.runtime.first_reward import describe_first_reward
-from treetune.runtime.machine import gpus
+from treetune.runtime.machine import list_gpus
 from treetune.runtime.sinks import Sink
 from treetune.tasks.base import Split, Task
 from treetune.tasks.drawing import Replacement
@@ -78,7 +78,7 @@ class EvaluationSet(Part):
         Raises:
             ValueError: The settings don't go together.
         """
-        rollout = for_fixed_problems(experiment.evaluation.rollout or experiment.rollout)
+        rollout = adapt_to_fixed_problems(experiment.evaluation.rollout or experiment.rollout)
         settings = {
             "samples": self.samples,
             "temperature": self.temperature,
@@ -143,8 +143,8 @@ class Evaluation(Part):
                 "rollout",
                 "give evaluation.rollout, e.g. {type: 'single_turn', max_tokens: 256}",
             )
-        elif self.rollout is not None and for_fixed_problems(self.rollout) != self.rollout:
-            # `for_fixed_problems` returns another rollout in place of one that can't answer a fixed list.
+        elif self.rollout is not None and adapt_to_fixed_problems(self.rollout) != self.rollout:
+            # `adapt_to_fixed_problems` returns another rollout for one that can't answer a fixed list.
             yield Finding(
                 f"{type(self.rollout).__name__} can't answer a fixed list of problems, and every set needs"
                 " the same number of samples for each problem of such a list",
@@ -312,7 +312,7 @@ class StopAfter(Part):
 
 
 Overlap = Literal["none", "one_step"]
-WITHOUT_OVERLAP = "or leave overlap at 'none'"
+NO_OVERLAP_REMEDY = "or leave overlap at 'none'"
 """The other way out, at the end of the remedies of `check_overlap`."""
 
 
@@ -434,7 +434,7 @@ class PolicyIteration(Runtime):
             sleeps_here = getattr(engine, "sleep", False) and getattr(engine, "addresses", None) is None
             if not named_devices and not sleeps_here:
                 continue
-            available = gpus()
+            available = list_gpus()
             if sleeps_here and not available:
                 yield Finding(
                     "sleep needs a GPU, and this machine has none",
@@ -455,7 +455,7 @@ class PolicyIteration(Runtime):
     @override
     def examine(self, plain: Mapping[str, Any]) -> Iterator[str]:
         """Yields messages on programs without a sandbox, on batches, on the first prompt and its reward."""
-        yield from unsafe_remarks(plain)
+        yield from describe_unsafe_keys(plain)
         uneven = self.trainer.uneven_steps(self)
         if uneven is not None:
             yield uneven
@@ -513,7 +513,7 @@ class PolicyIteration(Runtime):
         yield from self.missing_devices()
 
 
-def without_sandbox(plain: Any, key: str = "") -> list[str]:
+def find_keys_without_sandbox(plain: Any, key: str = "") -> list[str]:
     """Returns the keys of a configuration whose programs run without a sandbox.
 
     Args:
@@ -531,14 +531,14 @@ def without_sandbox(plain: Any, key: str = "") -> list[str]:
     else:
         return []
     for name, value in items:
-        keys += without_sandbox(value, f"{key}.{name}" if key else str(name))
+        keys += find_keys_without_sandbox(value, f"{key}.{name}" if key else str(name))
     return keys
 
 
-def unsafe_remarks(plain: Mapping[str, Any]) -> list[str]:
+def describe_unsafe_keys(plain: Mapping[str, Any]) -> list[str]:
     """Returns a warning for each key of a configuration whose programs run without a sandbox."""
     risk = "programs that the model writes run with your rights, and can reach your files and your network"
-    return [f"{key} is unsafe_local: {risk}" for key in without_sandbox(plain)]
+    return [f"{key} is unsafe_local: {risk}" for key in find_keys_without_sandbox(plain)]
 
 
 LONGEST_NAME = 200
@@ -630,32 +630,32 @@ def check_overlap(experiment: PolicyIteration) -> Iterator[Finding]:
             "overlap 'one_step' trains on answers of the previous weights, and the loss doesn't correct for"
             " that",
             "trainer.objective.importance_cap",
-            f"{StaleAnswers.remedy}, {WITHOUT_OVERLAP}",
+            f"{StaleAnswers.remedy}, {NO_OVERLAP_REMEDY}",
         )
     if experiment.credit.asks_critic:
         yield Finding(
             "the credit asks the trainer's critic, which is being trained while overlap 'one_step' samples",
             "credit",
-            f"choose values that the engine gives, such as {{type: 'continuations'}}, {WITHOUT_OVERLAP}",
+            f"choose values that the engine gives, such as {{type: 'continuations'}}, {NO_OVERLAP_REMEDY}",
         )
     if experiment.credit.trainer_scores.reference:
         yield Finding(
             "the credit asks the trainer's reference model, which scores while overlap 'one_step' trains",
             "credit",
-            f"set the credit's scorer to 'policy', {WITHOUT_OVERLAP}",
+            f"set the credit's scorer to 'policy', {NO_OVERLAP_REMEDY}",
         )
     if experiment.credit.trainer_scores.distributions:
         yield Finding(
             "the credit asks the trainer for the policy's distributions, while overlap 'one_step' trains it",
             "credit",
-            f"choose a credit that reads no entropies, such as 'probability_mask', {WITHOUT_OVERLAP}",
+            f"choose a credit that reads no entropies, such as 'probability_mask', {NO_OVERLAP_REMEDY}",
         )
     if experiment.choose_checkpoint is not None:
         yield Finding(
             "choose_checkpoint measures candidates in the middle of training, on the engine that overlap"
             " 'one_step' samples the next iteration with",
             "choose_checkpoint",
-            f"leave it out, {WITHOUT_OVERLAP}",
+            f"leave it out, {NO_OVERLAP_REMEDY}",
         )
     if getattr(experiment.engines.policy, "sleep", False):
         yield Finding(
@@ -663,5 +663,5 @@ def check_overlap(experiment: PolicyIteration) -> Iterator[Finding]:
             " at the same time",
             "engines.policy.sleep",
             f"set it to false, so that both share the memory, or give the engine its own devices,"
-            f" {WITHOUT_OVERLAP}",
+            f" {NO_OVERLAP_REMEDY}",
         )

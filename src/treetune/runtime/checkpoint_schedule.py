@@ -9,10 +9,10 @@ from collections.abc import Callable
 from treetune.runtime.base import Checkpoints
 from treetune.runtime.directory import ExperimentDirectory
 
-MOST_SHARE = 0.02
+MOST_SHARE_OF_TIME = 0.02
 """The largest share of a run's time that checkpoints by time may take."""
 
-WHOLE_CHECKPOINTS = 2
+MOST_WHOLE_CHECKPOINTS = 2
 """The number of checkpoints that keep the trainer's state, the newest ones, since one may be damaged."""
 
 
@@ -34,12 +34,12 @@ class CheckpointSchedule:
 
     def is_due_by_time(self, iteration_s: float) -> bool:
         """Returns whether another iteration of this length would put more than `at_risk_minutes` of work at
-        risk. Checkpoints that take long are written less often, so that they take at most `MOST_SHARE` of the
-        time."""
+        risk. Checkpoints that take long are written less often, so that they take at most
+        `MOST_SHARE_OF_TIME` of the time."""
         if self._settings.at_risk_minutes is None:
             return False
         at_risk_s = self._now() - self._last_written
-        shortest_interval_s = self._cost_s / MOST_SHARE
+        shortest_interval_s = self._cost_s / MOST_SHARE_OF_TIME
         if at_risk_s < shortest_interval_s:
             return False
         return at_risk_s + iteration_s > 60 * self._settings.at_risk_minutes
@@ -66,14 +66,14 @@ def tidy_checkpoints(
     """
     numbers = directory.checkpoints()
     regular = directory.regular_checkpoints()
-    kept_weights = set(regular[-WHOLE_CHECKPOINTS:])
+    kept_weights = set(regular[-MOST_WHOLE_CHECKPOINTS:])
     if keep_every is not None:
         kept_weights |= {number for number in regular if number % keep_every == 0}
     if last_good is not None:
         # 0 if no checkpoint is that old: 0 means the start weights, which are no checkpoint.
         kept_weights |= {max((number for number in numbers if number <= last_good), default=0)}
     deleted = []
-    for number in numbers[:-WHOLE_CHECKPOINTS]:
+    for number in numbers[:-MOST_WHOLE_CHECKPOINTS]:
         folder = directory.checkpoint(number)
         if number in kept_weights:
             # An earlier call may have deleted it already, which is no error.

@@ -29,7 +29,7 @@ sign of life of another machine within this time."""
 BEAT_S = 10.0
 """The seconds between two signs of life."""
 
-_NUMBER = "[0-9]" * 4
+_CLAIM_FILES_PATTERN = "[0-9]" * 4
 """The glob pattern of the claims' file names."""
 
 
@@ -52,7 +52,7 @@ class Claim:
 
     def is_lost(self) -> bool:
         """Returns whether another process has taken over, for example because this one was suspended."""
-        return _newest(self.file.parent) != self.file
+        return _find_newest(self.file.parent) != self.file
 
     def release(self) -> None:
         """Ends the claim: the work is done, or left to another process. Safe to call twice."""
@@ -95,7 +95,7 @@ class Claims:
 
         A claim is a numbered file in the folder. The process that has created the newest one holds the claim.
         """
-        newest = _newest(folder)
+        newest = _find_newest(folder)
         if newest is not None and not self._is_free(newest):
             return None
         folder.mkdir(parents=True, exist_ok=True)
@@ -110,21 +110,21 @@ class Claims:
 
     def is_held(self, folder: Path) -> bool:
         """Returns whether a process holds the claim, as far as this process can tell by now."""
-        newest = _newest(folder)
+        newest = _find_newest(folder)
         return newest is not None and not self._is_free(newest)
 
     def holder(self, folder: Path) -> str:
         """Returns the holder of the claim for a message: ``process 4711 on node1``."""
-        newest = _newest(folder)
-        content = {} if newest is None else _read(newest)
+        newest = _find_newest(folder)
+        content = {} if newest is None else _read_claim(newest)
         return f"process {content.get('pid', '?')} on {content.get('host', 'another machine')}"
 
     def _is_free(self, file: Path) -> bool:
         """Returns whether a claim was released, or its holder is dead."""
-        content = _read(file)
+        content = _read_claim(file)
         if content.get("released"):
             return True
-        if content.get("machine") == _machine():
+        if content.get("machine") == _read_machine_name():
             return not ProcessIdentity(content["pid"], content["started"]).is_alive()
         # The holder is on another machine, whose processes can't be listed, or has not written its identity
         # yet. So its signs of life count, which are changes of the file's time. How long ago the last change
@@ -140,12 +140,12 @@ class Claims:
         return now - seen_at > self._lease_s
 
 
-def _newest(folder: Path) -> Path | None:
+def _find_newest(folder: Path) -> Path | None:
     """Returns the file of the claim that counts."""
-    return max(folder.glob(_NUMBER), default=None)
+    return max(folder.glob(_CLAIM_FILES_PATTERN), default=None)
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read_claim(file: Path) -> dict[str, Any]:
     """Returns the content of a claim: a file by which its holder, a process, has taken over some work.
 
     The content is empty if the holder has not written it yet, or died before it could.
@@ -162,13 +162,13 @@ def _own_identity() -> dict[str, Any]:
     assert process is not None
     return {
         "host": platform.node(),
-        "machine": _machine(),
+        "machine": _read_machine_name(),
         "pid": process.pid,
         "started": process.started,
     }
 
 
-def _machine() -> str:
+def _read_machine_name() -> str:
     """Returns a text that identifies the machine, its present boot and the PID namespace (container).
 
     A process id means the same process only where this text is the same.

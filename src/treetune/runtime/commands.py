@@ -16,7 +16,7 @@ from treetune.runtime.checkpoint_schedule import tidy_checkpoints
 from treetune.runtime.claims import Claims
 from treetune.runtime.console import Clock
 from treetune.runtime.directory import ExperimentDirectory, is_over_after, iterations_of
-from treetune.runtime.evaluation import find_unmeasured, measure_claimed, measure_until_end, set_problems
+from treetune.runtime.evaluation import find_unmeasured, measure_claimed, measure_until_end, problems_of_set
 from treetune.runtime.fitting import (
     refuse_engines_on_exclusive_gpus,
     refuse_what_does_not_fit,
@@ -68,7 +68,7 @@ def preflight(config: PolicyIteration) -> None:
     if missing := config.missing_for_grades():
         raise ValueError("grading answers needs what is missing here: " + "; ".join(missing))
     for evaluation_set in config.evaluation.sets:
-        set_problems(config, evaluation_set)
+        problems_of_set(config, evaluation_set)
 
 
 def check_shaping(config: PolicyIteration) -> None:
@@ -100,7 +100,7 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
         refuse_collapsed(config, directory)
     with (
         Session.open(config, plain) as session,
-        PolicyServer.start(session, needed=config.needs_engine, trains=True) as server,
+        PolicyServer.start(session, needs_engine=config.needs_engine, trains=True) as server,
         RunResources.open(session, server) as resources,
         open_trainer(resources) as trainer,
     ):
@@ -160,7 +160,7 @@ def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) ->
     check_shaping(config)
     with (
         Session.open(config, plain) as session,
-        PolicyServer.start(session, needed=config.rollout.needs_engine) as server,
+        PolicyServer.start(session, needs_engine=config.rollout.needs_engine) as server,
         RunResources.open(session, server) as resources,
         ExitStack() as stack,
     ):
@@ -188,8 +188,8 @@ def clean_up_checkpoints(config: PolicyIteration, plain: Mapping[str, Any]) -> N
     with directory.locked():
         last_good = read_last_good(config, directory)
         deleted = tidy_checkpoints(directory, config.checkpoints.keep_every, last_good)
-    kept = directory.checkpoints()
-    print(f"{directory.path}: deleted {len(deleted)} checkpoints, kept {kept or 'none'}")
+    kept_checkpoints = directory.checkpoints()
+    print(f"{directory.path}: deleted {len(deleted)} checkpoints, kept {kept_checkpoints or 'none'}")
 
 
 def check_finished(config: PolicyIteration, plain: Mapping[str, Any]) -> None:

@@ -30,7 +30,7 @@ from treetune.vocabulary import Metrics
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-LOGGER = "treetune"
+LOGGER_NAME = "treetune"
 REFRESH_EVERY_S = 0.2
 """The seconds between two updates of the live line on a terminal."""
 PRINT_EVERY_S = 60.0
@@ -53,7 +53,7 @@ class Console:
         """The row of the timeline's drawing in which phases are shown."""
         self._visible = visible
         self._live = visible and sys.stderr.isatty()
-        self.log = logging.getLogger(LOGGER)
+        self.log = logging.getLogger(LOGGER_NAME)
         self.log.setLevel(logging.INFO)
         # Handlers of the root logger, which libraries may add, would otherwise print each message again.
         self.log.propagate = False
@@ -131,13 +131,13 @@ class Console:
             printer.join()
 
     def record_failure(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Writes the traceback of a failure to the log file; standard error shows only its message. An exit
         and a Ctrl-C are no failures. The arguments are those of ``__exit__``."""
         if error is None or isinstance(error, SystemExit | KeyboardInterrupt) or self._file is None:
             return
-        text = "".join(traceback.format_exception(kind, error, trace))
+        text = "".join(traceback.format_exception(error_type, error, trace))
         record = self.log.makeRecord(self.log.name, logging.ERROR, "", 0, text, (), None)
         self._file.handle(record)
 
@@ -323,5 +323,9 @@ class Clock:
         The seconds of phases that earlier processes finished are included.
         """
         total = time.perf_counter() - self._start + self._earlier
-        by_phase = {f"seconds/{name}": self.seconds[name] for name in PHASES}
-        return {**by_phase, "seconds/other": total - sum(by_phase.values()), "seconds/total": total}
+        seconds_by_phase = {f"seconds/{name}": self.seconds[name] for name in PHASES}
+        return {
+            **seconds_by_phase,
+            "seconds/other": total - sum(seconds_by_phase.values()),
+            "seconds/total": total,
+        }

@@ -89,7 +89,7 @@ class Diagnostics:
 
     def thresholds(self, sign: Sign) -> dict[str, float]:
         """Returns the thresholds of a sign that are set, by their keys."""
-        values = {key: getattr(self, key) for key in _THRESHOLDS[sign]}
+        values = {key: getattr(self, key) for key in _THRESHOLDS_OF_SIGN[sign]}
         return {key: value for key, value in values.items() if value is not None}
 
     def needs(self, sign: Sign) -> int:
@@ -109,7 +109,7 @@ class Diagnostics:
         return tuple(sign for sign in self.switched_on if sign in self.stopping)
 
 
-_THRESHOLDS: Mapping[Sign, tuple[str, ...]] = {
+_THRESHOLDS_OF_SIGN: Mapping[Sign, tuple[str, ...]] = {
     "entropy_low": ("entropy_floor", "entropy_share"),
     "answers_short": ("length_floor", "length_share"),
     "answers_at_limit": ("limit_share",),
@@ -171,7 +171,7 @@ def _check_sign(
 
     The sign counts if the last row and enough rows directly before it show the sign (`patience` in all).
     """
-    check = _CHECKS[sign]
+    check = _CHECK_OF_SIGN[sign]
     message = check(settings, watched, rows)
     if message is None:
         # `early`: there may be no message only because there are too few rows to check the sign.
@@ -181,8 +181,10 @@ def _check_sign(
     n_rows_with_sign = 1
     while n_rows_with_sign < len(rows) and check(settings, watched, rows[:-n_rows_with_sign]) is not None:
         n_rows_with_sign += 1
-    since = int(rows[-n_rows_with_sign]["iteration"])
-    return CollapseSign(sign, since, counts=n_rows_with_sign >= settings.patience, description=message)
+    first_iteration = int(rows[-n_rows_with_sign]["iteration"])
+    return CollapseSign(
+        sign, first_iteration, counts=n_rows_with_sign >= settings.patience, description=message
+    )
 
 
 def find_stopping_signs(settings: Diagnostics, findings: Mapping[Sign, CollapseSign]) -> list[CollapseSign]:
@@ -231,7 +233,7 @@ def describe_good_weights(last_good_number: int, checkpoints: Mapping[int, Path]
 
 # The checks of the signs: each returns what the last row shows, or None if it doesn't show the sign.
 
-METRICS: Mapping[Sign, tuple[str, ...]] = {
+METRICS_OF_SIGN: Mapping[Sign, tuple[str, ...]] = {
     "entropy_low": ("train/entropy",),
     "answers_short": ("episodes/response_tokens",),
     "answers_at_limit": ("episodes/response_tokens",),
@@ -246,7 +248,7 @@ def _has_metric(sign: Sign, watched: WatchedRun, row: MetricsRow) -> bool:
     """Returns whether the row says anything about the sign."""
     if sign == "no_spread":
         return _mixed_share(row) is not None or "credit/advantage_zero" in row  # one of two is enough
-    (metric,) = METRICS[sign]  # each other sign has a single metric
+    (metric,) = METRICS_OF_SIGN[sign]  # each other sign has a single metric
     if metric not in row:
         return False
     # This sign compares the length of answers with their limit, which may be unknown.
@@ -260,7 +262,7 @@ def _mixed_share(row: MetricsRow) -> float | None:
 
 
 def _describe_if_low(
-    sign: Sign, rows: Sequence[MetricsRow], floor: float | None, share: float | None, first: int
+    sign: Sign, rows: Sequence[MetricsRow], floor: float | None, share: float | None, beginning: int
 ) -> str | None:
     """Returns a text if the sign's metric is below a lower bound; None if it isn't.
 
@@ -268,34 +270,40 @@ def _describe_if_low(
 
     Args:
         floor: The lower bound; None for none.
-        share: The lower bound as a share of the metric's mean over the `first` rows; None for none.
+        share: The lower bound as a share of the metric's mean over the `beginning` rows; None for none.
     """
-    (metric,) = METRICS[sign]
+    (metric,) = METRICS_OF_SIGN[sign]
     value = rows[-1][metric]
     if floor is not None and value < floor:
         return f"below {floor:g} ({value:.3g})"
-    if share is not None and len(rows) > first:
-        at_beginning = fmean(row[metric] for row in rows[:first])
-        if value < share * at_beginning:
-            return f"below {share:g} of what it was at the beginning ({value:.3g} of {at_beginning:.3g})"
+    if share is not None and len(rows) > beginning:
+        mean_at_beginning = fmean(row[metric] for row in rows[:beginning])
+        if value < share * mean_at_beginning:
+            return f"below {share:g} of what it was at the beginning ({value:.3g} of {mean_at_beginning:.3g})"
     return None
 
 
-def _entropy_low(settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]) -> str | None:
+def _describe_low_entropy(
+    settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]
+) -> str | None:
     low = _describe_if_low(
         "entropy_low", rows, settings.entropy_floor, settings.entropy_share, settings.beginning
     )
     return low and f"entropy in nats per token is {low}"
 
 
-def _answers_short(settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]) -> str | None:
+def _describe_short_answers(
+    settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]
+) -> str | None:
     low = _describe_if_low(
         "answers_short", rows, settings.length_floor, settings.length_share, settings.beginning
     )
     return low and f"the mean length of answers in tokens is {low}"
 
 
-def _answers_at_limit(settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]) -> str | None:
+def _describe_answers_at_limit(
+    settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]
+) -> str | None:
     """Returns a text if the mean answer of the last row has almost as many tokens as an answer may have.
     Returns None if it is shorter."""
     assert watched.max_tokens is not None and settings.limit_share is not None
@@ -308,13 +316,17 @@ def _answers_at_limit(settings: Diagnostics, watched: WatchedRun, rows: Sequence
     )
 
 
-def _truncated(settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]) -> str | None:
+def _describe_truncated_answers(
+    settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]
+) -> str | None:
     share, ceiling = rows[-1]["episodes/unfinished"], settings.unfinished_ceiling
     assert ceiling is not None
     return f"more than {ceiling:g} of the answers are cut off ({share:.3g})" if share > ceiling else None
 
 
-def _no_spread(settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]) -> str | None:
+def _describe_missing_spread(
+    settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]
+) -> str | None:
     """Returns a text if the answers of the last row teach nothing, since they differ too rarely in score or
     all have the advantage 0; None otherwise."""
     row, floor = rows[-1], settings.mixed_floor
@@ -331,7 +343,9 @@ def _no_spread(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Metric
     return None
 
 
-def _gradient_noise(settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]) -> str | None:
+def _describe_gradient_noise(
+    settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]
+) -> str | None:
     """Returns a text if the gradient norms of the last `window` iterations vary too much. Returns None if
     they vary less, if there are fewer iterations, or if the mean norm is 0 or NaN."""
     ceiling = settings.gradient_variation_ceiling
@@ -351,16 +365,16 @@ def _gradient_noise(settings: Diagnostics, watched: WatchedRun, rows: Sequence[M
     )
 
 
-_CHECKS: dict[Sign, Callable[[Diagnostics, WatchedRun, Sequence[MetricsRow]], str | None]] = {
-    "entropy_low": _entropy_low,
-    "answers_short": _answers_short,
-    "answers_at_limit": _answers_at_limit,
-    "truncated": _truncated,
-    "no_spread": _no_spread,
-    "gradient_noise": _gradient_noise,
+_CHECK_OF_SIGN: dict[Sign, Callable[[Diagnostics, WatchedRun, Sequence[MetricsRow]], str | None]] = {
+    "entropy_low": _describe_low_entropy,
+    "answers_short": _describe_short_answers,
+    "answers_at_limit": _describe_answers_at_limit,
+    "truncated": _describe_truncated_answers,
+    "no_spread": _describe_missing_spread,
+    "gradient_noise": _describe_gradient_noise,
 }
 
-REMEDIES: Mapping[Sign, str] = {
+REMEDY_OF_SIGN: Mapping[Sign, str] = {
     "entropy_low": "an entropy bonus, a larger batch or a lower learning rate keeps it up",
     "answers_short": "check that short wrong answers don't earn a reward, or give an entropy bonus",
     "answers_at_limit": "raise rollout.max_tokens, or penalise length",

@@ -19,8 +19,15 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from treetune.exceptions import Damaged
-from treetune.models.policy_files import CHECKPOINTS, STATE, complete_checkpoints
-from treetune.store.checksums import SUMS, digest_of, read_record, record_of, sealed, verify_once
+from treetune.models.policy_files import CHECKPOINTS, STATE_FILE, complete_checkpoints
+from treetune.store.checksums import (
+    CHECKSUMS_FILE,
+    digest_of,
+    read_record,
+    seal_record,
+    unseal_record,
+    verify_once,
+)
 from treetune.vocabulary import Metrics
 
 if TYPE_CHECKING:
@@ -66,7 +73,7 @@ LINE_REMEDY = "the run's own command writes the file again from iterations/*/met
 ANSWERS, SUMMARY = "answers.jsonl", "summary.json"
 """In the folder of an evaluation set: its answers, and the summary. The summary is written last, so it says
 that the set is measured."""
-MEASURE_AGAIN = "delete its folder, and it is measured again"
+MEASURE_AGAIN_REMEDY = "delete its folder, and it is measured again"
 """The remedy for a damaged folder of a measured evaluation set."""
 
 RESULT = "result.json"
@@ -75,14 +82,14 @@ finished."""
 
 Lock = Literal["run", "evaluation", "analysis", "notes"]
 """The purpose for which a process locks the experiment: to run it, to evaluate it, to analyse it, or to write
-a note. ``evaluation`` is not in `_LOCKS`, since several processes may evaluate at a time: each has its own
-lock file (`ExperimentDirectory.evaluator`)."""
+a note. ``evaluation`` is not in `_LOCK_FILES`, since several processes may evaluate at a time: each has its
+own lock file (`ExperimentDirectory.evaluator`)."""
 
 _END_OF_WHOLE_LINE = re.compile(rb'"checksum": "[0-9a-f]+"\}\Z')
 """The end of a line of metrics that was not cut short: ``"checksum": "5be1…"}``."""
-_NUMBER = re.compile(r"\d{4,}")
+_NUMBERED_NAME = re.compile(r"\d{4,}")
 
-_LOCKS: dict[Lock, str] = {"run": ".lock", "analysis": ".analysis.lock", "notes": ".notes.lock"}
+_LOCK_FILES: dict[Lock, str] = {"run": ".lock", "analysis": ".analysis.lock", "notes": ".notes.lock"}
 
 
 @dataclass(frozen=True)
@@ -177,11 +184,11 @@ class ExperimentDirectory:
             if not path.is_file():
                 continue
             try:
-                summary = {**read_record(path, MEASURE_AGAIN), "iteration": i}
+                summary = {**read_record(path, MEASURE_AGAIN_REMEDY), "iteration": i}
                 float(summary["pass_at_1"])
             except (ValueError, KeyError, TypeError, OverflowError) as error:
                 raise ValueError(
-                    f"{path} is not an evaluation's summary ({error!r}): {MEASURE_AGAIN}"
+                    f"{path} is not an evaluation's summary ({error!r}): {MEASURE_AGAIN_REMEDY}"
                 ) from error
             summaries[i] = summary
         return summaries
@@ -220,7 +227,7 @@ class ExperimentDirectory:
         """Returns whether a checkpoint was due by iterations. All checkpoints of earlier versions were, and
         have no entry about it."""
         try:
-            state = read_record(self.checkpoint(i) / STATE, remedy="")  # its error is not shown
+            state = read_record(self.checkpoint(i) / STATE_FILE, remedy="")  # its error is not shown
             return bool(state.get("regular", True))
         except (Damaged, FileNotFoundError):
             # Damaged, or deleted meanwhile. The function that reads the checkpoint reports it.
@@ -229,10 +236,10 @@ class ExperimentDirectory:
     def refuse_misplaced_checkpoint(self, i: int) -> None:
         """Raises Damaged if a checkpoint's folder, or a part of it, belongs to another checkpoint."""
         folder = self.checkpoint(i)
-        state = read_record(folder / STATE, f"delete {folder}")
-        refuse_misplaced(state, folder / STATE, i)
+        state = read_record(folder / STATE_FILE, f"delete {folder}")
+        refuse_misplaced(state, folder / STATE_FILE, i)
         for part, digest in state.get("parts", {}).items():
-            sums = folder / part / SUMS
+            sums = folder / part / CHECKSUMS_FILE
             # A part without checksums was deleted: old checkpoints lose the trainer's state.
             if sums.is_file() and digest_of(sums) != digest:
                 raise Damaged(
@@ -260,7 +267,7 @@ class ExperimentDirectory:
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Appends a row to ``metrics.jsonl`` with its checksum, and returns when it is on the disk."""
         with self.metrics_file.open("a") as file:
-            file.write(json.dumps(sealed(row)) + "\n")
+            file.write(json.dumps(seal_record(row)) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -280,7 +287,7 @@ class ExperimentDirectory:
         rows = []
         for number, line in enumerate(lines, start=1):
             try:
-                rows.append(record_of(line))
+                rows.append(unseal_record(line))
             except Damaged as error:
                 # A crash cuts only the last line short, which then has neither a newline nor a checksum.
                 is_last_line = number == len(lines)
@@ -309,7 +316,7 @@ class ExperimentDirectory:
             ValueError: Another process has the lock.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / _LOCKS[lock]).open("w") as file:
+        with (self.path / _LOCK_FILES[lock]).open("w") as file:
             if not _try_lock(file, LOCK_TRIES + round(patience_s / LOCK_TRY_S)):
                 raise ValueError(
                     f"another process holds the lock of the {lock} in {self.path}: wait for it, or give this"
@@ -336,7 +343,7 @@ class ExperimentDirectory:
         """Returns whether a process holds the run's lock."""
         try:
             # A shared lock, so that several processes may look at once. Closing the file releases it.
-            with (self.path / _LOCKS["run"]).open() as file:
+            with (self.path / _LOCK_FILES["run"]).open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
@@ -347,7 +354,7 @@ class ExperimentDirectory:
 
 def _numbers_in(folder: Path) -> list[int]:
     """Returns the folder's entries whose names are numbers of four or more digits, as ascending numbers."""
-    return sorted(int(name) for name in _names_in(folder) if _NUMBER.fullmatch(name))
+    return sorted(int(name) for name in _names_in(folder) if _NUMBERED_NAME.fullmatch(name))
 
 
 def _names_in(folder: Path) -> list[str]:
@@ -402,9 +409,9 @@ def verify_answers(path: Path) -> None:
     summary = path.with_name(SUMMARY)
     if not summary.is_file():
         return  # the set is not measured yet
-    digest = read_record(summary, MEASURE_AGAIN).get("answers")
+    digest = read_record(summary, MEASURE_AGAIN_REMEDY).get("answers")
     if digest:  # summaries of earlier versions have none
-        verify_once(path, MEASURE_AGAIN, digest)
+        verify_once(path, MEASURE_AGAIN_REMEDY, digest)
 
 
 def is_over_after(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> bool:

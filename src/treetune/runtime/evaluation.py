@@ -25,7 +25,13 @@ from treetune.exceptions import CheckpointGone
 from treetune.rollouts import unavailable
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.metrics import DOMAIN_PREFIX
-from treetune.rollouts.numbers import EVALUATED, by_group, columns, evaluation_metrics, number_metrics
+from treetune.rollouts.numbers import (
+    EVALUATED_NUMBERS,
+    collect_number_columns,
+    evaluation_metrics,
+    group_numbers,
+    number_metrics,
+)
 from treetune.rollouts.storage import answer_row
 from treetune.runtime.base import EvaluationSet, PolicyIteration
 from treetune.runtime.claims import Claim, Claims
@@ -33,18 +39,18 @@ from treetune.runtime.console import Clock
 from treetune.runtime.directory import (
     ANSWERS,
     JOURNALS,
-    MEASURE_AGAIN,
+    MEASURE_AGAIN_REMEDY,
     SUMMARY,
     ExperimentDirectory,
     is_measured,
     missing_sets,
 )
-from treetune.runtime.generation import trajectories_on_first
+from treetune.runtime.generation import gather_trajectories_on_first
 from treetune.runtime.intervals import interval_of_mean
 from treetune.runtime.resources import RunResources
 from treetune.seeds import derived_random
 from treetune.store.checksums import digest_of, read_record, write_record
-from treetune.store.files import whole_file
+from treetune.store.files import write_atomically
 from treetune.tree import answers_of
 from treetune.vocabulary import Grade, Metrics, Problem, Trajectory, token_array
 
@@ -84,7 +90,8 @@ def evaluate(
     metrics: Metrics = {}
     for evaluation_set in resources.session.config.evaluation.sets:
         if is_measured(directory, done, evaluation_set):
-            summary = read_record(directory.evaluation(done, evaluation_set.label) / SUMMARY, MEASURE_AGAIN)
+            folder = directory.evaluation(done, evaluation_set.label)
+            summary = read_record(folder / SUMMARY, MEASURE_AGAIN_REMEDY)
             metrics |= _metrics_of_summary(evaluation_set.label, summary)
     return metrics
 
@@ -93,7 +100,7 @@ def _metrics_of_summary(label: str, summary: Mapping[str, Any]) -> Metrics:
     """Returns the metrics of a measured set, by names such as ``evaluation/test/pass_at_1``."""
 
     def pick(name_prefix: str, values: Mapping[str, Any]) -> Metrics:
-        return {name_prefix + name: values[name] for name in EVALUATED if values[name] is not None}
+        return {name_prefix + name: values[name] for name in EVALUATED_NUMBERS if values[name] is not None}
 
     metrics = pick(f"evaluation/{label}/", summary)
     for domain, summary_of_domain in summary.get("domains", {}).items():
@@ -103,7 +110,7 @@ def _metrics_of_summary(label: str, summary: Mapping[str, Any]) -> Metrics:
     return metrics | evaluation_metrics(label, summary)
 
 
-def set_problems(config: PolicyIteration, evaluation_set: EvaluationSet) -> list[Problem]:
+def problems_of_set(config: PolicyIteration, evaluation_set: EvaluationSet) -> list[Problem]:
     """Returns the problems of a set, in the order of their split.
 
     Raises:
@@ -144,7 +151,7 @@ def measure_set(
     session, config = resources.session, resources.session.config
     ranks, seed, context_length = session.ranks, config.evaluation.seed, config.context_length
     resources.wait_until_ready()
-    problems = set_problems(config, evaluation_set)
+    problems = problems_of_set(config, evaluation_set)
     rollout = evaluation_set.rollout(config)
     prompt_lengths = [len(session.model.codec.encode_prompt(problem)) for problem in problems]
     answerable: list[Problem] = []
@@ -178,10 +185,10 @@ def measure_set(
             if answerable:
                 trees, _ = rollout.run(context, answerable)
                 answers_of_rank = answers_of(trees)
-            services = by_group(resources.service_metrics(grader))
+            services = group_numbers(resources.service_metrics(grader))
         unavailable.report_ungraded(context, f"evaluating {name}", answers_of_rank)
 
-        trajectories = trajectories_on_first(ranks, "evaluation", answers_of_rank)
+        trajectories = gather_trajectories_on_first(ranks, "evaluation", answers_of_rank)
         message = ""
         if ranks.is_first:
             message = _describe_wrong_count(trajectories, answerable, evaluation_set.samples, rollout)
@@ -193,7 +200,7 @@ def measure_set(
         if ranks.is_first:
             for problem, prompt_length in zip(problems, prompt_lengths, strict=True):
                 if prompt_length >= context_length:
-                    trajectories += _unanswered(
+                    trajectories += _make_empty_answers(
                         problem, evaluation_set.samples, prompt_length, context_length
                     )
             if claim is not None and claim.is_lost():
@@ -206,16 +213,16 @@ def measure_set(
                     "split": evaluation_set.split,
                     "iteration": done,
                     **summarise(trajectories, seed, grader.same_answer),
-                    **by_domain(trajectories, seed, grader.same_answer),
+                    **summarise_domains(trajectories, seed, grader.same_answer),
                     "too_long": len(problems) - len(answerable),
                     "temperature": rollout.sampling.temperature,
                     "top_p": rollout.sampling.top_p,
                     "seed": seed,
-                    **by_group(number_metrics(columns(trajectories))),
+                    **group_numbers(number_metrics(collect_number_columns(trajectories))),
                     **services,
                 }
                 write_evaluation(folder, summary, trajectories)
-                session.console.say(f"{name}: {_describe(summary)}")
+                session.console.say(f"{name}: {_describe_summary(summary)}")
         ranks.barrier("evaluation written")
 
 
@@ -239,7 +246,7 @@ def _describe_wrong_count(
     return ""
 
 
-def by_domain(
+def summarise_domains(
     trajectories: Sequence[Trajectory], seed: int, same_answer: SameAnswer | None = None
 ) -> dict[str, Any]:
     """Returns the summary of each domain that has a graded answer: ``{"domains": {"math": {…}, …}}``.
@@ -262,26 +269,26 @@ def by_domain(
 
 def write_evaluation(folder: Path, summary: dict[str, Any], trajectories: Iterable[Trajectory]) -> None:
     """Writes the answers of a measured set, and then its summary with their checksum."""
-    with whole_file(folder / ANSWERS) as file:
+    with write_atomically(folder / ANSWERS) as file:
         file.writelines(json.dumps(answer_row(answer)) + "\n" for answer in trajectories)
     # The summary is written last, since it says that the set is measured.
     write_record(folder / SUMMARY, summary | {"answers": digest_of(folder / ANSWERS)})
 
 
-def _describe(summary: dict[str, Any]) -> str:
+def _describe_summary(summary: dict[str, Any]) -> str:
     """Returns a summary as one line for people: ``pass@1 0.480 [0.431, 0.529] on 500 problems``."""
     note = f", {summary['too_long']} of them with too long a prompt" if summary["too_long"] else ""
-    by_domain = ", ".join(
+    domains_text = ", ".join(
         f"{domain} {summary_of_domain['pass_at_1']:.3f}"
         for domain, summary_of_domain in summary.get("domains", {}).items()
     )
     return (
         f"pass@1 {summary['pass_at_1']:.3f} [{summary['ci_low']:.3f}, {summary['ci_high']:.3f}]"
-        f" on {summary['n_problems']} problems{note}{f' ({by_domain})' if by_domain else ''}"
+        f" on {summary['n_problems']} problems{note}{f' ({domains_text})' if domains_text else ''}"
     )
 
 
-def _unanswered(problem: Problem, samples: int, length: int, context_length: int) -> list[Trajectory]:
+def _make_empty_answers(problem: Problem, samples: int, length: int, context_length: int) -> list[Trajectory]:
     """Returns empty answers, which count as wrong, to a problem whose prompt fills the context."""
     message = f"the prompt of {length} tokens fills the context of {context_length}"
     answer = Trajectory(
@@ -325,13 +332,13 @@ def summarise(
     # pass@1
     counts: list[int] = []
     correct_counts: list[int] = []
-    shares: list[float] = []
+    correct_shares: list[float] = []
     for group in groups:
         correct = sum(sample.grade.correct for sample in group)
         counts.append(len(group))
         correct_counts.append(correct)
-        shares.append(correct / len(group))
-    low, high = interval_of_mean(shares, seed)
+        correct_shares.append(correct / len(group))
+    low, high = interval_of_mean(correct_shares, seed)
 
     # pass@k. A k above every problem's number of graded samples would leave no problem for it.
     n = min(n_samples.values())  # that of every problem, as `measure_set` has checked
@@ -360,7 +367,7 @@ def summarise(
     return {
         "n_problems": len(groups),
         "samples": n,
-        "pass_at_1": math.fsum(shares) / len(shares),
+        "pass_at_1": math.fsum(correct_shares) / len(correct_shares),
         "ci_low": low,
         "ci_high": high,
         "pass_at_k": mean_pass_at,
@@ -425,16 +432,16 @@ def majority_is_right(group: Sequence[Trajectory], same_answer: SameAnswer | Non
     votes_of_class: dict[str, int] = {}  # by the first answer of each class of equal answers
     for answer, votes in wrong_votes.items():
         representative = answer
-        for other in votes_of_class:
+        for earlier_answer in votes_of_class:
             if comparisons == MOST_COMPARISONS:
                 break
             comparisons += 1
-            is_same = same_answer(answer, other, problem)
+            is_same = same_answer(answer, earlier_answer, problem)
             if is_same is None:
                 # The comparison hung or crashed. Each further comparison might take a whole deadline.
                 comparisons = MOST_COMPARISONS
             elif is_same:
-                representative = other
+                representative = earlier_answer
                 break
         votes_of_class[representative] = votes_of_class.get(representative, 0) + votes
         if beats_right_answers(representative, votes_of_class[representative]):

@@ -13,10 +13,10 @@ from treetune.tasks.base import Task
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Grade, Problem
 
-EXAMPLES = 8
+MOST_EXAMPLE_PROBLEMS = 8
 """The number of problems that are searched for one whose grader is a function of the user."""
 
-FORMS = ("\\boxed{{{gold}}}", "#### {gold}", "<answer>{gold}</answer>")
+ANSWER_FORMS = ("\\boxed{{{gold}}}", "#### {gold}", "<answer>{gold}</answer>")
 """Forms in which reward functions often look for an answer. A function that looks for one of them finds no
 answer in the bare reference answer."""
 
@@ -42,7 +42,7 @@ def describe_first_reward(task: Task, deadline: float) -> Iterator[str]:
     asks_service = any(grader.isolation == "service" for grader in graders)
     if not has_function or asks_service or missing_requirements(graders):
         return
-    for problem in task.examples(EXAMPLES):
+    for problem in task.examples(MOST_EXAMPLE_PROBLEMS):
         grader = task.grader.of(problem)
         if isinstance(grader, FunctionGrader):
             yield from _try_function(grader.path, task, problem, deadline)
@@ -77,7 +77,7 @@ def _try_function(path: str, task: Task, problem: Problem, deadline: float) -> I
 
 def _responses_with_the_answer(task: Task, problem: Problem) -> list[str]:
     """Returns responses that contain the reference answer: in common forms, and the demonstration."""
-    responses = [form.format(gold=problem.gold) for form in FORMS]
+    responses = [form.format(gold=problem.gold) for form in ANSWER_FORMS]
     with contextlib.suppress(ValueError):  # the task has no demonstrations
         responses.append(task.demonstration(problem, 0))
     return responses

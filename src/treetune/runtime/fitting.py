@@ -56,7 +56,7 @@ def refuse_what_does_not_fit(config: PolicyIteration) -> None:
     """
     rank, local_rank = os.environ.get("RANK", "0"), os.environ.get("LOCAL_RANK", "0")
     try:
-        plan = plan_here(config)
+        plan = plan_on_this_machine(config)
     except ValueError as error:
         if rank == "0":
             print(f"note: it was not checked whether the run fits this machine: {error}", file=sys.stderr)
@@ -78,7 +78,7 @@ def refuse_what_does_not_fit(config: PolicyIteration) -> None:
     )
 
 
-def plan_here(config: PolicyIteration) -> Plan | None:
+def plan_on_this_machine(config: PolicyIteration) -> Plan | None:
     """Returns the run's plan on this machine; None if `plan.check` is false. Raises ValueError if no plan can
     be made."""
     return Plan.of(config, this_machine(is_rank=True)) if config.plan.check else None
@@ -93,7 +93,7 @@ def size_engine(config: PolicyIteration, settings: VllmSettings) -> VllmSettings
     """
     # If no plan can be made, `refuse_what_does_not_fit` has said so before.
     with contextlib.suppress(ValueError):
-        plan = plan_here(config)
+        plan = plan_on_this_machine(config)
         if plan is not None and plan.engine is not None and plan.machine.device == "cuda":
             return replace(plan.engine.settings, max_num_seqs=plan.sequences_at_once)
     return settings
@@ -106,6 +106,6 @@ def write_prediction(session: Session) -> None:
         return
     # If no plan can be made, `refuse_what_does_not_fit` has said so before.
     with contextlib.suppress(ValueError):
-        plan = plan_here(session.config)
+        plan = plan_on_this_machine(session.config)
         if plan is not None:
             write_record(session.directory.path / PREDICTION, predict_metrics(plan))

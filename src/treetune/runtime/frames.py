@@ -18,7 +18,7 @@ from treetune.vocabulary import CORRECT_SCORE, Episode
 if TYPE_CHECKING:
     import pandas as pd
 
-SAMPLED = "sampled"
+SAMPLED_SET = "sampled"
 """The `set` of answers that were sampled to train on."""
 
 
@@ -49,7 +49,7 @@ class RunFrames:
     @cached_property
     def metrics(self) -> pd.DataFrame:
         """A row for each finished iteration: ``train/loss``, ``episodes/reward``, ``seconds/total``, …"""
-        return _frame(self._directory.read_metrics())
+        return _make_frame(self._directory.read_metrics())
 
     @cached_property
     def answers(self) -> pd.DataFrame:
@@ -58,7 +58,7 @@ class RunFrames:
         `correct` is True if the reward is at least 1 (`CORRECT_SCORE`). `reward` is None if the answer could
         not be graded; `correct` is then False.
         """
-        return _frame(self._answers())
+        return _make_frame(self._answers())
 
     @cached_property
     def episodes(self) -> pd.DataFrame:
@@ -81,7 +81,7 @@ class RunFrames:
                     "logprobs": episode.behaviour_logprobs,
                 }
             )
-        return _frame(rows)
+        return _make_frame(rows)
 
     @cached_property
     def values(self) -> pd.DataFrame:
@@ -94,8 +94,8 @@ class RunFrames:
         """
         rows: list[dict[str, Any]] = []
         for iteration, episode in self._episodes():
-            rows += _steps(iteration, episode)
-        return _frame(rows)
+            rows += _rows_of_steps(iteration, episode)
+        return _make_frame(rows)
 
     def _episodes(self) -> Iterator[tuple[int, Episode]]:
         for iteration in self._directory.iterations_with(EPISODES):
@@ -107,7 +107,7 @@ class RunFrames:
         evaluations."""
         for iteration in self._directory.iterations_with(TRAJECTORIES):
             for answer in read_trajectories(self._directory.iteration(iteration) / TRAJECTORIES):
-                origin = {"set": SAMPLED, "iteration": iteration, "answer": answer.id}
+                origin = {"set": SAMPLED_SET, "iteration": iteration, "answer": answer.id}
                 yield origin | answer_row(answer) | {"correct": answer.grade.correct}
         for done, name in self._directory.evaluations():
             path = self._directory.evaluation(done, name) / ANSWERS
@@ -119,7 +119,7 @@ class RunFrames:
                 yield origin | row | {"correct": (row["reward"] or 0.0) >= CORRECT_SCORE}
 
 
-def _steps(iteration: int, episode: Episode) -> Iterator[dict[str, Any]]:
+def _rows_of_steps(iteration: int, episode: Episode) -> Iterator[dict[str, Any]]:
     """Yields the rows of `values` for an episode."""
     ends = episode.step_ends
     for number, (start, end) in enumerate(zip((0, *ends[:-1]), ends, strict=True)):
@@ -139,7 +139,7 @@ def _steps(iteration: int, episode: Episode) -> Iterator[dict[str, Any]]:
         }
 
 
-def _frame(rows: Any) -> pd.DataFrame:
+def _make_frame(rows: Any) -> pd.DataFrame:
     """Returns a data frame of rows, which are dictionaries."""
     import pandas
 

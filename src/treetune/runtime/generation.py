@@ -72,7 +72,7 @@ from treetune.runtime.directory import (
 from treetune.runtime.machine import memory_in_use
 from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
-from treetune.store.checksums import read_record, seal_of, write_record
+from treetune.store.checksums import read_record, read_seal, write_record
 from treetune.tasks.drawing import DrawingContext
 from treetune.trainer.ranks import Ranks
 from treetune.tree import Tree, answers_of, trees_of
@@ -85,13 +85,13 @@ need it."""
 MEMORY_FILE = "memory.json"
 """In an iteration's folder: what shaping remembers of that iteration and all before it."""
 
-CARRIED = "carried.arrow"
+CARRIED_ANSWERS = "carried.arrow"
 """In an iteration's folder: the answers that a rollout carries over to the next iteration."""
 
-BEGIN_AGAIN = "put it back, or begin again under another experiment_name"
+BEGIN_AGAIN_REMEDY = "put it back, or begin again under another experiment_name"
 """The remedy for a record of an earlier iteration that is gone or damaged."""
 
-FILE_POLL_S = 0.2
+POLL_FILE_EVERY_S = 0.2
 """Seconds between two checks for a file that another machine writes."""
 
 
@@ -174,7 +174,7 @@ def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) ->
 
     # Draw the problems.
     all_problems = session.train_problems
-    drawing = _drawing(session, iteration)
+    drawing = _make_drawing_context(session, iteration)
     drawing_rule = config.task.drawing_rule()
     problems = drawing_rule.draw(all_problems, config.problems_per_iteration or len(all_problems), drawing)
 
@@ -189,15 +189,15 @@ def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) ->
             config.rollout,
             seed=config.seed,
             iteration=iteration,
-            journal=_journal(resources, folder, "rollout"),
-            continuations=_journal(resources, folder, "credit"),
+            journal=_journal_path(resources, folder, "rollout"),
+            continuations=_journal_path(resources, folder, "credit"),
             progress=show_progress,
             observe=partial(_check_answered, resources),
         )
         further_problems = FurtherProblems(lambda: drawing_rule.draw_further(all_problems, problems, drawing))
         context = replace(context, further_problems=further_problems)
         if config.rollout.carries:  # such a rollout continues answers that the iteration before began
-            context = replace(context, carry_over=_carry_over(session, iteration))
+            context = replace(context, carry_over=_make_carry_over(session, iteration))
         rollout_context = context
         # A credit may begin to sample continuations of an answer while other answers are still sampled.
         # `attach` returns a context with an observer of the answers, by which `early` gets each answer as
@@ -224,10 +224,10 @@ def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) ->
     if samples_answers:  # demonstrations are cheaper to make again than to store
         tokens_of_rank = sum(tree.sampled_tokens for tree in trees)
         metrics[SAMPLED_TOKENS] = float(sum(ranks.exchange("tokens of answers", tokens_of_rank)))
-        answers_of_all_ranks = trajectories_on_first(ranks, "trajectories", answers_of(trees))
+        answers_of_all_ranks = gather_trajectories_on_first(ranks, "trajectories", answers_of(trees))
     if ranks.is_first:
         if drawing_rule.reads_pass_rates:
-            write_record(folder / PASS_RATES, _pass_rates(answers_of_all_ranks))
+            write_record(folder / PASS_RATES, _compute_pass_rates(answers_of_all_ranks))
         # Credit may have begun to sample continuations: their seconds are written, too. If this process is
         # killed during credit, the next process reads them and adds them to its clock.
         _write_phase(folder / ROLLOUT_METRICS, metrics, clock, "generation", begun_phase="credit")
@@ -237,23 +237,23 @@ def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) ->
     return RolloutPhase(trees, metrics, early)
 
 
-def _drawing(session: Session, iteration: int) -> DrawingContext:
+def _make_drawing_context(session: Session, iteration: int) -> DrawingContext:
     """Returns what a rule for drawing problems may read. Files of earlier iterations are read only if the
     rule asks for them, and each file once."""
 
     @cache
     def read_metrics(earlier_iteration: int) -> Metrics:
-        return _read_earlier(session, earlier_iteration, ROLLOUT_METRICS, HOW_PROBLEMS_WENT)["metrics"]
+        return _read_earlier(session, earlier_iteration, ROLLOUT_METRICS, PURPOSE_OF_DRAWING)["metrics"]
 
     @cache
     def read_pass_rates(earlier_iteration: int) -> dict[str, float]:
-        return _read_earlier(session, earlier_iteration, PASS_RATES, HOW_PROBLEMS_WENT)
+        return _read_earlier(session, earlier_iteration, PASS_RATES, PURPOSE_OF_DRAWING)
 
     config = session.config
     return DrawingContext(config.seed, iteration, config.problem_sampling, read_metrics, read_pass_rates)
 
 
-def _pass_rates(answers: Sequence[Trajectory]) -> dict[str, float]:
+def _compute_pass_rates(answers: Sequence[Trajectory]) -> dict[str, float]:
     """Returns the share of right answers of each problem, among those that could be graded."""
     correct_by_problem: dict[str, list[bool]] = {}
     for answer in answers:
@@ -284,10 +284,10 @@ def _run_credit_phase(
             config.rollout,
             seed=config.seed,
             iteration=iteration,
-            journal=_journal(resources, folder, "credit") if config.credit.needs_engine else None,
+            journal=_journal_path(resources, folder, "credit") if config.credit.needs_engine else None,
             # An environment's replies to early continuations are in the rollout's journal, with its replies
             # to answers.
-            earlier=_journal(resources, folder, "rollout"),
+            earlier=_journal_path(resources, folder, "rollout"),
             progress=show_progress,
         )
         context = replace(context, shaping_memory=memory)
@@ -350,7 +350,7 @@ def assign_credit(
             " problem is left to learn from. The same command grades the stored answers again"
         )
     # The first rank selects, because a selection may compare episodes of all ranks.
-    all_episodes = episodes_on_first(ranks, "episodes", episodes)
+    all_episodes = gather_episodes_on_first(ranks, "episodes", episodes)
     selected: list[Episode] = []
     selection_metrics: Metrics = {}
     if ranks.is_first:
@@ -407,9 +407,9 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metr
         the longest of all ranks. They stay with generation.
     """
     tokens_and_calls = engine.sampled[CONTINUATION_PRIORITY], engine.calls
-    by_rank = ranks.exchange("continuations among answers", tokens_and_calls)
-    tokens = sum(tokens_of_rank for tokens_of_rank, _ in by_rank)
-    calls_by_rank = [calls for _, calls in by_rank]
+    counts_by_rank = ranks.exchange("continuations among answers", tokens_and_calls)
+    tokens = sum(tokens_of_rank for tokens_of_rank, _ in counts_by_rank)
+    calls_by_rank = [calls for _, calls in counts_by_rank]
     # The times of calls are seconds since the engine was made; the clock wants seconds since 1970.
     engine_made_at = time.time() - engine.now()
     # A call (`CallTimes`) is one program, a coroutine that requests samples, which the engine ran. Its span
@@ -435,7 +435,7 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metr
 # Files of an iteration
 
 
-def _journal(resources: RunResources, folder: Path, phase: str) -> Path | None:
+def _journal_path(resources: RunResources, folder: Path, phase: str) -> Path | None:
     """Returns the file of this rank's answered requests in a phase; None if nothing is sampled."""
     if resources.server.engine is None:
         return None
@@ -479,7 +479,7 @@ def _read_phase(path: Path, clock: Clock, phase: str, begun_phase: str | None = 
     return record["metrics"]
 
 
-HOW_PROBLEMS_WENT = "which has the policy's results on earlier problems"
+PURPOSE_OF_DRAWING = "which has the policy's results on earlier problems"
 """The purpose of the files that the drawing of problems reads, for the message that one of them is gone."""
 
 
@@ -495,10 +495,10 @@ def _read_earlier(session: Session, iteration: int, name: str, purpose: str) -> 
     path = session.directory.iteration(iteration) / name
     record = None
     if session.ranks.is_first and path.is_file():
-        record = read_record(path, BEGIN_AGAIN)
+        record = read_record(path, BEGIN_AGAIN_REMEDY)
     record = session.ranks.from_first(f"earlier {name}", record)
     if record is None:
-        raise ValueError(f"{path} is gone, {purpose}: {BEGIN_AGAIN}")
+        raise ValueError(f"{path} is gone, {purpose}: {BEGIN_AGAIN_REMEDY}")
     return record
 
 
@@ -515,7 +515,7 @@ def read_shaping_memory(session: Session, iteration: int) -> ShapingMemory:
     return ShapingMemory(_read_earlier(session, iteration - 1, MEMORY_FILE, purpose))
 
 
-def _carry_over(session: Session, iteration: int) -> CarryOver:
+def _make_carry_over(session: Session, iteration: int) -> CarryOver:
     """Returns the answers that the iteration before carried over, of all ranks, and a function that stores
     those of this iteration.
 
@@ -524,7 +524,7 @@ def _carry_over(session: Session, iteration: int) -> CarryOver:
     """
     answers: list[Trajectory] = []
     if iteration > 0:
-        path = session.directory.iteration(iteration - 1) / CARRIED
+        path = session.directory.iteration(iteration - 1) / CARRIED_ANSWERS
         if not path.is_file():
             raise ValueError(
                 f"{path} is gone, which has the answers that iteration {iteration + 1} continues: put it"
@@ -533,9 +533,9 @@ def _carry_over(session: Session, iteration: int) -> CarryOver:
         answers = read_trajectories(path)
 
     def keep(carried: Sequence[Trajectory]) -> None:
-        carried_by_all_ranks = trajectories_on_first(session.ranks, "carried answers", carried)
+        carried_by_all_ranks = gather_trajectories_on_first(session.ranks, "carried answers", carried)
         if session.ranks.is_first:
-            write_trajectories(session.directory.iteration(iteration) / CARRIED, carried_by_all_ranks)
+            write_trajectories(session.directory.iteration(iteration) / CARRIED_ANSWERS, carried_by_all_ranks)
 
     return CarryOver(answers, keep)
 
@@ -555,7 +555,7 @@ def trees_of_rank(ranks: Ranks, trajectories: list[Trajectory]) -> list[Tree]:
     return trees_of(answer for answer in trajectories if answer.problem.id in problems_of_rank)
 
 
-def trajectories_on_first(ranks: Ranks, name: str, answers: Sequence[Trajectory]) -> list[Trajectory]:
+def gather_trajectories_on_first(ranks: Ranks, name: str, answers: Sequence[Trajectory]) -> list[Trajectory]:
     """Returns the answers of all ranks, rank after rank, on the first rank; none on the others.
     Collective."""
     if ranks.world_size == 1:
@@ -566,7 +566,7 @@ def trajectories_on_first(ranks: Ranks, name: str, answers: Sequence[Trajectory]
     return all_answers
 
 
-def episodes_on_first(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> list[Episode]:
+def gather_episodes_on_first(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> list[Episode]:
     """Returns the episodes of all ranks, rank after rank, on the first rank; none on the others.
     Collective."""
     if ranks.world_size == 1:
@@ -577,7 +577,7 @@ def episodes_on_first(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> l
     return all_episodes
 
 
-def episodes_of_first(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> list[Episode]:
+def send_episodes_of_first(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> list[Episode]:
     """Returns the episodes of the first rank, on every rank. Collective."""
     if ranks.world_size == 1:
         return list(episodes)
@@ -585,7 +585,7 @@ def episodes_of_first(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> l
     return episodes_from_bytes(ranks.from_first(name, serialised))
 
 
-def episodes_on_all(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> list[Episode]:
+def gather_episodes_on_all(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> list[Episode]:
     """Returns the episodes of all ranks, rank after rank, on every rank. Collective."""
     if ranks.world_size == 1:
         return list(episodes)
@@ -604,14 +604,14 @@ def wait_for_stored_episodes(ranks: Ranks, path: Path) -> StoredEpisodes:
     """
     # The seal is the end of the file, with the file's checksum. An older file of the same name has another
     # seal.
-    seal = ranks.from_first("episodes are stored", seal_of(path) if ranks.is_first else None)
+    seal = ranks.from_first("episodes are stored", read_seal(path) if ranks.is_first else None)
     deadline = time.monotonic() + ranks.deadline_s
-    while seal_of(path) != seal:
+    while read_seal(path) != seal:
         if time.monotonic() > deadline:
             raise RuntimeError(
                 f"{platform.node()} doesn't see {path} as the first rank has written it, after"
                 f" {ranks.deadline_s:.0f} s: the experiment's folder must be on a file system that all"
                 " machines share"
             )
-        time.sleep(FILE_POLL_S)
+        time.sleep(POLL_FILE_EVERY_S)
     return StoredEpisodes(path)

@@ -23,32 +23,31 @@ def interval_of_mean(values: Sequence[float], seed: int) -> tuple[float, float]:
     intervals contain the true mean in only 80 of 100 cases.
     """
     if all(value in (0.0, 1.0) for value in values):
-        return wilson(sum(values), len(values))
-    return bootstrap(values, seed)
+        return wilson_interval(sum(values), len(values))
+    return bootstrap_interval(values, seed)
 
 
-def wilson(right: float, of: int) -> tuple[float, float]:
+def wilson_interval(successes: float, trials: int) -> tuple[float, float]:
     """Returns Wilson's interval of a binomial share (Journal of the American Statistical Association 22,
     1927).
 
-    Example: ``wilson(12, 30)`` is about (0.246, 0.577).
+    Example: ``wilson_interval(12, 30)`` is about (0.246, 0.577).
     """
-    share, scale = right / of, 1 + NORMAL_QUANTILE**2 / of
-    centre = (share + NORMAL_QUANTILE**2 / (2 * of)) / scale
-    half_width = (
-        NORMAL_QUANTILE / scale * math.sqrt(share * (1 - share) / of + NORMAL_QUANTILE**2 / (4 * of**2))
-    )
+    share, scale = successes / trials, 1 + NORMAL_QUANTILE**2 / trials
+    centre = (share + NORMAL_QUANTILE**2 / (2 * trials)) / scale
+    variance = share * (1 - share) / trials + NORMAL_QUANTILE**2 / (4 * trials**2)
+    half_width = NORMAL_QUANTILE / scale * math.sqrt(variance)
     # For a share of 0 the lower bound is exactly 0, and for 1 the upper bound exactly 1. Rounding would miss
     # both.
-    lower = centre - half_width if right else 0.0
-    upper = centre + half_width if right < of else 1.0
+    lower = centre - half_width if successes else 0.0
+    upper = centre + half_width if successes < trials else 1.0
     return lower, upper
 
 
-def bootstrap(values: Sequence[float], seed: int) -> tuple[float, float]:
+def bootstrap_interval(values: Sequence[float], seed: int) -> tuple[float, float]:
     """Returns the percentile interval of the mean under resampling of the problems."""
     generator = derived_random(seed, "bootstrap")
-    size = len(values)
-    means = sorted(math.fsum(generator.choices(values, k=size)) / size for _ in range(RESAMPLES))
-    tail = (1 - CONFIDENCE_LEVEL) / 2
-    return means[int(tail * len(means))], means[int((1 - tail) * len(means)) - 1]
+    count = len(values)
+    means = sorted(math.fsum(generator.choices(values, k=count)) / count for _ in range(RESAMPLES))
+    tail_share = (1 - CONFIDENCE_LEVEL) / 2
+    return means[int(tail_share * len(means))], means[int((1 - tail_share) * len(means)) - 1]

@@ -17,7 +17,7 @@ from treetune.domains.endpoints.settings import EndpointAddress, EndpointMessage
 from treetune.domains.graders.judge import JudgeGrader, JudgeModel, RunningJudge, asks_the_run
 from treetune.engine.base import EngineLaunch, Rendezvous
 from treetune.engine.client import MODEL_NAME, Address
-from treetune.engine.server import POLL_S, Server, close_servers, start_servers
+from treetune.engine.server import POLL_SERVER_EVERY_S, Server, close_servers, start_servers
 from treetune.exceptions import EndpointError, RequestRefused, Unanswered
 from treetune.models.policy_files import resolve_policy
 from treetune.runtime.session import Session
@@ -74,7 +74,7 @@ def make_judge(settings: JudgeModel, servers: Sequence[Server]) -> RunningJudge:
             addresses = [address for server in servers if (address := server.current_address()) is not None]
             if addresses:
                 return _endpoint_address(addresses[next(question_numbers) % len(addresses)])
-            time.sleep(POLL_S)
+            time.sleep(POLL_SERVER_EVERY_S)
 
     def report_failure(failed_address: EndpointAddress, reason: str) -> None:
         for server in servers:
@@ -113,7 +113,7 @@ def refuse_unusable_judge(judge: RunningJudge, task: Task, problems: Sequence[Pr
     system: list[EndpointMessage] = [] if grader.system is None else [("system", grader.system)]
     # Without retries, a judge that can't answer is reported at once.
     request_settings = replace(judge.request_settings, retries=0)
-    body = request_settings.question(judge.name, [*system, ("user", grader.question("", problem))], {})
+    body = request_settings.request_body(judge.name, [*system, ("user", grader.question("", problem))], {})
 
     async def ask() -> None:
         async with EndpointClient(request_settings, judge.choose_server, is_stopping=lambda: False) as client:

@@ -49,7 +49,7 @@ from treetune.vocabulary import Episode, Metrics
 if TYPE_CHECKING:
     from treetune.trainer.core import PolicyTrainer
 
-END_S = 30.0
+THREAD_END_TIMEOUT_S = 30.0
 """The longest that a run which ends waits for its second thread."""
 
 Generated = tuple[Collection[Episode], Metrics, Clock]
@@ -60,9 +60,9 @@ def run_iterations(
     session: Session, server: PolicyServer, resources: RunResources, trainer: PolicyTrainer
 ) -> None:
     """Runs every iteration that the experiment still needs. Collective."""
-    first = resume(session, server, trainer)
-    with Record.open(session, server, trainer, first) as record, Lookahead.open(resources) as lookahead:
-        for iteration in session.remaining_iterations(first):
+    start = resume(session, server, trainer)
+    with Record.open(session, server, trainer, start) as record, Lookahead.open(resources) as lookahead:
+        for iteration in session.remaining_iterations(start):
             clock = Clock(session.console.timeline, iteration)
             with record.before_training(iteration):  # a signal may end the run in this block
                 episodes, metrics = lookahead.take_episodes(iteration, clock)
@@ -92,7 +92,7 @@ class Lookahead:
         at the end of the run:
           work.put(None)  ──────────────────────────►  returns, once it has finished what it does
           engine.close() if a future isn't done  ───►  the request that it waits for raises
-          thread.join(END_S)
+          thread.join(THREAD_END_TIMEOUT_S)
 
     The threads never use the engine at the same time: the main thread samples (evaluation) and loads weights
     only while the other one waits. The second threads of all ranks communicate in a separate process group,
@@ -220,4 +220,4 @@ class Lookahead:
             # The run ends early. If the thread waits for the engine, its call then raises, and the thread
             # ends.
             engine.close()
-        self._thread.join(END_S)
+        self._thread.join(THREAD_END_TIMEOUT_S)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
-from treetune.engine.settings import GIB, host_memory
+from treetune.engine.settings import GIB, read_host_memory
 from treetune.processes.lifetime import launcher_processes
 from treetune.store.held_folders import SHARED_MEMORY
 
@@ -41,7 +41,7 @@ INSTRUCTION_SETS = (
 )
 """The flags of /proc/cpuinfo by which libraries choose their kernels."""
 
-SETTINGS = (
+KERNEL_VARIABLES = (
     "ONEDNN_MAX_CPU_ISA",
     "DNNL_MAX_CPU_ISA",
     "ATEN_CPU_CAPABILITY",
@@ -88,18 +88,20 @@ class Machine:
     @property
     def description(self) -> str:
         """The machine for people, such as ``4 of 8 GPUs (one for each rank) of 80 GiB``."""
-        several = f"{self.nodes} machines, each with " if self.nodes > 1 else ""
+        machines_text = f"{self.nodes} machines, each with " if self.nodes > 1 else ""
         ranks = "one rank" if self.ranks == 1 else f"{self.ranks} ranks"
         if self.device == "cpu":
             memory = "" if self.host_memory is None else f" and {self.host_memory / GIB:.1f} GiB of memory"
-            return f"{several}no GPU, {self.cores} cores{memory}, {ranks}"
+            return f"{machines_text}no GPU, {self.cores} cores{memory}, {ranks}"
         gpus = "one GPU" if self.ranks == 1 else f"{self.ranks} GPUs"
         if self.gpus is not None and self.gpus > self.ranks:
             gpus = f"{self.ranks} of {self.gpus} GPUs (one for each rank)"
-        return f"{several}{gpus} of {self.device_memory / GIB:.0f} GiB"
+        return f"{machines_text}{gpus} of {self.device_memory / GIB:.0f} GiB"
 
 
-def described_machine(gpus: int, memory_gib: float, nodes: int = 1, host_gib: float | None = None) -> Machine:
+def make_described_machine(
+    gpus: int, memory_gib: float, nodes: int = 1, host_gib: float | None = None
+) -> Machine:
     """Returns a machine from a user's description. With `host_gib` None, the host's memory is unknown."""
     return Machine(
         device="cuda",
@@ -128,18 +130,18 @@ def this_machine(environment: Mapping[str, str] = os.environ, *, is_rank: bool =
     memories = [int(line) * MIB for line in query_gpus("memory.total", environment) if line.isdecimal()]
     # DeepSpeed's launcher sets LOCAL_SIZE to the number of ranks on this machine, torchrun LOCAL_WORLD_SIZE.
     # Both set WORLD_SIZE to the number of ranks on all machines.
-    world = int(environment.get("WORLD_SIZE", "0"))
-    local = int(environment.get("LOCAL_SIZE") or environment.get("LOCAL_WORLD_SIZE", "0"))
+    world_ranks = int(environment.get("WORLD_SIZE", "0"))
+    local_ranks = int(environment.get("LOCAL_SIZE") or environment.get("LOCAL_WORLD_SIZE", "0"))
     ranks_without_launcher = 1 if is_rank else max(1, len(memories))
-    ranks = local or world or ranks_without_launcher
+    ranks = local_ranks or world_ranks or ranks_without_launcher
     return Machine(
         device="cuda" if memories else "cpu",
         ranks=ranks,
         cores=len(os.sched_getaffinity(0)),
         device_memory=min(memories, default=0),  # a run has to fit on the smallest GPU
-        host_memory=host_memory(),
+        host_memory=read_host_memory(),
         shared_memory=shutil.disk_usage(SHARED_MEMORY).total if os.access(SHARED_MEMORY, os.W_OK) else 0,
-        nodes=max(1, world // ranks),
+        nodes=max(1, world_ranks // ranks),
         gpus=len(memories) or None,
         is_here=True,
     )
@@ -188,7 +190,7 @@ def query_gpus(field: str, environment: Mapping[str, str] = os.environ) -> list[
     return [line.strip() for line in process.stdout.splitlines()]
 
 
-def gpus() -> list[str]:
+def list_gpus() -> list[str]:
     """Returns the GPUs to use: those that CUDA_VISIBLE_DEVICES names or, if it isn't set, all by number."""
     visible = _visible_gpus(os.environ)
     if visible is not None:
@@ -201,21 +203,21 @@ def gpus() -> list[str]:
     return []
 
 
-def in_units(size: int) -> str:
+def format_bytes(size: int) -> str:
     """Returns a number of bytes as text: ``1.50 GiB``, or ``12.0 MiB`` if it is less than 0.1 GiB."""
     return f"{size / GIB:.2f} GiB" if size >= GIB / 10 else f"{size / MIB:.1f} MiB"
 
 
-def processor() -> tuple[str, frozenset[str]]:
+def read_processor() -> tuple[str, frozenset[str]]:
     """Returns the first processor: its name with family, model, stepping and cache, and its flags.
 
     The name alone is not enough: virtual machines call many generations "Intel(R) Xeon(R) Processor".
     """
     try:
-        first, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
+        first_core, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
     except OSError:
         return platform.processor() or platform.machine(), frozenset()
-    lines = (line.partition(":") for line in first.splitlines())
+    lines = (line.partition(":") for line in first_core.splitlines())
     facts = {name.strip(): value.strip() for name, _, value in lines}
     description = [facts.get("model name", platform.machine())]
     description += [
@@ -225,7 +227,7 @@ def processor() -> tuple[str, frozenset[str]]:
     return ", ".join(description), frozenset(flags.split())
 
 
-def versions() -> dict[str, str]:
+def read_versions() -> dict[str, str]:
     """Returns the installed versions of the packages that results depend on."""
     installed = {}
     for package in PACKAGES:
@@ -241,16 +243,16 @@ def facts_that_decide_bits(ranks: int, engine: EngineSettings) -> dict[str, Any]
     """
     import torch
 
-    model, flags = processor()
+    model, flags = read_processor()
     facts: dict[str, Any] = {
         "processor": model,
         "instruction_sets": [name for name in INSTRUCTION_SETS if name in flags],
         "ranks": ranks,
         "threads": torch.get_num_threads(),
         "engine_threads": engine.threads(ranks),
-        "settings": {name: os.environ[name] for name in SETTINGS if name in os.environ},
+        "settings": {name: os.environ[name] for name in KERNEL_VARIABLES if name in os.environ},
         "python": platform.python_version(),
-        "packages": versions(),
+        "packages": read_versions(),
         "torch_kernels": torch.backends.cpu.get_cpu_capability(),
     }
     if torch.cuda.is_available():

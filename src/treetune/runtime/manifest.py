@@ -26,14 +26,14 @@ from typing_extensions import override
 
 from treetune.config.build import part_at
 from treetune.config.explain import as_plain
-from treetune.config.folders import own_modules, searched
-from treetune.config.layers import relative
+from treetune.config.folders import own_modules, search_folders_and_names
+from treetune.config.layers import shorten_path
 from treetune.config.remedies import override_option
 from treetune.config.schema import keys_of
 from treetune.contracts import Part
 from treetune.credit.reward_models import reward_model_of
 from treetune.exceptions import Damaged
-from treetune.runtime.base import PolicyIteration, Runtime, unsafe_remarks, without_sandbox
+from treetune.runtime.base import PolicyIteration, Runtime, describe_unsafe_keys, find_keys_without_sandbox
 from treetune.runtime.directory import CONFIG, ExperimentDirectory
 from treetune.runtime.machine import describe_different_bits, facts_that_decide_bits
 from treetune.store.checksums import config_hash, read_record, write_record
@@ -70,15 +70,15 @@ def begin_or_resume(
     if not (directory.config_file).is_file() or not directory.has_work():
         write_record(directory.manifest_file, _first_manifest(config, plain, inputs, bits_now))
         write_json(directory.config_file, plain)
-        return unsafe_remarks(plain)
+        return describe_unsafe_keys(plain)
     refuse_other_ranks(directory, ranks)
     manifest = read_manifest(directory)
     earlier_inputs = newest_inputs(manifest)
     # The start model may be in another folder now: only its content counts.
     is_same_model = _is_same_model(earlier_inputs, inputs)
     changed_keys = refuse_changed_settings(directory.path, plain, config, same_model=is_same_model)
-    remarks = unsafe_remarks(plain)
-    if earlier_inputs is not None and any(changed.key[0] == "evaluation" for changed in changed_keys):
+    remarks = describe_unsafe_keys(plain)
+    if earlier_inputs is not None and any(changed_key.key[0] == "evaluation" for changed_key in changed_keys):
         # Another evaluation may measure other problems, and the changed key is reported already. So only the
         # splits of the task are compared.
         rows_of_task = {name: rows for name, rows in earlier_inputs["rows"].items() if name in SPLITS}
@@ -97,11 +97,11 @@ def begin_or_resume(
             "this run was begun by a version that recorded no digest of the start model, so whether the model"
             " is still the same is unknown; its present digest is recorded now"
         )
-    changed_files = changed_code(manifest)
+    changed_files = find_changed_code(manifest)
     if changed_files:
         remarks.append(_warn_of_changed_code(changed_files, directory, config))
-    latest = _entries_of(manifest)[-1]
-    bit_changes = describe_different_bits(latest.get("bits_rest_on", {}), bits_now)
+    last_entry = _entries_of(manifest)[-1]
+    bit_changes = describe_different_bits(last_entry.get("bits_rest_on", {}), bits_now)
     if bit_changes:
         remarks.append(
             "this run was begun on another machine or with other software, so results may differ in the last"
@@ -112,8 +112,8 @@ def begin_or_resume(
             {
                 "after": directory.resumable() or 0,
                 "config": config_hash(plain),
-                "changed": {changed.name: str(changed) for changed in changed_keys},
-                "command": command_line(),
+                "changed": {changed_key.name: str(changed_key) for changed_key in changed_keys},
+                "command": describe_command(),
                 "bits_rest_on": bits_now,
                 "inputs": inputs,
                 "own_modules": own_modules(),
@@ -144,12 +144,12 @@ def _first_manifest(
         "config": config_hash(plain),
         "config_is_sealed": True,  # `read_config` compares the stored configuration with the hash `config`
         "seed": config.seed,
-        "command": command_line(),
+        "command": describe_command(),
         "system": platform.platform(),
-        "commit": code_commit(),
+        "commit": read_code_commit(),
         "own_modules": own_modules(),
-        "own_folders": searched()[0],  # where the user's own modules are looked for
-        "without_sandbox": without_sandbox(plain),
+        "own_folders": search_folders_and_names()[0],  # where the user's own modules are looked for
+        "without_sandbox": find_keys_without_sandbox(plain),
         "data": {split: data_hash(config.task, split) for split in SPLITS},
         "inputs": inputs,
         "bits_rest_on": bits,
@@ -176,7 +176,7 @@ def refuse_other_ranks(directory: ExperimentDirectory, ranks: int) -> None:
         )
 
 
-def command_line() -> dict[str, Any]:
+def describe_command() -> dict[str, Any]:
     """Returns the arguments, the folder and the APP_ variables that this process was started with."""
     variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith("APP_")}
     return {"words": sys.argv[1:], "folder": os.getcwd(), "variables": variables}
@@ -213,7 +213,7 @@ def _entries_of(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [manifest, *manifest.get("continued", ())]
 
 
-def recorded_resumes(manifest: Mapping[str, Any]) -> list[tuple[int, list[str]]]:
+def list_resumes(manifest: Mapping[str, Any]) -> list[tuple[int, list[str]]]:
     """Returns the resumes that a manifest records, each with the finished iterations before it and a message
     for each change. A resume without changes is not recorded.
 
@@ -231,7 +231,7 @@ def recorded_resumes(manifest: Mapping[str, Any]) -> list[tuple[int, list[str]]]
     return resumes
 
 
-def changed_code(manifest: Mapping[str, Any]) -> dict[str, str]:
+def find_changed_code(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Returns the user's modules whose code differs from the code that the manifest recorded last.
 
     Example: ``{"reward": "reward.py"}``, with each module's file.
@@ -239,12 +239,12 @@ def changed_code(manifest: Mapping[str, Any]) -> dict[str, str]:
     hashes_before: Mapping[str, str] = {}
     for entry in _entries_of(manifest):
         hashes_before = entry.get("own_modules", hashes_before)
-    changed = {}
+    changed_files = {}
     for name, hash_now in sorted(own_modules().items()):
         # A module that the run has not imported before counts as unchanged.
         if hashes_before.get(name, hash_now) != hash_now:
-            changed[name] = relative(sys.modules[name].__file__ or name)
-    return changed
+            changed_files[name] = shorten_path(sys.modules[name].__file__ or name)
+    return changed_files
 
 
 def _warn_of_changed_code(
@@ -267,7 +267,7 @@ def _warn_of_changed_code(
     )
 
 
-def different_keys(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[str]:
+def find_different_keys(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[str]:
     """Returns the keys in which two configurations differ and that change results, such as
     ``["trainer.learning_rate"]``."""
     return [difference.name for difference in find_changed_keys(stored, plain) if not difference.changeable]
@@ -416,11 +416,11 @@ def rows_digest(task: Task, split: Any) -> dict[str, Any] | None:
     for problem in problems:
         messages = [[message.role, message.content] for message in problem.messages]
         row = [problem.id, problem.prompt, problem.gold, messages, problem.data]
-        digest.update(json.dumps(row, sort_keys=True, default=_stable).encode())
+        digest.update(json.dumps(row, sort_keys=True, default=_make_stable_text).encode())
     return {"count": len(problems), "digest": digest.hexdigest()}
 
 
-def _stable(value: Any) -> str:
+def _make_stable_text(value: Any) -> str:
     """Returns a text for a value that JSON can't hold. The text is the same in every process."""
     # The order of a set differs between processes, and so does an address in memory.
     text = repr(sorted(value, key=repr)) if isinstance(value, set | frozenset) else repr(value)
@@ -442,7 +442,7 @@ def data_hash(task: Task, split: Any) -> str | None:
     return digest.hexdigest()
 
 
-def code_commit() -> str | None:
+def read_code_commit() -> str | None:
     """Returns the git commit of this code, with ``+changes`` if tracked files differ from it. Returns None if
     the code is not in a git checkout."""
     folder = Path(__file__).parent
@@ -505,7 +505,7 @@ def _differences_at(
         changeable: Whether a run can be resumed with another value of the key, since the key changes no
             result.
     """
-    if before == now or _plain(before) == _plain(now):
+    if before == now or _as_plain(before) == _as_plain(now):
         return
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         # Parts of different types aren't compared key by key: only their types are reported.
@@ -532,17 +532,17 @@ def _differences_at(
         yield ChangedKey(path, before, now, changeable)
 
 
-def _plain(value: Any) -> Any:
+def _as_plain(value: Any) -> Any:
     """Returns a value in JSON's types. The values of a configuration have these types already, but the
     defaults of keys that are left out are Python objects. `NOT_SET`, which stands for a key without a value
     and without a default, stays as it is."""
     if value is NOT_SET or isinstance(value, str | int | float | bool | None):
         return value
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_as_plain(item) for item in value]
     plain = value if isinstance(value, Mapping) else as_plain(value)
     if isinstance(plain, Mapping):
-        return {key: _plain(item) for key, item in plain.items()}
+        return {key: _as_plain(item) for key, item in plain.items()}
     return plain
 
 
@@ -550,5 +550,5 @@ def _shorten(value: Any) -> str:
     """Returns a value for a message, of at most `MOST_VALUE_CHARACTERS` characters."""
     if value is NOT_SET:
         return "not set"
-    text = repr(_plain(value))
+    text = repr(_as_plain(value))
     return text if len(text) <= MOST_VALUE_CHARACTERS else text[: MOST_VALUE_CHARACTERS - 1] + "…"

@@ -72,14 +72,14 @@ class PolicyServer:
 
     @staticmethod
     @contextmanager
-    def start(session: Session, *, needed: bool = True, trains: bool = False) -> Iterator[PolicyServer]:
+    def start(session: Session, *, needs_engine: bool = True, trains: bool = False) -> Iterator[PolicyServer]:
         """Starts the engine in the background, on the start model's weights. Collective.
 
         Args:
-            needed: False starts no engine.
+            needs_engine: False starts no engine.
             trains: Whether a trainer will offer new weights.
         """
-        if not needed:
+        if not needs_engine:
             yield PolicyServer(session, engine=None, folder=None)
             return
         config, ranks, directory = session.config, session.ranks, session.directory
@@ -94,10 +94,10 @@ class PolicyServer:
                 policy = size_engine(config, policy)
             transfer: TransferMethod = "file"
             if trains:
-                transfer, why = policy.transfer_method(
+                transfer, reason = policy.transfer_method(
                     device=ranks.device.type, machines=ranks.machines(), adapters=sends_adapters
                 )
-                session.console.note(f"new weights go to the engine by {transfer}: {why}")
+                session.console.note(f"new weights go to the engine by {transfer}: {reason}")
             folder = WeightsFolder(session, adapters, transfer, in_memory=policy.weights_in_memory)
             stack.callback(folder.remove)
             launch = EngineLaunch(
@@ -156,13 +156,13 @@ class PolicyServer:
             # weights to score them with, so they are scored with the files.
             trusted = getattr(self._session.config.model, "trust_remote_code", False)
             score = partial(
-                stored_logprobs,
+                compute_stored_logprobs,
                 self._session.ranks,
                 folder,
                 self._session.temperature,
                 trust_remote_code=trusted,
             )
-            self.engine.load(folder, number, _canary(self._session, score))
+            self.engine.load(folder, number, _make_canary(self._session, score))
             self.folder.keep_only(number)
 
     @contextmanager
@@ -211,7 +211,7 @@ class PolicyServer:
             else:
                 chunks = self.folder.send(trainer, version)
             temperature = self._session.temperature
-            canary = _canary(self._session, lambda pairs: trainer.score(pairs, temperature))
+            canary = _make_canary(self._session, lambda pairs: trainer.score(pairs, temperature))
             report = self.engine.load(self.folder.of(version), version, canary, chunks)
             self.folder.keep_only(version)
         if report.gave_up:
@@ -243,7 +243,7 @@ def refuse_unreachable_server(config: PolicyIteration, ranks: Ranks) -> None:
 # Canaries
 
 
-def _canary(session: Session, score: LogprobFunction) -> Canary:
+def _make_canary(session: Session, score: LogprobFunction) -> Canary:
     """Returns a canary, which checks the engine's weights.
 
     The engine answers a few prompts. Its log-probs of these answers must equal those that `score` computes.
@@ -256,7 +256,7 @@ def _canary(session: Session, score: LogprobFunction) -> Canary:
     )
 
 
-def stored_logprobs(
+def compute_stored_logprobs(
     ranks: Ranks,
     weights: Path,
     temperature: float,
@@ -274,9 +274,9 @@ def stored_logprobs(
         pairs: The prompts and answers of this rank's server.
     """
     pairs_of_rank = [(tuple(map(int, prompt)), tuple(map(int, answer))) for prompt, answer in pairs]
-    by_rank = ranks.exchange("samples of a checkpoint", pairs_of_rank)
+    pairs_by_rank = ranks.exchange("samples of a checkpoint", pairs_of_rank)
     # Each pair is scored once: all ranks use the same prompts, and their servers often give the same answers.
-    all_pairs = list(dict.fromkeys(itertools.chain.from_iterable(by_rank)))
+    all_pairs = list(dict.fromkeys(itertools.chain.from_iterable(pairs_by_rank)))
     scores: dict[Any, list[float]] = {}
     if ranks.is_first and all_pairs:
         import torch

@@ -27,17 +27,22 @@ from pathlib import Path
 
 import psutil
 
-from treetune.processes.lifetime import CHECKPOINT_SIGNAL, ENDING, PR_SET_PDEATHSIG, STARTED_BY
-from treetune.runtime.machine import gpus
+from treetune.processes.lifetime import (
+    CHECKPOINT_SIGNAL,
+    ENDING_SIGNALS,
+    PR_SET_PDEATHSIG,
+    STARTED_BY_VARIABLE,
+)
+from treetune.runtime.machine import list_gpus
 from treetune.store import held_folders
 from treetune.store.files import remove_folder
 
-MAIN = Path(__file__).resolve().parents[1] / "main.py"
-END_S = 60.0
+MAIN_PROGRAM = Path(__file__).resolve().parents[1] / "main.py"
+RANKS_END_TIMEOUT_S = 60.0
 """The longest that ranks may take to end after their launcher, before they are killed."""
 
 
-def ranks_here(num_gpus: int | None = None, ranks: int | None = None) -> int:
+def count_ranks_here(num_gpus: int | None = None, ranks: int | None = None) -> int:
     """Returns the number of ranks on this machine.
 
     If the user asked for no number, this is NUM_GPUS from the environment. Without NUM_GPUS, there is one
@@ -51,7 +56,7 @@ def ranks_here(num_gpus: int | None = None, ranks: int | None = None) -> int:
         ValueError: A number is not above 0, the two numbers differ, the machine has fewer GPUs, or several
             ranks would use parts of GPUs (MIG).
     """
-    available = gpus()
+    available = list_gpus()
     for option, number in (("--num_gpus", num_gpus), ("--ranks", ranks)):
         if number is not None and number < 1:
             raise ValueError(f"{option} is {number}; it must be a whole number above 0")
@@ -84,7 +89,7 @@ def ranks_here(num_gpus: int | None = None, ranks: int | None = None) -> int:
     return n_ranks
 
 
-def threads_each(processes: int) -> str:
+def threads_per_process(processes: int) -> str:
     """Returns OMP_NUM_THREADS for each of several processes: the configured one, or an equal share of the
     cores, since processes that all use all cores are many times slower."""
     text = os.environ.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // processes))
@@ -112,18 +117,22 @@ def start_ranks(
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             port = listener.getsockname()[1]
-    devices: Sequence[str] = gpus()[:ranks]
+    devices: Sequence[str] = list_gpus()[:ranks]
     # The folder in which the ranks find each other. The environment tells them its random name.
     meeting = tempfile.mkdtemp(prefix=f"{held_folders.FOLDER_PREFIX}meeting-")
-    environment = {**os.environ, STARTED_BY: str(os.getpid()), held_folders.MEETING: meeting}
-    environment["OMP_NUM_THREADS"] = threads_each(ranks)
+    environment = {
+        **os.environ,
+        STARTED_BY_VARIABLE: str(os.getpid()),
+        held_folders.MEETING_VARIABLE: meeting,
+    }
+    environment["OMP_NUM_THREADS"] = threads_per_process(ranks)
     if not devices:
         devices = [str(i) for i in range(ranks)]  # on a CPU: the launcher starts a rank for each entry
         # Otherwise DeepSpeed warns three times that it finds no accelerator.
         environment.setdefault("DS_ACCELERATOR", "cpu")
-    command = _launcher_command(nodes, node, devices, port)
+    command = _make_launcher_command(nodes, node, devices, port)
     # Ranks read their numbers from the environment, so the launcher adds no --local_rank to the arguments.
-    command += ["--quiet", "--no_local_rank", str(MAIN), *arguments]
+    command += ["--quiet", "--no_local_rank", str(MAIN_PROGRAM), *arguments]
     libc = ctypes.CDLL(None)
     this_process = os.getpid()
 
@@ -144,7 +153,7 @@ def start_ranks(
         preexec_fn=end_with_this_process,
     )
     signals = SignalsOfRun(launcher.pid)
-    for number in (*ENDING, CHECKPOINT_SIGNAL):
+    for number in (*ENDING_SIGNALS, CHECKPOINT_SIGNAL):
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
             continue  # `nohup`: the run outlives its terminal
         signal.signal(number, signals.pass_on)
@@ -166,7 +175,7 @@ class SignalsOfRun:
     def pass_on(self, number: int, _: object) -> None:
         """Sends a signal to the ranks alone, or ends launcher and ranks; see `signal_for_group`."""
         signal_of_group = signal_for_group(number, self._received)
-        if number in ENDING:
+        if number in ENDING_SIGNALS:
             # The signal is noted before it is passed on, since the next one may come meanwhile.
             self._received.append(number)
         if signal_of_group is None:
@@ -186,7 +195,7 @@ class SignalsOfRun:
         """Returns the run's exit code from the node launcher's."""
         # If only a checkpoint was requested (CHECKPOINT), all ranks end at the same boundary with exit code
         # 138 (128 + SIGUSR1), which needs no change. Any other code is that of a failure before the boundary.
-        was_ended = any(number in ENDING for number in self._received)
+        was_ended = any(number in ENDING_SIGNALS for number in self._received)
         if code and was_ended:
             # The ranks' exit codes depend on where the signal met each rank. So the run's exit code is made
             # from the number of the first signal instead.
@@ -194,7 +203,7 @@ class SignalsOfRun:
         return _code_of_run(code)
 
 
-def _launcher_command(nodes: Sequence[str], node: int, devices: Sequence[str], port: int) -> list[str]:
+def _make_launcher_command(nodes: Sequence[str], node: int, devices: Sequence[str], port: int) -> list[str]:
     """Returns the beginning of the node launcher's command; see `start_ranks`. Each machine has the same
     `devices`."""
     world = base64.urlsafe_b64encode(json.dumps({name: list(devices) for name in nodes}).encode()).decode()
@@ -225,12 +234,12 @@ def signal_for_group(number: int, earlier: Sequence[int]) -> int | None:
         earlier: The numbers of the signals that came before, in order.
 
     Returns:
-        None for a signal that only the ranks get: the first signal of ENDING, and CHECKPOINT. After either,
-        the ranks write a checkpoint and end; after CHECKPOINT they take as long as they need. The launcher
-        doesn't get these signals, since it would kill the ranks 30 seconds later. The second signal of ENDING
-        ends launcher and ranks (SIGTERM), and each later one kills them.
+        None for a signal that only the ranks get: the first signal of ENDING_SIGNALS, and CHECKPOINT. After
+        either, the ranks write a checkpoint and end; after CHECKPOINT they take as long as they need. The
+        launcher doesn't get these signals, since it would kill the ranks 30 seconds later. The second signal
+        of ENDING_SIGNALS ends launcher and ranks (SIGTERM), and each later one kills them.
     """
-    n_endings = sum(earlier_number in ENDING for earlier_number in earlier)
+    n_endings = sum(earlier_number in ENDING_SIGNALS for earlier_number in earlier)
     if n_endings == 0 or number == CHECKPOINT_SIGNAL:
         return None
     return signal.SIGTERM if n_endings == 1 else signal.SIGKILL
@@ -239,17 +248,17 @@ def signal_for_group(number: int, earlier: Sequence[int]) -> int | None:
 def signal_ranks(launcher: int, number: int) -> int:
     """Sends a signal to the ranks that a node launcher has started, and returns how many there are."""
     # The launcher or a rank may have ended meanwhile, which is no error.
-    sent = 0
+    signalled_ranks = 0
     with contextlib.suppress(psutil.Error):
         for rank in psutil.Process(launcher).children():
             with contextlib.suppress(psutil.Error):
                 rank.send_signal(number)
-                sent += 1
-    return sent
+                signalled_ranks += 1
+    return signalled_ranks
 
 
 def _wait_for_group(group: int) -> None:
-    """Waits until no process of the group is left, and kills those that are left after `END_S`.
+    """Waits until no process of the group is left, and kills those that are left after `RANKS_END_TIMEOUT_S`.
 
     Ranks end by themselves when their launcher is gone.
     """
@@ -258,7 +267,7 @@ def _wait_for_group(group: int) -> None:
         if signal_number is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal_number)
-        deadline = time.monotonic() + END_S
+        deadline = time.monotonic() + RANKS_END_TIMEOUT_S
         while time.monotonic() < deadline:
             try:
                 os.killpg(group, 0)  # sends nothing, and fails if no process is left

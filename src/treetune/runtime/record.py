@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune.exceptions import Collapsed, Damaged, Stopped
-from treetune.models.policy_files import STATE
+from treetune.models.policy_files import STATE_FILE
 from treetune.processes.lifetime import GracefulStop, stopping_gracefully
 from treetune.rollouts.metrics import split_domain
 from treetune.rollouts.numbers import describe_numbers
@@ -36,7 +36,7 @@ from treetune.runtime.base import PolicyIteration
 from treetune.runtime.checkpoint_schedule import CheckpointSchedule, tidy_checkpoints
 from treetune.runtime.console import Clock, format_duration, name_iterations
 from treetune.runtime.diagnostics import (
-    REMEDIES,
+    REMEDY_OF_SIGN,
     CollapseSign,
     Sign,
     WatchedRun,
@@ -60,13 +60,13 @@ from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
 from treetune.runtime.sinks import with_mirrors_of_environment
 from treetune.store.checksums import (
-    SUMS,
+    CHECKSUMS_FILE,
     config_hash,
-    damage_of,
     digest_of,
+    find_damage,
     read_record,
     seal_folder,
-    sealed,
+    seal_record,
     write_record,
 )
 from treetune.store.files import replace_folder, why_not_written, write_text
@@ -78,10 +78,10 @@ if TYPE_CHECKING:
     from treetune.trainer.core import PolicyTrainer
 
 
-SHOWN_SECONDS = 0.05
+LEAST_SHOWN_SECONDS = 0.05
 """The line of an iteration leaves out phases of fewer seconds."""
 
-MOST_DOMAINS = 8
+MOST_SHOWN_DOMAINS = 8
 """The line of an iteration leaves out domains if there are more; the report has all."""
 
 
@@ -113,7 +113,7 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
         session.console.say(f"continuing after iteration {start} of {config.iterations}{repetition}")
     session.done = session.checkpointed = start
     if session.ranks.is_first:
-        lines = [json.dumps(sealed(row)) + "\n" for row in read_metrics_rows(directory, start)]
+        lines = [json.dumps(seal_record(row)) + "\n" for row in read_metrics_rows(directory, start)]
         write_text(directory.metrics_file, "".join(lines))
     return start
 
@@ -132,8 +132,8 @@ def describe_repetition(directory: ExperimentDirectory, start: int) -> str:
     if not rows:
         return ""
     iterations = name_iterations(start + 1, start + len(rows))
-    are = "is" if len(rows) == 1 else "are"
-    begin = f", the last checkpoint: {iterations} had been finished after it and {are}"
+    verb = "is" if len(rows) == 1 else "are"
+    begin = f", the last checkpoint: {iterations} had been finished after it and {verb}"
     # Iterations whose episodes are stored are only trained again.
     if all(is_generated(directory, start + number) for number in range(len(rows))):
         seconds = sum(row.get("seconds/training", 0.0) for row in rows)
@@ -152,7 +152,7 @@ def _newest_undamaged_checkpoint(session: Session) -> int:
     damages: list[str] = []
     for number in reversed(directory.resumables()):
         directory.refuse_misplaced_checkpoint(number)
-        damage = damage_of(directory.checkpoint(number) / "trainer")
+        damage = find_damage(directory.checkpoint(number) / "trainer")
         if damage is None:
             # Damaged newer checkpoints are reported only now that an older one can take their place.
             for message in damages:
@@ -320,7 +320,7 @@ class Record:
             session.directory.append_metrics(row)
         self._mirrors.log(iteration, row)
         session.last_row = row
-        session.console.say(summary_line(row, iterations_of(config, session.directory, done)))
+        session.console.say(format_summary_line(row, iterations_of(config, session.directory, done)))
         self._iteration_s = iteration_s
         watch.stop_if_collapsed()
         # A run that is over ends as usual, with exit code 0.
@@ -368,7 +368,7 @@ class Record:
             adapters = trainer.adapters()
             if session.ranks.is_first:
                 architecture = trainer.model.config
-                generation = generation_config(session, trainer)
+                generation = make_generation_config(session, trainer)
                 write_policy(weights, architecture, session.model.tokenizer, folder / "policy", generation)
                 if trainer.settings.lora is not None:
                     base = str(getattr(architecture, "_name_or_path", ""))
@@ -378,21 +378,24 @@ class Record:
                 if reward_model:
                     assert trainer.reward_model is not None
                     # `architecture` is the policy's configuration, and this is the reward model's.
-                    of_reward_model = trainer.reward_model.model.module.model.config
+                    architecture_of_reward_model = trainer.reward_model.model.module.model.config
                     write_policy(
-                        reward_model, of_reward_model, session.model.tokenizer, folder / "reward_model"
+                        reward_model,
+                        architecture_of_reward_model,
+                        session.model.tokenizer,
+                        folder / "reward_model",
                     )
                 digests = {}
                 for part in folder.iterdir():
                     seal_folder(part)
-                    digests[part.name] = digest_of(part / SUMS)
+                    digests[part.name] = digest_of(part / CHECKSUMS_FILE)
                 state = {
                     "iteration": done,
                     "config": config_hash(session.plain_config),
                     "regular": regular,
                     "parts": digests,
                 }
-                write_record(folder / STATE, state)
+                write_record(folder / STATE_FILE, state)
                 replace_folder(folder, final_folder)
         if session.ranks.is_first:
             keep_every = session.config.checkpoints.keep_every
@@ -400,7 +403,7 @@ class Record:
         session.ranks.barrier("checkpoint written")
 
 
-def generation_config(session: Session, trainer: PolicyTrainer) -> GenerationConfig | None:
+def make_generation_config(session: Session, trainer: PolicyTrainer) -> GenerationConfig | None:
     """Returns the model's sampling settings, with the tokens that end an answer in this run."""
     config = copy.deepcopy(trainer.model.generation_config)
     if config is not None:
@@ -429,7 +432,7 @@ def _explain_failure(folder: Path) -> Iterator[None]:
 # The line of an iteration, for people
 
 
-def summary_line(row: Mapping[str, Any], iterations: int) -> str:
+def format_summary_line(row: Mapping[str, Any], iterations: int) -> str:
     """Returns the line that the console shows of a finished iteration: rewards, loss, scores, seconds.
 
     Example::
@@ -461,7 +464,7 @@ def summary_line(row: Mapping[str, Any], iterations: int) -> str:
             parts.append(f"{group[1]} {value:.3f}")
     phases = {key.removeprefix("seconds/"): row[key] for key in row if key.startswith("seconds/")}
     total = phases.pop("total")
-    times = [f"{name} {seconds:.1f}" for name, seconds in phases.items() if seconds >= SHOWN_SECONDS]
+    times = [f"{name} {seconds:.1f}" for name, seconds in phases.items() if seconds >= LEAST_SHOWN_SECONDS]
     parts.append(f"{total:.1f} s ({', '.join(times)})")
     if remaining_s := (iterations - row["iteration"] - 1) * total:
         parts.append(f"{format_duration(remaining_s)} left")
@@ -471,14 +474,14 @@ def summary_line(row: Mapping[str, Any], iterations: int) -> str:
 def _rewards_of_domains(row: Mapping[str, Any]) -> list[str]:
     """Returns the mean rewards of all domains as one part of a line: ``["(math 0.500, code 0.324)"]``.
 
-    Returns no part, an empty list, if there are no domains, or more than `MOST_DOMAINS`.
+    Returns no part, an empty list, if there are no domains, or more than `MOST_SHOWN_DOMAINS`.
     """
     texts = []
     for key, value in row.items():
         domain_and_name = split_domain(key)
         if domain_and_name is not None and domain_and_name[1] == "reward":
             texts.append(f"{domain_and_name[0]} {value:.3f}")
-    return [f"({', '.join(texts)})"] if 0 < len(texts) <= MOST_DOMAINS else []
+    return [f"({', '.join(texts)})"] if 0 < len(texts) <= MOST_SHOWN_DOMAINS else []
 
 
 # Signs of collapse
@@ -509,17 +512,17 @@ class CollapseWatch:
         self.rows.append(metrics_row(iteration, 0.0, metrics))
         self.signs = self.session.ranks.from_first("diagnosis", _find_signs(self.session.config, self.rows))
         sign_metrics: Metrics = {}
-        for sign, now in self.signs.items():
-            before = signs_before.get(sign, CollapseSign(sign))
-            if now.counts and not before.counts:
-                assert now.since is not None
+        for sign, finding in self.signs.items():
+            finding_before = signs_before.get(sign, CollapseSign(sign))
+            if finding.counts and not finding_before.counts:
+                assert finding.since is not None
                 self.session.console.say(
-                    f"warning: {sign} in iterations {now.since + 1} to {iteration + 1}: {now.description};"
-                    f" {REMEDIES[sign]}"
+                    f"warning: {sign} in iterations {finding.since + 1} to {iteration + 1}:"
+                    f" {finding.description}; {REMEDY_OF_SIGN[sign]}"
                 )
-            elif before.counts and not now.counts:
+            elif finding_before.counts and not finding.counts:
                 self.session.console.say(f"{sign} is over in iteration {iteration + 1}")
-            sign_metrics[f"diagnostics/{sign}"] = float(now.counts)
+            sign_metrics[f"diagnostics/{sign}"] = float(finding.counts)
         if self.session.config.diagnostics.stops:
             sign_metrics["diagnostics/stop"] = float(self.stops_run)
         return sign_metrics
@@ -599,12 +602,13 @@ def _describe_collapse(
         f"{finding.sign} since iteration {(finding.since or 0) + 1}: {finding.description}"
         for finding in find_stopping_signs(config.diagnostics, signs)
     ]
-    good = find_last_good(config.diagnostics, signs, done - 1)
-    assert good is not None  # None only if no sign may stop a run, and here one does
+    last_good = find_last_good(config.diagnostics, signs, done - 1)
+    assert last_good is not None  # None only if no sign may stop a run, and here one does
     checkpoints = {number: directory.checkpoint(number) for number in directory.checkpoints()}
-    where = describe_good_weights(good, checkpoints)  # a text that says where the good weights are
+    # A text that says where the good weights are
+    good_weights = describe_good_weights(last_good, checkpoints)
     return (
         f"{directory.path} was stopped after iteration {done} of {config.iterations} by"
-        f" diagnostics.on_collapse: {'; '.join(reasons)}. {where[0].upper()}{where[1:]}. To continue from"
-        f" iteration {done} nevertheless, set on_collapse to 'warn', or change the threshold"
+        f" diagnostics.on_collapse: {'; '.join(reasons)}. {good_weights[0].upper()}{good_weights[1:]}. To"
+        f" continue from iteration {done} nevertheless, set on_collapse to 'warn', or change the threshold"
     )

@@ -15,7 +15,7 @@ from treetune.engine.journal import JournaledEngine, Observe
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import AnswerSettings, Log, RolloutContext
 from treetune.rollouts.model_scores import ModelScores
-from treetune.rollouts.single_turn import for_fixed_problems
+from treetune.rollouts.single_turn import adapt_to_fixed_problems
 from treetune.runtime.judge_server import judge_server
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
@@ -78,7 +78,7 @@ class RunResources:
         gc.collect()
         gc.freeze()
         # Evaluation answers fixed problems, so its rollout must draw no further problems.
-        for rollout in (config.rollout, for_fixed_problems(config.evaluation.rollout or config.rollout)):
+        for rollout in (config.rollout, adapt_to_fixed_problems(config.evaluation.rollout or config.rollout)):
             rollout.check_at_start(session.model.codec)
         # A run without an engine grades, too: its demonstrations.
         grades_answers = server.engine is not None or session.purpose == "run"
@@ -176,7 +176,7 @@ class RunResources:
             log=Log(session.console.say, progress),
             # Credit continues answers with this rollout. A rollout that draws further problems
             # (`until_mixed`) is replaced by the rollout inside it.
-            rollout=for_fixed_problems(rollout),
+            rollout=adapt_to_fixed_problems(rollout),
             model_scores=self.model_scores,
             environments=self._environments,
             turn_journal=turn_journal,
@@ -206,7 +206,7 @@ class RunResources:
         # answer. A sum is (value, None). A mean is (sum, number of terms), so that the means of several ranks
         # can be combined.
         totals: dict[str, tuple[float, float | None]] = {}
-        for counts in self.session.ranks.exchange("services", grader.counted()):
+        for counts in self.session.ranks.exchange("services", grader.take_counts()):
             for name, (value, terms) in counts.items():
                 total, total_terms = totals.get(name, (0.0, 0.0))
                 totals[name] = total + value, None if terms is None else (total_terms or 0.0) + terms

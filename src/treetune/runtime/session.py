@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from treetune.contracts import innermost_rollout
 from treetune.exceptions import Stopped
-from treetune.rollouts.single_turn import for_fixed_problems
+from treetune.rollouts.single_turn import adapt_to_fixed_problems
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console, name_iterations
 from treetune.runtime.directory import ExperimentDirectory, Lock, is_over_after
 from treetune.runtime.manifest import begin_or_resume
 from treetune.runtime.several_machines import refuse_machines_that_differ
-from treetune.store.files import own_folder
-from treetune.store.timeline import SUFFIX, Timeline
+from treetune.store.files import make_private_folder
+from treetune.store.timeline import TIMELINE_SUFFIX, Timeline
 from treetune.trainer.ranks import Meeting, Ranks
 from treetune.vocabulary import Problem
 
@@ -93,7 +93,7 @@ class Session:
             remarks: list[str] = []
             # Only the first rank locks: a lock belongs to one process, and the ranks are several.
             if ranks.is_first:
-                own_folder(directory.path, share=config.share)
+                make_private_folder(directory.path, share=config.share)
                 # The lock is held until the stack closes, when the process leaves the experiment.
                 if lock == "evaluation":
                     purpose = f"evaluation-{stack.enter_context(directory.evaluator())}"
@@ -104,7 +104,7 @@ class Session:
             # The other ranks wait here until the first one has the lock.
             purpose = ranks.from_first("the first rank has the experiment's lock", purpose)
             # Only the first rank keeps a timeline: all ranks do the same at the same time.
-            timeline_file = directory.logs / f"{purpose}{SUFFIX}" if ranks.is_first else None
+            timeline_file = directory.logs / f"{purpose}{TIMELINE_SUFFIX}" if ranks.is_first else None
             timeline = Timeline(timeline_file)
             log_file = directory.run_log if ranks.is_first else None
             console = Console(log_file, ranks.is_first, timeline)
@@ -118,17 +118,19 @@ class Session:
             try:
                 yield session
             except (Stopped, KeyboardInterrupt) as stop:
-                console.say(session.farewell(stop))
+                console.say(session.describe_end(stop))
                 raise
 
-    def farewell(self, stop: Stopped | KeyboardInterrupt) -> str:
+    def describe_end(self, stop: Stopped | KeyboardInterrupt) -> str:
         """Returns the last message of a run that a signal ends: where it was, and what the next start
         repeats."""
-        where = ""
+        position = ""
         if self.iteration is not None:
             # True if the iteration is finished, and the next one has not begun.
             at_boundary = self.done == self.iteration + 1
-            where = f" after iteration {self.done}" if at_boundary else f" in iteration {self.iteration + 1}"
+            position = (
+                f" after iteration {self.done}" if at_boundary else f" in iteration {self.iteration + 1}"
+            )
         repetition = ""
         if self.done > self.checkpointed:
             repeated = name_iterations(self.checkpointed + 1, self.done)
@@ -140,8 +142,8 @@ class Session:
             # The same command may then fail again. So the message mentions the command only if the command
             # would repeat finished iterations.
             continuation = f"; the same command continues{repetition}" if repetition else ""
-            return f"ended by {stop.signal_name}{where}{continuation}"
-        return f"stopped{where}; the same command continues{repetition}"
+            return f"ended by {stop.signal_name}{position}{continuation}"
+        return f"stopped{position}; the same command continues{repetition}"
 
     def remaining_iterations(self, start: int) -> Iterator[int]:
         """Yields the iterations from `start` to the end of the run, which a budget may change on the way."""
@@ -239,7 +241,7 @@ class StartModel:
         # Training and evaluation use the same prompts, so the codec gets the tools of one rollout: the run's
         # or, if that has none (as with demonstrations, where it samples nothing), the evaluation's.
         for rollout in (config.rollout, config.evaluation.rollout or config.rollout):
-            if tools := for_fixed_problems(rollout).tools(config.task):
+            if tools := adapt_to_fixed_problems(rollout).tools(config.task):
                 if self.codec.with_tools is None:
                     raise ValueError("tools are called natively in a chat, and model.chat is null: give one")
                 self.codec = self.codec.with_tools(tools)

@@ -39,9 +39,9 @@ from typing import Any
 import treetune
 from treetune.config.folders import DIGITS_OF_HASH, own_modules
 from treetune.exceptions import MachinesDiffer
-from treetune.runtime.machine import versions
+from treetune.runtime.machine import read_versions
 from treetune.store.checksums import config_hash
-from treetune.store.files import own_folder
+from treetune.store.files import make_private_folder
 from treetune.trainer.ranks import Meeting
 
 SEEN_WITHIN_S = 30.0
@@ -52,7 +52,7 @@ CONNECT_WITHIN_S = 10.0
 CLOCKS_WITHIN_S = 60.0
 """The largest accepted difference between clocks."""
 
-SOCKETS = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME (SOCKET_IFNAME for scripts/slurm/submit.sh)"
+SOCKET_VARIABLES = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME (SOCKET_IFNAME for scripts/slurm/submit.sh)"
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def refuse_machines_that_differ(
     """
     if meeting.machines == 1:
         return
-    interface, address = meeting.interface()
+    interface, address = meeting.find_interface()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     # NCCL's own choice may be a bridge of virtual machines, on which it would wait until the deadline. With
     # "=" it takes exactly this name, and not all names that begin with it.
@@ -162,8 +162,8 @@ def describe_machine_differences(
             other = next(fact for fact in facts if fact.machine == machine)
             lines.append(
                 f"{name} can't reach {other.name} at {other.address} ({other.interface}): {why}; set"
-                f" {SOCKETS} to the interface that reaches the others, and open all ports between the"
-                " machines"
+                f" {SOCKET_VARIABLES} to the interface that reaches the others, and open all ports between"
+                " the machines"
             )
         lines += [f"{name} {line}" for line in _describe_differences_from_first(rank_facts, first)]
     names = list(name_by_machine.values())
@@ -192,7 +192,7 @@ def _gather_facts(machine: int, listens_at: tuple[str, str, int], plain: Mapping
         code=_hash_sources(),
         own_modules=own_modules(),
         python=platform.python_version(),
-        packages=versions(),
+        packages=read_versions(),
         configuration=config_hash(plain),
     )
 
@@ -261,7 +261,7 @@ def _keep_mark(directory: Path, token: str, meeting: Meeting, share: bool) -> It
     Its name is new in every run, since a network file system may remember for a while that a file didn't
     exist."""
     mark = _mark_file(directory, token, meeting.machine)
-    own_folder(directory, share=share)
+    make_private_folder(directory, share=share)
     mark.touch()
     try:
         yield

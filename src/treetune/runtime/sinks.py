@@ -26,7 +26,7 @@ from treetune.config.registrable import Registrable
 from treetune.store.files import write_text
 from treetune.vocabulary import Metrics
 
-RECORD = "mirrors.json"
+MIRRORS_RECORD = "mirrors.json"
 """The file next to the manifest that has an entry for each kind of mirror: its run and its first missing
 iteration. Example: ``{"wandb": {"id": "3fa1c0de", "project": "treetune", "first_missing": 12, …}}``."""
 
@@ -85,7 +85,7 @@ class _MirrorState:
             identity: The values by which the mirror's run is recognised, such as its project and name.
         """
         try:
-            values = json.loads((directory / RECORD).read_text())[mirror]
+            values = json.loads((directory / MIRRORS_RECORD).read_text())[mirror]
             is_same_run = all(values.get(name) == value for name, value in identity.items())
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             # There is no file or no entry yet, or the file has another content: the mirror begins anew.
@@ -95,7 +95,7 @@ class _MirrorState:
     def write(self, **values: Any) -> None:
         """Changes values of the entry, and writes it into `mirrors.json`. Other mirrors' entries stay."""
         self.values |= values
-        path = self.directory / RECORD
+        path = self.directory / MIRRORS_RECORD
         try:
             entries = json.loads(path.read_text())
         except (OSError, ValueError):  # no file yet, or one that isn't JSON and is replaced
@@ -340,15 +340,15 @@ def _records_in(content: bytes) -> Iterator[bytes]:
         if remaining_bytes < WANDB_CHUNK.size:  # the end of a block is too short for a head, and is zeros
             position += remaining_bytes
             continue
-        _, length, kind = WANDB_CHUNK.unpack_from(content, position)
+        _, length, chunk_kind = WANDB_CHUNK.unpack_from(content, position)
         position += WANDB_CHUNK.size
-        is_known_kind = kind in (WHOLE_CHUNK, FIRST_CHUNK, MIDDLE_CHUNK, LAST_CHUNK)
+        is_known_kind = chunk_kind in (WHOLE_CHUNK, FIRST_CHUNK, MIDDLE_CHUNK, LAST_CHUNK)
         if not is_known_kind or position + length > len(content):
             return
         chunk = content[position : position + length]
-        begins_record = kind in (WHOLE_CHUNK, FIRST_CHUNK)
+        begins_record = chunk_kind in (WHOLE_CHUNK, FIRST_CHUNK)
         record = chunk if begins_record else record + chunk
-        if kind in (WHOLE_CHUNK, LAST_CHUNK):
+        if chunk_kind in (WHOLE_CHUNK, LAST_CHUNK):
             yield record
         position += length
 

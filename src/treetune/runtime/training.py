@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treetune.credit.critic_prompts import CriticPrompts
-from treetune.credit.episodes import scoring_row
+from treetune.credit.episodes import make_scoring_row
 from treetune.credit.gae import from_values_of
 from treetune.credit.reward_models import RewardModelCredit, reward_model_of
 from treetune.exceptions import Damaged
@@ -37,14 +37,14 @@ from treetune.rollouts.model_scores import (
 from treetune.rollouts.storage import SIGNALS, write_token_signals
 from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
 from treetune.runtime.console import Clock
-from treetune.runtime.directory import ANSWERS, MEASURE_AGAIN, SUMMARY, verify_answers
+from treetune.runtime.directory import ANSWERS, MEASURE_AGAIN_REMEDY, SUMMARY, verify_answers
 from treetune.runtime.evaluation import measure_set
-from treetune.runtime.generation import episodes_on_all
+from treetune.runtime.generation import gather_episodes_on_all
 from treetune.runtime.machine import memory_in_use
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
-from treetune.store.checksums import damage_of, read_record, seal_folder, write_record
+from treetune.store.checksums import find_damage, read_record, seal_folder, write_record
 from treetune.store.files import write_text
 from treetune.vocabulary import Column, Episode, Metrics, Trajectory, are_sampled
 
@@ -113,33 +113,33 @@ def open_trainer(
             trainer.load(state_folder)
     with closing(trainer):
         # All scores are replaced, since those of an earlier trainer, which is closed, must not be used.
-        resources.model_scores = scores_for_credit(session, server, trainer)
+        resources.model_scores = make_scores_for_credit(session, server, trainer)
         if trains:
             resources.reference = trainer.prefetch
         yield trainer
 
 
-def scores_for_credit(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> ModelScores:
+def make_scores_for_credit(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> ModelScores:
     """Returns the scores that the run's credit asks the trainer for."""
     credit, scores = session.config.credit, ModelScores()
     if credit.asks_critic:
-        critic = critic_for_credit(session, server, trainer.values)
+        critic = make_critic_for_credit(session, server, trainer.values)
         scores = replace(scores, critic=critic)
-    asked = credit.trainer_scores
-    if asked.reference:
-        reference = reference_for_credit(session, server, trainer.logprobs_of_reference)
+    needed_scores = credit.trainer_scores
+    if needed_scores.reference:
+        reference = make_reference_for_credit(session, server, trainer.logprobs_of_reference)
         scores = replace(scores, reference=reference)
-    if asked.distributions:
-        distributions = distributions_for_credit(session, server, trainer.distributions)
-        divergences = divergences_for_credit(session, server, trainer.group_divergences)
+    if needed_scores.distributions:
+        distributions = make_distributions_for_credit(session, server, trainer.distributions)
+        divergences = make_divergences_for_credit(session, server, trainer.group_divergences)
         scores = replace(scores, distributions=distributions, group_divergences=divergences)
-    if asked.distributions and asked.reference:
-        distances = distances_for_credit(session, server, trainer.reference_distances)
+    if needed_scores.distributions and needed_scores.reference:
+        distances = make_distances_for_credit(session, server, trainer.reference_distances)
         scores = replace(scores, reference_distances=distances)
     return scores
 
 
-def critic_for_credit(
+def make_critic_for_credit(
     session: Session, server: PolicyServer, values: Callable[[Sequences], Tensor]
 ) -> Critic:
     """Returns a critic for the credit. The engine frees its memory while values are computed, if so
@@ -160,7 +160,7 @@ def critic_for_credit(
 
         from treetune.trainer.tokens import Sequences
 
-        rows_of_rank = [prompts.add_to(scoring_row(answer), answer.problem) for answer in answers]
+        rows_of_rank = [prompts.add_to(make_scoring_row(answer), answer.problem) for answer in answers]
         rows, first_row = _rows_on_all(session.ranks, "critic", rows_of_rank)
         if not rows:  # no rank has an answer, so all ranks return here
             return []
@@ -178,7 +178,7 @@ def critic_for_credit(
     return Critic(critic_values)
 
 
-def reference_for_credit(
+def make_reference_for_credit(
     session: Session, server: PolicyServer, logprobs: Callable[[Sequences], Tensor]
 ) -> ReferenceScores:
     """Returns the reference's scores for the credit. The engine frees its memory while they are computed, if
@@ -214,7 +214,7 @@ def _rows_on_all(ranks: Ranks, name: str, rows_of_rank: Sequence[Episode]) -> tu
     All ranks run a model over all rows together, and each rank keeps the results of its own rows.
     """
     counts = ranks.exchange(f"{name}-counts", len(rows_of_rank))
-    rows = episodes_on_all(ranks, f"{name}-rows", rows_of_rank)
+    rows = gather_episodes_on_all(ranks, f"{name}-rows", rows_of_rank)
     return rows, sum(counts[: ranks.rank])
 
 
@@ -233,7 +233,7 @@ def _row_of_text(text: ScoredText) -> Episode:
     )
 
 
-def distributions_for_credit(
+def make_distributions_for_credit(
     session: Session, server: PolicyServer, score_distributions: Callable[[Sequences], tuple[Tensor, Tensor]]
 ) -> Distributions:
     """Returns the policy's distributions for the credit. The engine frees its memory while they are computed,
@@ -250,10 +250,11 @@ def distributions_for_credit(
     return Distributions(squares_and_entropies)
 
 
-def distances_for_credit(
+def make_distances_for_credit(
     session: Session, server: PolicyServer, score_distances: Callable[[Sequences], tuple[Tensor, Tensor]]
 ) -> ReferenceDistances:
-    """Returns the policy's distances from the reference for the credit; see `distributions_for_credit`."""
+    """Returns the policy's distances from the reference for the credit; see
+    `make_distributions_for_credit`."""
 
     def deviations_along(episodes: Sequence[Episode]) -> list[Deviation]:
         columns_by_episode = _score_episodes(session, server, episodes, score_distances)
@@ -262,7 +263,7 @@ def distances_for_credit(
     return ReferenceDistances(deviations_along)
 
 
-def divergences_for_credit(
+def make_divergences_for_credit(
     session: Session, server: PolicyServer, score_divergences: Callable[[Sequences, Tensor], Tensor]
 ) -> GroupDivergences:
     """Returns the divergences of the policy's distributions at each token, for the credit.
@@ -402,7 +403,7 @@ def train(
     # the distances of the start weights: under an objective with a reference, the KL of the start weights to
     # themselves, which is 0.
     metrics |= metrics_of_abandoned
-    if (problem := gap_problem(session, iteration, episodes, metrics)) is not None:
+    if (problem := describe_gap_problem(session, iteration, episodes, metrics)) is not None:
         if stops_at_gap(session):
             raise RuntimeError(
                 f"{problem}. This iteration's update is dropped. To train nevertheless, set"
@@ -448,7 +449,7 @@ def _train_and_choose(
     return choice_metrics | training.finish(on_signals)
 
 
-GAP = "engine/logprob_gap_mean"
+GAP_METRIC = "engine/logprob_gap_mean"
 """The metric of the mean difference between the engine's and the trainer's log-probs of sampled tokens, in
 nats a token."""
 
@@ -458,18 +459,18 @@ gaps of 0.01 to 0.05 are typical, and larger ones for mixtures of experts, whose
 experts."""
 
 
-def gap_problem(
+def describe_gap_problem(
     session: Session, iteration: int, episodes: Collection[Episode], metrics: Metrics
 ) -> str | None:
     """Returns a message if the log-probs of this iteration's tokens show that the engine did not sample from
     the trained model; None if they don't, or if they aren't comparable."""
-    gap, limit = metrics.get(GAP), gap_limit(session)
+    gap, limit = metrics.get(GAP_METRIC), gap_limit(session)
     if gap is None or gap <= limit or differs_by_design(session, iteration, episodes):
         return None
     return (
         f"iteration {iteration + 1}: the trainer's log-probs of the tokens that the engine sampled differ"
-        f" from the engine's by {gap:.2g} nats a token in the mean ({GAP}), more than the {limit:g} that"
-        " rounding explains. The engine did not sample from the model that is trained. Likely causes: an"
+        f" from the engine's by {gap:.2g} nats a token in the mean ({GAP_METRIC}), more than the {limit:g}"
+        " that rounding explains. The engine did not sample from the model that is trained. Likely causes: an"
         " attention or a position embedding that the two compute differently for longer texts than the"
         " canary's (sliding windows, extended contexts); settings of sampling that the trainer doesn't have"
         " (penalties or other engines.policy.extra_arguments); an engine with a lower precision than"
@@ -585,7 +586,7 @@ class _CheckpointChoice:
             measure_set(self.resources, done, self.set, folder, name)
         self._measurements.append(folder)
         self.points.append(point)
-        self.accuracies.append(read_record(folder / SUMMARY, MEASURE_AGAIN)["pass_at_1"])
+        self.accuracies.append(read_record(folder / SUMMARY, MEASURE_AGAIN_REMEDY)["pass_at_1"])
         is_best_so_far = self.chosen == len(self.accuracies) - 1  # `chosen` is the best candidate's index
         # The state of the last candidate isn't written: if it is chosen, the trainer still has it.
         if is_best_so_far and not is_last:
@@ -620,7 +621,7 @@ class _CheckpointChoice:
         # The trainer still has the state of the last candidate.
         is_last_chosen = chosen == len(self.accuracies) - 1
         if not is_last_chosen:
-            damage = damage_of(self._state) if session.ranks.is_first else None
+            damage = find_damage(self._state) if session.ranks.is_first else None
             if (damage := session.ranks.from_first("the candidate", damage)) is not None:
                 raise Damaged(f"{damage}: run the same command again, which repeats the iteration's training")
             with self.resources.server.asleep():
@@ -649,7 +650,7 @@ class _CheckpointChoice:
         folder = self.session.directory.evaluation(done, self.set.label)
         if (folder / SUMMARY).is_file():
             return
-        summary = read_record(measurement / SUMMARY, MEASURE_AGAIN)
+        summary = read_record(measurement / SUMMARY, MEASURE_AGAIN_REMEDY)
         verify_answers(measurement / ANSWERS)
         write_text(folder / ANSWERS, (measurement / ANSWERS).read_text())
         write_record(folder / SUMMARY, summary | {"iteration": done})

@@ -43,11 +43,11 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from treetune.engine.base import Chunk, TransferMethod
-from treetune.engine.settings import ON_THE_DEVICE, TRANSFER_KEY, VERSIONS_AT_ONCE
+from treetune.engine.settings import METHODS_ON_THE_DEVICE, TRANSFER_KEY, VERSIONS_AT_ONCE
 from treetune.exceptions import CheckpointGone
 from treetune.store import held_folders
 from treetune.store.checksums import digest_of_weights
-from treetune.store.files import new_own_folder, remove_folder, write_text
+from treetune.store.files import make_new_private_folder, remove_folder, write_text
 from treetune.store.held_folders import SHARED_MEMORY
 from treetune.trainer.ranks import Ranks
 
@@ -69,9 +69,9 @@ CHUNK_BYTES = 2**28
 MOST_UNWRITTEN = 4
 """The most chunks whose files are still being written while the next chunk is made."""
 
-MORE_SHARED_MEMORY = "give it more (docker run --ipc=host; otherwise mount -o remount,size=… /dev/shm)"
+MORE_SHARED_MEMORY_REMEDY = "give it more (docker run --ipc=host; otherwise mount -o remount,size=… /dev/shm)"
 
-START_MODEL = "start-model"
+START_MODEL_FOLDER = "start-model"
 """The subfolder of the model that adapters belong to."""
 
 
@@ -122,7 +122,9 @@ class WeightsFolder:
         problem: str | None = None
         if self._writes:
             model = session.model.load_on_cpu()
-            problem = describe_missing_room(self.path, room_needed(model, adapters_alone=lora is not None))
+            problem = describe_missing_room(
+                self.path, count_needed_bytes(model, adapters_alone=lora is not None)
+            )
         # All ranks raise, also those whose machine has room: a collective start fails as a whole.
         problem_by_rank = session.ranks.exchange("room for the weights", problem)
         problems = [message for message in problem_by_rank if message is not None]
@@ -166,16 +168,16 @@ class WeightsFolder:
         import torch
 
         from treetune.models.policy_files import describe_for_engine
-        from treetune.models.shards import in_chunks, shard_path, write_index
+        from treetune.models.shards import shard_path, split_into_chunks, write_index
 
         session, folder = self._session, self.of(version)
         ranks, config = session.ranks, trainer.model.config
-        sends_tensors = self.transfer in ON_THE_DEVICE
+        sends_tensors = self.transfer in METHODS_ON_THE_DEVICE
         # The engine loads each file at once, and checks its digest.
         needs_digest = self.transfer == "shared_memory"
         file_of_weight: dict[str, str] = {}
         """The name of the file that has a weight, by the weight's name. It becomes the folder's index."""
-        chunks = in_chunks(_weights_for_engine(trainer), CHUNK_BYTES, self._copy_weight)
+        chunks = split_into_chunks(_weights_for_engine(trainer), CHUNK_BYTES, self._copy_weight)
         with _FileWriters(folder, ranks.deadline_s) as writers:
             for number, (chunk, is_last) in enumerate(chunks):
                 path = shard_path(folder, number)
@@ -211,7 +213,7 @@ class WeightsFolder:
 
     def _copy_weight(self, weight: Tensor) -> Tensor:
         """Copies a weight on the device or to the CPU, so that the copy lasts until its chunk is sent."""
-        if self.transfer in ON_THE_DEVICE:
+        if self.transfer in METHODS_ON_THE_DEVICE:
             return weight.contiguous().clone()
         if not self._writes:
             return weight  # this rank only takes part in gathering it
@@ -269,7 +271,7 @@ class WeightsFolder:
 
     @property
     def _start_model(self) -> Path:
-        return self.path / START_MODEL
+        return self.path / START_MODEL_FOLDER
 
 
 def _weights_for_engine(trainer: PolicyTrainer) -> Iterator[tuple[str, Tensor]]:
@@ -277,7 +279,7 @@ def _weights_for_engine(trainer: PolicyTrainer) -> Iterator[tuple[str, Tensor]]:
     Collective."""
     from treetune.models.policy_files import HEAD_WEIGHT, has_no_head_in_engine
     from treetune.models.saved_weights import architecture_of
-    from treetune.models.shards import with_head
+    from treetune.models.shards import add_head
 
     config = trainer.model.config
     weights = trainer.weights_in_turn()
@@ -287,7 +289,7 @@ def _weights_for_engine(trainer: PolicyTrainer) -> Iterator[tuple[str, Tensor]]:
     if has_no_head_in_engine(config):
         weights = ((name, weight) for name, weight in weights if name != HEAD_WEIGHT)
     else:
-        weights = with_head(weights, trainer.weight_names, config.tie_word_embeddings)
+        weights = add_head(weights, trainer.weight_names, config.tie_word_embeddings)
     yield from architecture_of(config).convert_to_saved(weights)
 
 
@@ -316,17 +318,17 @@ class _FileWriters(AbstractContextManager["_FileWriters"]):
 
     def start(self, write: Callable[..., None], *arguments: Any) -> None:
         """Starts a thread that calls a function, which writes a file."""
-        written: Future[None] = Future()
+        write_result: Future[None] = Future()
 
         def write_file() -> None:
             try:
                 write(*arguments)
             except BaseException as error:  # `wait` raises it
-                written.set_exception(error)
+                write_result.set_exception(error)
             else:
-                written.set_result(None)
+                write_result.set_result(None)
 
-        self._unwritten.append(written)
+        self._unwritten.append(write_result)
         # A daemon, since Python's exit waits for all other threads, also for one whose disk hangs.
         threading.Thread(target=write_file, name="weights-writer", daemon=True).start()
 
@@ -338,15 +340,15 @@ class _FileWriters(AbstractContextManager["_FileWriters"]):
             Exception: What the write of a file has raised.
         """
         while len(self._unwritten) > most_unwritten:
-            written = self._unwritten.popleft()
+            write_result = self._unwritten.popleft()
             # Not `result(timeout)`: its TimeoutError could also be that of the write, from a network's disk.
-            if wait([written], self._deadline_s).not_done:
+            if wait([write_result], self._deadline_s).not_done:
                 self._has_hung = True
                 raise TimeoutError(
                     f"a file with weights for the engine was not written into {self._folder} within"
                     f" {self._deadline_s:.0f} s (rank_deadline): see whether its disk hangs"
                 )
-            written.result()
+            write_result.result()
 
     @override
     def __exit__(self, *error: object) -> None:
@@ -355,7 +357,7 @@ class _FileWriters(AbstractContextManager["_FileWriters"]):
             wait(self._unwritten, self._deadline_s)
 
 
-def room_needed(model: PreTrainedModel, *, adapters_alone: bool) -> int:
+def count_needed_bytes(model: PreTrainedModel, *, adapters_alone: bool) -> int:
     """Returns the bytes that the weights take in the folder.
 
     Two versions exist at a time, since the old one is deleted only when the engine has the new one. With
@@ -380,8 +382,8 @@ def describe_missing_room(folder: Path, needed: int) -> str | None:
     remedy = "free some space"
     if folder.is_relative_to(SHARED_MEMORY):
         remedy = (
-            f"{MORE_SHARED_MEMORY}, clear it, or set {TRANSFER_KEY} to 'file', which writes them into the"
-            " experiment's folder"
+            f"{MORE_SHARED_MEMORY_REMEDY}, clear it, or set {TRANSFER_KEY} to 'file', which writes them into"
+            " the experiment's folder"
         )
     return (
         f"{folder} has {free / GIB:.1f} GiB free, and the trainer's weights for the engine"
@@ -429,16 +431,16 @@ def make_weights_folder(
     writes = machines.index(this_machine) == ranks.rank if in_memory else ranks.is_first
     folder: Path | None = None
     if writes:
-        held_folders.sweep()
+        held_folders.delete_abandoned_folders()
         name_file = experiment / f".{name}"
         if in_memory and os.access(SHARED_MEMORY, os.W_OK):
             _delete_folder_of_killed_run(name_file)
-            folder = held_folders.new_in_memory()
+            folder = held_folders.make_folder_in_memory()
             write_text(name_file, str(folder))
         else:
             folder = experiment / name
             remove_folder(folder)
-            new_own_folder(folder)
+            make_new_private_folder(folder)
     path_by_rank = ranks.exchange("weights folders", (this_machine, None if folder is None else str(folder)))
     for machine, path in path_by_rank:
         # The folder of this machine's first rank or, on disk, the one folder that there is.
@@ -451,7 +453,7 @@ def make_weights_folder(
         meeting = experiment / make_name(*identity)
         if ranks.is_first and meeting != folder:
             remove_folder(meeting)
-            new_own_folder(meeting)
+            make_new_private_folder(meeting)
     ranks.barrier("the weights folder is empty")
     return folder, meeting, writes
 

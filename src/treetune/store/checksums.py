@@ -9,7 +9,7 @@ line of a journal  at its beginning (`journal`)
 
 Earlier versions wrote files without checksums, which are read as they are. A single flipped bit must not make
 a file with a checksum look like one without, so records and streams also say in their content that they have
-one (`FORMAT`, `SEALED`).
+one (`FORMAT_KEY`, `SEALED_MARK`).
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from typing import IO, Any
 from treetune.exceptions import Damaged
 from treetune.store.files import write_json
 
-KEY = "checksum"
+CHECKSUM_KEY = "checksum"
 """The last key of a JSON record. Its value is the checksum of all other keys and values."""
 
-FORMAT = "format"
+FORMAT_KEY = "format"
 """A key of every JSON record with a checksum. The records of earlier versions have neither."""
 
-SEALED = b"treetune-sealed"
+SEALED_MARK = b"treetune-sealed"
 """A word in the schema at the beginning of an Arrow stream. It announces a trailer at the stream's end: a
 stream with this word and without a trailer was cut short."""
 
-SUMS = "checksums.json"
+CHECKSUMS_FILE = "checksums.json"
 """The file with the digests of all other files below a folder."""
 
 _TRAILER = b"\ntreetune-checksum "
@@ -52,16 +52,16 @@ _CHUNK_BYTES = 2**22
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
     """Writes JSON with the checksum of its content."""
-    write_json(path, sealed(record))
+    write_json(path, seal_record(record))
 
 
-def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
+def seal_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a JSON object with its format and its checksum."""
     # JSON changes types: a tuple becomes a list. The checksum is made from the types that a reader gets, so
-    # that the reader computes the same checksum. Readers only check that there is a FORMAT, whatever its
+    # that the reader computes the same checksum. Readers only check that there is a FORMAT_KEY, whatever its
     # number.
-    plain = json.loads(json.dumps(record)) | {FORMAT: 2}
-    return plain | {KEY: _checksum_of_record(plain)}
+    plain = json.loads(json.dumps(record)) | {FORMAT_KEY: 2}
+    return plain | {CHECKSUM_KEY: _checksum_of_record(plain)}
 
 
 def read_record(path: Path, remedy: str) -> dict[str, Any]:
@@ -72,12 +72,12 @@ def read_record(path: Path, remedy: str) -> dict[str, Any]:
         FileNotFoundError: There is no such file.
     """
     try:
-        return record_of(path.read_bytes())
+        return unseal_record(path.read_bytes())
     except Damaged as error:
         raise Damaged(f"{path} is damaged ({error}): {remedy}") from error
 
 
-def record_of(text: bytes | str) -> dict[str, Any]:
+def unseal_record(text: bytes | str) -> dict[str, Any]:
     """Returns the object of a JSON text that `sealed` has made, without the keys that `sealed` added. Raises
     Damaged if the text was changed."""
     if not text:
@@ -88,12 +88,12 @@ def record_of(text: bytes | str) -> dict[str, Any]:
         raise Damaged(str(error)) from error
     if not isinstance(value, dict):
         raise Damaged(f"it holds no JSON object but a {type(value).__name__}")
-    checksum = value.pop(KEY, None)
+    checksum = value.pop(CHECKSUM_KEY, None)
     # Records of earlier versions have neither key.
-    should_have_checksum = checksum is not None or FORMAT in value
+    should_have_checksum = checksum is not None or FORMAT_KEY in value
     if should_have_checksum and checksum != _checksum_of_record(value):
         raise Damaged("its checksum doesn't match its content")
-    value.pop(FORMAT, None)
+    value.pop(FORMAT_KEY, None)
     return value
 
 
@@ -109,7 +109,7 @@ class SealingFile:
     """A binary file that computes the digest of what is written to it. `seal` appends the digest."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._hash = file, _hash()
+        self._file, self._hash = file, _new_hash()
 
     def write(self, data: Any) -> int:
         self._hash.update(data)
@@ -139,14 +139,14 @@ def verify_stream(file: IO[bytes], name: str, remedy: str) -> None:
     file.seek(0)
     if _TRAILER not in last_bytes:
         # A stream of an earlier version never had a trailer. Any other stream announces it at its beginning.
-        announces_trailer = SEALED in file.read(_CHUNK_BYTES)
+        announces_trailer = SEALED_MARK in file.read(_CHUNK_BYTES)
         if announces_trailer:
             raise Damaged(f"{name} is cut short, or its checksum is damaged: {remedy}")
         file.seek(0)
         return  # an earlier version wrote it, without a checksum
     if not last_bytes.startswith(_TRAILER):  # a part of the digest is missing, so the trailer begins later
         raise Damaged(f"{name} is cut short: {remedy}")
-    digest, remaining = _hash(), size - _TRAILER_BYTES
+    digest, remaining = _new_hash(), size - _TRAILER_BYTES
     while remaining > 0 and (chunk := file.read(min(remaining, _CHUNK_BYTES))):
         digest.update(chunk)
         remaining -= len(chunk)
@@ -156,7 +156,7 @@ def verify_stream(file: IO[bytes], name: str, remedy: str) -> None:
         raise Damaged(f"{name} is damaged (its checksum doesn't match its content): {remedy}")
 
 
-_verified: dict[Path, tuple[int, int, int]] = {}
+_verified_states: dict[Path, tuple[int, int, int]] = {}
 """The size, time and inode of each file when this process verified it."""
 
 
@@ -171,17 +171,17 @@ def verify_once(path: Path, remedy: str, digest: str | None = None) -> None:
     """
     status = path.stat()
     state = (status.st_size, status.st_mtime_ns, status.st_ino)
-    if _verified.get(path) == state:
+    if _verified_states.get(path) == state:
         return
     if digest is None:
         with path.open("rb") as file:
             verify_stream(file, str(path), remedy)
     elif digest_of(path) != digest:
         raise Damaged(f"{path} is damaged (its checksum doesn't match its content): {remedy}")
-    _verified[path] = state
+    _verified_states[path] = state
 
 
-def seal_of(path: Path) -> bytes | None:
+def read_seal(path: Path) -> bytes | None:
     """Returns the last bytes of a stream. They are its trailer, so they identify its content. Returns None if
     there is no such file."""
     try:
@@ -198,33 +198,33 @@ def seal_of(path: Path) -> bytes | None:
 
 def seal_folder(folder: Path) -> None:
     """Writes the digests of all files below the folder into ``checksums.json``."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / SUMS)
-    write_json(folder / SUMS, _digests(folder, files))
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / CHECKSUMS_FILE)
+    write_json(folder / CHECKSUMS_FILE, _digests_of_files(folder, files))
 
 
-def damage_of(folder: Path) -> str | None:
+def find_damage(folder: Path) -> str | None:
     """Returns a message that names the first damaged or missing file of a sealed folder. Returns None if the
     folder is undamaged, or was not sealed."""
-    path = folder / SUMS
+    path = folder / CHECKSUMS_FILE
     if not path.is_file():
         return None
     try:
-        written: dict[str, str] = dict(json.loads(path.read_text()))
+        written_digests: dict[str, str] = dict(json.loads(path.read_text()))
     except (ValueError, TypeError):
         return f"{path} is damaged"
-    for name in written:
+    for name in written_digests:
         if not (folder / name).is_file():
             return f"{folder / name} is gone"
-    present = _digests(folder, [folder / name for name in written])
-    for name in written:
-        if present[name] != written[name]:
+    present_digests = _digests_of_files(folder, [folder / name for name in written_digests])
+    for name in written_digests:
+        if present_digests[name] != written_digests[name]:
             return f"{folder / name} is damaged"
     return None
 
 
 def refuse_damaged(folder: Path, remedy: str) -> None:
     """Raises Damaged if a folder's files aren't as they were sealed."""
-    damage = damage_of(folder)
+    damage = find_damage(folder)
     if damage is not None:
         raise Damaged(f"{damage} (its checksum doesn't match its content): {remedy}")
 
@@ -244,7 +244,7 @@ def digest_of_weights(path: Path) -> str:
 # Digests of files and of configurations
 
 
-def _digests(folder: Path, files: list[Path]) -> dict[str, str]:
+def _digests_of_files(folder: Path, files: list[Path]) -> dict[str, str]:
     """Returns the digests of files by their paths relative to the folder."""
     # hashlib releases the interpreter's lock while it hashes, so threads hash several files at a time.
     with ThreadPoolExecutor(_HASHED_AT_ONCE) as threads:
@@ -255,10 +255,10 @@ def _digests(folder: Path, files: list[Path]) -> dict[str, str]:
 def digest_of(path: Path) -> str:
     """Returns the digest of a file's content, in hexadecimal."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, _hash).hexdigest()
+        return hashlib.file_digest(file, _new_hash).hexdigest()
 
 
-def _hash() -> hashlib.blake2b:
+def _new_hash() -> hashlib.blake2b:
     return hashlib.blake2b(digest_size=_DIGEST_BYTES)
 
 
@@ -271,16 +271,16 @@ def config_hash(config: Any) -> str:
     Raises:
         ValueError: A value is NaN or infinite, which JSON can't hold.
     """
-    text = json.dumps(_canonical(config), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(_canonical_form(config), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _canonical(value: Any) -> Any:
+def _canonical_form(value: Any) -> Any:
     """Returns a configuration in the form that is hashed, which is the same for equal configurations."""
     if isinstance(value, dict):
-        return {str(key): _canonical(item) for key, item in value.items()}
+        return {str(key): _canonical_form(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_canonical(item) for item in value]
+        return [_canonical_form(item) for item in value]
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value

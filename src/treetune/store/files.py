@@ -66,7 +66,7 @@ def why_not_written(error: BaseException, path: Path) -> str:
 
 
 @contextmanager
-def whole_file(
+def write_atomically(
     path: Path, mode: Literal["w", "wb"] = "w", *, durable: bool = True, private: bool = False
 ) -> Iterator[IO[Any]]:
     """Opens a file under another name, and renames it to `path` at the end of the block; text is UTF-8.
@@ -96,10 +96,10 @@ def whole_file(
     finally:
         partial.unlink(missing_ok=True)
     if durable:
-        sync(path.parent)
+        sync_to_disk(path.parent)
 
 
-def own_folder(path: Path, *, share: bool = False) -> None:
+def make_private_folder(path: Path, *, share: bool = False) -> None:
     """Makes a folder that only its owner may use or, with `share`, everyone whom the umask allows.
 
     The mode of an existing folder of this user is changed accordingly.
@@ -123,7 +123,7 @@ def own_folder(path: Path, *, share: bool = False) -> None:
             path.chmod(mode)
 
 
-def new_own_folder(path: Path) -> None:
+def make_new_private_folder(path: Path) -> None:
     """Makes a folder that only its owner may use.
 
     Raises:
@@ -151,23 +151,24 @@ def remove_folder(path: Path) -> None:
     if is_folder:
         shutil.rmtree(path, ignore_errors=True)
     else:
-        # This user may not delete another user's file in /dev/shm or /tmp. `new_own_folder` reports it then.
+        # This user may not delete another user's file in /dev/shm or /tmp. `make_new_private_folder` reports
+        # it then.
         with contextlib.suppress(OSError):
             path.unlink()
 
 
 def write_text(path: Path, text: str) -> None:
-    with whole_file(path) as file:
+    with write_atomically(path) as file:
         file.write(text)
 
 
 def write_json(path: Path, value: Any, *, durable: bool = True, private: bool = False) -> None:
-    with whole_file(path, durable=durable, private=private) as file:
+    with write_atomically(path, durable=durable, private=private) as file:
         file.write(json.dumps(value, indent=1) + "\n")
 
 
 @contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
+def make_folder_atomically(path: Path) -> Iterator[Path]:
     """Makes a folder under another name, which takes the place of `path` at the end of the block.
 
     If the block raises, the earlier folder stays.
@@ -195,8 +196,8 @@ def replace_folder(finished: Path, path: Path) -> None:
     # power cut.
     for folder, _, names in os.walk(finished):
         for name in names:
-            sync(Path(folder, name))
-        sync(Path(folder))
+            sync_to_disk(Path(folder, name))
+        sync_to_disk(Path(folder))
     earlier = path.with_name(f".{path.name}.{os.getpid()}.old")
     try:
         if path.exists():
@@ -207,12 +208,12 @@ def replace_folder(finished: Path, path: Path) -> None:
             if earlier.exists():
                 earlier.rename(path)
             raise
-        sync(path.parent)
+        sync_to_disk(path.parent)
     finally:
         shutil.rmtree(earlier, ignore_errors=True)
 
 
-def sync(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
     """Writes a file's content, or the names in a folder, to the disk, so that it outlives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -16,24 +16,24 @@ from pathlib import Path
 FOLDER_PREFIX = "treetune-"
 """The beginning of the names of these folders."""
 SHARED_MEMORY = Path("/dev/shm")
-MEETING = "TREETUNE_MEETING"
+MEETING_VARIABLE = "TREETUNE_MEETING"
 """The environment variable with the path of the folder in which the ranks of `treetune run` meet. The
 folder's name is random."""
-_LOCK = "held"
+_LOCK_NAME = "held"
 _NOTES_OF_SHARED_MEMORY = "shared_memory"
 """The file in a server's folder with the names and inodes of the server's files in /dev/shm
 (`treetune.engine.guard`)."""
 
 
-def new_in_memory() -> Path:
+def make_folder_in_memory() -> Path:
     """Makes a folder in memory with a random name. Only this user may use the folder, and this process holds
     it."""
     folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=SHARED_MEMORY))
-    hold(folder)
+    hold_folder(folder)
     return folder
 
 
-def hold(folder: Path) -> None:
+def hold_folder(folder: Path) -> None:
     """Keeps `sweep` from deleting a folder for as long as this process lives.
 
     A lock works for processes in other PID namespaces (containers) that share the folder, where a process id
@@ -41,13 +41,13 @@ def hold(folder: Path) -> None:
     """
     # The file is locked before it gets its name, so that no sweep finds it unlocked. The descriptor is
     # never closed, because that would release the lock.
-    unnamed = folder / f".{_LOCK}"
+    unnamed = folder / f".{_LOCK_NAME}"
     descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    unnamed.rename(folder / _LOCK)
+    unnamed.rename(folder / _LOCK_NAME)
 
 
-def sweep() -> None:
+def delete_abandoned_folders() -> None:
     """Deletes the folders of this user's dead processes, in memory and in the folder for temporary files, and
     the memory that the servers of dead processes shared."""
     for base in {Path(tempfile.gettempdir()), SHARED_MEMORY}:
@@ -91,7 +91,7 @@ def _is_abandoned(folder: Path) -> bool:
     if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
         return False
     # Another user may have put a named pipe or a link there: never wait for the pipe, never follow the link.
-    descriptor = os.open(folder / _LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = os.open(folder / _LOCK_NAME, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return False

@@ -39,13 +39,13 @@ from typing import Any
 from typing_extensions import override
 
 from treetune.exceptions import Damaged
-from treetune.store.files import sync
+from treetune.store.files import sync_to_disk
 
 FLUSH_ROWS = 256
 """The most rows that wait to be written."""
 
 _BLOCK_BYTES = 2**16
-_HEAD, _END = b'{"crc32":"', b"}\n"
+_LINE_HEAD, _LINE_END = b'{"crc32":"', b"}\n"
 """The beginning and the end of a line."""
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class Journal(AbstractContextManager["Journal"]):
             path, start, length = position
             with path.open("rb") as file:
                 file.seek(start)
-                return json.loads(row_of(file.read(length)))
+                return json.loads(unseal_line(file.read(length)))
 
     def add(self, *rows: Any) -> None:
         """Appends rows. Raises OSError, with the file's name, if they can't be written."""
@@ -123,7 +123,7 @@ class Journal(AbstractContextManager["Journal"]):
                 text = json.dumps(row, separators=(",", ":"))
                 line = (f"{text}\n" if self._plain else sealed_line(text)).encode()
                 # An index that was made already is kept up to date.
-                if self._index is not None and (key := _key(row)) is not None:
+                if self._index is not None and (key := _key_of_row(row)) is not None:
                     self._index[key] = self.path, self._end, len(line)
                 self._end += len(line)
                 self._unwritten.append(line)
@@ -154,7 +154,7 @@ class Journal(AbstractContextManager["Journal"]):
             try:
                 self.flush()
                 if durable and self.path.is_file():  # even if this process has added no row
-                    sync(self.path)
+                    sync_to_disk(self.path)
             finally:
                 self._close_file()
 
@@ -187,8 +187,8 @@ class Journal(AbstractContextManager["Journal"]):
             self.flush()  # so that the file has all rows
             self._index = {}
             for path in (*self._others, self.path):
-                for start, length, row in _rows(path, damaged=None):
-                    if (key := _key(row)) is not None:
+                for start, length, row in _read_rows(path, damaged=None):
+                    if (key := _key_of_row(row)) is not None:
                         self._index[key] = path, start, length
         return self._index
 
@@ -200,7 +200,7 @@ def read_journal(path: Path, damaged: list[int] | None = None) -> Iterator[Any]:
         damaged: A list to which the numbers of damaged lines are added, counted from 1. None: they are
             logged.
     """
-    for _, _, row in _rows(path, damaged):
+    for _, _, row in _read_rows(path, damaged):
         yield row
 
 
@@ -209,24 +209,24 @@ def sealed_line(row: str) -> str:
     return f'{{"crc32":"{zlib.crc32(row.encode()):08x}","row":{row}}}\n'
 
 
-def row_of(line: bytes) -> bytes:
+def unseal_line(line: bytes) -> bytes:
     """Returns the row of JSON in a line. Raises Damaged if it isn't what was written."""
-    if not line.startswith(_HEAD):
+    if not line.startswith(_LINE_HEAD):
         # A line of an earlier version is the row itself, and begins differently. But a beginning that differs
-        # from `_HEAD` in exactly one byte is a damaged head.
-        wrong_bytes = sum(a != b for a, b in zip(line, _HEAD, strict=False))
+        # from `_LINE_HEAD` in exactly one byte is a damaged head.
+        wrong_bytes = sum(a != b for a, b in zip(line, _LINE_HEAD, strict=False))
         if wrong_bytes == 1:
             raise Damaged("its head isn't what was written")
         return line
-    # `_HEAD`, the eight digits of the checksum and the key "row" come before the row.
-    row_start = len(_HEAD) + len('00000000","row":')
-    row = line[row_start : -len(_END)]
+    # `_LINE_HEAD`, the eight digits of the checksum and the key "row" come before the row.
+    row_start = len(_LINE_HEAD) + len('00000000","row":')
+    row = line[row_start : -len(_LINE_END)]
     if line != sealed_line(row.decode(errors="replace")).encode():
         raise Damaged("its checksum doesn't match its content")
     return row
 
 
-def _rows(path: Path, damaged: list[int] | None) -> Iterator[tuple[int, int, Any]]:
+def _read_rows(path: Path, damaged: list[int] | None) -> Iterator[tuple[int, int, Any]]:
     """Yields the offset, the length and the row of each complete, undamaged line."""
     try:
         file = path.open("rb")
@@ -238,7 +238,7 @@ def _rows(path: Path, damaged: list[int] | None) -> Iterator[tuple[int, int, Any
             if not line.endswith(b"\n"):
                 return  # cut short, or just being written
             try:
-                row = json.loads(row_of(line))
+                row = json.loads(unseal_line(line))
             except ValueError:
                 if line == b"\n":
                     pass  # earlier versions wrote an empty line after a line that was cut short
@@ -251,7 +251,7 @@ def _rows(path: Path, damaged: list[int] | None) -> Iterator[tuple[int, int, Any
             start += len(line)
 
 
-def _key(row: Any) -> str | None:
+def _key_of_row(row: Any) -> str | None:
     """Returns the key of a row; None if it has none."""
     key = None
     if isinstance(row, dict):

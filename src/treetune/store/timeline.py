@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from treetune.exceptions import Damaged
-from treetune.store.journal import Journal, row_of
+from treetune.store.journal import Journal, unseal_line
 
-SUFFIX = ".timeline.jsonl"
+TIMELINE_SUFFIX = ".timeline.jsonl"
 """The suffix of a timeline's file."""
 
-LATEST = 253_402_300_800
+LATEST_TIME = 253_402_300_800
 """The end of the year 9999 in seconds since 1970, which is the latest that Python's calendar knows."""
 
 LOGGER = "treetune"
@@ -151,16 +151,16 @@ def read_timeline(path: Path, damaged: list[int] | None = None) -> list[ProcessR
         FileNotFoundError: There is no such file.
     """
     processes: list[ProcessRows] = []
-    # The spans of the last process so far, by number. `_finish_last` moves them into that process.
+    # The spans of the last process so far, by number. `_finish_last_process` moves them into that process.
     spans: dict[int, Span] = {}
     for line_number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
         try:
-            row = json.loads(row_of(line))
+            row = json.loads(unseal_line(line))
             at = float(row.pop("at"))
-            if not 0 <= at < LATEST:
+            if not 0 <= at < LATEST_TIME:
                 raise ValueError(f"nothing happens at {at}")
             if "process" in row:
-                _finish_last(processes, spans)
+                _finish_last_process(processes, spans)
                 processes.append(
                     ProcessRows(row["process"], row["host"], start=at, last=at, closed=False, spans=())
                 )
@@ -183,11 +183,11 @@ def read_timeline(path: Path, damaged: list[int] | None = None) -> list[ProcessR
             # A line without a newline isn't damaged: a crash cut it short.
             if damaged is not None and line.endswith(b"\n"):
                 damaged.append(line_number)
-    _finish_last(processes, spans)
+    _finish_last_process(processes, spans)
     return processes
 
 
-def _finish_last(processes: list[ProcessRows], spans: dict[int, Span]) -> None:
+def _finish_last_process(processes: list[ProcessRows], spans: dict[int, Span]) -> None:
     """Moves the spans into the last process."""
     if processes:
         processes[-1] = replace(processes[-1], spans=tuple(spans.values()))

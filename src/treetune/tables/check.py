@@ -16,7 +16,7 @@ from treetune.exceptions import ConfigError
 from treetune.findings import placed_parts
 from treetune.models.pretrained import PretrainedModel
 from treetune.rollouts.metrics import DOMAIN_METRICS, DOMAIN_PREFIX, split_domain
-from treetune.rollouts.numbers import EVALUATED, LARGEST_SUFFIX, OF_CORRECT, registered
+from treetune.rollouts.numbers import CORRECT_SUFFIX, EVALUATED_NUMBERS, LARGEST_SUFFIX, registered_groups
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import PHASES
 from treetune.runtime.diagnostics import SIGNS
@@ -105,16 +105,16 @@ def recordable_metrics(root: PolicyIteration) -> set[str]:
         names.add(f"shaping/{shaping.label}")
         names |= {f"{shaping.label}/{name}" for name in shaping.measures}
     numbers: set[str] = set()  # the names of the numbers of graders, environments and rollouts
-    for group in registered().values():
+    for group in registered_groups().values():
         for name in group.numbers:
             # The mean over all answers, the mean over the correct ones, and the largest number.
-            numbers |= {f"{group.name}/{name}{suffix}" for suffix in ("", OF_CORRECT, LARGEST_SUFFIX)}
+            numbers |= {f"{group.name}/{name}{suffix}" for suffix in ("", CORRECT_SUFFIX, LARGEST_SUFFIX)}
     for evaluation_set in root.evaluation.sets:
         prefix = f"evaluation/{evaluation_set.label}"
-        names |= {f"{prefix}/{name}" for name in (*EVALUATED, *numbers)}
+        names |= {f"{prefix}/{name}" for name in (*EVALUATED_NUMBERS, *numbers)}
         task = evaluation_set.task or root.task
         for domain in _domain_names(task) or ():
-            names |= {f"{prefix}/{DOMAIN_PREFIX}{domain}/{name}" for name in EVALUATED}
+            names |= {f"{prefix}/{DOMAIN_PREFIX}{domain}/{name}" for name in EVALUATED_NUMBERS}
     return names | numbers
 
 

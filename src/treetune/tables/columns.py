@@ -13,11 +13,11 @@ from annotated_types import Ge, Gt, Le, MinLen
 from treetune.config.errors import did_you_mean
 from treetune.rollouts.metrics import split_domain
 from treetune.rollouts.numbers import (
-    OF_CORRECT,
+    CORRECT_SUFFIX,
     Better,
-    declared,
+    declared_numbers,
     declared_ratios,
-    full_name,
+    find_full_name,
 )
 from treetune.vocabulary import CORRECT_SCORE
 
@@ -62,7 +62,7 @@ def value_named(name: str) -> ValueKind:
     domain_and_name = split_domain(name)
     if domain_and_name is not None:
         domain, name_in_domain = domain_and_name
-        if not domain or full_name(name_in_domain) or is_ratio(name_in_domain):
+        if not domain or find_full_name(name_in_domain) or is_ratio(name_in_domain):
             names = ", ".join(_BASIC_NUMBERS)
             raise ValueError(f"{name!r} is not a number of a domain: those are {names} and pass_at_K")
         return value_named(name_in_domain)
@@ -70,13 +70,13 @@ def value_named(name: str) -> ValueKind:
         return _BASIC_NUMBERS[name]
     if is_ratio(name):
         return ValueKind("higher")
-    full = full_name(name)
+    full = find_full_name(name)
     if full is not None:
-        number = declared()[full.removesuffix(OF_CORRECT)]
+        number = declared_numbers()[full.removesuffix(CORRECT_SUFFIX)]
         return ValueKind(number.better, number.share)
     if re.fullmatch(r"pass_at_[1-9]\d*", name):
         return _BASIC_NUMBERS[PASS_AT_1]
-    declared_names = [full.partition("/")[2] for full in declared()]
+    declared_names = [full.partition("/")[2] for full in declared_numbers()]
     valid_names = [*_BASIC_NUMBERS, *declared_names, *declared_ratios()]
     raise ValueError(
         f"{name!r} is not a number of an evaluation; {did_you_mean(name, valid_names)} (pass_at_K exists for"
@@ -110,7 +110,7 @@ def number_in(summary: Mapping[str, Any], name: str, where: Path | str) -> float
                 f"no domain {domain!r} in {where}: its domains are {', '.join(domains) or 'none'}"
             )
         return number_in(domains[domain], name_in_domain, where)
-    full = full_name(name)
+    full = find_full_name(name)
     if full is not None:
         group, _, short = full.partition("/")
         numbers = summary.get(group)
@@ -170,7 +170,7 @@ def _number_of_answer(row: Mapping[str, Any], name: str) -> float | None:
     elif name == "mean_tokens":
         number = row.get("tokens")
     else:
-        group, _, short = (full_name(name) or "").partition("/")
+        group, _, short = (find_full_name(name) or "").partition("/")
         number = (row.get(group) or {}).get(short)
     return float(number) if isinstance(number, int | float) else None
 

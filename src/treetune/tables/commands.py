@@ -55,10 +55,10 @@ def reproduce_table(options: Options) -> int:
 
 
 def _command_line() -> str:
-    from treetune.config.layers import relative
-    from treetune.runtime.rank_launcher import MAIN
+    from treetune.config.layers import shorten_path
+    from treetune.runtime.rank_launcher import MAIN_PROGRAM
 
-    return shlex.join(["python", relative(MAIN), *sys.argv[1:]])
+    return shlex.join(["python", shorten_path(MAIN_PROGRAM), *sys.argv[1:]])
 
 
 TABLE = "--configs configs/tables/quickstart_methods.jsonnet"

@@ -13,8 +13,8 @@ from treetune.tables.curves import AXIS_TITLES, Curve, column_panel
 from treetune.tables.measure import Results
 from treetune.tables.settings import PanelAxis, Reproduction
 from treetune.tables.text import MARKS, number_text, why_empty
-from treetune.view.charts import BetterDirection, Chart, Series, better_of, draw_series
-from treetune.view.templates import colour_of, palette
+from treetune.view.charts import BetterDirection, Chart, Series, better_direction_of, draw_series
+from treetune.view.templates import colour_of, read_palette
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +69,7 @@ def _better_direction(panel: Panel) -> BetterDirection:
     """Returns the direction in which a panel's number is better, or an empty text where the title shows no
     direction."""
     if panel.metric is not None:
-        return better_of(panel.metric)
+        return better_direction_of(panel.metric)
     # A panel of an evaluation shows pass@1 if it names no `value`.
     return "up" if panel.value in (None, "pass_at_1") else ""
 
@@ -102,9 +102,9 @@ def _new_figure(width: float, height: float, rows: int, columns: int) -> tuple[F
     axes: list[Axes] = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
     for panel in axes:
         panel.spines[["top", "right"]].set_visible(False)
-        panel.grid(visible=True, color=palette()["line"], linewidth=0.7)
+        panel.grid(visible=True, color=read_palette()["line"], linewidth=0.7)
         panel.set_axisbelow(True)
-        panel.tick_params(colors=palette()["soft"], labelsize=8)
+        panel.tick_params(colors=read_palette()["soft"], labelsize=8)
     return figure, axes
 
 
@@ -133,9 +133,9 @@ def _draw_column(panel: Axes, results: Results, column: MeasuredColumn) -> None:
     the published number, where these exist."""
     scale = 100.0 if column.in_percent else 1.0
     for y, row in enumerate(results.plan.table.rows):
-        cell, colour = results.cells[row.name, column.name], palette()[colour_of(y)]
+        cell, colour = results.cells[row.name, column.name], read_palette()[colour_of(y)]
         if cell.published is not None:
-            style = {"color": palette()["soft"], "fillstyle": "none", "markersize": 6, "zorder": 2}
+            style = {"color": read_palette()["soft"], "fillstyle": "none", "markersize": 6, "zorder": 2}
             panel.plot(scale * cell.published, y, "D", **style)  # type: ignore[arg-type]
         if cell.estimate is None:
             if cell.experiment is not None:  # a row without an experiment in this column stays empty
@@ -191,7 +191,7 @@ def _draw_charts(results: Results, charts: Sequence[Chart], across: int, paths: 
     for panel, chart in zip(axes, charts):
         panel.set_title(chart.title, fontsize=9, loc="left")
         if chart.series:
-            draw_series(panel, chart.series, palette(), scale=0.8)
+            draw_series(panel, chart.series, read_palette(), scale=0.8)
             panel.set_xlabel(chart.x_name, fontsize=8)
             panel.set_xlim(left=0)
         else:
@@ -205,7 +205,9 @@ def _draw_charts(results: Results, charts: Sequence[Chart], across: int, paths: 
     drawn_rows: set[str] = set()
     for chart in charts:
         drawn_rows |= {series.name for series in chart.series}
-    colours = {name: palette()[colour] for name, colour in row_colours(table).items() if name in drawn_rows}
+    colours = {
+        name: read_palette()[colour] for name, colour in row_colours(table).items() if name in drawn_rows
+    }
     _put_legend(figure, colours, width)
     for path in paths:
         # Text stays text, which is smaller, and the same numbers give the same bytes.

@@ -25,12 +25,12 @@ from typing import Any, NamedTuple
 
 from treetune.cluster import slurm
 from treetune.cluster.jobs import Processes, one_at_work
-from treetune.config.layers import relative
+from treetune.config.layers import shorten_path
 from treetune.exceptions import Stopped
 from treetune.processes.lifetime import exit_on_signals
 from treetune.runtime.console import format_duration
-from treetune.runtime.machine import gpus
-from treetune.runtime.rank_launcher import MAIN, ranks_here, threads_each
+from treetune.runtime.machine import list_gpus
+from treetune.runtime.rank_launcher import MAIN_PROGRAM, count_ranks_here, threads_per_process
 from treetune.store.files import write_json, write_text
 from treetune.tables.check import refuse_unwritten
 from treetune.tables.runs import (
@@ -166,20 +166,20 @@ class Launcher:
         There is a rank for each GPU, or one rank on a CPU, unless NUM_GPUS says otherwise. The threads of
         each rank are an equal share of the cores, among all ranks of the `at_once` runs.
 
-        Raises ValueError for a NUM_GPUS that `ranks_here` refuses, and for several runs at once on GPUs: each
-        run takes all of them.
+        Raises ValueError for a NUM_GPUS that `count_ranks_here` refuses, and for several runs at once on
+        GPUs: each run takes all of them.
         """
-        if at_once > 1 and gpus():
+        if at_once > 1 and list_gpus():
             raise ValueError(
                 "every run takes all GPUs, so several can't run at once here: distribute them with"
                 " --launch-lines or --slurm"
             )
-        ranks = ranks_here()
-        return Launcher(ranks, int(threads_each(ranks * at_once)))
+        ranks = count_ranks_here()
+        return Launcher(ranks, int(threads_per_process(ranks * at_once)))
 
     def command(self, run: PlannedRun, command: str, *more: str) -> list[str]:
         """Returns the command line of one of a run's commands. `more` are the command's arguments."""
-        program = self.program or ("python", "-u", relative(MAIN))
+        program = self.program or ("python", "-u", shorten_path(MAIN_PROGRAM))
         # main.py's command `run` starts the ranks, each with the command that follows.
         if self.ranks > 1 and command not in ONE_RANK:
             program += "run", f"--ranks={self.ranks}"

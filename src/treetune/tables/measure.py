@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from treetune.exceptions import NotReached
-from treetune.lab.paired import paired
+from treetune.lab.paired import compare_pairs
 from treetune.rollouts.numbers import declared_ratios
 from treetune.runtime.analysis import read_result
-from treetune.runtime.directory import MEASURE_AGAIN, RESULT, SUMMARY
+from treetune.runtime.directory import MEASURE_AGAIN_REMEDY, RESULT, SUMMARY
 from treetune.runtime.manifest import read_config
 from treetune.store.checksums import config_hash, read_record
 from treetune.tables.columns import Axis, MeasuredColumn, number_in
@@ -264,7 +264,7 @@ def _compare(table: Reproduction, cell: CellResult, other: CellResult) -> Compar
         difference = interval_over_seeds(differences, kind)
         # As if there were a single problem: `paired` then tests only over seeds.
         differences_by_problem = [{"": number} for number in differences]
-    *_, p = paired(differences_by_problem)  # the mean and the interval come from `difference`
+    *_, p = compare_pairs(differences_by_problem)  # the mean and the interval come from `difference`
     return Comparison(*names, cell.column, len(seeds), difference, p)
 
 
@@ -429,7 +429,7 @@ def _summary(plan: TableRuns, run: PlannedRun, column: MeasuredColumn) -> tuple[
     folder = run.directory.evaluation(run.iterations, column.evaluation)
     if not (folder / SUMMARY).is_file():
         raise ValueError(plan.statuses[run.key].why or f"not measured on {column.evaluation}")
-    return read_record(folder / SUMMARY, MEASURE_AGAIN), folder
+    return read_record(folder / SUMMARY, MEASURE_AGAIN_REMEDY), folder
 
 
 def _number_at(analysis: Path, path: str | None) -> tuple[float, tuple[float, float] | None]:

@@ -26,7 +26,7 @@ from treetune.runtime.directory import (
     expected_iterations,
     verify_answers,
 )
-from treetune.runtime.manifest import different_keys, read_config
+from treetune.runtime.manifest import find_different_keys, read_config
 from treetune.tables.columns import by_problem
 
 if TYPE_CHECKING:
@@ -489,7 +489,7 @@ def inspect(run: PlannedRun) -> RunStatus:
     stored = directory.config_file
     if stored.is_file() and directory.has_work():
         assert run.config is not None
-        different = different_keys(read_config(directory.path), run.config)
+        different = find_different_keys(read_config(directory.path), run.config)
         if different:
             return RunStatus("different", done, f"other {', '.join(different)} in {stored}")
     if directory.is_running():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal
 
-from treetune.runtime.intervals import CONFIDENCE_LEVEL, wilson
+from treetune.runtime.intervals import CONFIDENCE_LEVEL, wilson_interval
 
 RESAMPLES = 4000
 
@@ -212,7 +212,7 @@ def interval_of_shares(
     has_one_answer_each = len(values) == 1 and shares <= {0.0, 1.0}
     if all_are_equal or has_one_answer_each:
         problems = len(values[0])
-        return MeanWithInterval(estimate.mean, *wilson(estimate.mean * problems, problems))
+        return MeanWithInterval(estimate.mean, *wilson_interval(estimate.mean * problems, problems))
     return estimate
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from treetune.rollouts.numbers import declared, declared_ratios
+from treetune.rollouts.numbers import declared_numbers, declared_ratios
 from treetune.runtime.console import format_duration
 from treetune.tables.columns import MeasuredColumn, Panel
 from treetune.tables.curves import AXES, Curve, panel_notes
@@ -136,7 +136,9 @@ def legend(results: Results) -> list[str]:
     for column in table.columns:
         if column.over is not None:
             # The column shows a ratio. `declared_ratios` has the full names of the ratio's two numbers.
-            numerator, denominator = (declared()[name].title for name in declared_ratios()[column.number])
+            numerator, denominator = (
+                declared_numbers()[name].title for name in declared_ratios()[column.number]
+            )
             lines.append(
                 f"{column.name}: {numerator} of {column.over} divided by {denominator} of the row, means by"
                 " seed."

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from treetune.engine.settings import GIB, host_memory
+from treetune.engine.settings import GIB, read_host_memory
 from treetune.runtime.console import format_duration
-from treetune.runtime.machine import processor, versions
+from treetune.runtime.machine import read_processor, read_versions
 from treetune.store.files import write_json, write_text
 from treetune.tables.curves import Curve, curves, curves_json, panel_curves, panel_notes
 from treetune.tables.experiments_table import write_experiments_table
@@ -49,7 +49,7 @@ from treetune.tables.text import (
 )
 from treetune.tables.until import add_needed_seeds, verdicts
 from treetune.view.charts import line_chart
-from treetune.view.templates import page
+from treetune.view.templates import render_document
 
 
 def make_table(table: Table, command: str, output: Path | None = None) -> int:
@@ -115,13 +115,13 @@ def _account(plan: TableRuns, command: str) -> dict[str, str]:
     """Returns how the table was made: command, time, machine and versions."""
     seconds = sum(run.seconds for run in plan.runs)
     finished = sum(status.state == "finished" for status in plan.statuses.values())
-    name, _, _ = processor()[0].partition(",")  # without family, model, stepping and cache
-    packages = {"Python": platform.python_version(), **versions()}
+    name, _, _ = read_processor()[0].partition(",")  # without family, model, stepping and cache
+    packages = {"Python": platform.python_version(), **read_versions()}
     return {
         "command": command,
         "runs": f"{finished} of {len(plan.runs)} finished",
         "time": f"{format_duration(seconds)} for all runs, start-up and evaluation included",
-        "machine": f"{name}, {len(os.sched_getaffinity(0))} cores, {host_memory() / GIB:.0f} GiB memory",
+        "machine": f"{name}, {len(os.sched_getaffinity(0))} cores, {read_host_memory() / GIB:.0f} GiB memory",
         "system": platform.platform(),
         "versions": ", ".join(f"{package} {version}" for package, version in packages.items()),
         "written": time.strftime("%Y-%m-%d %H:%M %Z"),
@@ -211,7 +211,7 @@ def as_html(
         cells = [_cell_values(results.cells[row.name, column.name]) for column in table.columns]
         fate = results.fates[row.name]  # how many runs failed, and how many collapsed
         rows.append({"name": row.name, "colour": colours[row.name], "cells": cells, "fate": fate})
-    return page(
+    return render_document(
         "table.html",
         title=table.title or table.name,
         heads=[(column.name, has_published(results, column)) for column in table.columns],

@@ -35,7 +35,7 @@ ANSWER_AFTER_MARKER = FinalAnswer(marker=MARKER)
 SLIPS = (1, 10)
 """The numbers that an error may add, each with the same probability: one unit, or one carry, too many."""
 
-_ENUMERABLE = 200_000
+_MOST_LISTED_SELECTIONS = 200_000
 """`distinct_operands` lists and shuffles all selections if there are at most this many. So even all of them
 can be requested. If there are more, it is quicker to draw until a new one occurs."""
 
@@ -74,7 +74,7 @@ class Operands(NamedTuple):
     """The possible values of a number."""
     per_problem: int
     """How many numbers a problem has."""
-    first: range | None = None
+    first_values: range | None = None
     """The possible values of the first number; None if it is like the others."""
 
 
@@ -102,12 +102,12 @@ class WrittenArithmetic(GeneratedTask):
 
     @override
     def __post_init__(self) -> None:
-        needed = sum(self.sizes().values())
-        available = selections(*self._operands())
-        if needed > available:
+        needed_problems = sum(self.sizes().values())
+        available = count_selections(*self._operands())
+        if needed_problems > available:
             raise ValueError(
-                f"train_size + validation_size + test_size is {needed}, but there are only {available} "
-                f"different problems with {self._describe_operands()}: "
+                f"train_size + validation_size + test_size is {needed_problems}, but there are only"
+                f" {available} different problems with {self._describe_operands()}: "
                 "ask for fewer, or for more numbers or digits"
             )
 
@@ -131,7 +131,9 @@ class WrittenArithmetic(GeneratedTask):
     @override
     def generate(self, count: int) -> Sequence[tuple[int, ...]]:
         operands = self._operands()
-        return distinct_operands(operands.values, operands.per_problem, count, self.seed, operands.first)
+        return distinct_operands(
+            operands.values, operands.per_problem, count, self.seed, operands.first_values
+        )
 
     @override
     def problem(self, id: str, generated: tuple[int, ...]) -> Problem:
@@ -140,7 +142,7 @@ class WrittenArithmetic(GeneratedTask):
 
     @override
     def examples(self, count: int) -> Sequence[Problem]:
-        return super().examples(min(count, selections(*self._operands())))
+        return super().examples(min(count, count_selections(*self._operands())))
 
     @override
     def demonstration(self, problem: Problem, seed: int) -> str:
@@ -154,7 +156,7 @@ class WrittenArithmetic(GeneratedTask):
         return self._text(problem, self._write_lines(problem, write), seed)
 
     def _text(self, problem: Problem, lines: Sequence[WrittenLine], seed: int) -> str:
-        return f"{in_lines(lines)}{MARKER}{lines[-1][1]}"
+        return f"{write_lines(lines)}{MARKER}{lines[-1][1]}"
 
     def teacher_value(self, problem: Problem, prefix: str) -> float:
         """Returns the probability that the teacher, continuing after `prefix`, gives the right answer.
@@ -202,10 +204,10 @@ class WrittenArithmetic(GeneratedTask):
             )
         # The amount by which the answer without further errors is too small. Errors can only make it larger.
         _, answer_without_errors = lines[-1]
-        missing = self._answer(problem.data["numbers"]) - answer_without_errors
+        missing_sum = self._answer(problem.data["numbers"]) - answer_without_errors
         # A line's weight is the amount by which the answer grows if the line's number is 1 too large.
         weights_of_missing_lines = [line.weight for line, _ in lines[len(prefix_lines) :]]
-        return _probability_of_sum(missing, weights_of_missing_lines, self.demonstration_noise)
+        return _probability_of_sum(missing_sum, weights_of_missing_lines, self.demonstration_noise)
 
     def _write_lines(self, problem: Problem, write: Callable[[SolutionLine], int]) -> list[WrittenLine]:
         """Returns the lines of a problem's solution, each with the number that `write` returns for it. The
@@ -257,7 +259,7 @@ class AdditionChain(WrittenArithmetic):
         return sum(numbers)
 
 
-def in_lines(lines: Sequence[WrittenLine]) -> str:
+def write_lines(lines: Sequence[WrittenLine]) -> str:
     return "".join(f"{line.lead}{value}\n" for line, value in lines)
 
 
@@ -285,44 +287,47 @@ def _probability_of_sum(missing: int, weights: Sequence[int], noise: float) -> f
     return probabilities.get(0, 0.0)
 
 
-def selections(values: range, count: int, first: range | None = None) -> int:
+def count_selections(values: range, count: int, first_values: range | None = None) -> int:
     """Returns the number of different selections that `distinct_operands` can choose from."""
-    if first is None:
+    if first_values is None:
         return math.comb(len(values) + count - 1, count)
-    return len(first) * selections(values, count - 1)
+    return len(first_values) * count_selections(values, count - 1)
 
 
 @lru_cache(maxsize=16)
 def distinct_operands(
-    values: range, count: int, total: int, seed: int, first: range | None = None
+    values: range, count: int, total: int, seed: int, first_values: range | None = None
 ) -> Sequence[tuple[int, ...]]:
     """Returns `total` selections of `count` numbers from `values`. No two of them differ only in their order.
 
-    If `first` is given, the first number is from `first`, which must have no number in common with `values`.
-    The selections for a smaller `total` are the first ones of those for a larger `total`.
+    If `first_values` is given, the first number is from `first_values`, which must have no number in common
+    with `values`. The selections for a smaller `total` are the first ones of those for a larger `total`.
     """
-    available = selections(values, count, first)
+    available = count_selections(values, count, first_values)
     assert total <= available, f"{total} of only {available} selections"
     generator = derived_random(seed, "operands", values.start, values.stop, count)
-    count_from_values = count if first is None else count - 1
+    count_from_values = count if first_values is None else count - 1
     operands: list[tuple[int, ...]] = []
-    if available <= _ENUMERABLE:  # few enough to list and shuffle all, so that all can be requested
+    # If there are few enough, all are listed and shuffled, so that all can be requested.
+    if available <= _MOST_LISTED_SELECTIONS:
         unordered = itertools.combinations_with_replacement(values, count_from_values)
-        heads: list[tuple[int, ...]] = [()] if first is None else [(number,) for number in first]
-        all_selections = list(itertools.product(heads, unordered))
+        first_numbers: list[tuple[int, ...]] = [()]
+        if first_values is not None:
+            first_numbers = [(number,) for number in first_values]
+        all_selections = list(itertools.product(first_numbers, unordered))
         generator.shuffle(all_selections)
-        for head, selection in all_selections:
+        for first_number, selection in all_selections:
             in_any_order = list(selection)
             generator.shuffle(in_any_order)
-            operands.append((*head, *in_any_order))
+            operands.append((*first_number, *in_any_order))
         return tuple(operands[:total])
     # If there are more selections, it is quicker to draw until a new one occurs.
-    seen: set[tuple[int, ...]] = set()
+    seen_selections: set[tuple[int, ...]] = set()
     while len(operands) < total:
-        head = () if first is None else (generator.choice(first),)
+        first_number = () if first_values is None else (generator.choice(first_values),)
         numbers = tuple(generator.choices(values, k=count_from_values))
-        key = (*head, *sorted(numbers))  # the same for selections that differ only in their order
-        if key not in seen:
-            seen.add(key)
-            operands.append((*head, *numbers))
+        key = (*first_number, *sorted(numbers))  # the same for selections that differ only in their order
+        if key not in seen_selections:
+            seen_selections.add(key)
+            operands.append((*first_number, *numbers))
     return tuple(operands)

@@ -151,9 +151,9 @@ class GeneratedTask(Task):
 
     def __post_init__(self) -> None:
         for name in self.ranges:
-            least, most = getattr(self, name)
-            if least > most:
-                raise ValueError(f"{name} is [{least}, {most}]: give the smaller one first")
+            smallest, largest = getattr(self, name)
+            if smallest > largest:
+                raise ValueError(f"{name} is [{smallest}, {largest}]: give the smaller one first")
 
     def generate(self, count: int) -> Sequence[Any]:
         """Returns the raw data of the first `count` problems, such as their operands. `problem` makes a
@@ -179,7 +179,7 @@ class GeneratedTask(Task):
     @override
     def problems(self, split: Split) -> Sequence[Problem]:
         check_split(split)
-        return _problems(self, split)
+        return _cached_problems(self, split)
 
     def make_problems(self, split: Split) -> Sequence[Problem]:
         """Makes the problems of a split. `problems` caches them."""
@@ -204,5 +204,5 @@ class GeneratedTask(Task):
 
 
 @lru_cache(maxsize=64)
-def _problems(task: GeneratedTask, split: Split) -> tuple[Problem, ...]:
+def _cached_problems(task: GeneratedTask, split: Split) -> tuple[Problem, ...]:
     return tuple(task.make_problems(split))

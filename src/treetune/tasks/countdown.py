@@ -17,7 +17,7 @@ from treetune.exceptions import BadRow
 from treetune.seeds import derived_random
 from treetune.tasks.base import GeneratedTask, Task
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.countdown import MOST_DIGITS, CountdownGrader, gold_of
+from treetune.tasks.graders.countdown import MOST_DIGITS_OF_A_NUMBER, CountdownGrader, write_gold
 from treetune.tasks.rows import RowsTask
 from treetune.tasks.steps import Lines, StepSplitter
 from treetune.vocabulary import Problem
@@ -26,7 +26,7 @@ Operator = Literal["+", "-", "*", "/"]
 CountdownPuzzle = tuple[tuple[int, ...], int]
 """The numbers in the order of the prompt, and the target: ``((12, 34, 7), 39)``."""
 
-NUMBERS, TARGET = "{numbers}", "{target}"
+NUMBERS_PLACEHOLDER, TARGET_PLACEHOLDER = "{numbers}", "{target}"
 GRADER = CountdownGrader()
 STEPS = Lines(answer_marker="<answer>")
 
@@ -37,25 +37,26 @@ PROMPT = (
 )
 """A prompt for a model that follows instructions. The chat template is put around it."""
 
-_MOST_REPEATED = 20_000
+_MOST_REPEATED_DRAWS = 20_000
 """If this many draws since the last new problem gave known problems, there are assumed to be no others.
 Suppose that the settings allow 1,000 equally probable problems: the last one is then missed with a
 probability of 2e-9."""
 
-_MOST_VAIN = 200_000
+_MOST_VAIN_DRAWS = 200_000
 """The search ends after this many draws without a new problem, most of which have no value within `targets`.
 It would take minutes to go on."""
 
 
 def fill_template(template: str, numbers: Sequence[int], target: int) -> str:
     """Returns the template with the numbers in it, such as ``19, 36, 55``, and the target."""
-    return template.replace(NUMBERS, ", ".join(map(str, numbers))).replace(TARGET, str(target))
+    with_numbers = template.replace(NUMBERS_PLACEHOLDER, ", ".join(map(str, numbers)))
+    return with_numbers.replace(TARGET_PLACEHOLDER, str(target))
 
 
 def check_template(template: str) -> None:
     """Raises ValueError for a template without a placeholder for the numbers and one for the target."""
-    if template.count(NUMBERS) != 1 or template.count(TARGET) != 1:
-        raise ValueError(f"prompt needs {NUMBERS} and {TARGET} exactly once")
+    if template.count(NUMBERS_PLACEHOLDER) != 1 or template.count(TARGET_PLACEHOLDER) != 1:
+        raise ValueError(f"prompt needs {NUMBERS_PLACEHOLDER} and {TARGET_PLACEHOLDER} exactly once")
 
 
 @Task.register("countdown")
@@ -105,7 +106,7 @@ class Countdown(GeneratedTask):
 
     @override
     def generate(self, count: int) -> Sequence[CountdownPuzzle]:
-        return _distinct_puzzles(
+        return _draw_distinct_puzzles(
             self.numbers, self.operands, self.targets, self.operators, self.natural, count, self.seed
         )
 
@@ -113,7 +114,7 @@ class Countdown(GeneratedTask):
     def problem(self, id: str, generated: CountdownPuzzle) -> Problem:
         numbers, target = generated
         prompt, data = fill_template(self.prompt, numbers, target), {"numbers": numbers, "target": target}
-        return Problem(id=id, prompt=prompt, gold=gold_of(target, numbers), data=data)
+        return Problem(id=id, prompt=prompt, gold=write_gold(target, numbers), data=data)
 
     @property
     @override
@@ -157,7 +158,7 @@ class Countdown(GeneratedTask):
     def alphabet(self) -> str:
         """Returns the characters of prompts and demonstrations."""
         # ", " separates the numbers in a prompt (`fill_template`).
-        template = self.prompt.replace(NUMBERS, ", ").replace(TARGET, "")
+        template = self.prompt.replace(NUMBERS_PLACEHOLDER, ", ").replace(TARGET_PLACEHOLDER, "")
         characters = template + self.grader.opening + self.grader.closing + "".join(self.operators)
         return "".join(sorted(set("0123456789=()\n" + characters)))
 
@@ -171,7 +172,7 @@ def signed_sums(
     ("34+7-12", "34+7=41-12=29", 29). Added numbers come first, so no running total of an expression with a
     positive value is negative. If `operators` has no ``-``, nothing is subtracted.
     """
-    seen: set[str] = set()
+    seen_expressions: set[str] = set()
     # If bit i of the mask is set, number i is subtracted. The mask with all bits is left out, so that one
     # number at least is added.
     n_masks = 2 ** len(numbers) - 1 if "-" in operators else 1
@@ -180,18 +181,18 @@ def signed_sums(
         added = [number for index, number in enumerate(numbers) if not mask >> index & 1]
         total = added[0]
         expression = running = str(total)
-        signed = [("+", number) for number in added[1:]] + [("-", number) for number in subtracted]
-        for sign, number in signed:
+        signed_numbers = [("+", number) for number in added[1:]] + [("-", number) for number in subtracted]
+        for sign, number in signed_numbers:
             total += number if sign == "+" else -number
             expression += f"{sign}{number}"
             running += f"{sign}{number}={total}"
-        if total > 0 and expression not in seen:
-            seen.add(expression)
+        if total > 0 and expression not in seen_expressions:
+            seen_expressions.add(expression)
             yield expression, running, total
 
 
 @lru_cache(maxsize=4)
-def _distinct_puzzles(
+def _draw_distinct_puzzles(
     numbers: tuple[int, int],
     operands: tuple[int, int],
     targets: tuple[int, int],
@@ -215,27 +216,27 @@ def _distinct_puzzles(
     """
     generator = derived_random(seed, "countdown", *map(repr, (numbers, operands, targets)))
     puzzles: list[CountdownPuzzle] = []
-    seen: set[CountdownPuzzle] = set()
+    seen_puzzles: set[CountdownPuzzle] = set()
     draws = 0
-    vain = 0  # the number of draws since the last new problem
-    repeated = 0  # how many of these draws gave a problem that is among `puzzles`
+    vain_draws = 0  # the number of draws since the last new problem
+    repeated_draws = 0  # how many of these draws gave a problem that is among `puzzles`
     while len(puzzles) < count:
         draws += 1
-        drawn = tuple(generator.randint(*operands) for _ in range(generator.randint(*numbers)))
-        value = _random_value(generator, drawn, operators, natural)
+        drawn_numbers = tuple(generator.randint(*operands) for _ in range(generator.randint(*numbers)))
+        value = _draw_value(generator, drawn_numbers, operators, natural)
         target: int | None = None
         if value is not None and value.denominator == 1 and targets[0] <= value <= targets[1]:
             target = int(value)
         if target is not None:
-            key = (tuple(sorted(drawn)), target)
-            if key not in seen:
-                vain = repeated = 0
-                seen.add(key)
-                puzzles.append((drawn, target))
+            key = (tuple(sorted(drawn_numbers)), target)
+            if key not in seen_puzzles:
+                vain_draws = repeated_draws = 0
+                seen_puzzles.add(key)
+                puzzles.append((drawn_numbers, target))
                 continue
-            repeated += 1
-        vain += 1
-        gives_up = repeated == _MOST_REPEATED or vain == _MOST_VAIN
+            repeated_draws += 1
+        vain_draws += 1
+        gives_up = repeated_draws == _MOST_REPEATED_DRAWS or vain_draws == _MOST_VAIN_DRAWS
         if gives_up and not puzzles:
             raise ValueError(
                 f"none of {draws:,} random expressions has a value within targets: there are no solvable"
@@ -244,13 +245,13 @@ def _distinct_puzzles(
         if gives_up:
             raise ValueError(
                 f"the splits need {count} problems (train_size + validation_size + test_size), and {draws:,}"
-                f" random expressions gave {len(puzzles)}, the last {vain:,} of them no new one:"
+                f" random expressions gave {len(puzzles)}, the last {vain_draws:,} of them no new one:"
                 " ask for fewer, or widen numbers, operands, targets or operators"
             )
     return tuple(puzzles)
 
 
-def _random_value(
+def _draw_value(
     generator: random.Random, numbers: Sequence[int], operators: Sequence[Operator], natural: bool
 ) -> int | Fraction | None:
     """Returns the value of a random expression of all the numbers.
@@ -311,10 +312,14 @@ class CountdownRows(RowsTask):
 
     @override
     def problem_of(self, row: dict[str, Any], id: str) -> Problem:
-        numbers, target = self._value(row, self.numbers_field), self._value(row, self.target_field)
+        numbers, target = self._read_value(row, self.numbers_field), self._read_value(row, self.target_field)
 
         def is_whole(value: Any) -> bool:
-            return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**MOST_DIGITS
+            return (
+                isinstance(value, int)
+                and not isinstance(value, bool)
+                and abs(value) < 10**MOST_DIGITS_OF_A_NUMBER
+            )
 
         if not isinstance(numbers, list | tuple) or not numbers:
             raise BadRow(f"its {self.numbers_field!r} is not a list of numbers")
@@ -325,19 +330,21 @@ class CountdownRows(RowsTask):
                 )
         if not is_whole(target):
             raise BadRow(f"its {self.target_field!r} is {target!r}, which is not a whole number")
-        prompt = self._prompt_of(row) if self.prompt is None else fill_template(self.prompt, numbers, target)
+        prompt = (
+            self._read_prompt(row) if self.prompt is None else fill_template(self.prompt, numbers, target)
+        )
         data = {"numbers": tuple(numbers), "target": target}
-        return Problem(id=id, prompt=prompt, gold=gold_of(target, numbers), data=data)
+        return Problem(id=id, prompt=prompt, gold=write_gold(target, numbers), data=data)
 
-    def _value(self, row: Mapping[str, Any], key: str) -> Any:
+    def _read_value(self, row: Mapping[str, Any], key: str) -> Any:
         if key not in row:
             raise BadRow(f"it has no {key!r} (it has {', '.join(map(repr, sorted(row))) or 'nothing'})")
         return row[key]
 
-    def _prompt_of(self, row: Mapping[str, Any]) -> str:
+    def _read_prompt(self, row: Mapping[str, Any]) -> str:
         """Returns the row's own prompt: a text, or the user's message of a chat. Raises BadRow for any
         other."""
-        prompt = self._value(row, self.prompt_field)
+        prompt = self._read_value(row, self.prompt_field)
         if isinstance(prompt, str):
             return prompt
         turns = [turn for turn in prompt if isinstance(turn, Mapping)] if isinstance(prompt, list) else []

@@ -106,9 +106,9 @@ def further_problems(
     not count as drawn: with the replacement ``epochs``, such a problem is still drawn once in its epoch.
     """
     taken_ids = {problem.id for problem in taken}
-    further = [problem for problem in problems if problem.id not in taken_ids]
-    derived_random(seed, iteration, "further problems").shuffle(further)
-    return further
+    other_problems = [problem for problem in problems if problem.id not in taken_ids]
+    derived_random(seed, iteration, "further problems").shuffle(other_problems)
+    return other_problems
 
 
 def slice_of_epochs(

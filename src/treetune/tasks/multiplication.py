@@ -22,7 +22,7 @@ from treetune.tasks.arithmetic import (
     WrittenArithmetic,
     WrittenLine,
     distinct_operands,
-    in_lines,
+    write_lines,
 )
 from treetune.tasks.base import Task
 from treetune.vocabulary import Problem
@@ -124,16 +124,16 @@ class Multiplication(WrittenArithmetic):
         values = of_digits(self.digits)
         if self.min_value is not None and self.max_value is not None:
             values = range(self.min_value, self.max_value + 1)
-        first = None if self.first_digits is None else of_digits(self.first_digits)
+        first_values = None if self.first_digits is None else of_digits(self.first_digits)
         fewest, _ = self._factor_counts()
-        return Operands(values, fewest, first)
+        return Operands(values, fewest, first_values)
 
     @override
     def _describe_operands(self) -> str:
         if self.min_value is not None:
             return f"{self._factor_counts()[0]} numbers from {self.min_value} to {self.max_value}"
-        first = "" if self.first_digits is None else f", the first of {self.first_digits}"
-        return super()._describe_operands() + first
+        note_on_first = "" if self.first_digits is None else f", the first of {self.first_digits}"
+        return super()._describe_operands() + note_on_first
 
     @override
     def generate(self, count: int) -> Sequence[tuple[int, ...]]:
@@ -141,12 +141,12 @@ class Multiplication(WrittenArithmetic):
         fewest, most = self._factor_counts()
         if fewest == most:
             return super().generate(count)
-        values, _, first = self._operands()
+        values, _, first_values = self._operands()
         generator = derived_random(self.seed, "factors", fewest, most)
         counts = [generator.randint(fewest, most) for _ in range(count)]
         # For each number of factors, an iterator over the different problems with this many factors.
         problems_by_count = {
-            factors: iter(distinct_operands(values, factors, counts.count(factors), self.seed, first))
+            factors: iter(distinct_operands(values, factors, counts.count(factors), self.seed, first_values))
             for factors in range(fewest, most + 1)
         }
         return tuple(next(problems_by_count[factors]) for factors in counts)
@@ -155,10 +155,10 @@ class Multiplication(WrittenArithmetic):
     def _prompt(self, numbers: Sequence[int]) -> str:
         if self.wording == "symbols":
             return super()._prompt(numbers)
-        *first, last = map(str, numbers)
+        *other_numbers, last_number = map(str, numbers)
         return (
-            f"What is the product of {', '.join(first)} and {last}? Work it out step by step, and put the "
-            "final answer within \\boxed{}."
+            f"What is the product of {', '.join(other_numbers)} and {last_number}? Work it out step by step,"
+            " and put the final answer within \\boxed{}."
         )
 
     @override
@@ -177,38 +177,37 @@ class Multiplication(WrittenArithmetic):
         # Each of `lines` is a pair: the line, and the number that is written in it.
         generator = derived_random(seed, problem.id, "threads")
         text = ""
-        for _, together in itertools.groupby(lines, key=lambda written: written[0].block):
-            block = list(together)
+        for _, lines_of_block in itertools.groupby(lines, key=lambda line: line[0].block):
+            block = list(lines_of_block)
             several_threads = len({line.thread for line, _ in block} - {None}) > 1
             in_threads = (
                 self.form != "sequential" and several_threads and generator.random() < self.parallelise
             )
-            text += self._block(block) if in_threads else in_lines(block)
+            text += self._write_block(block) if in_threads else write_lines(block)
         _, answer = lines[-1]
         if self.wording == "words":
             return f"<think>\n{text}</think>\n\nThe product is \\boxed{{{answer}}}."
         return f"{text}{MARKER}{answer}"
 
-    def _block(self, lines: Sequence[WrittenLine]) -> str:
+    def _write_block(self, lines: Sequence[WrittenLine]) -> str:
         """Writes the lines of one block as threads, and after them the lines without a thread."""
         threads: dict[int, list[WrittenLine]] = {}
         for line, value in lines:
             if line.thread is not None:
                 threads.setdefault(line.thread, []).append((line, value))
-        others = in_lines([(line, value) for line, value in lines if line.thread is None])
+        lines_without_thread = write_lines([(line, value) for line, value in lines if line.thread is None])
         # In symbols, tags and numbers follow each other without white space.
         newline, space = ("\n", " ") if self.wording == "words" else ("", "")
-        outlines = threaded = ""
-        for number, of_thread in enumerate(threads.values(), start=1):
-            first_line, _ = of_thread[0]
-            about = self._outline(first_line.topic)
-            outlines += f"<Outline>{number}:{space}{about}</Outline>{newline}"
-            threaded += f"<Thread>\n{number}:{space}{in_lines(of_thread)}</Thread>"
-        return (
-            f"<Parallel>{newline}<Outlines>{newline}{outlines}</Outlines>\n{threaded}\n</Parallel>\n{others}"
-        )
+        outlines = written_threads = ""
+        for number, lines_of_thread in enumerate(threads.values(), start=1):
+            first_line, _ = lines_of_thread[0]
+            outline = self._write_outline(first_line.topic)
+            outlines += f"<Outline>{number}:{space}{outline}</Outline>{newline}"
+            written_threads += f"<Thread>\n{number}:{space}{write_lines(lines_of_thread)}</Thread>"
+        block = f"<Outlines>{newline}{outlines}</Outlines>\n{written_threads}"
+        return f"<Parallel>{newline}{block}\n</Parallel>\n{lines_without_thread}"
 
-    def _outline(self, topic: str) -> str:
+    def _write_outline(self, topic: str) -> str:
         """Returns the text of a thread's outline. `topic` is the thread's calculation, such as ``23*40``."""
         a, _, b = topic.partition(self.operator)
         if self.wording == "words":
@@ -259,7 +258,9 @@ def multiply_in_order(numbers: Sequence[int], detail: Detail) -> Solution:
         # The later factors multiply an error of this product.
         weight = math.prod(numbers[position + 1 :])
         threads = itertools.count()
-        product = yield from _product(product, factor, detail, block=position, threads=threads, weight=weight)
+        product = yield from _multiply(
+            product, factor, detail, block=position, threads=threads, weight=weight
+        )
 
 
 def multiply_in_pairs(numbers: Sequence[int], detail: Detail, *, thread_per_pair: bool) -> Solution:
@@ -274,9 +275,9 @@ def multiply_in_pairs(numbers: Sequence[int], detail: Detail, *, thread_per_pair
         threads = itertools.count()
         products = []
         for a, b in zip(numbers[::2], numbers[1::2], strict=False):
-            lines = _product(a, b, detail, level, threads)
+            lines = _multiply(a, b, detail, level, threads)
             if thread_per_pair:
-                lines = _as_one_thread(lines, a, b, threads)
+                lines = _put_in_one_thread(lines, a, b, threads)
             product = yield from lines
             products.append(product)
         unpaired = numbers[-1:] if len(numbers) % 2 else ()
@@ -284,7 +285,7 @@ def multiply_in_pairs(numbers: Sequence[int], detail: Detail, *, thread_per_pair
         level += 1
 
 
-def _product(a: int, b: int, detail: Detail, block: int, threads: Iterator[int], weight: int = 0) -> _Lines:
+def _multiply(a: int, b: int, detail: Detail, block: int, threads: Iterator[int], weight: int = 0) -> _Lines:
     """Multiplies `a` by each place of `b` in a thread, and adds each product to the sum so far.
 
     It yields a line, receives the number that was written in the line, and continues with that number, right
@@ -300,11 +301,11 @@ def _product(a: int, b: int, detail: Detail, block: int, threads: Iterator[int],
             in `multiply_in_pairs`, where nothing reads it.
     """
     total = None
-    for part in places(b):
+    for place_value in place_values(b):
         template = SolutionLine(
-            lead="", value=0, weight=weight, block=block, thread=next(threads), topic=f"{a}*{part}"
+            lead="", value=0, weight=weight, block=block, thread=next(threads), topic=f"{a}*{place_value}"
         )
-        partial = yield from _partial(a, part, detail, template)
+        partial = yield from _multiply_by_place(a, place_value, detail, template)
         if total is None:
             total = partial
         else:
@@ -315,16 +316,17 @@ def _product(a: int, b: int, detail: Detail, block: int, threads: Iterator[int],
     return total
 
 
-def _partial(a: int, part: int, detail: Detail, template: SolutionLine) -> _Lines:
-    """Yields the lines of `a` times `part`, a digit with zeros after it such as 40; returns the product.
+def _multiply_by_place(a: int, place_value: int, detail: Detail, template: SolutionLine) -> _Lines:
+    """Yields the lines of `a` times `place_value`, a digit with zeros after it such as 40; returns the
+    product.
 
     The lines are copies of the template with other numbers. Each `yield` gives a line away and receives the
     number that was written in the line. This number may be wrong, and the next lines continue with it.
     """
-    factors = places(a) if detail == "digits" else [a]
+    factors = place_values(a) if detail == "digits" else [a]
     total = None
     for factor in factors:
-        product = yield replace(template, lead=f"{factor}*{part}=", value=factor * part)
+        product = yield replace(template, lead=f"{factor}*{place_value}=", value=factor * place_value)
         if total is None:
             total = product
         else:
@@ -333,7 +335,7 @@ def _partial(a: int, part: int, detail: Detail, template: SolutionLine) -> _Line
     return total
 
 
-def _as_one_thread(lines: _Lines, a: int, b: int, threads: Iterator[int]) -> _Lines:
+def _put_in_one_thread(lines: _Lines, a: int, b: int, threads: Iterator[int]) -> _Lines:
     """Yields the lines of a pair's product, all of them with the same thread; returns the product.
 
     The loop receives the number that was written in a line, and passes it on to the generator `lines`. A
@@ -349,7 +351,7 @@ def _as_one_thread(lines: _Lines, a: int, b: int, threads: Iterator[int]) -> _Li
         return int(end.value)
 
 
-def places(number: int) -> list[int]:
+def place_values(number: int) -> list[int]:
     """Returns the values of a number's digits that aren't 0: ``[400, 7]`` for 407. Returns ``[0]`` for 0."""
     digits = str(number)
     values = []

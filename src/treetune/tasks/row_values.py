@@ -24,7 +24,7 @@ from treetune.tasks.graders.extraction import read_value
 if TYPE_CHECKING:
     import pyarrow as pa
 
-LARGEST_EXACT = 2.0**53
+LARGEST_EXACT_INTEGER = 2.0**53
 """Up to this number, a float of 64 bits represents every whole number exactly."""
 
 log = logging.getLogger(__name__)
@@ -40,9 +40,9 @@ def plain_value(value: Any) -> Any:
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):
-        return {key: plain_value(inner) for key, inner in value.items()}
+        return {key: plain_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain_value(inner) for inner in value]
+        return [plain_value(item) for item in value]
     if isinstance(value, Decimal):
         return format(value, "f")
     if isinstance(value, datetime | date | time):
@@ -59,7 +59,7 @@ def plain_value(value: Any) -> Any:
         # Times and durations: `tolist` would turn those in nanoseconds into numbers.
         if getattr(value.dtype, "kind", "") in "Mm":
             if value.ndim > 0:
-                return [plain_value(inner) for inner in value]
+                return [plain_value(item) for item in value]
             is_missing = value != value  # only true for NaT
             return None if is_missing else str(value)
         converted = value.tolist()
@@ -75,13 +75,13 @@ def check_plain(value: Any, name: str) -> None:
     if value is None or isinstance(value, str | bool | int | float):
         return
     if isinstance(value, Mapping):
-        for key, inner in value.items():
+        for key, item in value.items():
             if not isinstance(key, str):
                 raise NoPlainValue(f"its {name} has the key {key!r}, which is {type(key).__name__}, not text")
-            check_plain(inner, f"{name}.{key}")
+            check_plain(item, f"{name}.{key}")
     elif isinstance(value, list | tuple):
-        for position, inner in enumerate(value):
-            check_plain(inner, f"{name}[{position}]")
+        for position, item in enumerate(value):
+            check_plain(item, f"{name}[{position}]")
     elif isinstance(value, bytes | bytearray):
         raise NoPlainValue(f"its {name} is {len(value)} bytes that aren't text in UTF-8")
     else:
@@ -99,7 +99,7 @@ def text_of_value(value: Any) -> str:
     """
     if isinstance(value, str):
         return value
-    if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST_EXACT:
+    if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST_EXACT_INTEGER:
         value = int(value)
     return json.dumps(value, ensure_ascii=False)
 
@@ -111,7 +111,7 @@ def is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
 
 
-_CHAT = re.compile(r"\s*(?:array\()?[\[{].{0,20}?['\"](?:role|content)['\"]\s*:", re.DOTALL)
+_BEGINNING_OF_CHAT = re.compile(r"\s*(?:array\()?[\[{].{0,20}?['\"](?:role|content)['\"]\s*:", re.DOTALL)
 
 
 def messages_in_text(text: str) -> list[dict[str, Any]] | None:
@@ -121,7 +121,7 @@ def messages_in_text(text: str) -> list[dict[str, Any]] | None:
     Raises ValueError for a text that begins like a chat but can't be read as one. Without the error, the
     model would read JSON as its question.
     """
-    if not _CHAT.match(text):
+    if not _BEGINNING_OF_CHAT.match(text):
         return None
     try:
         value = read_value(text)
@@ -138,18 +138,18 @@ def messages_in_text(text: str) -> list[dict[str, Any]] | None:
 # Columns of Arrow
 
 
-def restore_integers(array: pa.Array, whole: Mapping[str, Any]) -> pa.Array:
+def restore_integers(array: pa.Array, integer_fields: Mapping[str, Any]) -> pa.Array:
     """Returns an array in which floats that were whole numbers are whole numbers again.
 
     Args:
         array: A column, or a field of its objects.
-        whole: The result of `whole_fields` for the column: it says which of the floats were whole numbers. It
-            is empty if none were.
+        integer_fields: The result of `find_integer_fields` for the column: it says which of the floats were
+            whole numbers. It is empty if none were.
     """
     import pyarrow as pa
     import pyarrow.compute as compute
 
-    if not whole:
+    if not integer_fields:
         return array
     if pa.types.is_floating(array.type):
         # A missing number is null or NaN. NaN becomes null, because integers have no NaN.
@@ -160,11 +160,11 @@ def restore_integers(array: pa.Array, whole: Mapping[str, Any]) -> pa.Array:
     for index in range(array.type.num_fields):
         name = array.type.field(index).name
         names.append(name)
-        restored_fields.append(restore_integers(array.field(index), whole.get(name, {})))
+        restored_fields.append(restore_integers(array.field(index), integer_fields.get(name, {})))
     return pa.StructArray.from_arrays(restored_fields, names=names, mask=compute.is_null(array))
 
 
-def whole_fields(column: pa.ChunkedArray) -> dict[str, Any]:
+def find_integer_fields(column: pa.ChunkedArray) -> dict[str, Any]:
     """Returns which floats of a column were whole numbers before a null turned the column into floats.
 
     A column of floats was one of whole numbers if some of its numbers are missing (null or NaN), and all
@@ -179,9 +179,9 @@ def whole_fields(column: pa.ChunkedArray) -> dict[str, Any]:
     if pa.types.is_struct(column.type):
         by_name = {}
         for field in column.type:
-            inner = whole_fields(compute.struct_field(column, field.name))
-            if inner:
-                by_name[field.name] = inner
+            integer_fields = find_integer_fields(compute.struct_field(column, field.name))
+            if integer_fields:
+                by_name[field.name] = integer_fields
         return by_name
     if not pa.types.is_float64(column.type):
         return {}
@@ -192,12 +192,12 @@ def whole_fields(column: pa.ChunkedArray) -> dict[str, Any]:
         return {}
     is_whole = compute.and_(
         compute.equal(numbers, compute.floor(numbers)),
-        compute.less_equal(compute.abs(numbers), LARGEST_EXACT),
+        compute.less_equal(compute.abs(numbers), LARGEST_EXACT_INTEGER),
     )
     return {"": True} if compute.all(is_whole).as_py() else {}
 
 
-def refuse_unclear_nulls(column: pa.ChunkedArray, name: str, where: str) -> None:
+def refuse_unclear_nulls(column: pa.ChunkedArray, name: str, source: str) -> None:
     """Raises ValueError for a column of golds that are objects, if their nulls are probably missing keys.
 
     In Arrow all objects of a column have the same keys, and a missing key becomes null. If at least one row
@@ -208,7 +208,7 @@ def refuse_unclear_nulls(column: pa.ChunkedArray, name: str, where: str) -> None
     Args:
         column: The golds.
         name: The name of the column in messages.
-        where: The file or data set in messages.
+        source: The file or data set in messages.
     """
     paths_with_nulls = []
     for path, objects in _objects_within(column, name):
@@ -217,9 +217,9 @@ def refuse_unclear_nulls(column: pa.ChunkedArray, name: str, where: str) -> None
         ever_present = set().union(*patterns)
         if len(patterns) > 1 and ever_present not in patterns:
             examples = sorted(patterns, key=sorted)[:2]
-            shown = " and ".join("{" + ", ".join(sorted(keys)) + "}" for keys in examples)
+            shown_keys = " and ".join("{" + ", ".join(sorted(keys)) + "}" for keys in examples)
             raise ValueError(
-                f"the golds under {path} of {where} have different keys from row to row ({shown}), and"
+                f"the golds under {path} of {source} have different keys from row to row ({shown_keys}), and"
                 " Parquet has filled in null for missing keys, so that these can't be distinguished from real"
                 " nulls: write golds as JSON text, or the rows as JSON lines"
             )
@@ -230,7 +230,7 @@ def refuse_unclear_nulls(column: pa.ChunkedArray, name: str, where: str) -> None
             "golds under %s of %s have nulls, which are read as nulls: Parquet can't distinguish a null from"
             " a missing key. If rows had missing keys, write golds as JSON text",
             ", ".join(paths_with_nulls),
-            where,
+            source,
         )
 
 

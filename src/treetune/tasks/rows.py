@@ -30,10 +30,10 @@ from treetune.tasks.sources import (
     OnDisk,
     Source,
     count_rows,
+    describe_missing_file,
     files_matching,
-    is_array,
-    json_lines,
-    no_such_file,
+    is_json_array,
+    read_json_lines,
     read_rows,
 )
 from treetune.tasks.splitter_task import SplitterTask
@@ -44,7 +44,7 @@ QUICKLY_READ_BYTES = 4_000_000
 """The size in bytes up to which a file that isn't Parquet is read as a whole while a configuration is
 checked."""
 
-PROBLEM = "{problem}"
+PROBLEM_PLACEHOLDER = "{problem}"
 
 PROMPT = "[MATH_TASK] Problem:\n{problem}\n\nSolution:"
 """The VinePPO paper's zero-shot prompt. Nothing follows the colon: a response begins with a newline."""
@@ -129,12 +129,12 @@ class RowsTask(SplitterTask):
                     paths += map(str, self.source.files(split))
         for path in dict.fromkeys(map(Path, paths)):
             # The first row of a JSON array can only be read with the whole file.
-            if path.is_file() and (is_quickly_read(path) or not is_array(path)):
+            if path.is_file() and (is_quickly_read(path) or not is_json_array(path)):
                 yield path
 
     def first_findings(self, path: Path) -> Iterator[Finding]:
         """Yields findings about the first rows of a file."""
-        first_rows = _first_rows(path, self.columns, self._setting_that_names(path))
+        first_rows = _read_first_rows(path, self.columns, self._setting_that_names(path))
         if isinstance(first_rows, Finding):
             yield first_rows
             return
@@ -185,7 +185,7 @@ class RowsTask(SplitterTask):
             for split in get_args(Split):
                 for path in map(Path, getattr(self, split)):
                     if not path.is_file():
-                        yield Finding(no_such_file(path), split, level="missing")
+                        yield Finding(describe_missing_file(path), split, level="missing")
         elif isinstance(self.source, OnDisk) and not Path(self.source.path).is_dir():
             message = f"there is no data set in {self.source.path} (looked for in {Path.cwd()})"
             yield Finding(message, "source.path", level="missing")
@@ -206,7 +206,7 @@ class RowsTask(SplitterTask):
             return ()
         for name in (*self.train, *self.validation, *self.test):
             if is_quickly_read(path := Path(name)):
-                rows = itertools.islice(file_rows(path, self.columns), count)
+                rows = itertools.islice(read_file_rows(path, self.columns), count)
                 # The rows of the first file suffice, since examples need not be complete.
                 try:
                     return [self.problem_of(row, f"example/{number}") for number, (_, row) in enumerate(rows)]
@@ -228,7 +228,7 @@ class RowsTask(SplitterTask):
         """Returns the problems of a split. Raises ValueError if the split is missing or empty, or if a row is
         bad and `bad_rows` is ``stop``."""
         check_split(split)
-        return _problems(self, split)
+        return _cached_problems(self, split)
 
     def _files(self, split: Split) -> tuple[str, ...]:
         """Returns the names of a split's files. Raises NoSplit if the configuration names none."""
@@ -239,13 +239,13 @@ class RowsTask(SplitterTask):
             raise NoSplit(f"the task has no {split} split: name its files under {split!r}{remedy}")
         return names
 
-    def _read(self, split: Split) -> list[Problem]:
+    def _read_split(self, split: Split) -> list[Problem]:
         """Reads all problems of the files, or of the data set's split."""
         if self.source is not None:
             rows = self.source.rows(split)
         else:
             files = map(Path, self._files(split))
-            rows = itertools.chain.from_iterable(file_rows(path, self.columns) for path in files)
+            rows = itertools.chain.from_iterable(read_file_rows(path, self.columns) for path in files)
         problems: list[Problem] = []
         file_and_line = ""
         for file_and_line, row in rows:
@@ -257,19 +257,19 @@ class RowsTask(SplitterTask):
                     raise ValueError(f"{message}; fix it, or set bad_rows to 'skip'") from None
                 log.warning("%s; left out", message)
         if not problems:
-            where = f"no good row up to {file_and_line}" if file_and_line else "there are no rows in it"
-            raise ValueError(f"the {split} split is empty: {where}")
+            reason = f"no good row up to {file_and_line}" if file_and_line else "there are no rows in it"
+            raise ValueError(f"the {split} split is empty: {reason}")
         return problems
 
 
 @lru_cache(maxsize=64)
-def _problems(task: RowsTask, split: Split) -> tuple[Problem, ...]:
+def _cached_problems(task: RowsTask, split: Split) -> tuple[Problem, ...]:
     """Returns the problems of a split. With `validation_size`, the validation split is held out of the train
     split."""
     size = task.validation_size
     if split == "test" or size is None:
-        return tuple(task._read(split))
-    problems = task._read("train")
+        return tuple(task._read_split(split))
+    problems = task._read_split("train")
     _check_held_out(size, len(problems))
     held_out = set(derived_random(task.split_seed, "validation").sample(range(len(problems)), size))
     # Each problem keeps the id of its row in the train split.
@@ -287,20 +287,20 @@ def _check_held_out(size: int, problems: int) -> None:
         )
 
 
-def file_rows(path: Path, columns: Sequence[str] | None) -> Iterator[LocatedRow]:
+def read_file_rows(path: Path, columns: Sequence[str] | None) -> Iterator[LocatedRow]:
     """Yields the rows of a file. Raises ValueError if it doesn't exist or can't be read."""
-    return read_rows(path, columns) if path.suffix == ".parquet" else json_lines(path)
+    return read_rows(path, columns) if path.suffix == ".parquet" else read_json_lines(path)
 
 
 FIRST_ROWS = 20
 """The number of rows at the beginning of a file that `check` reads."""
 
 
-def _first_rows(path: Path, columns: Sequence[str] | None, setting: str) -> list[LocatedRow] | Finding:
+def _read_first_rows(path: Path, columns: Sequence[str] | None, setting: str) -> list[LocatedRow] | Finding:
     """Returns the first rows of a file, or a finding if the file can't be read. `setting` is the key that
     names the file."""
     try:
-        return list(itertools.islice(file_rows(path, columns), FIRST_ROWS))
+        return list(itertools.islice(read_file_rows(path, columns), FIRST_ROWS))
     except ValueError as error:
         # If the message ends with a remedy after a colon, `Finding.of` takes that remedy.
         return Finding.of(error, setting, "" if ": " in str(error) else "fix the file")
@@ -369,8 +369,8 @@ class JsonLines(RowsTask):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.prompt.count(PROBLEM) != 1:
-            raise ValueError(f"prompt needs {PROBLEM} exactly once, in place of the problem")
+        if self.prompt.count(PROBLEM_PLACEHOLDER) != 1:
+            raise ValueError(f"prompt needs {PROBLEM_PLACEHOLDER} exactly once, in place of the problem")
         if "" in self.stop:
             raise ValueError("stop has an empty string, which would end every answer at once")
 
@@ -385,30 +385,30 @@ class JsonLines(RowsTask):
                 with contextlib.suppress(NoSplit):  # a source may have no validation rows, for example
                     columns = self.source.columns(split)
                     if columns is not None:
-                        where = f"{self.source.path}, split {self.source.name_of(split)}"
-                        yield from self._missing_fields(columns, where, learned_from=split != "test")
+                        source = f"{self.source.path}, split {self.source.name_of(split)}"
+                        yield from self._missing_fields(columns, source, learned_from=split != "test")
 
     @override
     def first_findings(self, path: Path) -> Iterator[Finding]:
         """Yields findings about the first rows of a file: the fields that no row has or, if there are none,
         bad rows."""
-        rows = _first_rows(path, self.columns, self._setting_that_names(path))
+        rows = _read_first_rows(path, self.columns, self._setting_that_names(path))
         missing_fields: list[Finding] = []
         if not isinstance(rows, Finding) and rows:
             # Each field once, in the order of the rows.
             fields = dict.fromkeys(itertools.chain.from_iterable(row for _, row in rows))
-            where = f"the first {len(rows)} rows of {path}"
+            source = f"the first {len(rows)} rows of {path}"
             is_test = self._is_test_file(path)
-            missing_fields = list(self._missing_fields(list(fields), where, learned_from=not is_test))
+            missing_fields = list(self._missing_fields(list(fields), source, learned_from=not is_test))
         # A missing field makes every row bad, so the rows need not be reported as well.
         yield from missing_fields or super().first_findings(path)
 
-    def _missing_fields(self, fields: Sequence[str], where: str, learned_from: bool) -> Iterator[Finding]:
+    def _missing_fields(self, fields: Sequence[str], source: str, learned_from: bool) -> Iterator[Finding]:
         """Yields a finding for each setting that names a field which no row has.
 
         Args:
             fields: The fields that the rows have.
-            where: The rows in messages, such as ``the first 20 rows of train.jsonl``.
+            source: The rows in messages, such as ``the first 20 rows of train.jsonl``.
             learned_from: Whether the rows are also needed as demonstrations. Test rows are not.
         """
         settings = {"problem_field": self.problem_field, "gold_field": self.gold_field}
@@ -418,15 +418,15 @@ class JsonLines(RowsTask):
             is_replaced = setting == "gold_field" and self.gold_fallback in fields
             if field not in fields and not is_replaced:
                 yield Finding(
-                    f"{setting} is {field!r}, and there is no such field in {where}",
+                    f"{setting} is {field!r}, and there is no such field in {source}",
                     setting,
                     did_you_mean(field, fields),
                 )
 
-    def prompted(self, problem: str) -> str:
+    def fill_prompt(self, problem: str) -> str:
         """Returns the template with a problem in it."""
         # `str.format` would also interpret other braces in the template, such as those of LaTeX.
-        return self.prompt.replace(PROBLEM, problem.strip())
+        return self.prompt.replace(PROBLEM_PLACEHOLDER, problem.strip())
 
     @override
     def demonstration(self, problem: Problem, seed: int) -> str:
@@ -450,17 +450,17 @@ class JsonLines(RowsTask):
     @override
     def problem_of(self, row: dict[str, Any], id: str) -> Problem:
         gold_field, fallback = self.gold_field, self.gold_fallback
-        if fallback is not None and missing(row, gold_field) and not missing(row, fallback):
+        if fallback is not None and fault_of_text(row, gold_field) and not fault_of_text(row, fallback):
             gold_field = fallback
         fields = {"problem": self.problem_field, "gold answer": gold_field}
         solution_field = self.demonstration_field or gold_field
         # Test problems are only graded, so their rows may lack a solution. Other rows must have one.
         is_test = id.startswith("test/")
-        uses_solution = not is_test or missing(row, solution_field) is None
+        uses_solution = not is_test or fault_of_text(row, solution_field) is None
         if uses_solution and solution_field != gold_field:
             fields["demonstration"] = solution_field
         for content, key in fields.items():
-            fault = missing(row, key)
+            fault = fault_of_text(row, key)
             if fault is not None:
                 raise BadRow(f"a row without a {content}: {fault}")
         extra_data = {key: row[key] for key in self.keep if key in row}
@@ -474,13 +474,13 @@ class JsonLines(RowsTask):
             data["solution"] = text_of_value(row[solution_field])
         return Problem(
             id=id,
-            prompt=self.prompted(question_of(row[self.problem_field], self.problem_field)),
+            prompt=self.fill_prompt(question_of(row[self.problem_field], self.problem_field)),
             gold=text_of_value(row[gold_field]),
             data=data,
         )
 
 
-def missing(row: dict[str, Any], key: str) -> str | None:
+def fault_of_text(row: dict[str, Any], key: str) -> str | None:
     """Returns what is wrong with a row's text under `key`. Returns None if it is right. Numbers count as
     text."""
     if key not in row:
@@ -525,7 +525,7 @@ class QuestionRows(JsonLines):
 
     name: str | None = None
     """The data's name in the viewer, reports and model cards; null: ``questions``."""
-    prompt: str = PROBLEM
+    prompt: str = PROBLEM_PLACEHOLDER
     stop: tuple[str, ...] = ()
 
 

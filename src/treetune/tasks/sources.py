@@ -17,11 +17,11 @@ from typing_extensions import override
 
 from treetune.config import folders
 from treetune.config.errors import nearest
-from treetune.config.layers import CONFIGS, relative
+from treetune.config.layers import CONFIGS_FOLDER, shorten_path
 from treetune.config.registrable import Registrable
 from treetune.exceptions import NoSplit
 from treetune.tasks.base import Split
-from treetune.tasks.row_values import plain_value, refuse_unclear_nulls, restore_integers, whole_fields
+from treetune.tasks.row_values import find_integer_fields, plain_value, refuse_unclear_nulls, restore_integers
 
 LocatedRow = tuple[str, dict[str, Any]]
 """The place of a row, which error messages name, and the row: ``("train.jsonl:18", {"question": "2 + 2 = ?",
@@ -96,7 +96,7 @@ class OnDisk(Source):
             splits = load_from_disk(str(folder))
         except Exception as error:  # many kinds, e.g. for a damaged file, or a format of another version
             raise ValueError(f"the data set in {folder} cannot be read: {error}") from error
-        yield from _rows(splits, name, self.path)
+        yield from _rows_of_split(splits, name, self.path)
 
 
 @Source.register("hub")
@@ -131,7 +131,7 @@ class OnHub(Source):
                 "Without a network, fetch it elsewhere, save it with save_to_disk and name its folder: "
                 "source: {type: 'disk', path: …}"
             ) from error
-        yield from _rows(splits, name, self.name)
+        yield from _rows_of_split(splits, name, self.name)
 
 
 @Source.register("files")
@@ -163,7 +163,7 @@ def files_matching(pattern: str | Path) -> list[Path]:
     """
     files = [Path(pattern)] if Path(pattern).is_file() else sorted(map(Path, glob.glob(str(pattern))))
     if not files:
-        raise ValueError(no_such_file(Path(pattern)))
+        raise ValueError(describe_missing_file(Path(pattern)))
     return files
 
 
@@ -171,7 +171,7 @@ FETCHED = ("gsm8k", "math", "college_math", "olympiadbench", "paper")
 """The folders in data/ that scripts/download_and_prepare_datasets.sh makes."""
 
 
-def no_such_file(path: Path) -> str:
+def describe_missing_file(path: Path) -> str:
     """Returns the message about a file of rows that doesn't exist. It names a file that may have been meant,
     or a command that makes the file."""
     message = f"there is no file {path} (looked for in {Path.cwd()})"
@@ -181,14 +181,14 @@ def no_such_file(path: Path) -> str:
             return (
                 f"{message}. There is one in {folder}, next to the configuration. Paths of rows are relative"
                 f" to the working directory: start the command in {folder}, or write"
-                f" {relative(folder / path)!r}"
+                f" {shorten_path(folder / path)!r}"
             )
     try:
         neighbours = [file.stem for file in path.parent.iterdir() if file.suffix == path.suffix]
     except OSError:  # its folder doesn't exist either
         neighbours = []
-    if near := nearest(path.stem, neighbours):
-        return f"{message}: did you mean {path.with_name(near[0] + path.suffix)}?"
+    if nearest_names := nearest(path.stem, neighbours):
+        return f"{message}: did you mean {path.with_name(nearest_names[0] + path.suffix)}?"
     if path.parts[:1] != ("data",):
         return message
     # A script makes the folders `FETCHED` in data/. Other folders are made by a data pipeline with the same
@@ -199,7 +199,7 @@ def no_such_file(path: Path) -> str:
             " the experiment there"
         )
     pipeline = f"data/{path.parent.name}.jsonnet"
-    if (CONFIGS / pipeline).is_file():
+    if (CONFIGS_FOLDER / pipeline).is_file():
         return f"{message}: make it with `treetune prepare_data {pipeline} --output {path.parent}`"
     return message
 
@@ -215,9 +215,9 @@ def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Loca
     """
     _refuse_other_files(path)
     if path.suffix != ".parquet":
-        yield from json_lines(path)
+        yield from read_json_lines(path)
     else:
-        with _parquet(path) as file:
+        with _open_parquet(path) as file:
             names = [name for name in file.schema_arrow.names if columns is None or name in columns]
             decoder = _ParquetDecoder(file, names, str(path))
             number = 0
@@ -235,10 +235,10 @@ def count_rows(path: Path) -> int:
     """
     _refuse_other_files(path)
     if path.suffix == ".parquet":
-        with _parquet(path) as file:
+        with _open_parquet(path) as file:
             return int(file.metadata.num_rows)
-    if is_array(path):
-        return sum(1 for _ in _array_rows(path))
+    if is_json_array(path):
+        return sum(1 for _ in _read_array_rows(path))
     # Not splitlines: a line of JSON may contain a carriage return as white space.
     return sum(1 for line in path.read_bytes().split(b"\n") if line.strip())
 
@@ -253,7 +253,7 @@ def distinct_texts(path: Path, column: str) -> list[str]:
     if path.suffix == ".parquet":
         import pyarrow as pa
 
-        with _parquet(path) as file:
+        with _open_parquet(path) as file:
             if column not in file.schema_arrow.names:
                 return []
             values = file.read([column])[column]
@@ -261,7 +261,7 @@ def distinct_texts(path: Path, column: str) -> list[str]:
                 return []
             return [value for value in values.unique().to_pylist() if isinstance(value, str)]
     texts: dict[str, None] = {}  # a dictionary keeps the order
-    for _, row in json_lines(path):
+    for _, row in read_json_lines(path):
         value = row.get(column)
         if isinstance(value, str):
             texts[value] = None
@@ -273,14 +273,14 @@ def _refuse_other_files(path: Path) -> None:
     if path.suffix not in (".parquet", ".jsonl", ".json"):
         raise ValueError(f"{path} should end in .parquet, .jsonl or .json")
     if not path.is_file():
-        raise ValueError(no_such_file(path))
+        raise ValueError(describe_missing_file(path))
 
 
 @contextmanager
-def _parquet(path: Path) -> Iterator[Any]:
+def _open_parquet(path: Path) -> Iterator[Any]:
     """Opens a Parquet file. Raises ValueError if it doesn't exist or can't be read."""
     if not path.is_file():
-        raise ValueError(no_such_file(path))
+        raise ValueError(describe_missing_file(path))
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
@@ -297,7 +297,7 @@ def parquet_row(path: Path, number: int) -> dict[str, Any]:
 
     Raises ValueError for a file that can't be read or has no such row.
     """
-    with _parquet(path) as file:
+    with _open_parquet(path) as file:
         decoder = _ParquetDecoder(file, file.schema_arrow.names, str(path))
         offset = number  # the row's number, counted from the beginning of the current group or batch
         for group in range(file.num_row_groups):
@@ -315,48 +315,51 @@ class _ParquetDecoder:
     """Restores the original rows from those of an open Parquet file: it decodes fields of JSON text, and
     turns floats that were whole numbers back into whole numbers."""
 
-    def __init__(self, file: Any, names: Sequence[str], where: str) -> None:
+    def __init__(self, file: Any, names: Sequence[str], source: str) -> None:
         """Finds the fields of the columns `names` that have to be decoded.
 
         Raises ValueError if golds (reference answers) are objects, and their nulls are probably missing keys.
         """
-        self._where = where
+        self._source = source
         # For each column, its fields that contain JSON text.
         self._json_fields: Mapping[str, Sequence[str]] = json.loads(
             (file.schema_arrow.metadata or {}).get(JSON_FIELDS, b"{}")
         )
-        self._whole: dict[str, dict[str, Any]] = {}
-        """For each column, which of its floats were whole numbers (`whole_fields`)."""
+        self._integer_fields: dict[str, dict[str, Any]] = {}
+        """For each column, which of its floats were whole numbers (`find_integer_fields`)."""
         schema = file.schema_arrow
         for name in names:
             # Only the floats are read: other fields of a column of objects may be gigabytes of tests.
             float_paths = _float_paths(schema.field(name).type, name)
             if float_paths:
-                self._whole[name] = whole_fields(file.read(float_paths)[name])
-        for name, gold in GOLDS.items():  # a column, and the field of its objects that is a gold
+                self._integer_fields[name] = find_integer_fields(file.read(float_paths)[name])
+        for name, gold in GOLD_OF_COLUMN.items():  # a column, and the field of its objects that is a gold
             if name in names and _holds_objects(_field_type(schema.field(name).type, gold)):
                 import pyarrow.compute as compute
 
                 column = file.read([f"{name}.{gold}"])[name]
-                refuse_unclear_nulls(compute.struct_field(column, gold), f"{name}.{gold}", where)
+                refuse_unclear_nulls(compute.struct_field(column, gold), f"{name}.{gold}", source)
 
-    def rows(self, batch: Any, first: int) -> Iterator[dict[str, Any]]:
-        """Yields the rows of a batch, whose first row has the number `first` in the file. Raises ValueError
-        for a row that can't be read."""
+    def rows(self, batch: Any, first_number: int) -> Iterator[dict[str, Any]]:
+        """Yields the rows of a batch, whose first row has the number `first_number` in the file. Raises
+        ValueError for a row that can't be read."""
         import pyarrow as pa
 
-        # Floats that were whole numbers before a null made them floats (`_whole`) become integers again.
+        # Floats that were whole numbers before a null made them floats (`_integer_fields`) become integers
+        # again.
         columns = [
-            restore_integers(column, self._whole.get(name, {}))
+            restore_integers(column, self._integer_fields.get(name, {}))
             for name, column in zip(batch.schema.names, batch.columns, strict=True)
         ]
         table = pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
         try:
             rows = table.to_pylist(maps_as_pydicts="strict")
         except (ValueError, KeyError, OverflowError) as error:  # e.g. a date beyond Python's, a repeated key
-            last = first + batch.num_rows - 1
-            raise ValueError(f"{self._where}[{first}] to [{last}] can't be read: {error}") from error
-        for number, values in enumerate(rows, start=first):
+            last_number = first_number + batch.num_rows - 1
+            raise ValueError(
+                f"{self._source}[{first_number}] to [{last_number}] can't be read: {error}"
+            ) from error
+        for number, values in enumerate(rows, start=first_number):
             row = {name: plain_value(value) for name, value in values.items() if value is not None}
             # The fields with JSON text, by column. Those under "" are whole columns (`JSON_FIELDS`).
             for column, names in self._json_fields.items():
@@ -367,18 +370,18 @@ class _ParquetDecoder:
                             fields[name] = json.loads(fields[name])
                 except ValueError as error:
                     fault = f"a field of {column or 'the row'} should be JSON text, and isn't"
-                    raise ValueError(f"{self._where}[{number}]: {fault}: {error}") from error
+                    raise ValueError(f"{self._source}[{number}]: {fault}: {error}") from error
             yield row
 
 
-GOLDS = {"reward_model": "ground_truth"}
+GOLD_OF_COLUMN = {"reward_model": "ground_truth"}
 """Columns of objects, and for each the field that is a gold. Nulls in golds affect grades."""
 
 
 def _float_paths(arrow_type: Any, path: str) -> list[str]:
     """Returns the paths of all floats in a column's type, in Parquet's notation: ``extra_info.index``.
 
-    Floats in lists are left out, since `whole_fields`, which needs the paths, looks only into objects.
+    Floats in lists are left out, since `find_integer_fields`, which needs the paths, looks only into objects.
     """
     import pyarrow as pa
 
@@ -411,53 +414,53 @@ def _field_type(arrow_type: Any, name: str) -> Any:
     return arrow_type.field(name).type
 
 
-def _rows(splits: Mapping[str, Any], name: str, where: str) -> Iterator[LocatedRow]:
+def _rows_of_split(splits: Mapping[str, Any], name: str, source: str) -> Iterator[LocatedRow]:
     """Yields the rows of a split of a Hugging Face data set. Raises ValueError if there is no such split.
 
     Args:
         splits: The splits of the data set, by name.
         name: The data set's name for the split.
-        where: The data set in messages.
+        source: The data set in messages.
     """
     if name not in splits:
-        raise ValueError(f"{where} has no split {name!r}: it has {', '.join(map(repr, splits))}")
+        raise ValueError(f"{source} has no split {name!r}: it has {', '.join(map(repr, splits))}")
     dataset = splits[name]
     if hasattr(dataset, "with_format"):
         dataset = dataset.with_format(None)  # a saved data set may be set to numpy's or PyTorch's format
     table: Any = getattr(dataset, "data", None)
     # For each column, the fields that were whole numbers before a null turned them into floats.
-    whole: dict[str, dict[str, Any]] = {}
+    integer_fields: dict[str, dict[str, Any]] = {}
     column_names = () if table is None else table.column_names
     for column in column_names:
         arrow_type = table.schema.field(column).type
         if _float_paths(arrow_type, column):
-            whole[column] = whole_fields(table.column(column))
+            integer_fields[column] = find_integer_fields(table.column(column))
         # The field of the column's objects that is a gold (a reference answer); None if no field is.
-        gold = GOLDS.get(column)
+        gold = GOLD_OF_COLUMN.get(column)
         if gold is not None and _holds_objects(_field_type(arrow_type, gold)):
             import pyarrow.compute as compute
 
             golds = compute.struct_field(table.column(column), gold)
-            refuse_unclear_nulls(golds, f"{column}.{gold}", f"{where}[{name}]")
+            refuse_unclear_nulls(golds, f"{column}.{gold}", f"{source}[{name}]")
     for number, row in enumerate(dataset):
-        yield f"{where}[{name}][{number}]", plain_value(_with_integers(row, whole))
+        yield f"{source}[{name}][{number}]", plain_value(_restore_integers(row, integer_fields))
 
 
-def _with_integers(value: Any, whole: Mapping[str, Any]) -> Any:
+def _restore_integers(value: Any, integer_fields: Mapping[str, Any]) -> Any:
     """Returns a value with whole numbers in place of some floats.
 
     Args:
-        whole: The fields whose floats were whole numbers, nested like the value (`whole_fields`). It is empty
-            if nothing has to be changed.
+        integer_fields: The fields whose floats were whole numbers, nested like the value
+            (`find_integer_fields`). It is empty if nothing has to be changed.
     """
-    if not whole or value is None:
+    if not integer_fields or value is None:
         return value
     if isinstance(value, float):  # NaN stands for a missing number, and integers have no NaN
         return None if math.isnan(value) else int(value)
-    return {name: _with_integers(inner, whole.get(name, {})) for name, inner in value.items()}
+    return {name: _restore_integers(item, integer_fields.get(name, {})) for name, item in value.items()}
 
 
-def json_lines(path: Path) -> Iterator[LocatedRow]:
+def read_json_lines(path: Path) -> Iterator[LocatedRow]:
     """Yields the object of each line of a JSON-lines file, with the place ``file:line``. Blank lines are
     skipped.
 
@@ -467,9 +470,9 @@ def json_lines(path: Path) -> Iterator[LocatedRow]:
     Raises ValueError if the file doesn't exist, and for a line or an element that isn't a JSON object.
     """
     if not path.is_file():
-        raise ValueError(no_such_file(path))
-    if is_array(path):
-        yield from _array_rows(path)
+        raise ValueError(describe_missing_file(path))
+    if is_json_array(path):
+        yield from _read_array_rows(path)
         return
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -492,14 +495,14 @@ def json_lines(path: Path) -> Iterator[LocatedRow]:
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def is_array(path: Path) -> bool:
+def is_json_array(path: Path) -> bool:
     """Returns whether a file begins like a JSON array of objects."""
     with path.open("rb") as file:
         beginning = file.read(4096).removeprefix(BYTE_ORDER_MARK)
     return re.match(rb"\s*\[\s*[{\]]", beginning) is not None
 
 
-def _array_rows(path: Path) -> Iterator[LocatedRow]:
+def _read_array_rows(path: Path) -> Iterator[LocatedRow]:
     """Yields the objects of a file that is one JSON array."""
     try:
         rows = json.loads(path.read_bytes().removeprefix(BYTE_ORDER_MARK))

@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 THINK_END = "</think>"
-"""The default of `think_end` settings. It stands for all pairs of `TAGS`."""
+"""The default of `think_end` settings. It stands for all pairs of `THOUGHT_TAGS`."""
 
 
 class Tags(NamedTuple):
@@ -35,7 +35,7 @@ class Tags(NamedTuple):
     """The tags that each close the thought. The first one also closes a thought that the prompt opened."""
 
 
-TAGS = (
+THOUGHT_TAGS = (
     Tags("<think>", ("</think>",)),  # DeepSeek-R1, Qwen3, GLM, MiniMax and most others
     Tags("<thinking>", ("</thinking>",)),
     Tags("<thought>", ("</thought>",)),  # EXAONE Deep
@@ -57,7 +57,7 @@ TAGS = (
 # gpt-oss again, decoded without its special tokens: "analysisSix sevens.assistantfinalIt is 42."
 _BARE_CHANNELS = re.compile(r"\A\s*analysis(?=\S).*assistantfinal", re.DOTALL)
 
-_QUOTES = {"`": "`", "'": "'", '"': '"', "“": "”", "‘": "’", "«": "»"}
+_CLOSING_QUOTE = {"`": "`", "'": "'", '"': '"', "“": "”", "‘": "’", "«": "»"}
 
 
 class SplitResponse(NamedTuple):
@@ -81,35 +81,35 @@ def read_thoughts(response: str, think_end: str = THINK_END, *, is_open: bool = 
     Args:
         response: The text that the model wrote.
         think_end: The text that ends a thought. It also determines the opening tag. The default stands for
-            all pairs of `TAGS`.
+            all pairs of `THOUGHT_TAGS`.
         is_open: Whether the response begins within a thought, which the prompt has opened.
     """
     # gpt-oss without its special tokens separates thoughts by bare words ("assistantfinal"). These words are
     # looked for only if the caller has chosen no tag.
-    if think_end == THINK_END and (bare := _BARE_CHANNELS.match(response)):
-        return SplitResponse(bare[0], response[bare.end() :], is_cut_off=False)
-    pairs = _pairs(think_end)
-    opened_by: Tags | None = None
-    is_within = is_open
+    if think_end == THINK_END and (bare_thought := _BARE_CHANNELS.match(response)):
+        return SplitResponse(bare_thought[0], response[bare_thought.end() :], is_cut_off=False)
+    possible_tags = _tags_of_setting(think_end)
+    open_tags: Tags | None = None
+    is_in_thought = is_open
     thoughts = 0
     answer_start = 0
-    for start, end in _tags(response, pairs):
+    for start, end in _find_tags(response, possible_tags):
         tag = response[start:end]
-        closed = next((pair for pair in pairs if tag in pair.closings), None)
-        if closed is not None:
+        closed_tags = next((pair for pair in possible_tags if tag in pair.closings), None)
+        if closed_tags is not None:
             # The tag with which a prompt opened a thought is unknown here. So the first closing tag of any
             # pair ends that thought. This also holds if `is_open` is False, since some callers don't know the
             # prompt.
-            closes_prompts_thought = opened_by is None and tag == closed.closings[0]
+            closes_prompts_thought = open_tags is None and tag == closed_tags.closings[0]
             # Within a thought, another model's tag is only text.
-            if opened_by is closed or closes_prompts_thought:
-                is_within, opened_by = False, None
+            if open_tags is closed_tags or closes_prompts_thought:
+                is_in_thought, open_tags = False, None
                 answer_start = end
                 thoughts += 1
         # Before the first thought, a tag in the middle of a line is probably only mentioned.
-        elif not is_within and (thoughts or _begins_line(response, start)):
-            is_within, opened_by = True, next(pair for pair in pairs if pair.opening == tag)
-    if is_within:
+        elif not is_in_thought and (thoughts or _begins_line(response, start)):
+            is_in_thought, open_tags = True, next(pair for pair in possible_tags if pair.opening == tag)
+    if is_in_thought:
         return SplitResponse(response, "", is_cut_off=True)
     return SplitResponse(response[:answer_start], response[answer_start:], is_cut_off=False)
 
@@ -127,7 +127,7 @@ def opening_at_end(prompt: str) -> str:
     """Returns the tag at the end of a prompt that opens a thought. Chat templates of reasoning models add
     such tags. Returns an empty text if there is none."""
     ending = prompt.rstrip()
-    return next((pair.opening for pair in TAGS if ending.endswith(pair.opening)), "")
+    return next((pair.opening for pair in THOUGHT_TAGS if ending.endswith(pair.opening)), "")
 
 
 def ends_in_thought(prompt: str) -> bool:
@@ -136,11 +136,11 @@ def ends_in_thought(prompt: str) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _pairs(think_end: str) -> tuple[Tags, ...]:
+def _tags_of_setting(think_end: str) -> tuple[Tags, ...]:
     """Returns the pairs of tags that a setting `think_end` stands for."""
     if think_end == THINK_END:
-        return TAGS
-    for pair in TAGS:
+        return THOUGHT_TAGS
+    for pair in THOUGHT_TAGS:
         if think_end in pair.closings:
             return (pair,)
     # A user's own tags: </plan> ends <plan>. A text without a slash has no known opening.
@@ -149,7 +149,7 @@ def _pairs(think_end: str) -> tuple[Tags, ...]:
 
 
 @lru_cache(maxsize=64)
-def _pattern(pairs: tuple[Tags, ...]) -> re.Pattern[str]:
+def _pattern_of_tags(pairs: tuple[Tags, ...]) -> re.Pattern[str]:
     """Returns a pattern that matches each tag of these pairs. Where two tags fit, it matches the longer
     one."""
     texts: set[str] = set()
@@ -159,10 +159,10 @@ def _pattern(pairs: tuple[Tags, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
 
 
-def _tags(text: str, pairs: tuple[Tags, ...]) -> Iterator[tuple[int, int]]:
+def _find_tags(text: str, pairs: tuple[Tags, ...]) -> Iterator[tuple[int, int]]:
     """Yields the start and end of each tag that isn't in quotes."""
-    for tag in _pattern(pairs).finditer(text):
-        quote = _QUOTES.get(text[tag.start() - 1 : tag.start()])
+    for tag in _pattern_of_tags(pairs).finditer(text):
+        quote = _CLOSING_QUOTE.get(text[tag.start() - 1 : tag.start()])
         if quote is None or text[tag.end() : tag.end() + 1] != quote:
             yield tag.span()
 

@@ -12,13 +12,13 @@ def chat_template(options: Options) -> int:
 
     The output shows a prompt of the old template, and the same prompt of the new one.
     """
-    from treetune.threads.think_template import OPENING, SYSTEM, write_think_model
+    from treetune.threads.think_template import SYSTEM_MESSAGE, THOUGHT_OPENING, write_think_model
 
     think_model = write_think_model(
         options.model,
         options.output,
-        system=SYSTEM if options.system is None else options.system,
-        opening=OPENING if options.opening is None else options.opening,
+        system=SYSTEM_MESSAGE if options.system is None else options.system,
+        opening=THOUGHT_OPENING if options.opening is None else options.opening,
         end_token=options.end_token,
     )
     say(f"before:\n{think_model.before}\n\nafter:\n{think_model.after}\n")

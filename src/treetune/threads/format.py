@@ -24,8 +24,8 @@ from treetune.contracts import Finding
 from treetune.rollouts.demonstrations import DemonstrationFormat
 from treetune.vocabulary import Branch, Problem, Segment, TextCodec, joined, token_array
 
-WORDS = ("Think", "Parallel", "Outlines", "Outline", "Thread", "Conclusion")
-TAGS = tuple(itertools.chain.from_iterable((f"<{word}>", f"</{word}>") for word in WORDS))
+TAG_NAMES = ("Think", "Parallel", "Outlines", "Outline", "Thread", "Conclusion")
+TAGS = tuple(itertools.chain.from_iterable((f"<{word}>", f"</{word}>") for word in TAG_NAMES))
 """The twelve tags, in the order in which they are added to a tokenizer: ``<Think>``, ``</Think>``, …"""
 
 
@@ -60,11 +60,11 @@ class TagIds:
         return TagIds(*ids) if len(set(ids)) == len(ids) else None
 
 
-_STRUCTURE = re.compile("|".join(re.escape(tag) for tag in TAGS if "Think" not in tag))
-_NUMBERED = re.compile(r"<Outline> ?([0-9]+(?:\.[0-9]+)*):")
-_SPACE = re.compile(r"\s*")
-_EXCERPT = 30
-DEEPEST = 100
+_TAG_OF_A_BLOCK = re.compile("|".join(re.escape(tag) for tag in TAGS if "Think" not in tag))
+_OUTLINE_WITH_NUMBER = re.compile(r"<Outline> ?([0-9]+(?:\.[0-9]+)*):")
+_WHITE_SPACE = re.compile(r"\s*")
+_EXCERPT_CHARACTERS = 30
+MOST_NESTED_BLOCKS = 100
 """The largest depth of blocks that `text_segments` reads. Its reader is recursive, and Python limits
 recursion."""
 
@@ -112,7 +112,7 @@ def text_segments(text: str) -> list[TextSegment]:
 
 def has_threads(text: str) -> bool:
     """Returns whether the text has any tag of a block (`TAGS` without those of thoughts)."""
-    return _STRUCTURE.search(text) is not None
+    return _TAG_OF_A_BLOCK.search(text) is not None
 
 
 def outline_numbers(text: str) -> OutlineNumbers:
@@ -122,9 +122,9 @@ def outline_numbers(text: str) -> OutlineNumbers:
     or all text if there is none. There, every ``<Outline>`` counts that begins with a (dotted) number and a
     colon.
     """
-    written = _NUMBERED.findall(text.rpartition("<Outlines>")[2])
-    numbers = tuple(dict.fromkeys(written))
-    return OutlineNumbers(numbers, len(written) - len(numbers))
+    written_numbers = _OUTLINE_WITH_NUMBER.findall(text.rpartition("<Outlines>")[2])
+    numbers = tuple(dict.fromkeys(written_numbers))
+    return OutlineNumbers(numbers, len(written_numbers) - len(numbers))
 
 
 class _Reader:
@@ -141,7 +141,7 @@ class _Reader:
         main_line = ()  # the branch of the text outside of all threads
         self._read_line(main_line)
         if self._at < len(self._text):
-            raise self._wrong("no thread is open", "a <Thread> for every </Thread>")
+            raise self._format_error("no thread is open", "a <Thread> for every </Thread>")
         self._cut(main_line)
         return self._segments
 
@@ -152,24 +152,26 @@ class _Reader:
         """
         blocks = 0  # the number of blocks that have been read in this branch
         while (tag := self._next_tag()) == "<Parallel>":
-            self._block(branch, blocks)
+            self._read_block(branch, blocks)
             blocks += 1
         if tag not in ("</Thread>", ""):
             where = "in a thread that isn't closed" if branch else "outside of a block"
-            raise self._wrong(f"{tag} is {where}", "</Thread> before it" if branch else "<Parallel>")
+            raise self._format_error(f"{tag} is {where}", "</Thread> before it" if branch else "<Parallel>")
 
-    def _block(self, branch: Branch, block: int) -> None:
+    def _read_block(self, branch: Branch, block: int) -> None:
         """Reads a block, from its ``<Parallel>`` to its ``</Parallel>``.
 
         Args:
             branch: The branch of the text that contains the block.
             block: The number of the block within this branch, from 0.
         """
-        if len(branch) == DEEPEST:
-            raise self._wrong(f"threads are more than {DEEPEST} deep", "fewer blocks within blocks")
+        if len(branch) == MOST_NESTED_BLOCKS:
+            raise self._format_error(
+                f"threads are more than {MOST_NESTED_BLOCKS} deep", "fewer blocks within blocks"
+            )
         self._at += len("<Parallel>")
         self._skip_space()
-        numbers = self._outlines()
+        numbers = self._read_outlines()
         # `_cut` makes a segment of the text since the last cut: a sampled or an injected one.
         self._cut(branch)
         self._expect("\n", "one newline between </Outlines> and the first <Thread>")
@@ -183,44 +185,48 @@ class _Reader:
             )
             self._cut(inside, injected=True)
             self._read_line(inside)
-            self._end_of_thread(number)
+            self._read_end_of_thread(number)
             self._cut(inside)
-        self._end_of_block(branch)
+        self._read_end_of_block(branch)
 
-    def _outlines(self) -> list[str]:
+    def _read_outlines(self) -> list[str]:
         """Reads from ``<Outlines>`` to ``</Outlines>``, and returns the numbers of the outlines."""
         self._expect("<Outlines>", "<Outlines> after <Parallel>")
         begin = self._at
-        written = []
+        written_numbers = []
         self._skip_space()
         while self._text.startswith("<Outline>", self._at):
-            match = _NUMBERED.match(self._text, self._at)
+            match = _OUTLINE_WITH_NUMBER.match(self._text, self._at)
             if match is None:
-                raise self._wrong("an outline has no number", "<Outline>1: … with a number and a colon")
-            written.append(match[1])
+                raise self._format_error(
+                    "an outline has no number", "<Outline>1: … with a number and a colon"
+                )
+            written_numbers.append(match[1])
             self._at = match.end()
             if self._next_tag() != "</Outline>":
-                raise self._wrong(f"outline {match[1]} isn't closed", "</Outline> at its end, no tags in it")
+                raise self._format_error(
+                    f"outline {match[1]} isn't closed", "</Outline> at its end, no tags in it"
+                )
             self._at += len("</Outline>")
             self._skip_space()
         self._expect("</Outlines>", "</Outlines> after the outlines, and only white space between them")
         # The numbers are read again, in the way of a rollout. For two outlines with the same number, a
         # rollout opens a single thread, so a repeated number is a fault.
         numbers = outline_numbers(self._text[begin : self._at])
-        if not written or numbers.duplicates:
-            fault = "two outlines have the same number" if written else "there are no outlines"
-            raise self._wrong(fault, "at least one outline, each with a number of its own")
-        return written
+        if not written_numbers or numbers.duplicates:
+            fault = "two outlines have the same number" if written_numbers else "there are no outlines"
+            raise self._format_error(fault, "at least one outline, each with a number of its own")
+        return written_numbers
 
-    def _end_of_thread(self, number: str) -> None:
+    def _read_end_of_thread(self, number: str) -> None:
         """Reads ``</Thread>``, which is at the beginning of a line."""
         if not self._text.startswith("</Thread>", self._at):
-            raise self._wrong(f"thread {number} isn't closed", "</Thread> on a line of its own")
+            raise self._format_error(f"thread {number} isn't closed", "</Thread> on a line of its own")
         if self._text[self._at - 1] != "\n":
-            raise self._wrong(f"thread {number} ends within a line", "a newline before </Thread>")
+            raise self._format_error(f"thread {number} ends within a line", "a newline before </Thread>")
         self._at += len("</Thread>")
 
-    def _end_of_block(self, branch: Branch) -> None:
+    def _read_end_of_block(self, branch: Branch) -> None:
         """Reads from the last thread to the end of the block, with the conclusion if there is one."""
         correct_form = "one newline after the last thread, then </Parallel>, or <Conclusion> and a newline"
         # The rollout injects the text after the last thread (`Glue.join`): a newline, and with conclusions
@@ -234,7 +240,7 @@ class _Reader:
         self._expect("<Conclusion>\n", correct_form)
         self._cut(branch, injected=True)
         if self._next_tag() != "</Conclusion>":
-            raise self._wrong("a conclusion isn't closed", "</Conclusion> at its end, no tags in it")
+            raise self._format_error("a conclusion isn't closed", "</Conclusion> at its end, no tags in it")
         self._at += len("</Conclusion>")
         self._skip_space()
         self._expect("</Parallel>", "</Parallel> after </Conclusion>")
@@ -242,12 +248,12 @@ class _Reader:
     def _next_tag(self) -> str:
         """Advances to the beginning of the next tag, and returns the tag. Without a further tag, advances to
         the end of the text, and returns an empty text."""
-        match = _STRUCTURE.search(self._text, self._at)
+        match = _TAG_OF_A_BLOCK.search(self._text, self._at)
         self._at = match.start() if match else len(self._text)
         return match[0] if match else ""
 
     def _skip_space(self) -> None:
-        match = _SPACE.match(self._text, self._at)
+        match = _WHITE_SPACE.match(self._text, self._at)
         assert match is not None, "the pattern matches the empty text, too"
         self._at = match.end()
 
@@ -255,7 +261,7 @@ class _Reader:
         """Reads the text `expected`. If another text is there, raises an error that describes the correct
         form."""
         if not self._text.startswith(expected, self._at):
-            raise self._wrong(f"{expected!r} is missing", correct_form)
+            raise self._format_error(f"{expected!r} is missing", correct_form)
         self._at += len(expected)
 
     def _cut(self, branch: Branch, *, injected: bool = False) -> None:
@@ -264,14 +270,15 @@ class _Reader:
             self._segments.append(TextSegment(self._text[self._cut_at : self._at], injected, branch))
         self._cut_at = self._at
 
-    def _wrong(self, fault: str, correct_form: str) -> ValueError:
+    def _format_error(self, fault: str, correct_form: str) -> ValueError:
         """Returns an error about the position that has been reached, for the caller to raise."""
         line = self._text.count("\n", 0, self._at) + 1
-        before = self._text[max(0, self._at - _EXCERPT) : self._at]
-        after = self._text[self._at : self._at + _EXCERPT]
+        text_before = self._text[max(0, self._at - _EXCERPT_CHARACTERS) : self._at]
+        text_after = self._text[self._at : self._at + _EXCERPT_CHARACTERS]
         return ValueError(
             f"a text with threads has another format than rollouts give it: {fault} in line {line} "
-            f"(character {self._at}), between {before!r} and {after!r}; what would be right: {correct_form}"
+            f"(character {self._at}), between {text_before!r} and {text_after!r}; what would be right:"
+            f" {correct_form}"
         )
 
 
@@ -280,16 +287,16 @@ MOST_THREADS = 50
 
 Conclusions = Literal["allowed", "required", "refused"]
 
-_BLOCK_TAGS = re.compile(r"</?Parallel>")
-_NUMBER = re.compile(r"\s*([0-9]{1,9}):")
+_PARALLEL_TAG = re.compile(r"</?Parallel>")
+_NUMBER_AND_COLON = re.compile(r"\s*([0-9]{1,9}):")
 """The number and the colon at the beginning of an outline or a thread. The number has at most 9 digits: a
 model may write thousands, which Python's `int` refuses."""
 _PART_OPENING = re.compile(r"<(Outline|Thread|Conclusion)>")
 _SIGN_OF_PART = {"Outline": "1", "Thread": "2", "Conclusion": "3"}
-_NO_SIGN = str.maketrans("123", "xxx")
+_DIGITS_TO_FILLER = str.maketrans("123", "xxx")
 """Replaces the digits that the text itself has, so that every digit of a skeleton stands for a part."""
 _ORDER_OF_PARTS = re.compile(r"\s*<Outlines>[1\s]*+</Outlines>\s*2[2\s]*+3?\s*")
-"""Matches the skeleton (`_parts`) of a block whose parts are in the right order. ``*+`` repeats without
+"""Matches the skeleton (`_split_parts`) of a block whose parts are in the right order. ``*+`` repeats without
 backtracking, since backtracking would take quadratic time in a text that a model wrote."""
 _SPACE_BETWEEN_THREADS = re.compile(r"2\s+2")
 """Matches white space between two threads in the skeleton of a block, where each 2 is a thread."""
@@ -297,7 +304,7 @@ _FILLER = "x"
 """Replaces each character of a block that has been checked, so that the thread around it has no tags."""
 
 
-def faults(
+def find_format_faults(
     text: str,
     *,
     nesting: bool = False,
@@ -326,28 +333,28 @@ def faults(
         text and for a text without blocks.
     """
     messages = []
-    opened, closed = text.count("<Parallel>"), text.count("</Parallel>")
-    if opened != closed:
-        messages.append(f"there are {opened} <Parallel> and {closed} </Parallel>")
+    openings, closings = text.count("<Parallel>"), text.count("</Parallel>")
+    if openings != closings:
+        messages.append(f"there are {openings} <Parallel> and {closings} </Parallel>")
     begins_of_open_blocks: list[int] = []
     # Innermost blocks close first. When a block has been checked, filler replaces it, so that the thread
     # around it has no tags. The filler has the same length as the block, so that positions stay the same.
-    for match in _BLOCK_TAGS.finditer(text):
+    for match in _PARALLEL_TAG.finditer(text):
         if match[0] == "<Parallel>":
             begins_of_open_blocks.append(match.start())
         elif begins_of_open_blocks:
             begin = begins_of_open_blocks.pop()
-            where = f"the block at character {begin}"
+            block_name = f"the block at character {begin}"
             if begins_of_open_blocks and not nesting:
-                messages.append(f"{where} is within another")
+                messages.append(f"{block_name} is within another")
             body = text[begin + len("<Parallel>") : match.start()]
             for fault in _faults_of_block(body, conclusions, adjacent, most_threads):
-                messages.append(f"{where} {fault}")
+                messages.append(f"{block_name} {fault}")
             text = text[:begin] + _FILLER * (match.end() - begin) + text[match.end() :]
-    outside = _STRUCTURE.search(text)
+    outside = _TAG_OF_A_BLOCK.search(text)
     # If the counts are unequal, a block that was never closed still has its tags. That is no further fault:
     # the counts are reported above.
-    if outside and opened == closed:
+    if outside and openings == closings:
         messages.append(f"{outside[0]} at character {outside.start()} is outside of all blocks")
     return messages
 
@@ -366,20 +373,20 @@ def _faults_of_block(body: str, conclusions: Conclusions, adjacent: bool, most_t
         messages.append(f"has {counts[0]} threads, more than {most_threads}")
     # The skeleton is the block's text with a digit in place of each part: 1 for an outline, 2 for a thread,
     # 3 for a conclusion.
-    parts, skeleton = _parts(body)
+    parts, skeleton = _split_parts(body)
     messages += _faults_of_parts("outline", [text for name, text in parts if name == "Outline"])
     messages += _faults_of_parts("thread", [text for name, text in parts if name == "Thread"])
-    opened, closed = body.count("<Conclusion>"), body.count("</Conclusion>")
+    openings, closings = body.count("<Conclusion>"), body.count("</Conclusion>")
     conclusion = next((text for name, text in parts if name == "Conclusion"), None)
-    if opened != closed or opened > 1:
+    if openings != closings or openings > 1:
         messages.append(
-            f"has {opened} <Conclusion> and {closed} </Conclusion>, which should be one each or none"
+            f"has {openings} <Conclusion> and {closings} </Conclusion>, which should be one each or none"
         )
-    elif conclusions == "refused" and opened:
+    elif conclusions == "refused" and openings:
         messages.append("has a conclusion")
-    elif conclusions == "required" and not opened:
+    elif conclusions == "required" and not openings:
         messages.append("has no conclusion")
-    elif opened and conclusion is None:
+    elif openings and conclusion is None:
         messages.append("has </Conclusion> before <Conclusion>")
     elif conclusion is not None and not conclusion.strip():
         messages.append("has an empty conclusion")
@@ -394,7 +401,7 @@ def _faults_of_block(body: str, conclusions: Conclusions, adjacent: bool, most_t
     return messages
 
 
-def _parts(body: str) -> tuple[list[tuple[str, str]], str]:
+def _split_parts(body: str) -> tuple[list[tuple[str, str]], str]:
     """Returns the parts of a block, and its skeleton.
 
     The parts are its outlines, threads and conclusions: pairs of a name, such as ``"Outline"``, and the text
@@ -416,14 +423,14 @@ def _parts(body: str) -> tuple[list[tuple[str, str]], str]:
         if end < 0:
             # The opening tag stays in the skeleton, so `_ORDER_OF_PARTS` won't match it.
             never_closed.add(name)
-            # `_NO_SIGN` replaces the digits of the text itself, since a digit stands for a part.
-            skeleton.append(body[position : opening.end()].translate(_NO_SIGN))
+            # `_DIGITS_TO_FILLER` replaces the digits of the text itself, since a digit stands for a part.
+            skeleton.append(body[position : opening.end()].translate(_DIGITS_TO_FILLER))
             position = opening.end()
             continue
         parts.append((name, body[opening.end() : end]))
-        skeleton += [body[position : opening.start()].translate(_NO_SIGN), _SIGN_OF_PART[name]]
+        skeleton += [body[position : opening.start()].translate(_DIGITS_TO_FILLER), _SIGN_OF_PART[name]]
         position = end + len(closing)
-    skeleton.append(body[position:].translate(_NO_SIGN))
+    skeleton.append(body[position:].translate(_DIGITS_TO_FILLER))
     return parts, "".join(skeleton)
 
 
@@ -432,7 +439,7 @@ def _faults_of_parts(part: Literal["outline", "thread"], texts: list[str]) -> li
     messages = []
     numbers = []
     for position, text in enumerate(texts, start=1):
-        match = _NUMBER.match(text)
+        match = _NUMBER_AND_COLON.match(text)
         if match is None:
             messages.append(f"has {part} {position} without a number and a colon at its beginning")
         else:
@@ -445,10 +452,10 @@ def _faults_of_parts(part: Literal["outline", "thread"], texts: list[str]) -> li
     return messages
 
 
-def _faults_of_tags(where: str, text: str) -> list[str]:
+def _faults_of_tags(part_name: str, text: str) -> list[str]:
     """Returns the fault that a part has a tag in it, or an empty list if it has none."""
-    tag = _STRUCTURE.search(text)
-    return [] if tag is None else [f"has {tag[0]} in {where}"]
+    tag = _TAG_OF_A_BLOCK.search(text)
+    return [] if tag is None else [f"has {tag[0]} in {part_name}"]
 
 
 _MANY_TOKENS = "and the tokenizer takes several tokens for their tags, or has none"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from treetune.rollouts.numbers import Number, NumberGroup
 from treetune.threads.fork_join import EVENTS
-from treetune.threads.format import TagIds, faults
+from treetune.threads.format import TagIds, find_format_faults
 from treetune.vocabulary import Segment, TextCodec, Trajectory, are_sampled
 
 
@@ -62,15 +62,15 @@ class ThreadCounts:
     @property
     def thread_counts_per_block(self) -> float:
         """The mean number of threads of a block; 0 without blocks."""
-        return _mean(self.threads_of_blocks)
+        return _mean_or_zero(self.threads_of_blocks)
 
     @property
     def avg_tokens_per_parallel_block(self) -> float:
         """The mean number of tokens of a block; 0 without blocks."""
-        return _mean(self.tokens_of_blocks)
+        return _mean_or_zero(self.tokens_of_blocks)
 
 
-def count(token_ids: Sequence[int], tags: TagIds | None, depth: int = 1) -> ThreadCounts:
+def count_threads(token_ids: Sequence[int], tags: TagIds | None, depth: int = 1) -> ThreadCounts:
     """Counts the tokens of a response: all, those of the critical path, and those within blocks of threads.
 
     The critical path counts every token outside of blocks, the tags of blocks included. In a block, it counts
@@ -90,12 +90,12 @@ def count(token_ids: Sequence[int], tags: TagIds | None, depth: int = 1) -> Thre
         return ThreadCounts(total_num_tokens=len(token_ids), num_tokens_in_the_longest_thread=len(token_ids))
     tag_ids = {tags.parallel, tags.end_parallel, tags.thread, tags.end_thread}
     reader = _ThreadReader()
-    counted = 0
+    counted_tokens = 0
     for position, token in enumerate(token_ids):
         if token not in tag_ids:
             continue
-        reader.count_tokens(position - counted)  # the tokens since the last tag
-        counted = position + 1
+        reader.count_tokens(position - counted_tokens)  # the tokens since the last tag
+        counted_tokens = position + 1
         # The tag itself counts outside of the block or thread that it begins or ends. So it is counted before
         # a beginning and after an end.
         if reader.is_in_text:
@@ -120,7 +120,7 @@ def count(token_ids: Sequence[int], tags: TagIds | None, depth: int = 1) -> Thre
             reader.count_tokens(1)
         else:
             reader.count_tokens(1)
-    reader.count_tokens(len(token_ids) - counted)
+    reader.count_tokens(len(token_ids) - counted_tokens)
     # The end of the answer ends what is still open.
     while reader.open_blocks:
         if reader.is_in_text:
@@ -136,7 +136,7 @@ def count(token_ids: Sequence[int], tags: TagIds | None, depth: int = 1) -> Thre
 
 
 class _ThreadReader:
-    """The blocks and threads that are open at the token that `count` reads, and the counts so far.
+    """The blocks and threads that are open at the token that `count_threads` reads, and the counts so far.
 
     A text is the main text or a thread, and `paths` has an entry for each open text. Open block i is in the
     text of ``paths[i]``: the first block in the main text, the second in a thread of the first block, and so
@@ -208,24 +208,24 @@ class _Block:
     """Threads that have ended."""
 
 
-def _mean(values: Sequence[int]) -> float:
+def _mean_or_zero(values: Sequence[int]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-TOTAL, LONGEST = "total_num_tokens", "num_tokens_in_the_longest_thread"
+TOTAL_TOKENS, LONGEST_THREAD = "total_num_tokens", "num_tokens_in_the_longest_thread"
 
-NUMBERS = {
+THREAD_NUMBERS = {
     "with_parallel": Number(
         "share of answers with threads", share=True, while_training=True, label="with threads"
     ),
-    LONGEST: Number(
+    LONGEST_THREAD: Number(
         "tokens in the longest thread (critical path)",
         better="lower",
         largest=True,
         while_training=True,
         label="longest thread",
     ),
-    TOTAL: Number("tokens of an answer", better="lower", largest=True, while_training=True),
+    TOTAL_TOKENS: Number("tokens of an answer", better="lower", largest=True, while_training=True),
     "acceleration_ratio": Number(
         "acceleration ratio: 1 − longest/total", better="higher", share=True, while_training=True
     ),
@@ -247,7 +247,9 @@ NO_TOKEN = -1
 """An id that no token has. It replaces a tag that should not count as a tag."""
 
 
-def counts_of(trajectory: Trajectory, tags: TagIds | None, *, only_forked: bool = False) -> ThreadCounts:
+def count_threads_of_answer(
+    trajectory: Trajectory, tags: TagIds | None, *, only_forked: bool = False
+) -> ThreadCounts:
     """Returns the token counts of an answer.
 
     Blocks are counted down to the largest depth at which the rollout forked in this answer. The model may
@@ -264,10 +266,10 @@ def counts_of(trajectory: Trajectory, tags: TagIds | None, *, only_forked: bool 
         token_ids = token_ids.copy()
         sampled = are_sampled(trajectory.segments)
         token_ids[sampled & (token_ids == tags.thread)] = NO_TOKEN
-    return count(token_ids.tolist(), tags, _depth(trajectory))
+    return count_threads(token_ids.tolist(), tags, _depth_of_threads(trajectory))
 
 
-@NumberGroup.register("threads", NUMBERS, ratios={"speed_up": (TOTAL, LONGEST)})
+@NumberGroup.register("threads", THREAD_NUMBERS, ratios={"speed_up": (TOTAL_TOKENS, LONGEST_THREAD)})
 def measure_threads(trajectories: Sequence[Trajectory], codec: TextCodec) -> list[dict[str, float]]:
     """Returns the numbers of each answer, by short name.
 
@@ -283,14 +285,14 @@ def measure_threads(trajectories: Sequence[Trajectory], codec: TextCodec) -> lis
         if tags is None or not trajectory.segments:
             numbers.append({})
         else:
-            numbers.append(_statistics(trajectory, tags))
+            numbers.append(_measure_answer(trajectory, tags))
     return numbers
 
 
-def _statistics(trajectory: Trajectory, tags: TagIds) -> dict[str, float]:
+def _measure_answer(trajectory: Trajectory, tags: TagIds) -> dict[str, float]:
     """Returns the measured numbers of an answer, by short name. Blocks within threads break the format,
     unless the rollout has forked within a thread of this answer."""
-    counts = counts_of(trajectory, tags)
+    counts = count_threads_of_answer(trajectory, tags)
     numbers = {
         "total_num_tokens": float(counts.total_num_tokens),
         "num_tokens_in_the_longest_thread": float(counts.num_tokens_in_the_longest_thread),
@@ -298,7 +300,9 @@ def _statistics(trajectory: Trajectory, tags: TagIds) -> dict[str, float]:
         "parallel_ratio": counts.parallel_ratio,
         "parallel_count": float(counts.parallel_count),
         "with_parallel": float(counts.with_parallel),
-        "format_correct": float(not faults(trajectory.text, nesting=_depth(trajectory) > 1)),
+        "format_correct": float(
+            not find_format_faults(trajectory.text, nesting=_depth_of_threads(trajectory) > 1)
+        ),
     }
     if counts.with_parallel:
         numbers["thread_counts_per_block"] = counts.thread_counts_per_block
@@ -311,7 +315,7 @@ def _statistics(trajectory: Trajectory, tags: TagIds) -> dict[str, float]:
     return numbers
 
 
-def _depth(trajectory: Trajectory) -> int:
+def _depth_of_threads(trajectory: Trajectory) -> int:
     """Returns the largest depth of threads in an answer: 1 for threads of the main text, 2 for their threads.
 
     Returns 1 for an answer without threads, so that blocks on the main text count even if the model wrote all

@@ -27,7 +27,7 @@ from treetune.rollouts.shaping import indices_by_problem
 from treetune.seeds import derive_seed
 from treetune.tasks.mixed import task_of, trained_parts_of
 from treetune.threads.format import TagIds
-from treetune.threads.numbers import ThreadCounts, counts_of
+from treetune.threads.numbers import ThreadCounts, count_threads_of_answer
 from treetune.vocabulary import CORRECT_SCORE, Problem, Trajectory
 
 Counts = Sequence[ThreadCounts]
@@ -89,9 +89,11 @@ class OfGroup(ReferenceLength):
         for indices in indices_by_problem(answers).values():
             correct = [index for index in indices if answers[index].grade.correct]
             for index in indices:
-                others = [other for other in correct if other != index]
+                other_answers = [other_index for other_index in correct if other_index != index]
                 # The length of the critical path of each other correct answer.
-                paths = [counts[other].num_tokens_in_the_longest_thread for other in others]
+                paths = [
+                    counts[other_index].num_tokens_in_the_longest_thread for other_index in other_answers
+                ]
                 lengths[index] = float(median(paths)) if paths else None
         return lengths
 
@@ -156,7 +158,7 @@ class Running(ReferenceLength):
         # The running means that earlier iterations have stored under the label "acceleration", by problem.
         shaping_memory = required(context.shaping_memory, "shaping memory")
         memory = shaping_memory.setdefault("acceleration", {})
-        changed: dict[str, float] = {}
+        new_means: dict[str, float] = {}
         for problem_id, indices in indices_by_problem(answers).items():
             sequential_lengths = []
             for index in indices:
@@ -167,12 +169,12 @@ class Running(ReferenceLength):
             new_mean = fmean(sequential_lengths)
             old_mean = memory.get(problem_id)
             if old_mean is None:
-                changed[problem_id] = new_mean
+                new_means[problem_id] = new_mean
             else:
-                changed[problem_id] = self.decay * old_mean + (1 - self.decay) * new_mean
+                new_means[problem_id] = self.decay * old_mean + (1 - self.decay) * new_mean
         # The memory must be the same on all ranks, so every rank applies the changes of all ranks.
-        for changed_on_rank in context.ranks.exchange("running-lengths", changed):
-            memory.update(changed_on_rank)
+        for new_means_of_rank in context.ranks.exchange("running-lengths", new_means):
+            memory.update(new_means_of_rank)
         return [memory.get(answer.problem.id) for answer in answers]
 
 
@@ -289,7 +291,7 @@ class Acceleration(Shaping):
     """Adds to the reward of a correct answer `weight` times its `acceleration` against the `reference`, at
     most `clip` and at least `floor`. Wrong answers, and correct ones without a reference, get nothing.
 
-    `numbers.count` defines critical paths. Prompts are not a part of them.
+    `numbers.count_threads` defines critical paths. Prompts are not a part of them.
 
     ``acceleration/without_reference`` is the share of correct answers without a reference. The other metrics
     are about correct answers with one: ``acceleration/reference_tokens`` is their mean reference,
@@ -340,7 +342,9 @@ class Acceleration(Shaping):
         """Returns the bonus of each answer, and the numbers that are measured on correct answers."""
         tags = TagIds.of(context.codec.encode)
         only_forked = self.threads == "forked"
-        counts = [counts_of(trajectory, tags, only_forked=only_forked) for trajectory in trajectories]
+        counts = [
+            count_threads_of_answer(trajectory, tags, only_forked=only_forked) for trajectory in trajectories
+        ]
         references = self.reference.lengths(context, trajectories, counts)
         bonuses = [0.0] * len(trajectories)
         measured: dict[str, list[float]] = {name: [] for name in self.measures}
@@ -417,7 +421,7 @@ class GroupLengthPenalty(Shaping):
         for indices in indices_by_problem(trajectories).values():
             group = [trajectories[index] for index in indices]
             penalties = group_penalties(
-                [counts_of(answer, tags).num_tokens_in_the_longest_thread for answer in group],
+                [count_threads_of_answer(answer, tags).num_tokens_in_the_longest_thread for answer in group],
                 [answer.grade.correct for answer in group],
                 threshold=self.threshold,
                 weight=self.weight,

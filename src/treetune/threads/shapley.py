@@ -31,7 +31,7 @@ from annotated_types import Gt
 from typing_extensions import override
 
 from treetune.contracts import Advantages, Answers, Continuations, Feature, Forks, Need, UseOfAdvantages
-from treetune.credit.base import UNUSED_REMEDY, ContinuingCredit, Credit
+from treetune.credit.base import UNUSED_ADVANTAGES_REMEDY, ContinuingCredit, Credit
 from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.rloo import leave_one_out_advantages
 from treetune.credit.states.base import AnswerPrefix
@@ -129,7 +129,7 @@ class ThreadShapley(ContinuingCredit):
             Need(
                 UseOfAdvantages(),
                 "it samples answers with fewer threads to compute advantages",
-                UNUSED_REMEDY,
+                UNUSED_ADVANTAGES_REMEDY,
             ),
         )
 
@@ -191,13 +191,13 @@ class ThreadShapley(ContinuingCredit):
         counterfactuals: list[Counterfactual] = []
         for answer in answers:
             valued_blocks = []
-            for block in blocks_of(answer):
-                orders = self._orders(context, answer, block)
-                sets = self._sets(block.threads, orders)
+            for block in find_blocks(answer):
+                orders = self._draw_orders(context, answer, block)
+                sets = self._choose_sets(block.threads, orders)
                 valued_blocks.append(ValuedBlock(block, orders, sets))
                 counterfactuals += [Counterfactual(answer, block, threads) for threads in sets]
             blocks_by_answer.append(valued_blocks)
-        rewards, metrics = self._sample(context, counterfactuals)
+        rewards, metrics = self._sample_answers(context, counterfactuals)
 
         upcoming_rewards = iter(rewards)  # in the order of the counterfactuals
         episodes = []
@@ -214,15 +214,17 @@ class ThreadShapley(ContinuingCredit):
                 if worth is None:
                     unknown_blocks += 1
                     continue
-                value_of_thread = self._values(block.threads, orders, worth)
+                value_of_thread = self._compute_values(block.threads, orders, worth)
                 values |= {(block.number, thread): value for thread, value in value_of_thread.items()}
-            episodes.append(_episode(context, answer, outcome_advantage, values))
+            episodes.append(_make_episode_of_answer(context, answer, outcome_advantage, values))
         unknown = sum(context.ranks.exchange("blocks without a worth", unknown_blocks))
         if unknown:
             metrics["credit/value_unknown"] = float(unknown)
         return episodes, metrics | advantage_metrics(context, episodes)
 
-    def _orders(self, context: RolloutContext, answer: Trajectory, block: Block) -> list[tuple[int, ...]]:
+    def _draw_orders(
+        self, context: RolloutContext, answer: Trajectory, block: Block
+    ) -> list[tuple[int, ...]]:
         """Returns random orders of a block's threads, or an empty list if its values are exact."""
         if self.weights == "leave_one_out" or self._has_exact_values(len(block.threads)):
             return []
@@ -234,7 +236,7 @@ class ThreadShapley(ContinuingCredit):
             orders.append(tuple(order))
         return orders
 
-    def _sets(self, threads: Sequence[int], orders: Sequence[Sequence[int]]) -> list[Threads]:
+    def _choose_sets(self, threads: Sequence[int], orders: Sequence[Sequence[int]]) -> list[Threads]:
         """Returns the sets of a block's threads whose worth is needed for the values of the threads, each
         set once. The worth of a set is the mean reward of answers with only these threads in the block."""
         if self.weights == "leave_one_out":
@@ -248,7 +250,7 @@ class ThreadShapley(ContinuingCredit):
             sets += [frozenset(order[:size]) for size in range(len(order) + 1)]
         return list(dict.fromkeys(sets))
 
-    def _values(
+    def _compute_values(
         self, threads: Sequence[int], orders: Sequence[Sequence[int]], worth: Mapping[Threads, float]
     ) -> dict[int, float]:
         """Returns the value of each of a block's threads, from the worth of sets of these threads."""
@@ -259,7 +261,7 @@ class ThreadShapley(ContinuingCredit):
             return mean_marginals(orders, worth.__getitem__)
         return shapley_values(threads, worth.__getitem__)
 
-    def _sample(
+    def _sample_answers(
         self, context: RolloutContext, counterfactuals: Sequence[Counterfactual]
     ) -> tuple[list[list[float]], Metrics]:
         """Samples `samples` answers for each counterfactual. Returns the rewards of each counterfactual, and
@@ -292,7 +294,7 @@ class ThreadShapley(ContinuingCredit):
         rewards: list[list[float]] = [[] for _ in counterfactuals]
         tokens = unfinished = ungraded = 0
         for index, (start, answer) in enumerate(zip(starts, sampled, strict=True)):
-            tokens += _sampled_tokens(answer.segments) - _sampled_tokens(start.segments)
+            tokens += _count_sampled_tokens(answer.segments) - _count_sampled_tokens(start.segments)
             unfinished += answer.unfinished
             if answer.grade.is_known:
                 # Each counterfactual has `samples` starts, one after the other.
@@ -334,9 +336,9 @@ def shapley_values(players: Sequence[int], worth: Callable[[Threads], float]) ->
     n = len(players)
     values = {}
     for player in players:
-        others = [other for other in players if other != player]
+        other_players = [other_player for other_player in players if other_player != player]
         terms = []
-        for group in subsets(others):
+        for group in subsets(other_players):
             weight = math.factorial(len(group)) * math.factorial(n - len(group) - 1) / math.factorial(n)
             terms.append(weight * (worth(group | {player}) - worth(group)))
         values[player] = math.fsum(terms)
@@ -351,15 +353,17 @@ def mean_marginals(orders: Sequence[Sequence[int]], worth: Callable[[Threads], f
     marginals: dict[int, list[float]] = {player: [] for player in orders[0]}
     for order in orders:
         for position, player in enumerate(order):
-            before = frozenset(order[:position])
-            marginals[player].append(worth(before | {player}) - worth(before))
-    return {player: math.fsum(added) / len(added) for player, added in marginals.items()}
+            earlier_players = frozenset(order[:position])
+            marginals[player].append(worth(earlier_players | {player}) - worth(earlier_players))
+    return {
+        player: math.fsum(contributions) / len(contributions) for player, contributions in marginals.items()
+    }
 
 
 # Answers and their blocks
 
 
-def blocks_of(answer: Trajectory) -> list[Block]:
+def find_blocks(answer: Trajectory) -> list[Block]:
     """Returns the blocks in the main text of an answer, in their order.
 
     A block is a place where the answer splits into parallel threads. A thread may have blocks of its own,
@@ -408,18 +412,18 @@ def _mean_rewards(
     """
     worth = {}
     for threads, rewards in rewards_of_sets.items():
-        counted = list(rewards)
+        graded_rewards = list(rewards)
         if len(threads) == len(block.threads):  # the set of all threads
             # The answer itself is one more sample with all threads. Its `score` is taken and not its
             # `reward`, since the rewards of sampled answers are without shaping, too.
-            counted.append(answer.score)
-        if not counted:
+            graded_rewards.append(answer.score)
+        if not graded_rewards:
             return None
-        worth[threads] = math.fsum(counted) / len(counted)
+        worth[threads] = math.fsum(graded_rewards) / len(graded_rewards)
     return worth
 
 
-def _episode(
+def _make_episode_of_answer(
     context: RolloutContext,
     answer: Trajectory,
     outcome_advantage: float,
@@ -444,5 +448,5 @@ def _episode(
     return replace(make_episode(context, answer), advantages=np.concatenate(parts))
 
 
-def _sampled_tokens(segments: Iterable[Segment]) -> int:
+def _count_sampled_tokens(segments: Iterable[Segment]) -> int:
     return sum(len(segment.token_ids) for segment in segments if segment.origin == "sampled")

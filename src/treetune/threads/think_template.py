@@ -18,28 +18,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from treetune.models.chat import Chat, end_of_turn, render
-from treetune.store.files import whole_folder
+from treetune.store.files import make_folder_atomically
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SYSTEM = (
+SYSTEM_MESSAGE = (
     "Think before you answer: write what you think between <think> and </think>, and after </think> the"
     " answer alone."
 )
-OPENING = "<think>\n"
-REFUSED = "refused:"
+THOUGHT_OPENING = "<think>\n"
+REFUSAL = "refused:"
 """The beginning of the text that stands for the prompt of a conversation that the template refuses."""
 
 Messages = Sequence[Mapping[str, str]]
 
-_QUESTION = {"role": "user", "content": "What is 6 * 7?"}
-_ANSWER = {"role": "assistant", "content": "<think>\nSix sevens.\n</think>\n\n42"}
+_PROBE_QUESTION = {"role": "user", "content": "What is 6 * 7?"}
+_PROBE_ANSWER = {"role": "assistant", "content": "<think>\nSix sevens.\n</think>\n\n42"}
 # Conversations that are rendered with the old and the new template, to check the new one.
 PROBES: tuple[Messages, ...] = (
-    (_QUESTION,),
-    ({"role": "system", "content": "Be brief."}, _QUESTION),
-    (_QUESTION, _ANSWER, {"role": "user", "content": "And 6 * 8?"}),
+    (_PROBE_QUESTION,),
+    ({"role": "system", "content": "Be brief."}, _PROBE_QUESTION),
+    (_PROBE_QUESTION, _PROBE_ANSWER, {"role": "user", "content": "And 6 * 8?"}),
 )
 
 
@@ -60,7 +60,12 @@ class ThinkModel:
 
 
 def write_think_model(
-    source: Path, output: Path, *, system: str = SYSTEM, opening: str = OPENING, end_token: str | None = None
+    source: Path,
+    output: Path,
+    *,
+    system: str = SYSTEM_MESSAGE,
+    opening: str = THOUGHT_OPENING,
+    end_token: str | None = None,
 ) -> ThinkModel:
     """Copies a model, with a chat template that makes it think.
 
@@ -90,7 +95,7 @@ def write_think_model(
         )
     think_model = _set_thinking_template(tokenizer, source, system, opening)
     new_end_token = _new_end_token(tokenizer, end_token)
-    with whole_folder(output) as folder:
+    with make_folder_atomically(output) as folder:
         shutil.copytree(source, folder, dirs_exist_ok=True)
         # The tokenizer may write its template to another file than the one that was copied.
         for old_template in ("chat_template.json", "chat_template.jinja"):
@@ -108,9 +113,9 @@ def _set_thinking_template(
     """Gives the tokenizer its new template, and checks it with the probes."""
     old_template = tokenizer.chat_template
     # The prompts of the old template for the probes, which are fixed conversations. If the template refuses
-    # one, `REFUSED` and the reason stand in place of the prompt.
-    before = [_render(tokenizer, probe) for probe in PROBES]
-    opens_already = before[0].rstrip().endswith(opening.strip())
+    # one, `REFUSAL` and the reason stand in place of the prompt.
+    old_prompts = [_render(tokenizer, probe) for probe in PROBES]
+    opens_already = old_prompts[0].rstrip().endswith(opening.strip())
     opens_thought = bool(opening.strip()) and not opens_already
     target: Literal["system", "user", "nowhere"] = "nowhere"
     if system:
@@ -127,23 +132,23 @@ def _set_thinking_template(
     # message has been added by hand, followed by the opening of the thought.
     expected = []
     for probe in PROBES:
-        text = _render(tokenizer, with_system(probe, system, target))
-        if opens_thought and not text.startswith(REFUSED):
+        text = _render(tokenizer, add_system_message(probe, system, target))
+        if opens_thought and not text.startswith(REFUSAL):
             text += opening
         expected.append(text)
     tokenizer.chat_template = new_templates if has_several else new_templates["default"]
-    after = [_render(tokenizer, probe) for probe in PROBES]
-    if after == before:
+    new_prompts = [_render(tokenizer, probe) for probe in PROBES]
+    if new_prompts == old_prompts:
         raise ValueError(
-            f"nothing would change: prompts of the model in {source} end with {before[0][-40:]!r} already"
-            + ("" if system else ", and there is no system message to add")
+            f"nothing would change: prompts of the model in {source} end with {old_prompts[0][-40:]!r}"
+            " already" + ("" if system else ", and there is no system message to add")
         )
-    if after != expected:
+    if new_prompts != expected:
         raise ValueError(
-            f"the chat template in {source} can't be extended: it gives {after[0]!r} instead of"
+            f"the chat template in {source} can't be extended: it gives {new_prompts[0]!r} instead of"
             f" {expected[0]!r}"
         )
-    return ThinkModel(before[0], after[0], target, opens_thought, end_token=None)
+    return ThinkModel(old_prompts[0], new_prompts[0], target, opens_thought, end_token=None)
 
 
 def extend_template(template: str, system: str, target: str, opening: str) -> str:
@@ -153,7 +158,7 @@ def extend_template(template: str, system: str, target: str, opening: str) -> st
     Args:
         template: The model's Jinja template.
         system: The system message.
-        target: The role of the message that gets the system message, as in `with_system`.
+        target: The role of the message that gets the system message, as in `add_system_message`.
         opening: The text that opens the thought; empty if nothing is to be added.
     """
     before, after = "", ""
@@ -176,7 +181,7 @@ def extend_template(template: str, system: str, target: str, opening: str) -> st
     return before + template.removesuffix("\n") + after
 
 
-def with_system(messages: Messages, system: str, target: str) -> list[Mapping[str, str]]:
+def add_system_message(messages: Messages, system: str, target: str) -> list[Mapping[str, str]]:
     """Returns the conversation with the system message, at the place where the new template puts it.
 
     A conversation that begins with a system message already is returned unchanged.
@@ -185,28 +190,28 @@ def with_system(messages: Messages, system: str, target: str) -> list[Mapping[st
         target: The role of the message that gets the text: ``system`` for a message of its own, ``user`` for
             the first question, if the template supports no system messages, or ``nowhere``.
     """
-    first = messages[0]
-    if target == "system" and first["role"] != "system":
+    first_message = messages[0]
+    if target == "system" and first_message["role"] != "system":
         return [{"role": "system", "content": system}, *messages]
-    if target == "user" and first["role"] == "user":
-        return [{**first, "content": f"{system}\n\n{first['content']}"}, *messages[1:]]
+    if target == "user" and first_message["role"] == "user":
+        return [{**first_message, "content": f"{system}\n\n{first_message['content']}"}, *messages[1:]]
     return list(messages)
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> str:
-    """Renders a conversation; returns `REFUSED` and the reason if the template refuses it."""
+    """Renders a conversation; returns `REFUSAL` and the reason if the template refuses it."""
     try:
         return render(tokenizer, Chat(), list(messages))
     except ValueError as error:
         if len(messages) == 1:
             raise  # the template refuses even a single question, so the model can't be used with it
-        return f"{REFUSED} {error}"
+        return f"{REFUSAL} {error}"
 
 
 def _supports_system_message(tokenizer: PreTrainedTokenizerBase, system: str) -> bool:
     """Returns whether the template renders a system message, and neither refuses it nor leaves it out."""
     try:
-        text = render(tokenizer, Chat(), [{"role": "system", "content": system}, _QUESTION])
+        text = render(tokenizer, Chat(), [{"role": "system", "content": system}, _PROBE_QUESTION])
     except ValueError:
         return False
     return system in text
@@ -233,13 +238,13 @@ def _write_end_token(folder: Path, token_id: int) -> None:
         if not path.is_file():
             continue
         settings: dict[str, Any] = json.loads(path.read_text())
-        former = settings.get("eos_token_id")
-        if former is None:
+        former_end_tokens = settings.get("eos_token_id")
+        if former_end_tokens is None:
             former_ids = []
-        elif isinstance(former, list):
-            former_ids = former
+        elif isinstance(former_end_tokens, list):
+            former_ids = former_end_tokens
         else:
-            former_ids = [former]
+            former_ids = [former_end_tokens]
         ids = [token_id, *(former_id for former_id in former_ids if former_id != token_id)]
         settings["eos_token_id"] = ids if takes_several and len(ids) > 1 else token_id
         path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")

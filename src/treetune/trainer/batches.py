@@ -251,8 +251,10 @@ def micro_batches(
         if with_teacher:
             # Without any privileged prompt, the teacher sees the policy's rows. Its results don't count then.
             sequences_of_teacher = sequences.of_teacher or sequences
-            of_teacher = micro_batch(sequences_of_teacher, planned.indices, settings.layout, ranks.device)
-            batch = replace(batch, teacher_inputs=of_teacher.inputs)
+            batch_of_teacher = micro_batch(
+                sequences_of_teacher, planned.indices, settings.layout, ranks.device
+            )
+            batch = replace(batch, teacher_inputs=batch_of_teacher.inputs)
         yield batch
 
 
@@ -298,10 +300,10 @@ def sequences_of_rank(
     sequences = _with_tokens_of_rank(episodes, settings, ranks, units_by_step, scores_all)
     if sequences.critic_has_prompts:
         # The critic computes the values of all sequences before the first step.
-        of_critic = _with_tokens_of_rank(
+        sequences_of_critic = _with_tokens_of_rank(
             EpisodesOfCritic(episodes), settings, ranks, units_by_step, scores_all=True
         )
-        sequences = replace(sequences, of_critic=of_critic)
+        sequences = replace(sequences, of_critic=sequences_of_critic)
     return sequences
 
 
@@ -369,7 +371,7 @@ def _plan_rows(
     )
     if settings.layout != "tree":
         lengths = [row.length for row in sequences.rows]
-        return plan_batches(lengths, units if keep_units else _single_rows(units))
+        return plan_batches(lengths, units if keep_units else _split_into_single_rows(units))
     # The rows of a tree are computed together, so trees are distributed, and not rows.
     trees = _grow_trees(sequences, units, max_tokens, keep_units)
     units_of_trees = [(index,) for index in range(len(trees))]
@@ -385,7 +387,7 @@ def _with_rows_of_trees(batch: PlannedBatch, trees: Sequence[_TreeOfRows]) -> Pl
     return replace(batch, indices=tuple(rows))
 
 
-def _single_rows(units: Iterable[Unit]) -> list[Unit]:
+def _split_into_single_rows(units: Iterable[Unit]) -> list[Unit]:
     """Returns a unit for each row of the units."""
     return [(row,) for row in itertools.chain.from_iterable(units)]
 
@@ -498,7 +500,7 @@ def _grow_trees(
         if keep_units or _fits_into_tree(sequences, unit, max_tokens):
             parts.append(unit)
         else:
-            parts += _single_rows([unit])
+            parts += _split_into_single_rows([unit])
     trees: list[_TreeOfRows] = []
     for parts in parts_by_problem.values():
         trees += _pack_into_trees(sequences, parts, max_tokens)
@@ -524,7 +526,7 @@ def _pack_into_trees(sequences: Sequences, parts: Sequence[Unit], max_tokens: in
     """Puts the rows of the parts into trees of at most `max_tokens` tokens, in their order. The rows of a
     part stay together; a part with more tokens has a tree to itself."""
     trees: list[_TreeOfRows] = []
-    tree, size = GrowingTree(), 0
+    tree, tokens_of_tree = GrowingTree(), 0
     rows: Unit = ()
     for part in parts:
         # The size of the tree with this part is known only once the part is added. If it is too large, the
@@ -532,9 +534,9 @@ def _pack_into_trees(sequences: Sequences, parts: Sequence[Unit], max_tokens: in
         # the size of the next tree.
         grown_size = _add_rows(tree, sequences, part)
         if rows and grown_size > max_tokens:
-            trees.append(_TreeOfRows(rows, size))
+            trees.append(_TreeOfRows(rows, tokens_of_tree))
             tree, rows = GrowingTree(), ()
             grown_size = _add_rows(tree, sequences, part)
-        rows, size = rows + part, grown_size
-    trees.append(_TreeOfRows(rows, size))
+        rows, tokens_of_tree = rows + part, grown_size
+    trees.append(_TreeOfRows(rows, tokens_of_tree))
     return trees

@@ -37,7 +37,7 @@ from treetune.trainer.base import Trainer
 from treetune.trainer.batches import Minibatch, micro_batches, sequences_of_rank
 from treetune.trainer.deepspeed_model import DeepSpeedModel, ModelFactory, Reference
 from treetune.trainer.preparation import FromImplicitRewards, IterationTensors, prepare
-from treetune.trainer.probe import refuse_unlike_model
+from treetune.trainer.probe import refuse_wrong_trainer_logprobs
 from treetune.trainer.ranks import Ranks
 from treetune.trainer.reward_model import RewardModelTraining
 from treetune.trainer.scoring import PolicyScores, ReferencePrefetch, Scorer
@@ -56,7 +56,7 @@ from treetune.vocabulary import Episode, Metrics, TokenIds
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-COMPUTED = "train/computed_tokens"
+COMPUTED_TOKENS_METRIC = "train/computed_tokens"
 """The metric of the tokens that the policy computed for the iteration's updates, on all ranks, without
 padding."""
 
@@ -108,7 +108,7 @@ class PolicyTrainer:
         self.scorer = Scorer(settings, ranks, temperature)
         self.factory = ModelFactory(settings, load_model, ranks, seed, load_reference)
         self.policy = self.factory.policy()
-        refuse_unlike_model(self.policy, settings, ranks)
+        refuse_wrong_trainer_logprobs(self.policy, settings, ranks)
         self.reference: Reference | None = None
         if settings.keeps_reference:
             # A function and not the model itself, since `restart` replaces `self.policy`.
@@ -133,7 +133,7 @@ class PolicyTrainer:
         if reward_model is not None:
             model = self.factory.reward_model(load_reward_model)
             if load_reward_model is not None:  # else it is the policy's model, which was compared above
-                refuse_unlike_model(model, settings, ranks)
+                refuse_wrong_trainer_logprobs(model, settings, ranks)
             self.reward_model = RewardModelTraining(model, reward_model, self.scorer, seed)
 
     def _teacher(self, settings: Teacher) -> TeacherModel:
@@ -187,13 +187,13 @@ class PolicyTrainer:
         A unit is a sequence, or the pair of sequences that a preference objective compares. Every epoch
         shuffles all units and cuts them into minibatches. The last minibatch of an epoch may be smaller.
         """
-        size = self.settings.minibatch_size or len(units)
+        minibatch_size = self.settings.minibatch_size or len(units)
         steps = []
         for epoch in range(self.settings.epochs):
             order = list(units)
             derived_random(self.seed, iteration, "minibatches", epoch).shuffle(order)
-            for start in range(0, len(order), size):
-                steps.append(order[start : start + size])
+            for start in range(0, len(order), minibatch_size):
+                steps.append(order[start : start + minibatch_size])
         return steps
 
     def has_something_to_learn(self, minibatch: Minibatch, tensors: IterationTensors) -> bool:
@@ -320,7 +320,7 @@ class PolicyTrainer:
             # The counts of all ranks are summed below, so they are scaled as losses are: by 0 for a dummy (a
             # repeated micro-batch that only keeps the ranks in step), and by 1 / (number of ranks) for a
             # micro-batch that several ranks compute together.
-            metrics[COMPUTED] = batch.computed_tokens * batch.loss_scale
+            metrics[COMPUTED_TOKENS_METRIC] = batch.computed_tokens * batch.loss_scale
             if self.critic is not None and sequences.of_critic is None:
                 metrics |= self.critic.backward(minibatch, batch, tensors)
             for name, value in metrics.items():
@@ -765,7 +765,7 @@ class IterationTraining:
         there are only the counts, which are 0.
         """
         if not self._episodes:
-            return {"train/steps": 0.0, "train/tokens": 0.0, COMPUTED: 0.0}
+            return {"train/steps": 0.0, "train/tokens": 0.0, COMPUTED_TOKENS_METRIC: 0.0}
         settings, tensors, sequences = self._trainer.settings, self._tensors, self._sequences
         # The tensors with the old log-probs that token signals need: `tensors`, or a copy of them.
         tensors_of_signals = self._tensors_of_signals
@@ -780,7 +780,8 @@ class IterationTraining:
             metrics |= tensors.gap_metrics() | tensors.reference_metrics()
         metrics["train/steps"] = float(steps_taken)
         metrics["train/tokens"] = float(sequences.n_tokens)
-        metrics[COMPUTED] = self._sums[COMPUTED]  # a count: the sum replaces the mean
+        # This is a count, so the sum replaces the mean.
+        metrics[COMPUTED_TOKENS_METRIC] = self._sums[COMPUTED_TOKENS_METRIC]
         if self._steps_skipped:
             metrics["train/skipped_steps"] = float(self._steps_skipped)
         return metrics

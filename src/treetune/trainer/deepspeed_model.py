@@ -53,7 +53,7 @@ class DeepSpeedModel:
         self._copies: list[Tensor] = []
         """The memory on the CPU to which `offload` copies the storages. It stays after `reload`, since
         pinning memory takes long."""
-        config = _config(settings, ranks)
+        config = _make_deepspeed_config(settings, ranks)
         trained = [p for p in module.parameters() if p.requires_grad]
         matrices = [p for p in trained if p.ndim > 1]
         vectors = [p for p in trained if p.ndim <= 1]
@@ -215,7 +215,7 @@ class DeepSpeedModel:
                 for storage in self._storages
             ]
         for copy, storage in zip(self._copies, self._storages, strict=True):
-            copy.copy_(_bytes_of(storage), non_blocking=True)
+            copy.copy_(_view_bytes(storage), non_blocking=True)
         self._wait_for_copies()
         for storage in self._storages:
             storage.resize_(0)
@@ -226,7 +226,7 @@ class DeepSpeedModel:
             return
         for copy, storage in zip(self._copies, self._storages, strict=True):
             storage.resize_(copy.nbytes)
-            _bytes_of(storage).copy_(copy, non_blocking=True)
+            _view_bytes(storage).copy_(copy, non_blocking=True)
         self._wait_for_copies()
         self._storages = []
 
@@ -248,7 +248,7 @@ class _Layer(NamedTuple):
     """The persistent buffers, which are never sharded."""
 
 
-def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+def _view_bytes(storage: torch.UntypedStorage) -> Tensor:
     """Returns a storage as a tensor of bytes, without copying it."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
@@ -316,7 +316,9 @@ def shard_reference(module: nn.Module, settings: Trainer, ranks: Ranks) -> Any:
     import deepspeed
 
     # The reference has no optimiser, and its shards stay on the device.
-    config = _config(replace(settings, offload_optimizer=False, offload_parameters=False), ranks)
+    config = _make_deepspeed_config(
+        replace(settings, offload_optimizer=False, offload_parameters=False), ranks
+    )
     del config["optimizer"]
     shard_weights(module, config, settings, ranks)
     engine, *_ = deepspeed.initialize(model=module, config=config)
@@ -331,7 +333,7 @@ def cast_parameters(module: nn.Module, dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(dtype)
 
 
-def _config(settings: Trainer, ranks: Ranks) -> dict[str, Any]:
+def _make_deepspeed_config(settings: Trainer, ranks: Ranks) -> dict[str, Any]:
     """Returns DeepSpeed's configuration, as `deepspeed.initialize` takes it."""
     on_gpu = ranks.device.type == "cuda"
     offload = {"device": "cpu", "pin_memory": on_gpu}
@@ -398,15 +400,15 @@ class ModelFactory:
     ) -> None:
         self.settings, self.load_model, self.ranks, self.seed = settings, load_model, ranks, seed
         self.load_reference = load_reference or load_model
-        size = settings.sequence_parallel_size
-        if ranks.world_size % size:
+        group_size = settings.sequence_parallel_size
+        if ranks.world_size % group_size:
             raise ValueError(
-                f"trainer.sequence_parallel_size is {size}, which doesn't divide the run's"
+                f"trainer.sequence_parallel_size is {group_size}, which doesn't divide the run's"
                 f" {ranks.world_size} ranks: start it with a multiple (--num_gpus), or set it to 1"
             )
         self.parallel: SequenceParallel | None = None
-        if size > 1:
-            self.parallel = SequenceParallel(ranks.group(size), ranks.rank % size, size)
+        if group_size > 1:
+            self.parallel = SequenceParallel(ranks.group(group_size), ranks.rank % group_size, group_size)
 
     def policy(self) -> DeepSpeedModel:
         """Loads the start model, with an optimiser for its weights or, with LoRA, only for its adapters."""
@@ -527,12 +529,12 @@ def keep_on_cpu(module: nn.Module, device: torch.device) -> Reference:
 
     @contextmanager
     def on_device() -> Iterator[Callable[..., Any]]:
-        copies: dict[nn.Parameter, nn.Parameter] = {}  # on the device, by the weight on the CPU
+        copy_of_weight: dict[nn.Parameter, nn.Parameter] = {}  # on the device, by the weight on the CPU
         for weight in on_cpu.values():
             copy = weight.data.to(device, non_blocking=True)
-            copies[weight] = nn.Parameter(copy, requires_grad=False)
+            copy_of_weight[weight] = nn.Parameter(copy, requires_grad=False)
         for submodule, name, weight in owners:
-            submodule._parameters[name] = copies[weight]
+            submodule._parameters[name] = copy_of_weight[weight]
         try:
             yield module
         finally:

@@ -21,7 +21,7 @@ from treetune.objectives.further_inputs import ReferenceKlObjective, TeacherObje
 from treetune.rollouts.storage import TokenSignals
 from treetune.trainer.base import Trainer
 from treetune.trainer.scoring import PolicyScores
-from treetune.trainer.tokens import EarlyReward, Sequences, flat_of_trained
+from treetune.trainer.tokens import EarlyReward, Sequences, flatten_trained
 from treetune.vocabulary import Column, Episode, Metrics
 
 FromImplicitRewards = Callable[[Sequence[Column], Sequence[float]], Sequence[Column]]
@@ -74,8 +74,8 @@ class IterationTensors:
     @staticmethod
     def of(episodes: Iterable[Episode]) -> IterationTensors:
         return IterationTensors(
-            flat_of_trained(episodes, lambda e: e.behaviour_logprobs),
-            flat_of_trained(episodes, lambda e: e.advantages),
+            flatten_trained(episodes, lambda e: e.behaviour_logprobs),
+            flatten_trained(episodes, lambda e: e.advantages),
         )
 
     def set_old_scores(self, scores: PolicyScores) -> None:
@@ -389,7 +389,7 @@ def rewards_to_come(starts: Sequence[int], rewards_N: Tensor) -> Tensor:
     return torch.cat(sums)
 
 
-def normalise(advantages_N: Tensor, normalisation: str) -> Tensor:
+def normalise_advantages(advantages_N: Tensor, normalisation: str) -> Tensor:
     """Normalises advantages over all N tokens.
 
     ``whiten``: ``(A - mean) / sqrt(var + 1e-8)``; ``scale``: ``A / sqrt(var + 1e-8)``; ``none``: unchanged.
@@ -407,11 +407,11 @@ def normalise(advantages_N: Tensor, normalisation: str) -> Tensor:
 def normalise_by_domain(
     advantages_N: Tensor, normalisation: str, starts: Sequence[int], domains: Sequence[str]
 ) -> Tensor:
-    """Normalises the advantages of each domain's sequences separately; see `normalise`."""
+    """Normalises the advantages of each domain's sequences separately; see `normalise_advantages`."""
     result_N = advantages_N.clone()
     spans = list(pairwise(starts))
     for domain in dict.fromkeys(domains):
         spans_of_domain = [span for span, name in zip(spans, domains, strict=True) if name == domain]
         index = torch.cat([torch.arange(start, end) for start, end in spans_of_domain])
-        result_N[index] = normalise(advantages_N[index], normalisation)
+        result_N[index] = normalise_advantages(advantages_N[index], normalisation)
     return result_N

@@ -23,12 +23,12 @@ from treetune.trainer.ranks import Ranks
 from treetune.trainer.scoring import Scorer
 from treetune.trainer.tokens import Row, Sequences, content_hash_of
 
-LENGTHS = (12, 23, 17)
+PROBE_LENGTHS = (12, 23, 17)
 """The lengths of the rows. Each group of ranks gets a row of each length, so that every group has several
 rows in a batch."""
 
 
-def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks) -> None:
+def refuse_wrong_trainer_logprobs(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks) -> None:
     """Refuses a model of which the trainer computes other log-probs than the model itself. Collective.
 
     Raises:
@@ -41,19 +41,21 @@ def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks)
     dtype = next(parameter.dtype for parameter in policy.module.parameters())
     limit = probe_limit(dtype, ranks.device)
     data_parallel_size = ranks.world_size // settings.sequence_parallel_size
-    rows = [torch.tensor(row) for row in probe_rows(model.config, LENGTHS)]
+    rows = [torch.tensor(row) for row in probe_rows(model.config, PROBE_LENGTHS)]
     scorer = Scorer(settings, ranks, temperature=1.0)
 
-    def compute_alone(whole: bool = False) -> Tensor:
+    def compute_alone(by_model_itself: bool = False) -> Tensor:
         """Returns the log-probs of all tokens but the first of each row, each row by itself on every rank."""
-        return torch.cat([_logprobs_of_row(policy, row_T.to(ranks.device), whole) for row_T in rows])
+        return torch.cat(
+            [_logprobs_of_row(policy, row_T.to(ranks.device), by_model_itself) for row_T in rows]
+        )
 
     # The random state stays as it was, so that the probe doesn't change the training.
     with torch.random.fork_rng(devices=[ranks.device] if ranks.device.type == "cuda" else []):
         with refusing_idle_adapters(model):  # one pass is enough to see which layers the model calls
             alone_N = compute_alone()
         again_N = compute_alone()
-        _refuse(
+        _refuse_large_gap(
             alone_N - again_N,
             limit,
             f"{name} computes different log-probs of the same tokens each time, so that it has randomness in"
@@ -62,15 +64,15 @@ def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks)
         )
         # With sequence parallelism, the model's own forward pass doesn't work: its attention needs all ranks.
         if settings.sequence_parallel_size == 1:
-            _refuse(
-                alone_N - compute_alone(whole=True),
+            _refuse_large_gap(
+                alone_N - compute_alone(by_model_itself=True),
                 limit,
                 f"the trainer's log-probs differ from those of {name}'s own forward pass, which the trainer"
                 " doesn't reproduce",
                 "train another architecture, or report this one",
             )
-        together_N = scorer.logprobs(policy, _sequences(rows, copies=data_parallel_size))
-        _refuse(
+        together_N = scorer.logprobs(policy, _make_sequences(rows, copies=data_parallel_size))
+        _refuse_large_gap(
             together_N - alone_N.repeat(data_parallel_size),
             limit,
             f"{name}'s log-probs of a row depend on the other rows of its batch (trainer.layout"
@@ -81,17 +83,17 @@ def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks)
         )
 
 
-def _logprobs_of_row(policy: DeepSpeedModel, row_T: Tensor, whole: bool) -> Tensor:
-    """Returns the log-probs of all tokens of a row but the first; with `whole`, from the model's own forward
-    pass."""
+def _logprobs_of_row(policy: DeepSpeedModel, row_T: Tensor, by_model_itself: bool) -> Tensor:
+    """Returns the log-probs of all tokens of a row but the first; with `by_model_itself`, from the model's
+    own forward pass."""
     predicting = torch.arange(len(row_T) - 1, device=row_T.device)
     inputs = ModelInputs(row_T[None], predicting, row_T[1:], max_positions=len(predicting))
     with torch.no_grad():
-        logprobs_N, *_ = policy(inputs, 1.0, whole=whole)
+        logprobs_N, *_ = policy(inputs, 1.0, whole=by_model_itself)
     return logprobs_N.float().cpu()
 
 
-def _refuse(gap_N: Tensor, limit: float, problem: str, remedy: str) -> None:
+def _refuse_large_gap(gap_N: Tensor, limit: float, problem: str, remedy: str) -> None:
     """Raises ValueError if the mean gap exceeds the limit."""
     gap = float(gap_N.abs().mean())
     if not gap <= limit:  # NaN is refused, too
@@ -101,7 +103,7 @@ def _refuse(gap_N: Tensor, limit: float, problem: str, remedy: str) -> None:
         )
 
 
-def _sequences(rows: Sequence[Tensor], copies: int) -> Sequences:
+def _make_sequences(rows: Sequence[Tensor], copies: int) -> Sequences:
     """Returns several copies of the rows as sequences, of which all tokens but the first are trained.
 
     All sequences belong to one problem, since the layout 'tree' merges the rows of a problem. So the probe

@@ -85,7 +85,7 @@ class Meeting:
         elif machines == 1:
             # Any process that reaches a port can take part. No other user can access this file.
             store = dist.FileStore(
-                str(_private_folder(environment["MASTER_PORT"], rank) / "store"), world_size
+                str(_make_private_folder(environment["MASTER_PORT"], rank) / "store"), world_size
             )
         else:
             address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
@@ -155,13 +155,13 @@ class Meeting:
         missing = [str(rank) for rank in range(self.world_size) if rank not in present]
         machines = {json.loads(self.store.get(f"{name}/{rank}"))[0] for rank in present}
         absent = [str(number + 1) for number in range(self.machines) if number not in machines]
-        where = f", all of them on machine {', '.join(absent)} of {self.machines}" if absent else ""
+        absent_machines = f", all of them on machine {', '.join(absent)} of {self.machines}" if absent else ""
         return (
             f"rank {self.rank} on {platform.node()} waited {self.deadline_s:.0f} s for rank"
-            f" {', '.join(missing)}{where}: see what it printed, or whether it was started"
+            f" {', '.join(missing)}{absent_machines}: see what it printed, or whether it was started"
         )
 
-    def interface(self) -> tuple[str, str]:
+    def find_interface(self) -> tuple[str, str]:
         """Returns the name and the address of the network interface that reaches the other machines: the one
         that GLOO_SOCKET_IFNAME names, or else the one of the route to them.
 
@@ -174,7 +174,7 @@ class Meeting:
         is_first_machine = self.machine == 0
         interfaces = psutil.net_if_addrs()
         if configured_name := os.environ.get(GLOO_INTERFACE, "").split(",")[0]:
-            configured_address = _address_of(configured_name)
+            configured_address = _find_address(configured_name)
             if configured_address is None:
                 raise ValueError(_describe_missing_interface(GLOO_INTERFACE, configured_name))
             if not is_first_machine:
@@ -211,7 +211,7 @@ class Meeting:
         raise ValueError(f"no network interface of {platform.node()} has the address {address}")
 
 
-def _address_of(interface: str) -> str | None:
+def _find_address(interface: str) -> str | None:
     """Returns the IPv4 address of a network interface of this machine, or else its IPv6 address. Returns None
     if it has none, or if there is no such interface."""
     addresses = psutil.net_if_addrs().get(interface, ())
@@ -235,30 +235,30 @@ def find_missing_interface(environment: Mapping[str, str], *, uses_gloo: bool, u
     """
     if uses_gloo:  # it needs all interfaces of the list
         for name in environment.get(GLOO_INTERFACE, "").split(","):
-            if name and _address_of(name) is None:
+            if name and _find_address(name) is None:
                 return _describe_missing_interface(GLOO_INTERFACE, name)
     names = environment.get(NCCL_INTERFACE, "")
     if uses_nccl and names and not names.startswith("^"):  # "^eth0,lo": all interfaces but these
         # NCCL needs one interface of the list. "eth" stands for all names that begin so, "=eth" for this one.
-        present = [name for name in psutil.net_if_addrs() if _address_of(name) is not None]
+        present_interfaces = [name for name in psutil.net_if_addrs() if _find_address(name) is not None]
         if names.startswith("="):
-            is_there = any(name in present for name in names[1:].split(","))
+            is_there = any(name in present_interfaces for name in names[1:].split(","))
         else:
             prefixes = tuple(name for name in names.split(",") if name)
-            is_there = any(name.startswith(prefixes) for name in present)
+            is_there = any(name.startswith(prefixes) for name in present_interfaces)
         if not is_there:
             return _describe_missing_interface(NCCL_INTERFACE, names)
     return None
 
 
-def _private_folder(port: str, rank: int) -> Path:
+def _make_private_folder(port: str, rank: int) -> Path:
     """Returns a folder for the ranks of one launcher, which no other user can access.
 
     Raises:
         ValueError: The folder belongs to another user, is open to other users, or is not a folder.
     """
-    if held_folders.MEETING in os.environ:  # `treetune run` has made the folder
-        folder = Path(os.environ[held_folders.MEETING])
+    if held_folders.MEETING_VARIABLE in os.environ:  # `treetune run` has made the folder
+        folder = Path(os.environ[held_folders.MEETING_VARIABLE])
     else:
         # The ranks have nothing in common but their launcher. Its start time is part of the name, since a
         # later process may get its process id.
@@ -276,7 +276,8 @@ def _private_folder(port: str, rank: int) -> Path:
             " other users or is not a folder: have it deleted, or set TMPDIR to a folder of your own"
         )
     if rank == 0:
-        held_folders.hold(folder)  # `held_folders.sweep` deletes folders that no living process holds
+        # `held_folders.delete_abandoned_folders` deletes folders that no living process holds.
+        held_folders.hold_folder(folder)
     return folder
 
 
@@ -386,8 +387,8 @@ class Ranks:
         timeout = datetime.timedelta(seconds=self.deadline_s)
         # Every rank must make all groups, also those that it isn't in.
         groups = []
-        for first in range(0, self.world_size, size):
-            groups.append(dist.new_group(list(range(first, first + size)), timeout=timeout))
+        for start in range(0, self.world_size, size):
+            groups.append(dist.new_group(list(range(start, start + size)), timeout=timeout))
         return groups[self.rank // size]
 
     def for_thread(self) -> Ranks:
@@ -458,8 +459,8 @@ class Ranks:
         received = []
         for source in range(self.world_size):
             output: list[Any] = [None]  # gets the object that `source` sends to this rank
-            sent = list(for_ranks) if source == self.rank else None
-            dist.scatter_object_list(output, sent, src=source, group=self.objects)
+            sent_values = list(for_ranks) if source == self.rank else None
+            dist.scatter_object_list(output, sent_values, src=source, group=self.objects)
             received += output
         return received
 

@@ -105,13 +105,14 @@ class RewardModelTraining:
         Every epoch shuffles all of them and cuts them into minibatches of the trainer's size, in another
         order than the policy's.
         """
-        size = self.scorer.settings.minibatch_size or answers
+        minibatch_size = self.scorer.settings.minibatch_size or answers
         minibatches = []
         for epoch in range(self.settings.epochs):
             draw: random.Random = derived_random(self.seed, iteration, "reward model's minibatches", epoch)
             order = list(range(answers))
             draw.shuffle(order)
-            minibatches += [order[start : start + size] for start in range(0, answers, size)]
+            for start in range(0, answers, minibatch_size):
+                minibatches.append(order[start : start + minibatch_size])
         return minibatches
 
     def _step(

@@ -53,9 +53,9 @@ A policy returns, for each trained token of a micro-batch, the log-prob, the ent
 `statistics` computes from the logits of its position, if there is one. A critic returns the values.
 """
 
-AHEAD = "train/reference_ahead"
+SHARE_AHEAD_METRIC = "train/reference_ahead"
 """The metric of the share of an iteration's trained tokens that the reference scored during sampling."""
-SECONDS = "train/reference_seconds"
+WAITING_SECONDS_METRIC = "train/reference_seconds"
 """The metric of the seconds that training waited for the scores of the other tokens."""
 
 
@@ -93,10 +93,10 @@ class _ChunkComparison:
         """Compares the next chunk of positions, and returns one number for each position of the chunk."""
         # The pass has no gradient: a backward pass would compute each chunk a second time.
         assert not torch.is_grad_enabled(), "a backward pass would call this again, with an earlier chunk"
-        first, last = self._positions_done, self._positions_done + len(labels_C)
-        assert last <= len(self._logprobs_NV), "both models run over the same positions"
-        self._positions_done = last
-        return (self._compare(self._logprobs_NV[first:last], logits_CV.log_softmax(-1)),)
+        start, end = self._positions_done, self._positions_done + len(labels_C)
+        assert end <= len(self._logprobs_NV), "both models run over the same positions"
+        self._positions_done = end
+        return (self._compare(self._logprobs_NV[start:end], logits_CV.log_softmax(-1)),)
 
     @property
     def has_all_positions(self) -> bool:
@@ -113,7 +113,7 @@ def _kl(logprobs_CV: Tensor, other_logprobs_CV: Tensor) -> Tensor:
     return (logprobs_CV.exp() * (logprobs_CV - other_logprobs_CV)).sum(-1)
 
 
-SAME_DISTRIBUTION = 1e-6
+DIVERGENCE_BY_ROUNDING = 1e-6
 """Divergences up to it count as 0: rounding gives equal distributions such divergences, and a credit that
 takes the tokens with the largest ones would choose among equal tokens by chance."""
 
@@ -189,7 +189,7 @@ def _divergences_from_means(chances_CV: Tensor, sizes: Sequence[int]) -> Tensor:
     entropy_of_mean_C = torch.special.entr(means_GV).sum(-1)[group_C]
     divergence_C = entropy_of_mixture_C - (entropy_C + entropy_of_mean_C) / 2
     # By rounding, equal distributions have a tiny divergence, which counts as 0.
-    return divergence_C.where(divergence_C > SAME_DISTRIBUTION, 0.0)
+    return divergence_C.where(divergence_C > DIVERGENCE_BY_ROUNDING, 0.0)
 
 
 @dataclass(frozen=True)
@@ -437,7 +437,7 @@ class ReferencePrefetch:
         self._has_hung = False
         """Whether the thread has failed to score its rows in time."""
         self._is_closed = False
-        self.metrics: Metrics = {AHEAD: 0.0, SECONDS: 0.0}
+        self.metrics: Metrics = {SHARE_AHEAD_METRIC: 0.0, WAITING_SECONDS_METRIC: 0.0}
         """The metrics of the last `logprobs`."""
         # A daemon, since Python's exit waits for all other threads, also for one whose forward pass hangs.
         self._thread = threading.Thread(target=self._run_thread, name="reference", daemon=True)
@@ -504,8 +504,8 @@ class ReferencePrefetch:
         logprobs_N = ranks.sum(result_N)[sequences.flat_index(first_equal)]
         tokens_scored_before = sum(row.trained for row in sequences.rows if row.content_hash in rank_of_hash)
         self.metrics = {
-            AHEAD: tokens_scored_before / max(1, sequences.n_tokens),
-            SECONDS: time.perf_counter() - start,
+            SHARE_AHEAD_METRIC: tokens_scored_before / max(1, sequences.n_tokens),
+            WAITING_SECONDS_METRIC: time.perf_counter() - start,
         }
         return logprobs_N
 

@@ -27,7 +27,7 @@ from treetune.models.logprobs import PolicyModule, TeacherStates
 from treetune.trainer.batches import MicroBatch
 from treetune.trainer.deepspeed_model import DeepSpeedModel, Reference
 
-FILE = "teacher.safetensors"
+AVERAGES_FILE = "teacher.safetensors"
 """The file in the folder of a trainer's state that has the moving average of the policy's weights."""
 
 
@@ -112,7 +112,7 @@ class MovingAverage:
         averages = {}
         for name, parameter in self.module.named_parameters():
             averages[name] = self._in_float32.get(name, parameter).detach().cpu().contiguous()
-        save_file(averages, directory / FILE)
+        save_file(averages, directory / AVERAGES_FILE)
 
     @torch.no_grad()
     def load(self, directory: Path) -> None:
@@ -121,7 +121,7 @@ class MovingAverage:
         Raises:
             RuntimeError: The stored state has no moving average, or that of another model.
         """
-        file = directory / FILE
+        file = directory / AVERAGES_FILE
         if not file.is_file():
             raise RuntimeError(
                 f"{directory} was written without a moving average of the weights"

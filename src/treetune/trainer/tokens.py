@@ -128,14 +128,14 @@ class Sequences:
         Raises:
             ValueError: An episode has no trained token.
         """
-        result = Sequences.empty()
+        sequences = Sequences.empty()
         critic_has_prompts = teacher_has_prompts = False
         for number, episode in enumerate(episodes):
             critic_has_prompts |= episode.critic_prompt_ids is not None
             teacher_has_prompts |= episode.teacher_prompt_ids is not None
-            start = result.starts[-1]
-            for token_ids, predicting in _rows(episode):
-                has_tokens = rows_with_tokens is None or len(result.rows) in rows_with_tokens
+            start = sequences.starts[-1]
+            for token_ids, predicting in _split_into_rows(episode):
+                has_tokens = rows_with_tokens is None or len(sequences.rows) in rows_with_tokens
                 row = Row(
                     length=len(token_ids),
                     trained=len(predicting),
@@ -145,25 +145,28 @@ class Sequences:
                     token_ids=torch.from_numpy(token_ids.astype(np.int64)) if has_tokens else None,
                     predicting=torch.from_numpy(predicting) if has_tokens else None,
                 )
-                result.rows.append(row)
+                sequences.rows.append(row)
                 start = row.end
-            if start == result.starts[-1]:  # no row: `_rows` yields only rows with a trained token
+            # `_split_into_rows` yields only rows with a trained token, and here it yielded none.
+            if start == sequences.starts[-1]:
                 raise ValueError(f"episode {episode.trajectory} has no token to train on")
-            result.starts.append(start)
-            result.first_rows.append(len(result.rows))
-            result.rewards.append(episode.reward)
-            result.early_rewards.append(_early_rewards(episode))
-            result.scores.append(episode.score)
-            result.groups.append(episode.group)
-            result.domains.append(episode.domain)
+            sequences.starts.append(start)
+            sequences.first_rows.append(len(sequences.rows))
+            sequences.rewards.append(episode.reward)
+            sequences.early_rewards.append(_early_rewards(episode))
+            sequences.scores.append(episode.score)
+            sequences.groups.append(episode.group)
+            sequences.domains.append(episode.domain)
         if teacher_has_prompts:
             # The teacher runs over the same rows in the same micro-batches as the policy, so this rank needs
             # the tokens of the same rows.
-            result = replace(result, of_teacher=Sequences.of(EpisodesOfTeacher(episodes), rows_with_tokens))
+            sequences = replace(
+                sequences, of_teacher=Sequences.of(EpisodesOfTeacher(episodes), rows_with_tokens)
+            )
         if not critic_has_prompts:
-            return result
+            return sequences
         of_critic = Sequences.of(EpisodesOfCritic(episodes)) if rows_with_tokens is None else None
-        return replace(result, of_critic=of_critic, critic_has_prompts=True)
+        return replace(sequences, of_critic=of_critic, critic_has_prompts=True)
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -287,7 +290,7 @@ def _early_rewards(episode: Episode) -> list[EarlyReward]:
     return early
 
 
-def _rows(episode: Episode) -> Iterator[tuple[TokenIds, np.ndarray]]:
+def _split_into_rows(episode: Episode) -> Iterator[tuple[TokenIds, np.ndarray]]:
     """Yields the token ids and the predicting positions of each row of an episode; see `training_rows`.
 
     A predicting position is one whose next token is trained. The episode's stretches are consecutive pieces
@@ -320,20 +323,20 @@ def units_of(episodes: Collection[Episode], in_pairs: bool) -> list[Unit]:
     if not in_pairs:
         return [(index,) for index in range(len(episodes))]
     # Episodes are read once only: stored ones come from a file, with all of their tokens.
-    sides = [(episode.pair, episode.chosen, episode.trajectory) for episode in episodes]
-    for index, (pair, chosen, trajectory) in enumerate(sides):
+    pair_halves = [(episode.pair, episode.chosen, episode.trajectory) for episode in episodes]
+    for index, (pair, chosen, trajectory) in enumerate(pair_halves):
         neighbour = index ^ 1  # 0 and 1, 2 and 3, …
-        partner = sides[neighbour][0] if neighbour < len(sides) else None
+        partner = pair_halves[neighbour][0] if neighbour < len(pair_halves) else None
         is_first = index % 2 == 0
         if pair is None or partner != pair or chosen is not is_first:
             raise ValueError(
                 f"episode {trajectory} is not one of a pair, better answer first, and the objective"
                 " compares answers: choose the selection 'preference_pairs'"
             )
-    return [(index, index + 1) for index in range(0, len(sides), 2)]
+    return [(index, index + 1) for index in range(0, len(pair_halves), 2)]
 
 
-def flat_of_trained(
+def flatten_trained(
     episodes: Iterable[Episode], values: Callable[[Episode], np.ndarray | None]
 ) -> Tensor | None:
     """Returns the values of the trained tokens of all episodes, float32 of shape [N]. Returns None if an

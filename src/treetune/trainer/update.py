@@ -195,7 +195,7 @@ class CriticTraining:
         return self.model.step(rate)
 
 
-CRITIC_LOSS = "critic_loss.json"
+CRITIC_LOSS_FILE = "critic_loss.json"
 """The file in the folder of a trainer's state that has the settings of the critic's loss. If the file is
 missing, the loss is the squared error."""
 
@@ -204,7 +204,7 @@ def write_critic_loss(directory: Path, loss: CriticLoss) -> None:
     """Writes the settings of the critic's loss, which say what the outputs of the critic's head mean. Writes
     no file for the squared error."""
     if loss != SquaredError():
-        (directory / CRITIC_LOSS).write_text(json.dumps(_settings_of(loss)))
+        (directory / CRITIC_LOSS_FILE).write_text(json.dumps(_settings_of(loss)))
 
 
 def refuse_other_critic_loss(directory: Path, loss: CriticLoss) -> None:
@@ -212,7 +212,7 @@ def refuse_other_critic_loss(directory: Path, loss: CriticLoss) -> None:
 
     Its head then has another number of outputs, or was trained for other targets.
     """
-    file = directory / CRITIC_LOSS  # not written for the squared error
+    file = directory / CRITIC_LOSS_FILE  # not written for the squared error
     stored = json.loads(file.read_text()) if file.is_file() else _settings_of(SquaredError())
     configured = _settings_of(loss)
     if stored != configured:
@@ -241,8 +241,8 @@ class EntropyCoefficient:
         """Adjusts the coefficient to the mean entropy of the last step's minibatch, which is the same on
         every rank."""
         if self.target is not None:
-            moved = self.value + self.target.rate * (self.target.target - entropy)
-            self.value = min(max(moved, self.target.lowest), self.target.highest)
+            new_value = self.value + self.target.rate * (self.target.target - entropy)
+            self.value = min(max(new_value, self.target.lowest), self.target.highest)
 
     def save(self, directory: Path) -> None:
         if self.target is not None:

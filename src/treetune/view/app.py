@@ -1,6 +1,6 @@
 """The viewer as a web application.
 
-request ──► Guard ──► Starlette's routes ──► _answer, in a thread ──► Page.show
+request ──► Guard ──► Starlette's routes ──► _respond, in a thread ──► Page.show
               │                                 └─ answers 204 if the page is unchanged
               └─ checks host, method, origin and token; refuses with 403 or 405
 """
@@ -28,7 +28,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from treetune.exceptions import NotThere
-from treetune.store.files import own_folder
+from treetune.store.files import make_private_folder
 from treetune.view import templates
 from treetune.view.page import Form, Page, PageRequest
 from treetune.view.pages import PAGES
@@ -41,20 +41,20 @@ SEEN_MARK_HEADER = "X-Treetune-Seen"
 MOST_SENT_BYTES = 500_000
 """The most bytes of a form: enough for the longest note, with its characters escaped."""
 
-HOST, PORT = "127.0.0.1", 6680
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 6680
 PORTS_TRIED = 50
 LAST_PORT = 65_535
 
-HOSTS = (HOST, "localhost", "::1")
+LOCAL_HOSTS = (DEFAULT_HOST, "localhost", "::1")
 """The names of this machine in addresses. Any other name is refused, against DNS rebinding."""
 
-ASSETS = "/assets"
+ASSETS_PATH = "/assets"
 """The path of scripts, styles and fonts."""
 
 EVERY_ADDRESS = ("0.0.0.0", "::")
 """The hosts that mean all addresses of this machine."""
 
-LEAST_TOKEN = 16
+LEAST_TOKEN_CHARACTERS = 16
 """The fewest characters of a token: a shorter one could be guessed."""
 TOKEN_FILE = "token"
 """The name of the file in the cache folder that keeps this user's default token, so that addresses and
@@ -62,9 +62,9 @@ cookies still work after a restart."""
 COOKIE_S = 90 * 24 * 3600
 """The lifetime of the cookie with the token, in seconds (90 days)."""
 
-READING, WRITING = ("GET", "HEAD"), ("POST",)
+READING_METHODS, WRITING_METHODS = ("GET", "HEAD"), ("POST",)
 
-HEADERS: Mapping[str, str] = {
+RESPONSE_HEADERS: Mapping[str, str] = {
     # Nothing from other hosts, and no inline script or style: text that models wrote must stay text.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self';"
     " img-src 'self' data:; font-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none';"
@@ -85,12 +85,14 @@ LOG = logging.getLogger("treetune.view")
 class Guard:
     """Middleware that checks host, method, origin and token, and adds headers to every response."""
 
-    def __init__(self, app: ASGIApp, token: str, hosts: Sequence[str] = HOSTS, base_url: str = "") -> None:
+    def __init__(
+        self, app: ASGIApp, token: str, hosts: Sequence[str] = LOCAL_HOSTS, base_url: str = ""
+    ) -> None:
         # The public address, if a proxy forwards to the viewer. Without a proxy, all its parts are empty.
-        outside = urlsplit(base_url)
-        self._app, self._token, self._base = app, token, outside.path.rstrip("/")
-        self._hosts = [*hosts, *([outside.hostname] if outside.hostname else [])]
-        self._origin = f"{outside.scheme}://{outside.netloc}"
+        public_address = urlsplit(base_url)
+        self._app, self._token, self._base = app, token, public_address.path.rstrip("/")
+        self._hosts = [*hosts, *([public_address.hostname] if public_address.hostname else [])]
+        self._origin = f"{public_address.scheme}://{public_address.netloc}"
         # Browsers share cookies among all ports of a host, so each token has a cookie with another name.
         self.cookie = "treetune-" + hashlib.sha256(token.encode()).hexdigest()[:12]
 
@@ -112,17 +114,17 @@ class Guard:
                 # The browser needs the address of a redirect with the proxy's prefix.
                 if headers.get("Location", "").startswith("/"):
                     headers["Location"] = self._base + headers["Location"]
-                for name, value in HEADERS.items():
+                for name, value in RESPONSE_HEADERS.items():
                     headers.setdefault(name, value)
                 # Browsers must not store what runs wrote. Assets may be stored, and are revalidated.
-                is_asset = scope["path"].startswith(ASSETS)
+                is_asset = scope["path"].startswith(ASSETS_PATH)
                 headers.setdefault("Cache-Control", "no-cache" if is_asset else "no-store")
             await send(message)
 
-        answer = self._refusal(Request(scope))
-        await (answer or self._app)(scope, receive, send_with_headers)
+        refusal = self._check_request(Request(scope))
+        await (refusal or self._app)(scope, receive, send_with_headers)
 
-    def _refusal(self, request: Request) -> Response | None:
+    def _check_request(self, request: Request) -> Response | None:
         """Returns the response to a request that must not reach the pages, and None for a permitted request.
 
         The response is a refusal, or a redirect that moves the token from the address into a cookie.
@@ -134,14 +136,14 @@ class Guard:
             host = urlsplit("")
         if host.hostname not in self._hosts:
             names = " or ".join(self._hosts)
-            return _refuse(f"This viewer is available as {names}, but not as {host_header!r}.")
-        if request.method not in (*READING, *WRITING):
-            return _refuse(f"This viewer doesn't support the method {request.method}.", 405)
+            return _make_refusal(f"This viewer is available as {names}, but not as {host_header!r}.")
+        if request.method not in (*READING_METHODS, *WRITING_METHODS):
+            return _make_refusal(f"This viewer doesn't support the method {request.method}.", 405)
         # If a proxy speaks TLS with the browser, the origin begins with https. `_origin` is the origin of the
         # proxy's public address.
         origins = [f"http://{host.netloc}", f"https://{host.netloc}", self._origin]
-        if request.method in WRITING and request.headers.get("origin") not in origins:
-            return _refuse("Only pages of this viewer may send data to it.")
+        if request.method in WRITING_METHODS and request.headers.get("origin") not in origins:
+            return _make_refusal("Only pages of this viewer may send data to it.")
         token = request.query_params.get("token")
         if token is not None and self._is_token(token):
             # Moves the token from the address into a cookie, so that it isn't in the history of pages.
@@ -156,7 +158,7 @@ class Guard:
             return redirect
         if self._is_token(request.cookies.get(self.cookie, "")):
             return None
-        return _refuse(
+        return _make_refusal(
             "This viewer requires its token: open the address that `treetune view` printed, including"
             " everything after `token=`."
         )
@@ -166,49 +168,51 @@ class Guard:
         return secrets.compare_digest(text.encode(), self._token.encode())
 
 
-def _refuse(message: str, status: int = 403) -> Response:
+def _make_refusal(message: str, status: int = 403) -> Response:
     return PlainTextResponse(message + "\n", status_code=status)
 
 
 # Pages
 
 
-def application(store: Store, token: str, hosts: Sequence[str] = HOSTS, base_url: str = "") -> ASGIApp:
+def make_application(
+    store: Store, token: str, hosts: Sequence[str] = LOCAL_HOSTS, base_url: str = ""
+) -> ASGIApp:
     """Returns the web application for a store.
 
     Its guard admits requests that have the token and address this machine by a name in `hosts`. `base_url`
     is the application's public address if a proxy forwards to it, and otherwise empty.
     """
     routes = [
-        Route(page.path, _endpoint(page, store), methods=["GET", "POST"] if page.save else ["GET"])
+        Route(page.path, _make_endpoint(page, store), methods=["GET", "POST"] if page.save else ["GET"])
         for page in PAGES
     ]
-    app = Starlette(routes=[*routes, Mount(ASSETS, StaticFiles(directory=templates.ASSETS))])
+    app = Starlette(routes=[*routes, Mount(ASSETS_PATH, StaticFiles(directory=templates.ASSETS_FOLDER))])
     return Guard(app, token, hosts, base_url)
 
 
-def _endpoint(page: Page, store: Store) -> Callable[[Request], Awaitable[Response]]:
+def _make_endpoint(page: Page, store: Store) -> Callable[[Request], Awaitable[Response]]:
     """Returns the function that answers requests for a page."""
 
     async def endpoint(request: Request) -> Response:
         view = PageRequest(request, store, page, PAGES)
         # Pages read files and query them. In the event loop, a slow page would block all others.
         if request.method != "POST":
-            return await run_in_threadpool(_answer, view)
-        sent = bytearray()
+            return await run_in_threadpool(_respond, view)
+        form_bytes = bytearray()
         async for part in request.stream():
-            sent += part
-            if len(sent) > MOST_SENT_BYTES:
+            form_bytes += part
+            if len(form_bytes) > MOST_SENT_BYTES:
                 message = f"more than {MOST_SENT_BYTES:,} bytes were sent: nothing was saved"
-                return await run_in_threadpool(_problem, view, 413, "Too much", message)
+                return await run_in_threadpool(_render_problem, view, 413, "Too much", message)
         # Browsers send forms as ASCII, with everything else percent-encoded.
-        form = parse_qs(sent.decode("ascii", "replace"), keep_blank_values=True)
-        return await run_in_threadpool(_answer, view, form)
+        form = parse_qs(form_bytes.decode("ascii", "replace"), keep_blank_values=True)
+        return await run_in_threadpool(_respond, view, form)
 
     return endpoint
 
 
-def _answer(view: PageRequest, form: Form | None = None) -> Response:
+def _respond(view: PageRequest, form: Form | None = None) -> Response:
     """Returns the response to a request for a page.
 
     It is the page itself, an empty response (204) if the browser already shows the page's present state, or
@@ -225,18 +229,18 @@ def _answer(view: PageRequest, form: Form | None = None) -> Response:
             return Response(status_code=204)
         return view.page.show(view)
     except NotThere as error:
-        return _problem(view, 404, "Not found", str(error))
+        return _render_problem(view, 404, "Not found", str(error))
     except ValueError as error:
-        return _problem(view, 400, "This can't be shown", str(error))
+        return _render_problem(view, 400, "This can't be shown", str(error))
     except FileNotFoundError as error:
-        return _problem(view, 404, "Deleted", f"{error.filename} was deleted")
+        return _render_problem(view, 404, "Deleted", f"{error.filename} was deleted")
     except Exception as error:  # a fault in a page must not end the viewer
         LOG.exception("%s", view.request.url.path)
         message = f"{type(error).__name__}: {error}. The terminal of `treetune view` has the traceback."
-        return _problem(view, 500, "The viewer failed", message)
+        return _render_problem(view, 500, "The viewer failed", message)
 
 
-def _problem(view: PageRequest, status: int, title: str, message: str) -> Response:
+def _render_problem(view: PageRequest, status: int, title: str, message: str) -> Response:
     return view.render("problem.html", status, title=title, message=message)
 
 
@@ -249,7 +253,7 @@ def serve(
     port: int | None = None,
     *,
     read_only: bool = False,
-    host: str = HOST,
+    host: str = DEFAULT_HOST,
     token: str | None = None,
     base_url: str = "",
 ) -> None:
@@ -258,7 +262,8 @@ def serve(
     Args:
         paths: folders with experiments, and files of data sets.
         say: prints a line.
-        port: the port to listen on, where 0 is any free one. None is `PORT`, or the next free port after it.
+        port: the port to listen on, where 0 is any free one. None is `DEFAULT_PORT`, or the next free port
+            after it.
         read_only: refuses to write notes.
         host: the address to listen on.
         token: the token that requests need. None is this user's token, which is kept in the cache.
@@ -275,21 +280,21 @@ def serve(
     folders = [path for path in paths if path.is_dir() or not (path.is_file() or path.suffix)]
     files = [path for path in paths if path not in folders]
     cache = cache_folder()
-    own_folder(cache)  # readable by this user alone: it contains answers and problems
+    make_private_folder(cache)  # readable by this user alone: it contains answers and problems
     store = Store(folders, cache, files=files, read_only=read_only)
-    token = token or _users_token(cache / TOKEN_FILE)
-    if len(token) < LEAST_TOKEN:
+    token = token or _read_or_make_token(cache / TOKEN_FILE)
+    if len(token) < LEAST_TOKEN_CHARACTERS:
         raise ValueError(
-            f"the token has {len(token)} characters and must have at least {LEAST_TOKEN}: a shorter one could"
-            " be guessed"
+            f"the token has {len(token)} characters and must have at least {LEAST_TOKEN_CHARACTERS}: a"
+            " shorter one could be guessed"
         )
     if base_url and not re.match("https?://[^/]+/", base_url):
         raise ValueError(
             f"--base-url is {base_url} and must be a whole address, such as https://HUB/user/ME/"
         )
     # Other machines may address the viewer by this machine's name, if it listens for them.
-    hosts = [*HOSTS, host, *([socket.gethostname(), socket.getfqdn()] if host in EVERY_ADDRESS else [])]
-    with _listen(port, host) as listening:
+    hosts = [*LOCAL_HOSTS, host, *([socket.gethostname(), socket.getfqdn()] if host in EVERY_ADDRESS else [])]
+    with _listen_on_port(port, host) as listening:
         actual_port = listening.getsockname()[1]
         if host in EVERY_ADDRESS:
             name = socket.getfqdn()
@@ -298,16 +303,16 @@ def serve(
         address = f"{base_url.rstrip('/')}/" if base_url else f"http://{name}:{actual_port}/"
         first_page = "" if folders else "data"  # without folders, the list of experiments would be empty
         say(f"{address}{first_page}?token={token}")
-        if host in HOSTS:
+        if host in LOCAL_HOSTS:
             say(
-                f"From another machine: run ssh -N -L {actual_port}:{HOST}:{actual_port} MACHINE, and open"
-                " the same address."
+                f"From another machine: run ssh -N -L {actual_port}:{DEFAULT_HOST}:{actual_port} MACHINE, and"
+                " open the same address."
             )
         else:
             say(f"Traffic to {host} is not encrypted and contains the token: use a TLS proxy, or ssh -L.")
         say("Press Ctrl-C to stop.")
         config = uvicorn.Config(
-            application(store, token, hosts, base_url),
+            make_application(store, token, hosts, base_url),
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -319,7 +324,7 @@ def serve(
         uvicorn.Server(config).run(sockets=[listening])
 
 
-def _users_token(path: Path) -> str:
+def _read_or_make_token(path: Path) -> str:
     """Returns this user's token from the file `path`, which the first start writes."""
     try:
         return path.read_text().strip()
@@ -341,14 +346,15 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "treetune" / "viewer"
 
 
-def _listen(port: int | None, host: str = HOST) -> socket.socket:
-    """Returns a socket that listens on `port`, or if that is None on the first free port from `PORT` on.
+def _listen_on_port(port: int | None, host: str = DEFAULT_HOST) -> socket.socket:
+    """Returns a socket that listens on `port`, or if that is None on the first free port from `DEFAULT_PORT`
+    on.
 
     Raises ValueError if the port, or each of the ports that were tried, isn't available.
     """
     if port is not None and not 0 <= port <= LAST_PORT:
         raise ValueError(f"--port is {port} and must be from 0 (any free one) to {LAST_PORT}")
-    ports = range(PORT, PORT + PORTS_TRIED) if port is None else [port]
+    ports = range(DEFAULT_PORT, DEFAULT_PORT + PORTS_TRIED) if port is None else [port]
     problem: OSError | None = None
     for candidate in ports:
         listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -364,6 +370,8 @@ def _listen(port: int | None, host: str = HOST) -> socket.socket:
                 break
         else:
             return listening
-    tried = f"port {port}" if port is not None else f"any of the ports {PORT} to {ports[-1]}"
+    tried_ports = f"port {port}" if port is not None else f"any of the ports {DEFAULT_PORT} to {ports[-1]}"
     assert problem is not None
-    raise ValueError(f"{tried} is not available on {host} ({problem.strerror}): choose another with --port")
+    raise ValueError(
+        f"{tried_ports} is not available on {host} ({problem.strerror}): choose another with --port"
+    )

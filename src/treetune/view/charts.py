@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-WIDTH, HEIGHT = 440, 230
+CHART_WIDTH, CHART_HEIGHT = 440, 230
 """The size of an SVG chart, in SVG units."""
-RIGHT, TOP, BOTTOM = 12, 10, 36
+RIGHT_MARGIN, TOP_MARGIN, BOTTOM_MARGIN = 12, 10, 36
 """The margins around the area of the curves, in SVG units. That at the left depends on the labels
 (`_Frame.begin`)."""
-CHARACTER = 7.6
+CHARACTER_WIDTH = 7.6
 """The approximate width of a digit at an axis, in SVG units."""
-TICKS = 5
+MOST_TICK_STEPS = 5
 """The number of steps that an axis has at most; it may have one tick more."""
 
 MOST_MARKS = 80
 """The most points of a curve that are drawn as marks."""
 MOST_BARS = 60
-"""The most bars of a chart; neighbours are averaged if there are more (`thinned`)."""
+"""The most bars of a chart; neighbours are averaged if there are more (`average_neighbours`)."""
 
-SAME = 0.01
+HIDING_DISTANCE = 0.01
 """A share of the length of the y axis, about the width of a line. Curves that differ by no more than it would
 hide each other."""
-DASH, LEVEL_GAP = 4.0, 2.0
+DASH_LENGTH, LEVEL_GAP = 4.0, 2.0
 """The length of a dash, and of the gaps in levels and dashed curves, in widths of the line."""
 LINE_WIDTH = 1.8
 """The width of a curve; `report.css` sets the same width for SVG."""
@@ -56,7 +56,7 @@ BetterDirection = Literal["up", "down", ""]
 
 BETTER_TEXT: Mapping[BetterDirection, str] = {"up": "↑ higher is better", "down": "↓ lower is better", "": ""}
 
-BETTER: Mapping[str, BetterDirection] = {
+BETTER_DIRECTIONS: Mapping[str, BetterDirection] = {
     "episodes/reward": "up",
     "episodes/score": "up",
     "episodes/correct": "up",
@@ -73,15 +73,15 @@ BETTER: Mapping[str, BetterDirection] = {
 """The direction in which a metric is better, for each metric where one direction is."""
 
 
-def better_of(name: str) -> BetterDirection:
+def better_direction_of(name: str) -> BetterDirection:
     """Returns the direction in which a metric of an experiment is better, for example "up" for
     ``evaluation/test/pass_at_1``."""
     if name.startswith("evaluation/"):
         return "up" if name.endswith(("/pass_at_1", "/majority_vote")) else ""
-    return BETTER.get(name, "")
+    return BETTER_DIRECTIONS.get(name, "")
 
 
-def about(better: BetterDirection, band: str = "") -> str:
+def format_remark(better: BetterDirection, band: str = "") -> str:
     """Returns the remark after a figure's title: the better direction, and the meaning of its bands."""
     parts = [BETTER_TEXT[better], f"band: {band}" if band else ""]
     return "; ".join(part for part in parts if part)
@@ -90,7 +90,7 @@ def about(better: BetterDirection, band: str = "") -> str:
 # Numbers and axes
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Formats a number with three significant digits: 0.0312, 4 510, 1.2e-06; nan and inf by their names."""
     if not math.isfinite(value):
         return str(float(value))
@@ -126,7 +126,7 @@ def tick_labels(values: Sequence[float]) -> list[str]:
     return ["0" if float(label) == 0 else f"{label}{letter}" for label in labels]
 
 
-def limits(values: Sequence[float], *, from_zero: bool = False) -> tuple[float, float]:
+def axis_limits(values: Sequence[float], *, from_zero: bool = False) -> tuple[float, float]:
     """Returns the lower and the upper limit of an axis, with some room around the values.
 
     The room hardly reaches beyond 0, so that it doesn't suggest negative values where there are none. With
@@ -172,10 +172,10 @@ class Series:
     def title(self, point: tuple[float, float]) -> str:
         """Returns the tooltip of a point."""
         x, y = point
-        at = "" if self.is_level else f", {number(x)}"
+        at = "" if self.is_level else f", {format_number(x)}"
         bounds = self.interval.get(x)
-        between = f" [{number(bounds[0])}, {number(bounds[1])}]" if bounds else ""
-        return f"{self.name}{at}: {number(y)}{between}"
+        between = f" [{format_number(bounds[0])}, {format_number(bounds[1])}]" if bounds else ""
+        return f"{self.name}{at}: {format_number(y)}{between}"
 
 
 @dataclass(frozen=True)
@@ -242,14 +242,14 @@ def line_chart(chart: Chart) -> str:
     frame = _Frame.around(chart, drawn)
     parts = _axes_svg(chart, frame)
     # Curves that would hide each other are drawn in turns, as dashes of each.
-    turns_of_series = _turns(drawn, SAME * (frame.high - frame.low))
+    turns_of_series = _take_turns(drawn, HIDING_DISTANCE * (frame.high - frame.low))
     for series, (turn, turns) in zip(drawn, turns_of_series, strict=True):
         parts.append(_series_svg(series, frame, turn, turns))
     has_intervals = any(series.interval for series in drawn)
-    remark = about(chart.better, chart.band if has_intervals else "")
+    remark = format_remark(chart.better, chart.band if has_intervals else "")
     caption = f'<figcaption>{escape(chart.title)} <span class="about">{escape(remark)}</span></figcaption>'
     label = escape(chart.title, quote=True)
-    size = f'viewBox="0 0 {WIDTH} {HEIGHT}"'
+    size = f'viewBox="0 0 {CHART_WIDTH} {CHART_HEIGHT}"'
     svg = f'<svg class="curves" {size} role="img" aria-label="{label}">{"".join(parts)}</svg>'
     return f"<figure>{caption}{svg}</figure>"
 
@@ -278,8 +278,8 @@ class _Frame:
                 xs += [x for x, _ in series.points]
         xs = xs or [0.0]  # a chart that has only levels has an x axis around 0
         left, right = min(xs), max(xs)
-        low, high = _span(drawn, from_zero=chart.from_zero)
-        y_ticks = _ticks(low, high)
+        low, high = _y_limits(drawn, from_zero=chart.from_zero)
+        y_ticks = _choose_ticks(low, high)
         whole_xs = all(x == round(x) for x in xs)
         room = 0.02 * (right - left) or 1.0  # 1 if there is only one x
         return _Frame(left, right, low, high, room, whole_xs, y_ticks, tick_labels(y_ticks))
@@ -287,21 +287,21 @@ class _Frame:
     @property
     def begin(self) -> float:
         """The position of the y axis in SVG units from the left. The labels of y are left of it."""
-        return 14 + CHARACTER * max(map(len, self.y_labels), default=1)
+        return 14 + CHARACTER_WIDTH * max(map(len, self.y_labels), default=1)
 
-    def across(self, x: float) -> float:
+    def svg_x(self, x: float) -> float:
         """Returns the SVG units from the left of a value of x."""
         share = (x - self.left + self.room) / (self.right - self.left + 2 * self.room)
-        return self.begin + (WIDTH - RIGHT - self.begin) * share
+        return self.begin + (CHART_WIDTH - RIGHT_MARGIN - self.begin) * share
 
-    def up(self, y: float) -> float:
+    def svg_y(self, y: float) -> float:
         """Returns the SVG units from the top of a value of y."""
         share = (y - self.low) / (self.high - self.low)
-        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
+        return CHART_HEIGHT - BOTTOM_MARGIN - (CHART_HEIGHT - TOP_MARGIN - BOTTOM_MARGIN) * share
 
-    def at(self, x: float, y: float) -> str:
+    def svg_point(self, x: float, y: float) -> str:
         """Returns a point as SVG writes it in the corners of a line: ``102.3,40.0``."""
-        return f"{self.across(x):.1f},{self.up(y):.1f}"
+        return f"{self.svg_x(x):.1f},{self.svg_y(y):.1f}"
 
 
 def _axes_svg(chart: Chart, frame: _Frame) -> list[str]:
@@ -311,17 +311,17 @@ def _axes_svg(chart: Chart, frame: _Frame) -> list[str]:
     axis.
     """
     parts = []
-    begin, end = frame.begin, WIDTH - RIGHT
+    begin, end = frame.begin, CHART_WIDTH - RIGHT_MARGIN
     for y, label in zip(frame.y_ticks, frame.y_labels, strict=True):
-        up = frame.up(y)
+        up = frame.svg_y(y)
         line = f'<line class="grid" x1="{begin:.0f}" x2="{end}" y1="{up:.1f}" y2="{up:.1f}"/>'
         text = f'<text x="{begin - 6:.0f}" y="{up + 4:.1f}" text-anchor="end">{label}</text>'
         parts.append(line + text)
-    x_ticks = _ticks(frame.left, frame.right, whole=frame.whole_xs) or [frame.left]
+    x_ticks = _choose_ticks(frame.left, frame.right, whole=frame.whole_xs) or [frame.left]
     for x, label in zip(x_ticks, tick_labels(x_ticks), strict=True):
-        position = f'x="{frame.across(x):.1f}" y="{HEIGHT - BOTTOM + 16}"'
+        position = f'x="{frame.svg_x(x):.1f}" y="{CHART_HEIGHT - BOTTOM_MARGIN + 16}"'
         parts.append(f'<text {position} text-anchor="middle">{label}</text>')
-    parts.append(f'<text x="{end}" y="{HEIGHT - 4}" text-anchor="end">{escape(chart.x_name)}</text>')
+    parts.append(f'<text x="{end}" y="{CHART_HEIGHT - 4}" text-anchor="end">{escape(chart.x_name)}</text>')
     return parts
 
 
@@ -331,7 +331,7 @@ def _series_svg(series: Series, frame: _Frame, turn: int, turns: int) -> str:
     Args:
         series: The curve.
         frame: The axes.
-        turn: The number of the curve among those that coincide with it, from 0 (see `_turns`).
+        turn: The number of the curve among those that coincide with it, from 0 (see `_take_turns`).
         turns: The number of curves that coincide, this curve included.
     """
     points, interval = series.points, series.interval
@@ -340,26 +340,26 @@ def _series_svg(series: Series, frame: _Frame, turn: int, turns: int) -> str:
         [(x, y)] = points
         points = [(frame.left - frame.room, y), (frame.right + frame.room, y)]
         interval = {end: interval[x] for end, _ in points} if interval else {}
-    bounded = [(x, *interval[x]) for x, _ in points if x in interval]
-    outline = [frame.at(x, low) for x, low, _ in bounded]
-    outline += [frame.at(x, high) for x, _, high in reversed(bounded)]
+    points_with_bounds = [(x, *interval[x]) for x, _ in points if x in interval]
+    outline = [frame.svg_point(x, low) for x, low, _ in points_with_bounds]
+    outline += [frame.svg_point(x, high) for x, _, high in reversed(points_with_bounds)]
     band = f'<polygon points="{" ".join(outline)}"/>' if outline else ""
     # Curves that coincide take turns: each has dashes with gaps for the dashes of the others.
-    gap = (turns - 1) * DASH + (LEVEL_GAP if series.is_level or series.dash else 0.0)
+    gap = (turns - 1) * DASH_LENGTH + (LEVEL_GAP if series.is_level or series.dash else 0.0)
     dashes = ""
     if gap:
         # SVG expects lengths in units of the drawing, not in widths of the line.
-        dash_length, gap_length = LINE_WIDTH * DASH, LINE_WIDTH * gap
-        offset = LINE_WIDTH * turn * DASH
+        dash_length, gap_length = LINE_WIDTH * DASH_LENGTH, LINE_WIDTH * gap
+        offset = LINE_WIDTH * turn * DASH_LENGTH
         dashes = f' stroke-dasharray="{dash_length:g} {gap_length:g}" stroke-dashoffset="{offset:g}"'
-    corners = " ".join(frame.at(x, y) for x, y in points)
+    corners = " ".join(frame.svg_point(x, y) for x, y in points)
     tooltip = f"<title>{escape(series.title(series.points[-1]))}</title>"
     line = f'<polyline points="{corners}"{dashes}>{tooltip}</polyline>'
     marks = []
     if len(points) <= MOST_MARKS and not series.is_level:
         radius = _mark_radius(turn, turns)
         for x, y in points:
-            circle = f'<circle cx="{frame.across(x):.1f}" cy="{frame.up(y):.1f}" r="{radius:.3g}">'
+            circle = f'<circle cx="{frame.svg_x(x):.1f}" cy="{frame.svg_y(y):.1f}" r="{radius:.3g}">'
             marks.append(f"{circle}<title>{escape(series.title((x, y)))}</title></circle>")
     return f'<g class="{series.colour}">{band}{line}{"".join(marks)}</g>'
 
@@ -368,38 +368,39 @@ def _mark_radius(turn: int, turns: int) -> float:
     """Returns the radius of a curve's marks.
 
     If curves coincide, those that are drawn first have larger marks, which are seen as rings around the marks
-    of the later curves. `turn` and `turns` are those of `_turns`.
+    of the later curves. `turn` and `turns` are those of `_take_turns`.
     """
     ring_width = min(1.2, 2.4 / turns)  # with many curves the rings are narrower, and the largest stays small
     return 2.6 + ring_width * (turns - 1 - turn)
 
 
-def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
-    """Returns the ticks of an axis: round numbers from `low` to `high`, at most `TICKS` + 1 of them.
+def _choose_ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
+    """Returns the ticks of an axis: round numbers from `low` to `high`, at most `MOST_TICK_STEPS` + 1 of
+    them.
 
     Args:
         whole: Whether all ticks must be whole numbers.
     """
     # Without length, an axis has steps of 1, because the logarithm of 0 doesn't exist.
-    power = 10.0 ** math.floor(math.log10((high - low) / TICKS or 1.0))
+    power = 10.0 ** math.floor(math.log10((high - low) / MOST_TICK_STEPS or 1.0))
     steps = [power * factor for factor in (1, 2, 2.5, 5, 10, 20, 50)]
     if whole:
         steps = [step for step in steps if step == round(step) > 0]
-    step = next(step for step in steps if (high - low) / step <= TICKS)
+    step = next(step for step in steps if (high - low) / step <= MOST_TICK_STEPS)
     # A tick at an end of the axis must not be lost by rounding.
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [multiple * step for multiple in range(first, last + 1)]
 
 
-def _span(series: Sequence[Series], *, from_zero: bool) -> tuple[float, float]:
+def _y_limits(series: Sequence[Series], *, from_zero: bool) -> tuple[float, float]:
     """Returns the limits of a y axis that has room for curves and their bands."""
     ys: list[float] = []
     for line in series:
         ys += [y for _, y in line.points]
         for bounds in line.interval.values():
             ys += bounds
-    return limits(ys, from_zero=from_zero)
+    return axis_limits(ys, from_zero=from_zero)
 
 
 class StackedBar(NamedTuple):
@@ -412,7 +413,7 @@ class StackedBar(NamedTuple):
     amounts: Mapping[str, float]
 
 
-def thinned(bars: Sequence[StackedBar]) -> Sequence[StackedBar]:
+def average_neighbours(bars: Sequence[StackedBar]) -> Sequence[StackedBar]:
     """Returns at most MOST_BARS bars, for which neighbours are averaged if there are more.
 
     Example: of 120 bars, the first two become one with the label ``1–2`` and the mean of each amount.
@@ -458,20 +459,20 @@ def draw_series(
         palette: A matplotlib colour for each name of a colour: ``{"c0": "#1f77b4"}``.
         scale: A factor for the sizes of lines and marks.
     """
-    low, high = _span(series, from_zero=False)
+    low, high = _y_limits(series, from_zero=False)
     axes.set_ylim(low, high)
     _label_ticks(axes.yaxis)
     _label_ticks(axes.xaxis)
     for line in series:
         _draw_band(axes, line, palette[line.colour])
-    for line, (turn, turns) in zip(series, _turns(series, SAME * (high - low))):
+    for line, (turn, turns) in zip(series, _take_turns(series, HIDING_DISTANCE * (high - low))):
         colour = palette[line.colour]
-        gap = (turns - 1) * DASH + (LEVEL_GAP if line.is_level or line.dash else 0.0)
+        gap = (turns - 1) * DASH_LENGTH + (LEVEL_GAP if line.is_level or line.dash else 0.0)
         style: dict[str, Any] = {
             "color": colour,
             "linewidth": LINE_WIDTH * scale,
             # The offset of the first dash, and the lengths of dashes and gaps, in widths of the line.
-            "linestyle": (turn * DASH, (DASH, gap)) if gap else "-",
+            "linestyle": (turn * DASH_LENGTH, (DASH_LENGTH, gap)) if gap else "-",
             "clip_on": False,
             "label": line.name,
         }
@@ -485,34 +486,34 @@ def draw_series(
             axes.plot(xs, values, "o", color=colour, markersize=2 * radius, mew=0, clip_on=False)
 
 
-def _turns(series: Sequence[Series], near: float) -> list[tuple[int, int]]:
+def _take_turns(series: Sequence[Series], tolerance: float) -> list[tuple[int, int]]:
     """Returns (turn, turns) for each curve: its number among the curves that coincide with it, from 0, and
     how many such curves there are, itself included.
 
     The second of three curves that coincide has (1, 3); a curve that coincides with no other has (0, 1). Two
-    curves coincide if at each x their ys differ by at most `near`.
+    curves coincide if at each x their ys differ by at most `tolerance`.
     """
     turns = []
     for line in series:
-        group = [other for other in series if _coincide(line, other, near)]
+        group = [other for other in series if _coincide(line, other, tolerance)]
         turn = next(i for i, other in enumerate(group) if other is line)
         turns.append((turn, len(group)))
     return turns
 
 
-def _coincide(a: Series, b: Series, near: float) -> bool:
-    """Returns whether two curves have the same xs, and ys that differ by at most `near`.
+def _coincide(a: Series, b: Series, tolerance: float) -> bool:
+    """Returns whether two curves have the same xs, and ys that differ by at most `tolerance`.
 
     Two levels coincide if their ys do. A level and a curve never coincide.
     """
     if a.is_level != b.is_level:
         return False
     if a.is_level:
-        return abs(a.points[0][1] - b.points[0][1]) <= near
+        return abs(a.points[0][1] - b.points[0][1]) <= tolerance
     ys_of_b = dict(b.points)
     if ys_of_b.keys() != {x for x, _ in a.points}:
         return False
-    return all(abs(y - ys_of_b[x]) <= near for x, y in a.points)
+    return all(abs(y - ys_of_b[x]) <= tolerance for x, y in a.points)
 
 
 def _draw_band(axes: Axes, series: Series, colour: str) -> None:
@@ -554,6 +555,6 @@ def _label_ticks(axis: Axis) -> None:
 
         @override
         def __call__(self, x: float, pos: int | None = None) -> str:
-            return number(x)
+            return format_number(x)
 
     axis.set_major_formatter(Labels())

@@ -13,14 +13,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
-from treetune.runtime.manifest import recorded_resumes
-from treetune.view.charts import N_COLOURS, Chart, Event, Series, StackedBar, better_of, number
+from treetune.runtime.manifest import list_resumes
+from treetune.view.charts import (
+    N_COLOURS,
+    Chart,
+    Event,
+    Series,
+    StackedBar,
+    better_direction_of,
+    format_number,
+)
 from treetune.view.experiment import StoredExperiment
 
 MOST_POINTS = 1200
 """The most points of a line. Of a longer line, the lowest and the highest of neighbouring points are kept."""
 
-CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
+USUAL_CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("rounds of sampling until enough problems had answers of different scores", ("rollout/rounds",)),
     ("share of problems whose answers all have the same score", ("rollout/groups_dropped",)),
     ("share of trained tokens whose advantage is 0", ("credit/advantage_zero",)),
@@ -51,14 +59,14 @@ CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
 """(title, metrics) of the usual charts that follow the chart of the reward. Metrics that were not recorded
 have no chart."""
 
-SIGNS = "diagnostics/"
+SIGN_PREFIX = "diagnostics/"
 """The prefix of the metrics that say for each sign of collapse whether it was found."""
-SHAPING = "shaping/"
+SHAPING_PREFIX = "shaping/"
 """The prefix of the metrics of reward shaping. A user's component can add a metric of any name, so each
 metric with this prefix has a chart."""
 
 # The titles of charts whose y axis includes 0.
-FROM_ZERO = {
+TITLES_FROM_ZERO = {
     "share unfinished",
     "clip fraction",
     "engine: sampled tokens per second",
@@ -69,11 +77,11 @@ FROM_ZERO = {
 
 # Lines of a run's log: a resume, with the finished iterations before it; and a sign of collapse, with its
 # name, the iteration in which it was reported, and the reason.
-_RESUMED = re.compile(r"INFO continuing after iteration (\d+) of")
-_SIGN = re.compile(r"INFO warning: (\w+) in iterations \d+ to (\d+): (.*)")
+_RESUME_IN_LOG = re.compile(r"INFO continuing after iteration (\d+) of")
+_SIGN_IN_LOG = re.compile(r"INFO warning: (\w+) in iterations \d+ to (\d+): (.*)")
 
 
-OVER: Mapping[str, tuple[str, ...]] = {
+X_AXES: Mapping[str, tuple[str, ...]] = {
     "finished iterations": (),
     "sampled tokens": (SAMPLED_TOKENS, VALUE_TOKENS),
     "seconds in iterations": ("seconds/total",),
@@ -93,61 +101,61 @@ class Bunch:
     name: str
     colour: int
     members: Sequence[StoredExperiment]
-    over: str = "finished iterations"
-    """The axis, one of `OVER`."""
-    places: Mapping[float, float] = field(default_factory=dict)
+    x_axis: str = "finished iterations"
+    """The axis, one of `X_AXES`."""
+    positions: Mapping[float, float] = field(default_factory=dict)
     """The position on the axis for each number of finished iterations, as the mean over the members; empty if
     the axis is finished iterations itself."""
 
 
-def bunches(
-    experiments: Mapping[str, StoredExperiment], together: bool, over: str = "finished iterations"
+def group_into_bunches(
+    experiments: Mapping[str, StoredExperiment], together: bool, x_axis: str = "finished iterations"
 ) -> list[Bunch]:
     """Groups experiments into bunches, each of which is drawn as one curve.
 
     With `together`, experiments that differ only in their seed are one bunch; without it, each experiment is
-    a bunch. `experiments` has them by name, and `over` is the x axis, one of `OVER`.
+    a bunch. `experiments` has them by name, and `x_axis` is the x axis, one of `X_AXES`.
     """
     groups: dict[str, list[str]] = {}
     for name, experiment in experiments.items():
-        key = setting_of(experiment.config) if together else name
+        key = setting_without_seed(experiment.config) if together else name
         groups.setdefault(key, []).append(name)
     all_bunches = []
     for colour, names in enumerate(groups.values()):
         members = [experiments[name] for name in names]
         seeds = f" ({len(names)} seeds)" if len(names) > 1 else ""
         bunch_name = _distinct_name(names, list(experiments)) + seeds
-        all_bunches.append(Bunch(bunch_name, colour, members, over, _places_on_axis(members, over)))
+        all_bunches.append(Bunch(bunch_name, colour, members, x_axis, _positions_on_axis(members, x_axis)))
     return all_bunches
 
 
-def _places_on_axis(members: Sequence[StoredExperiment], over: str) -> Mapping[float, float]:
-    """Returns the position on the axis `over` for each number of finished iterations.
+def _positions_on_axis(members: Sequence[StoredExperiment], x_axis: str) -> Mapping[float, float]:
+    """Returns the position on the axis `x_axis` for each number of finished iterations.
 
     For several experiments it is the mean of their positions. The result is empty if the axis is finished
     iterations.
     """
-    if not OVER[over]:  # the axis is finished iterations, so the position is that number itself
+    if not X_AXES[x_axis]:  # the axis is finished iterations, so the position is that number itself
         return {}
     if len(members) == 1:
-        return _running_sum(members[0], over)
+        return _running_sum(members[0], x_axis)
     sums_by_iterations: dict[float, list[float]] = {}
     for experiment in members:
-        for iterations, running_sum in _running_sum(experiment, over).items():
+        for iterations, running_sum in _running_sum(experiment, x_axis).items():
             sums_by_iterations.setdefault(iterations, []).append(running_sum)
     return {iterations: math.fsum(sums) / len(sums) for iterations, sums in sums_by_iterations.items()}
 
 
-def _running_sum(experiment: StoredExperiment, over: str) -> Mapping[float, float]:
+def _running_sum(experiment: StoredExperiment, x_axis: str) -> Mapping[float, float]:
     """Returns the running sum of an axis' metrics, by finished iterations.
 
     It is computed once, and kept in the experiment's cache.
     """
-    if over not in experiment.cache:
-        amounts = [sum(row.get(key) or 0.0 for key in OVER[over]) for row in experiment.metrics]
+    if x_axis not in experiment.cache:
+        amounts = [sum(row.get(key) or 0.0 for key in X_AXES[x_axis]) for row in experiment.metrics]
         iterations = [float(row["iteration"] + 1) for row in experiment.metrics]
-        experiment.cache[over] = dict(zip(iterations, itertools.accumulate(amounts), strict=True))
-    return experiment.cache[over]
+        experiment.cache[x_axis] = dict(zip(iterations, itertools.accumulate(amounts), strict=True))
+    return experiment.cache[x_axis]
 
 
 def _distinct_name(names: Sequence[str], all_names: Sequence[str]) -> str:
@@ -166,12 +174,12 @@ def _distinct_name(names: Sequence[str], all_names: Sequence[str]) -> str:
     # Parts are compared by position, which says nothing about names of different lengths.
     if len(all_names) == 1 or len(lengths) > 1:
         return names[0]
-    common = shared_parts(all_names)
-    distinct = [part for i, part in shared_parts(names).items() if i not in common]
-    return "/".join(distinct) or names[0]
+    common_parts = shared_parts(all_names)
+    distinct_parts = [part for i, part in shared_parts(names).items() if i not in common_parts]
+    return "/".join(distinct_parts) or names[0]
 
 
-def setting_of(config: Mapping[str, Any]) -> str:
+def setting_without_seed(config: Mapping[str, Any]) -> str:
     """Returns a text that is equal for experiments that differ only in seed, name and directory."""
     names = sorted(set(config) - {"seed", "experiment_name", "directory"})
     return repr({name: config[name] for name in names})
@@ -204,26 +212,26 @@ def evaluation_charts(all_bunches: Sequence[Bunch], events: Sequence[Event] = ()
         lines = []
         for bunch in all_bunches:
             measured = [member.evaluations.get(label, {}) for member in bunch.members]
-            curves = [_accuracies(summaries) for summaries in measured]
+            curves = [_accuracy_by_iterations(summaries) for summaries in measured]
             # All bands of a chart must mean the same: intervals over seeds if any bunch has several seeds,
             # and otherwise intervals over problems.
-            bounds = {} if has_seeds else _intervals(measured[0])
-            line = _line(bunch, curves, bounds)
+            bounds = {} if has_seeds else _interval_by_iterations(measured[0])
+            line = _curve_of_bunch(bunch, curves, bounds)
             if line is not None:
                 lines.append(replace(line, is_level=len(line.points) == 1))
         if any(not line.is_level for line in lines):
             band = _band_title(all_bunches) or "95 % interval over problems"
-            x_name = all_bunches[0].over  # the name of the x axis, which all bunches share
+            x_name = all_bunches[0].x_axis  # the name of the x axis, which all bunches share
             charts.append(Chart(f"pass@1 on {label}", lines, "up", band, events, x_name=x_name))
     return charts
 
 
-def _accuracies(summaries: Mapping[int, Mapping[str, Any]]) -> dict[float, float]:
+def _accuracy_by_iterations(summaries: Mapping[int, Mapping[str, Any]]) -> dict[float, float]:
     """Returns pass@1 by finished iterations."""
     return {float(iterations): float(summary["pass_at_1"]) for iterations, summary in summaries.items()}
 
 
-def _intervals(summaries: Mapping[int, Mapping[str, Any]]) -> dict[float, tuple[float, float]]:
+def _interval_by_iterations(summaries: Mapping[int, Mapping[str, Any]]) -> dict[float, tuple[float, float]]:
     """Returns the interval of pass@1 by finished iterations, where the summaries have one."""
     intervals = {}
     for iterations, summary in summaries.items():
@@ -239,16 +247,16 @@ def chosen_charts(
     """Returns a chart for each of the metrics `names` that at least one experiment recorded."""
     charts = []
     for name in names:
-        lines = _lines(all_bunches, name)
+        lines = _curves_of_metric(all_bunches, name)
         if lines:
-            x_name = all_bunches[0].over  # the name of the x axis, which all bunches share
-            better, band = better_of(name), _band_title(all_bunches)
+            x_name = all_bunches[0].x_axis  # the name of the x axis, which all bunches share
+            better, band = better_direction_of(name), _band_title(all_bunches)
             charts.append(Chart(name, lines, better, band, events, x_name=x_name))
     return charts
 
 
 def usual_charts(all_bunches: Sequence[Bunch], events: Sequence[Event] = ()) -> list[Chart]:
-    """Returns charts of the reward, of each kind of reward shaping that was recorded, and of `CURVES`.
+    """Returns charts of the reward, of each kind of reward shaping that was recorded, and of `USUAL_CURVES`.
 
     If a chart has two metrics, the curve of the second has the same colour as the first, and is dashed.
     """
@@ -259,22 +267,26 @@ def usual_charts(all_bunches: Sequence[Bunch], events: Sequence[Event] = ()) -> 
     data = " and ".join(sorted({experiment.trained_on for experiment in experiments}))
     shaping_metrics: set[str] = set()
     for experiment in experiments:
-        shaping_metrics |= {key for key in experiment.recorded if key.startswith(SHAPING)}
+        shaping_metrics |= {key for key in experiment.recorded if key.startswith(SHAPING_PREFIX)}
     titles: list[tuple[str, tuple[str, ...]]] = [(f"reward of the {data}", ("episodes/reward",))]
     for key in sorted(shaping_metrics):
-        titles.append((f"reward added by shaping: {key.removeprefix(SHAPING)}", (key,)))
+        titles.append((f"reward added by shaping: {key.removeprefix(SHAPING_PREFIX)}", (key,)))
     charts = []
-    for title, keys in (*titles, *CURVES):
-        lines = _lines(all_bunches, keys[0]) if len(keys) == 1 else _lines_of_several(all_bunches, keys)
+    for title, keys in (*titles, *USUAL_CURVES):
+        lines = (
+            _curves_of_metric(all_bunches, keys[0])
+            if len(keys) == 1
+            else _curves_of_metrics(all_bunches, keys)
+        )
         if lines:
-            better, band = better_of(keys[0]), _band_title(all_bunches)
-            from_zero = title in FROM_ZERO
-            x_name = all_bunches[0].over  # the name of the x axis, which all bunches share
+            better, band = better_direction_of(keys[0]), _band_title(all_bunches)
+            from_zero = title in TITLES_FROM_ZERO
+            x_name = all_bunches[0].x_axis  # the name of the x axis, which all bunches share
             charts.append(Chart(title, lines, better, band, events, from_zero, x_name))
     return charts
 
 
-def _lines_of_several(all_bunches: Sequence[Bunch], metrics: Sequence[str]) -> list[Series]:
+def _curves_of_metrics(all_bunches: Sequence[Bunch], metrics: Sequence[str]) -> list[Series]:
     """Returns the curves of several metrics in one chart, each named after its metric.
 
     The name has the bunch as well if there are several: ``ppo: canary_gap``. Each metric has another dash.
@@ -282,20 +294,20 @@ def _lines_of_several(all_bunches: Sequence[Bunch], metrics: Sequence[str]) -> l
     lines = []
     for dash, metric in enumerate(metrics):
         short_name = metric.split("/", 1)[1]
-        for line in _lines(all_bunches, metric):
+        for line in _curves_of_metric(all_bunches, metric):
             name = f"{line.name}: {short_name}" if len(all_bunches) > 1 else short_name
             lines.append(replace(line, name=name, dash=line.dash + dash))
     return lines
 
 
-def _lines(all_bunches: Sequence[Bunch], metric: str) -> list[Series]:
+def _curves_of_metric(all_bunches: Sequence[Bunch], metric: str) -> list[Series]:
     """Returns a metric's curve for each bunch that recorded the metric."""
     lines = []
     for bunch in all_bunches:
         if len(bunch.members) > 1:
             # The line is the mean of the members, and its intervals come from their differences.
             curves = [dict(member.curve(metric)) for member in bunch.members]
-            line = _line(bunch, curves, bounds={})
+            line = _curve_of_bunch(bunch, curves, bounds={})
         else:
             # The points of a single member need no mean, and are computed once.
             points = _points_of_single(bunch, metric)
@@ -312,17 +324,17 @@ def _points_of_single(bunch: Bunch, metric: str) -> list[tuple[float, float]]:
     They are kept in the member's cache: the page asks for them every few seconds, and there may be thousands.
     """
     [member] = bunch.members
-    key = f"{metric} {bunch.over}"  # `over` is the name of the axis
+    key = f"{metric} {bunch.x_axis}"  # `x_axis` is the name of the axis
     if key not in member.cache:
         points = member.curve(metric)  # with x in finished iterations
-        # `places` has the position on another axis for each number of finished iterations.
-        if bunch.places:
-            points = [(bunch.places[x], y) for x, y in points if x in bunch.places]
+        # `positions` has the position on another axis for each number of finished iterations.
+        if bunch.positions:
+            points = [(bunch.positions[x], y) for x, y in points if x in bunch.positions]
         member.cache[key] = _thin_points(points)
     return member.cache[key]
 
 
-def _line(
+def _curve_of_bunch(
     bunch: Bunch, curves: Sequence[Mapping[float, float]], bounds: Mapping[float, tuple[float, float]]
 ) -> Series | None:
     """Returns the line of a bunch, from a curve for each member (value by finished iterations).
@@ -334,9 +346,9 @@ def _line(
     all_iterations: set[float] = set()
     for curve in curves:
         all_iterations |= set(curve)
-    # `bunch.places` has the position on the axis for each number of finished iterations. It is empty if the
-    # axis is finished iterations.
-    xs = sorted(x for x in all_iterations if x in bunch.places or not bunch.places)
+    # `bunch.positions` has the position on the axis for each number of finished iterations. It is empty if
+    # the axis is finished iterations.
+    xs = sorted(x for x in all_iterations if x in bunch.positions or not bunch.positions)
     if not xs:
         return None
     if len(curves) == 1:
@@ -345,9 +357,9 @@ def _line(
     else:
         means, interval = _means_over_seeds(curves, xs)
     points = list(zip(xs, means, strict=True))
-    if bunch.places:
-        points = [(bunch.places[x], y) for x, y in points]
-        interval = {bunch.places[x]: limits for x, limits in interval.items()}
+    if bunch.positions:
+        points = [(bunch.positions[x], y) for x, y in points]
+        interval = {bunch.positions[x]: limits for x, limits in interval.items()}
     dash, colour = divmod(bunch.colour, N_COLOURS)  # after the last colour, lines are dashed
     shown_points = points if interval else _thin_points(points)  # bands are drawn at every point
     return Series(bunch.name, shown_points, f"c{colour}", interval, dash=dash)
@@ -408,8 +420,8 @@ def events_of(experiment: StoredExperiment) -> list[Event]:
     events = _evaluation_events(experiment)
     events += _metric_events(experiment, log)
     # The log has all resumes, and the manifest those that have changed something. Each is one event.
-    logged_resumes = Counter(int(iterations) for iterations in _RESUMED.findall(log))
-    for iterations, changes in recorded_resumes(experiment.manifest):
+    logged_resumes = Counter(int(iterations) for iterations in _RESUME_IN_LOG.findall(log))
+    for iterations, changes in list_resumes(experiment.manifest):
         text = f"continued with changes: {'; '.join(changes)}" if changes else "continued"
         events.append(Event(float(iterations), "resume", text))
         logged_resumes[iterations] -= 1
@@ -433,17 +445,21 @@ def _metric_events(experiment: StoredExperiment, log: str) -> list[Event]:
     `log` is the run's log, which has the reasons of the signs.
     """
     events = []
-    logged_reasons = {(sign, int(iterations)): reason for sign, iterations, reason in _SIGN.findall(log)}
-    signs = sorted(key for key in experiment.recorded if key.startswith(SIGNS) and key != f"{SIGNS}stop")
-    before: Mapping[str, Any] = {}
+    logged_reasons = {
+        (sign, int(iterations)): reason for sign, iterations, reason in _SIGN_IN_LOG.findall(log)
+    }
+    signs = sorted(
+        key for key in experiment.recorded if key.startswith(SIGN_PREFIX) and key != f"{SIGN_PREFIX}stop"
+    )
+    previous_row: Mapping[str, Any] = {}
     for row in experiment.metrics:
         x = float(row["iteration"] + 1)
-        if row.get("engine/restarts", 0) > before.get("engine/restarts", 0):
+        if row.get("engine/restarts", 0) > previous_row.get("engine/restarts", 0):
             events.append(Event(x, "restart", "the engine was started again"))
         for key in signs:
             # If a row doesn't have a sign, its value is taken from the row before, so nothing begins or ends.
-            value, sign = row.get(key, before.get(key, 0)), key.removeprefix(SIGNS)
-            if bool(value) == bool(before.get(key, 0)):
+            value, sign = row.get(key, previous_row.get(key, 0)), key.removeprefix(SIGN_PREFIX)
+            if bool(value) == bool(previous_row.get(key, 0)):
                 continue
             reason = logged_reasons.get((sign, int(x)), "")
             if not value:
@@ -453,7 +469,7 @@ def _metric_events(experiment: StoredExperiment, log: str) -> list[Event]:
             events.append(Event(x, "sign", text))
         if row.get("diagnostics/stop"):
             events.append(Event(x, "sign", "stopped by a sign of collapse"))
-        before = row
+        previous_row = row
     return events
 
 
@@ -476,7 +492,7 @@ def events_of_several(experiments: Mapping[str, StoredExperiment]) -> list[Event
 
 # Time by phase
 
-PHASES: Mapping[str, str] = {
+DESCRIPTION_BY_PHASE: Mapping[str, str] = {
     "generation": "answers are sampled, or demonstrations taken, and graded",
     "credit": "steps are valued and advantages computed",
     "training": "the policy, and a critic where there is one, learn from the answers",
@@ -518,14 +534,17 @@ def compare_with_plan(experiment: StoredExperiment) -> list[PlannedMetric]:
         mean = math.fsum(values) / len(values)
         unit = {"seconds": " s", "memory": " GiB"}.get(metric.partition("/")[0], "")
         scale = 2**30 if unit == " GiB" else 1
-        planned_text, measured_text = f"{number(planned / scale)}{unit}", f"{number(mean / scale)}{unit}"
+        planned_text, measured_text = (
+            f"{format_number(planned / scale)}{unit}",
+            f"{format_number(mean / scale)}{unit}",
+        )
         rows.append(PlannedMetric(metric, planned_text, measured_text, f"{mean / planned - 1:+.0%}"))
     return rows
 
 
 def phase_seconds(experiment: StoredExperiment) -> list[StackedBar]:
     """Returns a bar for each iteration: its seconds by phase."""
-    by_phase = {phase: dict(experiment.curve(f"seconds/{phase}")) for phase in PHASES}
+    by_phase = {phase: dict(experiment.curve(f"seconds/{phase}")) for phase in DESCRIPTION_BY_PHASE}
     iterations: set[float] = set()
     for seconds_by_iteration in by_phase.values():
         iterations |= set(seconds_by_iteration)
@@ -538,5 +557,5 @@ def phase_seconds(experiment: StoredExperiment) -> list[StackedBar]:
 
 def phase_totals(bars: Sequence[StackedBar]) -> dict[str, float]:
     """Returns the seconds of each phase, summed over the bars, without phases that took no time."""
-    totals = {phase: math.fsum(bar.amounts[phase] for bar in bars) for phase in PHASES}
+    totals = {phase: math.fsum(bar.amounts[phase] for bar in bars) for phase in DESCRIPTION_BY_PHASE}
     return {phase: seconds for phase, seconds in totals.items() if seconds > 0}

@@ -24,28 +24,28 @@ import numpy as np
 from treetune.lab.analyzers.step_credit import Shown
 from treetune.threads.fork_join import EVENTS
 from treetune.threads.format import TAGS, TagIds
-from treetune.threads.numbers import ThreadCounts, count, critical_seconds
-from treetune.view.charts import number
+from treetune.threads.numbers import ThreadCounts, count_threads, critical_seconds
+from treetune.view.charts import format_number
 from treetune.view.store.tokens import text_of_each
-from treetune.view.templates import coloured, earned_by_each, injected, render, shade
-from treetune.view.text import visible
+from treetune.view.templates import coloured_html, earned_by_each, injected_html, render, shade_classes
+from treetune.view.text import make_visible
 from treetune.vocabulary import Branch, Column, Episode, Segment, Trajectory, are_sampled, token_array
 
-NUMBERS = {tag: position for position, tag in enumerate(TAGS, start=1)}
-TAG_IDS = TagIds.of(lambda tag: (NUMBERS[tag],))
+TAG_NUMBERS = {tag: position for position, tag in enumerate(TAGS, start=1)}
+TAG_IDS = TagIds.of(lambda tag: (TAG_NUMBERS[tag],))
 """Ids of tags for counting without a tokenizer: each tag has a number, and all other tokens have 0."""
 
 # The number of a thread's outline, at the thread's beginning: "1.2" of "<Thread> 1.2: …".
 OUTLINE_NUMBER = re.compile(r"<Thread>\s*(\d+(?:\.\d+)*)\s*:")
 
-SIDE_BY_SIDE = 4
+MOST_THREADS_SIDE_BY_SIDE = 4
 """The most threads of a block that are drawn next to each other. If a block has more, they are drawn in rows,
 which can be folded."""
 
-UNFOLDED = 12
+MOST_OPEN_ROWS = 12
 """The most rows of a block that are all open at first. If there are more, only the longest thread is open."""
 
-NOTE = (
+DRAWING_NOTE = (
     "Threads that were written at the same time are next to each other; many threads are in rows that open."
     ' The <span class="way">marked path</span> is the critical path: the text outside of threads, and the'
     " longest thread of each block. Boxed numbers mark the beginning of a step."
@@ -141,7 +141,7 @@ class ThreadedAnswer:
             start = stretch.end
         return tuple(placed)
 
-    def counts(self, start: int, end: int, above: int = 0) -> ThreadCounts:
+    def counts(self, start: int, end: int, outer_blocks: int = 0) -> ThreadCounts:
         """Counts the tokens ``[start, end)``: all, those of the critical path, and those in blocks.
 
         Blocks are counted up to the depth to which this answer was split into threads. Blocks outside of all
@@ -150,14 +150,14 @@ class ThreadedAnswer:
         Args:
             start: The first token.
             end: The token after the last one.
-            above: The number of blocks that all these tokens are inside of.
+            outer_blocks: The number of blocks that all these tokens are inside of.
         """
         # The numbers of tags, and 0 for all other tokens.
-        numbers = [NUMBERS.get(text, 0) for text in self.texts[start:end]]
+        numbers = [TAG_NUMBERS.get(text, 0) for text in self.texts[start:end]]
         deepest = max((len(placed.segment.branch) for placed in self.line), default=0)
         # The largest depth, counted from these tokens, of the blocks that are counted.
-        depth = max(0 if above else 1, deepest - above)
-        return count(numbers, TAG_IDS, depth)
+        depth = max(0 if outer_blocks else 1, deepest - outer_blocks)
+        return count_threads(numbers, TAG_IDS, depth)
 
     @cached_property
     def has_varying_credit(self) -> bool:
@@ -194,7 +194,9 @@ class ThreadedAnswer:
         return remarks
 
 
-def _parts(answer: ThreadedAnswer, line: PlacedSegments, depth: int) -> Iterator[TokenSpan | DrawnBlock]:
+def _split_into_parts(
+    answer: ThreadedAnswer, line: PlacedSegments, depth: int
+) -> Iterator[TokenSpan | DrawnBlock]:
     """Yields the parts of a line in order: the spans of text outside of blocks, and the blocks.
 
     A line is the whole answer, or a thread with its inner threads, and it is inside of `depth` blocks. The
@@ -277,7 +279,9 @@ def threads_html(answer: ThreadedAnswer) -> str:
     if seconds is not None:
         sampled = [placed.segment for placed in answer.line if placed.segment.origin == "sampled"]
         all_seconds = sum(segment.seconds or 0.0 for segment in sampled)
-        facts.append(f"{number(seconds)} s on the slowest path, {number(all_seconds)} s in all requests")
+        facts.append(
+            f"{format_number(seconds)} s on the slowest path, {format_number(all_seconds)} s in all requests"
+        )
     mean = answer.mean_advantage(0, len(answer.texts))
     if mean is not None and not answer.has_varying_credit:
         facts.append(f"A {mean:+.2f} throughout")
@@ -300,7 +304,7 @@ def _line_html(answer: ThreadedAnswer, line: PlacedSegments, depth: int, *, is_c
     `is_critical` says whether it is on the critical path.
     """
     parts = []
-    for part in _parts(answer, line, depth):
+    for part in _split_into_parts(answer, line, depth):
         if isinstance(part, DrawnBlock):
             parts.append(_block_html(answer, line, part, depth, is_critical=is_critical))
         else:
@@ -321,7 +325,7 @@ def _text_html(answer: ThreadedAnswer, line: PlacedSegments, span: TokenSpan, *,
         if start >= end:
             continue
         if placed.segment.origin == "injected":
-            parts.append(injected(tokens[start:end]))
+            parts.append(injected_html(tokens[start:end]))
             continue
         # A step may begin within a segment, and its remark is put before its first token.
         states_inside = [state for state in answer.states if start < state < end]
@@ -330,7 +334,7 @@ def _text_html(answer: ThreadedAnswer, line: PlacedSegments, span: TokenSpan, *,
                 parts.append(f'<span class="state">{answer.states[begin]}</span>')
             # Without credit, nothing is coloured: 0 has no colour.
             shown = advantages[begin:stop] if advantages else [0.0] * (stop - begin)
-            parts.append(coloured(tokens[begin:stop], shown, answer.scale))
+            parts.append(coloured_html(tokens[begin:stop], shown, answer.scale))
     return f'<div class="run{" critical" if is_critical else ""}">{"".join(parts)}</div>'
 
 
@@ -339,10 +343,12 @@ def _block_html(
 ) -> str:
     """Returns the HTML of a block: its head, its threads and its tail.
 
-    Up to SIDE_BY_SIDE threads are next to each other, and more are in rows that fold. If the block is on the
-    critical path (`is_critical`), its longest thread is on this path, too.
+    Up to `MOST_THREADS_SIDE_BY_SIDE` threads are next to each other, and more are in rows that fold. If the
+    block is on the critical path (`is_critical`), its longest thread is on this path, too.
     """
-    counts = [answer.counts(*_without_tags(answer, thread), above=depth + 1) for thread in block.threads]
+    counts = [
+        answer.counts(*_without_tags(answer, thread), outer_blocks=depth + 1) for thread in block.threads
+    ]
     lengths = [thread_counts.num_tokens_in_the_longest_thread for thread_counts in counts]
     longest, n_threads = lengths.index(max(lengths)), len(block.threads)
     drawings = []
@@ -361,17 +367,17 @@ def _block_html(
             header += "longest"
         css_class = f'class="thread{" critical" if is_on_path else ""}"'
         text = _line_html(answer, thread, depth + 1, is_critical=is_on_path)
-        if n_threads <= SIDE_BY_SIDE:
+        if n_threads <= MOST_THREADS_SIDE_BY_SIDE:
             drawings.append(f"<section {css_class}><header>{header}</header>{text}</section>")
         else:
-            is_open = " open" if n_threads <= UNFOLDED or is_longest else ""
+            is_open = " open" if n_threads <= MOST_OPEN_ROWS or is_longest else ""
             drawings.append(f"<details {css_class}{is_open}><summary>{header}</summary>{text}</details>")
-    layout = "side" if n_threads <= SIDE_BY_SIDE else "rows"
+    layout = "side" if n_threads <= MOST_THREADS_SIDE_BY_SIDE else "rows"
     head, tail = (
         _text_html(answer, line, span, is_critical=is_critical) if span[0] < span[1] else ""
         for span in (block.head, block.tail)
     )
-    many = " many" if n_threads > UNFOLDED else ""
+    many = " many" if n_threads > MOST_OPEN_ROWS else ""
     threads = f'<div class="threads {layout}">{"".join(drawings)}</div>'
     return f'<div class="block{many}">{head}{threads}{tail}</div>'
 
@@ -385,7 +391,7 @@ def _thread_header(
         facts[0] += f" of {counts.total_num_tokens}"
     seconds = _seconds_of(thread, depth + 1)
     if seconds is not None:
-        facts.append(f"{number(seconds)} s")
+        facts.append(f"{format_number(seconds)} s")
     if answer.has_varying_credit:
         mean = answer.mean_advantage(*_without_tags(answer, thread))
         if mean is not None:
@@ -399,20 +405,20 @@ def _thread_header(
 
 # The tree of a problem's answers
 
-WIDE, HIGH, LEAST_HIGH = 1000, 520, 90
+TREE_WIDTH, MOST_TREE_HEIGHT, LEAST_TREE_HEIGHT = 1000, 520, 90
 """The width, the greatest height and the least height of a drawn tree, in SVG units."""
-ROOM = 26
+ANSWER_HEIGHT = 26
 """The height of one answer in a drawn tree, in SVG units, unless there are so many that they must be
 lower."""
-FOLDED_BELOW = 2.0
+LEAST_BRANCH_HEIGHT = 2.0
 """The height in SVG units below which a branch is too low. Such branches after the same step are merged if
 they have similar values."""
-BINS = 4
+VALUE_BINS = 4
 """The number of bins for values from 0 to 1: values in the same bin are similar."""
-LABELLED = 13.0, 84.0
+LEAST_LABELLED_SIZE = 13.0, 84.0
 """The least height and width, in SVG units, of a branch on which its value and its advantage are written.
 Half the width is enough for the value without the advantage."""
-OF_A_STEP = 90
+CHARACTERS_OF_STEP = 90
 """The number of characters of a step that the table and the tooltip show."""
 
 
@@ -451,7 +457,7 @@ class SharedStep:
 def tree_html(
     group: Sequence[Episode],
     texts: Sequence[str],
-    this: int,
+    this_answer: int,
     depth: int = 0,
     address: Callable[..., str] | None = None,
 ) -> str:
@@ -463,42 +469,42 @@ def tree_html(
     Args:
         group: the training rows of all answers to the problem.
         texts: the text of every token of the vocabulary.
-        this: the position in the group of the answer whose steps are in the table.
+        this_answer: the position in the group of the answer whose steps are in the table.
         depth: the step of that answer with which the drawn tree begins; 0 is the prompt, and thus the whole
             tree.
-        address: returns the address of a page about the answer `number` of the group. If it is None, nothing
-            is linked.
+        address: returns the address of a page about the answer `number` of the group. If it is None,
+            nothing is linked.
 
             * `address(number, None)` is the answer itself.
             * `address(number, depth)` is the tree that begins at the step `depth` of the answer.
             * `address(number, None, start)` is a page of the continuations from the state after `start`
               tokens.
     """
-    path = [_shared_steps(group)]  # the nodes of the answer `this`, from the prompt to its last step
-    while following := [step for step in path[-1].following if this in step.answers]:  # one, or none
+    path = [_shared_steps(group)]  # the nodes of the answer `this_answer`, from the prompt to its last step
+    while following := [step for step in path[-1].following if this_answer in step.answers]:  # one, or none
         path += following
     scale = max((abs(step.advantage) for step in path if step.advantage is not None), default=0.0) or 1.0
     top = path[min(depth, len(path) - 1)]
-    height = min(HIGH, max(LEAST_HIGH, ROOM * len(top.answers)))
+    height = min(MOST_TREE_HEIGHT, max(LEAST_TREE_HEIGHT, ANSWER_HEIGHT * len(top.answers)))
     return render(
         "tree.html",
-        problem=group[this].group,
-        answer=group[this].trajectory,
-        rectangles=_tree_rectangles(group, texts, this, path, top, height, scale, address),
-        wide=WIDE,
+        problem=group[this_answer].group,
+        answer=group[this_answer].trajectory,
+        rectangles=_tree_rectangles(group, texts, this_answer, path, top, height, scale, address),
+        wide=TREE_WIDTH,
         high=height,
-        rows=_path_rows(group, texts, this, path, scale, address),
+        rows=_path_rows(group, texts, this_answer, path, scale, address),
         shown=len(top.answers),
         answer_count=len(group),
-        above=address(this, top.depth - 1) if address and top.depth else None,
-        whole=address(this, 0) if address and top.depth > 1 else None,
+        above=address(this_answer, top.depth - 1) if address and top.depth else None,
+        whole=address(this_answer, 0) if address and top.depth > 1 else None,
     )
 
 
 def _tree_rectangles(
     group: Sequence[Episode],
     texts: Sequence[str],
-    this: int,
+    this_answer: int,
     path: Sequence[SharedStep],
     top: SharedStep,
     tree_height: float,
@@ -507,34 +513,34 @@ def _tree_rectangles(
 ) -> list[dict[str, Any]]:
     """Returns a rectangle for each node of the tree from `top` on.
 
-    The height of a rectangle is in proportion to the number of the node's answers. `this` is the position in
-    the group of the answer that the page is about, and `path` has the nodes of this answer.
+    The height of a rectangle is in proportion to the number of the node's answers. `this_answer` is the
+    position in the group of the answer that the page is about, and `path` has the nodes of this answer.
     """
     on_path = set(map(id, path))
 
-    def href_of(step: SharedStep, above: SharedStep | None) -> str | None:
-        """Returns where a click on a node leads; `above` is the node before it, and None at the top."""
+    def href_of(step: SharedStep, parent: SharedStep | None) -> str | None:
+        """Returns where a click on a node leads; `parent` is the node before it, and None at the top."""
         if address is None:
             return None
-        # The answer that the link leads to: the answer of this page (`this`) if it takes the step.
-        number = this if id(step) in on_path else step.answers[0]
+        # The answer that the link leads to: the answer of this page (`this_answer`) if it takes the step.
+        number = this_answer if id(step) in on_path else step.answers[0]
         # Merged branches lead to the tree from the node before them, where each branch is drawn higher.
         if step.branches > 1:
-            return address(number, above.depth if above else 0)
+            return address(number, parent.depth if parent else 0)
         if not step.following:  # an answer's last step leads to the answer itself
             return address(number, None)
-        if above is None:  # the top of this tree leads to the tree that begins one step earlier
+        if parent is None:  # the top of this tree leads to the tree that begins one step earlier
             return address(number, max(0, step.depth - 1))
         return address(number, step.depth)
 
-    deepest = max(len(_ends(group[number])) for number in top.answers) - top.depth
-    height_of_answer, width = tree_height / len(top.answers), WIDE / (deepest + 1)
+    deepest = max(len(_ends_of_steps(group[number])) for number in top.answers) - top.depth
+    height_of_answer, width = tree_height / len(top.answers), TREE_WIDTH / (deepest + 1)
     rectangles: list[dict[str, Any]] = []
     unvisited: list[tuple[SharedStep, SharedStep | None, float]] = [(top, None, 0.0)]
     while unvisited:
-        step, above, y = unvisited.pop()
+        step, parent, y = unvisited.pop()
         height = height_of_answer * len(step.answers)
-        label, (least_height, least_width) = "", LABELLED
+        label, (least_height, least_width) = "", LEAST_LABELLED_SIZE
         if height >= least_height and 2 * width >= least_width:  # one number needs half the width of two
             label = f"{step.expected:.2f}"
             if step.advantage is not None and width >= least_width:
@@ -546,17 +552,19 @@ def _tree_rectangles(
                 # A little smaller than the place of a rectangle, so that there are gaps between them.
                 "width": round(width - 1.5, 2),
                 "height": round(max(0.4, height - min(1.0, height / 4)), 2),
-                "shade": shade(min(1.0, max(0.0, step.expected)), 1.0),
-                "credit": shade(step.advantage, scale) if step.advantage is not None else "",
+                "shade": shade_classes(min(1.0, max(0.0, step.expected)), 1.0),
+                "credit": shade_classes(step.advantage, scale) if step.advantage is not None else "",
                 "label": label,
-                "tooltip": _tooltip(step, group, texts),
-                "href": href_of(step, above),
+                "tooltip": _make_tooltip(step, group, texts),
+                "href": href_of(step, parent),
                 "here": id(step) in on_path,
                 "thread": step.thread,
             }
         )
-        # Branches that would be lower than `FOLDED_BELOW` are merged with similar ones.
-        for following in _merge_small_branches(step.following, FOLDED_BELOW / height_of_answer, on_path):
+        # Branches that would be lower than `LEAST_BRANCH_HEIGHT` are merged with similar ones.
+        for following in _merge_small_branches(
+            step.following, LEAST_BRANCH_HEIGHT / height_of_answer, on_path
+        ):
             unvisited.append((following, step, y))
             y += height_of_answer * len(following.answers)
     # SVG draws later elements above earlier ones, and the outlines of the path must not be hidden.
@@ -567,44 +575,44 @@ def _tree_rectangles(
 def _path_rows(
     group: Sequence[Episode],
     texts: Sequence[str],
-    this: int,
+    this_answer: int,
     path: Sequence[SharedStep],
     scale: float,
     address: Callable[..., str] | None,
 ) -> list[dict[str, Any]]:
-    """Returns a row of the table for each step of the answer `this`, as values for ``tree.html``."""
+    """Returns a row of the table for each step of the answer `this_answer`, as values for ``tree.html``."""
     rows, start = [], 0  # `start` is the number of the answer's tokens before the step
-    for above, step in pairwise(path):
-        start += len(above.ids)  # the prompt, the first node of the path, has no ids
-        other_steps = [other for other in above.following if other is not step]
+    for parent, step in pairwise(path):
+        start += len(parent.ids)  # the prompt, the first node of the path, has no ids
+        other_steps = [other for other in parent.following if other is not step]
         # No branch has more answers than the group. So all count as small, and those of similar value merge.
         merged_steps = _merge_small_branches(other_steps, least=len(group) + 1)
         rows.append(
             {
                 "number": step.depth,
-                "text": visible("".join(text_of_each(texts, step.ids)))[:OF_A_STEP],
-                "before": above,
+                "text": make_visible("".join(text_of_each(texts, step.ids)))[:CHARACTERS_OF_STEP],
+                "before": parent,
                 # The page of the continuations from the state before the step.
-                "later": address and address(this, None, start),
+                "later": address and address(this_answer, None, start),
                 "after": step,
-                "credit": shade(step.advantage, scale) if step.advantage is not None else "",
+                "credit": shade_classes(step.advantage, scale) if step.advantage is not None else "",
                 "right": sum(group[number].correct for number in step.answers),
                 "others": len(other_steps),
                 # (node, address of the tree in which its branches are drawn)
                 "sibling_groups": [
-                    (merged, address and address(merged.answers[0], above.depth)) for merged in merged_steps
+                    (merged, address and address(merged.answers[0], parent.depth)) for merged in merged_steps
                 ],
             }
         )
     return rows
 
 
-def _tooltip(step: SharedStep, group: Sequence[Episode], texts: Sequence[str]) -> str:
+def _make_tooltip(step: SharedStep, group: Sequence[Episode], texts: Sequence[str]) -> str:
     """Returns the text that the browser shows when the pointer is on a branch."""
     if step.branches > 1:  # small branches of similar value are merged into one node
         title = f"{step.branches} branches of about the same value"
     elif step.depth:
-        title = visible("".join(text_of_each(texts, step.ids)))[:OF_A_STEP].replace("\n", " ↵ ")
+        title = make_visible("".join(text_of_each(texts, step.ids)))[:CHARACTERS_OF_STEP].replace("\n", " ↵ ")
     else:
         title = "the prompt"
     facts = [f"thread {step.thread}: {title}" if step.thread else title]
@@ -640,7 +648,7 @@ def _shared_steps(group: Sequence[Episode]) -> SharedStep:
     for position, episode in enumerate(group):
         step, begin = root, 0
         root.answers.append(position)
-        for depth, (end, branch) in enumerate(_ends(episode), 1):
+        for depth, (end, branch) in enumerate(_ends_of_steps(episode), 1):
             key = id(step), branch, episode.response_ids[begin:end].tobytes()
             if key not in steps:  # no earlier answer has this step
                 steps[key] = _new_step(episode, depth, begin, end, branch)
@@ -696,7 +704,7 @@ def _is_threaded(episode: Episode) -> bool:
     return any(stretch.branch for stretch in episode.stretches)
 
 
-def _ends(episode: Episode) -> Sequence[tuple[int, Branch]]:
+def _ends_of_steps(episode: Episode) -> Sequence[tuple[int, Branch]]:
     """Returns (end, thread) for each step of an answer in the tree, where `end` is the token after the step.
 
     If the answer has threads, the steps of the tree are its stretches: tokens that were sampled or injected
@@ -723,7 +731,7 @@ def _merge_small_branches(
         if len(step.answers) >= least or id(step) in always_kept:
             branches.append(step)
         else:
-            small_by_bin.setdefault(round(BINS * step.expected), []).append(step)
+            small_by_bin.setdefault(round(VALUE_BINS * step.expected), []).append(step)
     for similar in small_by_bin.values():
         if len(similar) == 1:
             branches.append(similar[0])

@@ -32,17 +32,17 @@ log."""
 LOG_ROWS, LOG_CREDITED = "log/rows", "log/credited"
 """Metrics of a credited log: the number of rows of a file, and the number of those that have credit."""
 
-METHOD = ("task", "rollout", "credit", "selection")
+METHOD_KEYS = ("task", "rollout", "credit", "selection")
 """The keys of a configuration that define a method, together with the trainer's objective."""
 
-LOG_BYTES = 32_768
+SEARCHED_LOG_BYTES = 32_768
 """The number of bytes at a log's end that are searched for the reason why a run stopped."""
 
-RECENT = 5
+RECENT_ITERATIONS = 5
 """The number of last iterations from whose mean time the time left is estimated."""
 
 # A message in a run's log, after its time and level: "2026-05-01 12:00:00,123 INFO iteration 3 …".
-_LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ [A-Z]+ (.*)")
+_LOG_MESSAGE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ [A-Z]+ (.*)")
 
 
 def name_of_task(task: Mapping[str, Any]) -> str:
@@ -84,7 +84,7 @@ class StoredExperiment:
 
         The key "task" has the task's name if the configuration gives one.
         """
-        types = {key: (self.config.get(key) or {}).get("type") for key in METHOD}
+        types = {key: (self.config.get(key) or {}).get("type") for key in METHOD_KEYS}
         types["task"] = name_of_task(self.config.get("task") or {})
         types["objective"] = ((self.config.get("trainer") or {}).get("objective") or {}).get("type")
         return {key: str(name) for key, name in types.items() if name}
@@ -295,9 +295,9 @@ class RunProgress:
 def status_of(experiment: StoredExperiment) -> RunProgress:
     """Returns an experiment's status, computed from the experiment as it was read and the end of its log."""
     done, planned, parts = len(experiment.metrics), experiment.expected_iterations, experiment.method
-    log = _end_of(experiment.directory.run_log)
+    log = _read_end_of_log(experiment.directory.run_log)
     # Parts of a progress message are separated by two spaces, which a page shows as one.
-    messages = [match[1].replace("  ", " · ") for line in log if (match := _LINE.match(line))]
+    messages = [match[1].replace("  ", " · ") for line in log if (match := _LOG_MESSAGE.match(line))]
     state: Literal["running", "waiting", "stopped", "finished"]
     if experiment.running:
         state, why = "running", messages[-1] if messages else ""
@@ -338,7 +338,9 @@ def _seconds_left(experiment: StoredExperiment) -> float | None:
     """Returns the estimated seconds until a running experiment has finished; None if they can't be
     estimated."""
     done, planned = len(experiment.metrics), experiment.expected_iterations
-    recent = [row["seconds/total"] for row in experiment.metrics[-RECENT:] if "seconds/total" in row]
+    recent = [
+        row["seconds/total"] for row in experiment.metrics[-RECENT_ITERATIONS:] if "seconds/total" in row
+    ]
     if not experiment.running or planned is None or done >= planned or not recent:
         return None
     seconds_each = sum(recent) / len(recent)
@@ -359,7 +361,7 @@ def _why_stopped(experiment: StoredExperiment, log: list[str], messages: list[st
             if key.startswith("diagnostics/") and key != "diagnostics/stop" and value
         ]
         return f"signs of collapse: {', '.join(signs)}"
-    message_lines = [i for i, line in enumerate(log) if _LINE.match(line)]
+    message_lines = [i for i, line in enumerate(log) if _LOG_MESSAGE.match(line)]
     after_last_message = log[message_lines[-1] + 1 :] if message_lines else log
     if any(line.startswith("Traceback") for line in after_last_message):
         # The last line of a traceback is the error.
@@ -369,11 +371,11 @@ def _why_stopped(experiment: StoredExperiment, log: list[str], messages: list[st
     return "interrupted before its first message"
 
 
-def _end_of(log: Path) -> list[str]:
-    """Returns the lines in the last LOG_BYTES of a log; an empty list if the log can't be read."""
+def _read_end_of_log(log: Path) -> list[str]:
+    """Returns the lines in the last `SEARCHED_LOG_BYTES` of a log; an empty list if the log can't be read."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - LOG_BYTES))
+            file.seek(max(0, file.seek(0, 2) - SEARCHED_LOG_BYTES))
             return file.read().decode(errors="replace").splitlines()
     except OSError:
         return []

@@ -24,11 +24,11 @@ from urllib.parse import quote
 from treetune.exceptions import Damaged, NoteChanged
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.store.checksums import read_record, write_record
-from treetune.store.files import whole_file
+from treetune.store.files import write_atomically
 from treetune.view.experiment import read_experiment
 from treetune.view.store.answers import AnswerStore
-from treetune.view.store.folders import Run, digest, stat_of
-from treetune.view.text import writable
+from treetune.view.store.folders import Run, short_hash, stat_of
+from treetune.view.text import make_writable
 
 LONGEST_NOTE = 20_000
 """The most characters of a note."""
@@ -41,15 +41,15 @@ PATIENCE_S = 5.0
 NOTE_REMEDY = "delete it; the note is lost"
 """The advice in the message about a damaged note."""
 
-FORMATS = ("parquet", "jsonl")
+EXPORT_FORMATS = ("parquet", "jsonl")
 """The formats in which notes can be written as a data set."""
 # The columns of that data set, in order.
-_COLUMNS = (
+_COLUMNS_OF_NOTES = (
     "experiment", "source", "problem", "sample", "prompt", "answer", "gold", "score", "reward", "outcome",
     "advantage", "labels", "note", "author", "time",
 )  # fmt: skip
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Note:
     @property
     def version(self) -> str:
         """A text that changes whenever the note does."""
-        return _hash(json.dumps([self.labels, self.text, self.written]))
+        return _hash_text(json.dumps([self.labels, self.text, self.written]))
 
     @property
     def file_name(self) -> str:
@@ -108,10 +108,10 @@ def answer_name(source: str, answer: str, text: str) -> str:
 
     If the same sample of a problem has another text, it has another name.
     """
-    return _hash(json.dumps([source, answer, _hash(text)]))
+    return _hash_text(json.dumps([source, answer, _hash_text(text)]))
 
 
-def _hash(text: str) -> str:
+def _hash_text(text: str) -> str:
     # "surrogatepass": the text may contain half a character, which UTF-8 can't encode.
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
@@ -128,15 +128,15 @@ def system_user() -> str:
 def new_note(about: NotedAnswer, labels: Iterable[str], text: str) -> Note:
     """Returns a new note, written now by this process's owner.
 
-    Raises ValueError for a text that is too long, and for labels that `checked_labels` doesn't accept.
+    Raises ValueError for a text that is too long, and for labels that `check_labels` doesn't accept.
     """
-    lines = text.replace("\r\n", "\n").rstrip()
-    if len(lines) > LONGEST_NOTE:
-        raise ValueError(f"a note has at most {LONGEST_NOTE:,} characters, and this one {len(lines):,}")
-    return Note(about, checked_labels(labels), lines, system_user(), round(time.time(), 3))
+    note_text = text.replace("\r\n", "\n").rstrip()
+    if len(note_text) > LONGEST_NOTE:
+        raise ValueError(f"a note has at most {LONGEST_NOTE:,} characters, and this one {len(note_text):,}")
+    return Note(about, check_labels(labels), note_text, system_user(), round(time.time(), 3))
 
 
-def checked_labels(labels: Iterable[str]) -> tuple[str, ...]:
+def check_labels(labels: Iterable[str]) -> tuple[str, ...]:
     """Returns each label once, without space around it.
 
     Each text of `labels` may have several labels, separated by commas: ["wrong, short", "wrong"] becomes
@@ -148,7 +148,7 @@ def checked_labels(labels: Iterable[str]) -> tuple[str, ...]:
         parts += [part.strip() for part in text.split(",")]
     distinct = tuple(dict.fromkeys(part for part in parts if part))
     for label in distinct:
-        if len(label) > LONGEST_LABEL or _CONTROL.search(label):
+        if len(label) > LONGEST_LABEL or _CONTROL_CHARACTER.search(label):
             raise ValueError(
                 f"{label[: LONGEST_LABEL + 1]!r} can't be a label: it is one line of at most {LONGEST_LABEL}"
                 " characters"
@@ -158,7 +158,7 @@ def checked_labels(labels: Iterable[str]) -> tuple[str, ...]:
     return distinct
 
 
-def save_note(directory: ExperimentDirectory, note: Note, seen: str) -> None:
+def save_note(directory: ExperimentDirectory, note: Note, seen_version: str) -> None:
     """Writes a note in place of its author's earlier note on that answer.
 
     A note without text and labels deletes the earlier one.
@@ -169,17 +169,18 @@ def save_note(directory: ExperimentDirectory, note: Note, seen: str) -> None:
         seen: The version of the earlier note that the author has seen; empty if there was none.
 
     Raises:
-        NoteChanged: Another version than `seen` is on disk. It is not overwritten, so it can't get lost.
+        NoteChanged: Another version than `seen_version` is on disk. It is not overwritten, so it can't get
+            lost.
         OSError: The folder can't be written.
     """
     path = directory.notes / note.file_name
     with directory.locked("notes", PATIENCE_S):
-        now = read_note(path) if path.is_file() else None
-        if now is not None and (now.labels, now.text) == (note.labels, note.text):
+        stored_note = read_note(path) if path.is_file() else None
+        if stored_note is not None and (stored_note.labels, stored_note.text) == (note.labels, note.text):
             return  # it is saved already, whatever version its author has seen
-        version = now.version if now is not None else ""
-        if version != seen:
-            raise NoteChanged(now)
+        version = stored_note.version if stored_note is not None else ""
+        if version != seen_version:
+            raise NoteChanged(stored_note)
         if note.labels or note.text:
             fields = asdict(note)
             # `about` is moved to the end, so that people who open the file see labels and text first.
@@ -241,7 +242,7 @@ class Notes:
 
     def mark(self) -> str:
         """Returns a text that changes whenever the notes do."""
-        return digest(sorted((path.name, stat_of(path)) for path in note_files(self._folder)))
+        return short_hash(sorted((path.name, stat_of(path)) for path in note_files(self._folder)))
 
     def rows(self) -> dict[tuple[str, int], list[Note]]:
         """Returns the notes on answers that still exist, by source and row of the index."""
@@ -302,10 +303,10 @@ class Notes:
             return [item for _, item in self._read.values() if item]
 
 
-def labels_in_use(several: Iterable[Notes]) -> list[str]:
+def labels_in_use(notes_of_experiments: Iterable[Notes]) -> list[str]:
     """Returns the labels of the notes of several experiments, the most frequent first."""
     counts: Counter[str] = Counter()
-    for notes in several:
+    for notes in notes_of_experiments:
         for note in notes.all():
             counts.update(note.labels)
     return sorted(counts, key=lambda label: (-counts[label], label))
@@ -320,14 +321,14 @@ def notes_of(paths: Sequence[Path]) -> list[tuple[str, Note]]:
 
     Raises ValueError for an experiment without notes, and for a note that can't be read.
     """
-    named: list[tuple[str, Note]] = []
+    named_notes: list[tuple[str, Note]] = []
     for path in paths:
         experiment = read_experiment(path)
         notes = read_notes(ExperimentDirectory(path).notes)
         if not notes:
             raise ValueError(f"{path} has no notes: `treetune view` writes them, on the page of an answer")
-        named += [(experiment.name, note) for note in notes]
-    return named
+        named_notes += [(experiment.name, note) for note in notes]
+    return named_notes
 
 
 def check_format(suffix: str) -> str:
@@ -336,37 +337,39 @@ def check_format(suffix: str) -> str:
     Raises ValueError for a suffix of another format.
     """
     file_format = suffix.removeprefix(".")
-    if file_format not in FORMATS:
-        suffixes = " or ".join(f".{name}" for name in FORMATS)
+    if file_format not in EXPORT_FORMATS:
+        suffixes = " or ".join(f".{name}" for name in EXPORT_FORMATS)
         raise ValueError(f"notes are written as {suffixes}, and not as {suffix or 'no ending'!r}")
     return file_format
 
 
-def export_notes(named: Iterable[tuple[str, Note]], path: Path) -> None:
+def export_notes(named_notes: Iterable[tuple[str, Note]], path: Path) -> None:
     """Writes (name of the experiment, note) pairs into a file, in the format that its suffix names.
 
     Raises ValueError for a suffix of another format.
     """
     file_format = check_format(path.suffix)
-    with whole_file(path, "wb") as file:
-        write_notes(named, file, file_format)
+    with write_atomically(path, "wb") as file:
+        write_notes(named_notes, file, file_format)
 
 
-def write_notes(named: Iterable[tuple[str, Note]], file: IO[bytes], file_format: str) -> None:
+def write_notes(named_notes: Iterable[tuple[str, Note]], file: IO[bytes], file_format: str) -> None:
     """Writes a row for each (name of the experiment, note), with the answer that the note is about.
 
     The column `time` is in UTC.
     """
     rows: list[dict[str, Any]] = []
-    for experiment, note in named:
-        about = asdict(note.about)
+    for experiment, note in named_notes:
+        answer_fields = asdict(note.about)
         # The column "answer" has the answer's text. ``problem#sample`` is left out: both have their columns.
-        about["answer"] = about.pop("text")
-        texts = {"experiment": experiment, **about, "note": note.text, "author": note.author}
-        row = {name: writable(value) if isinstance(value, str) else value for name, value in texts.items()}
-        row["labels"] = list(map(writable, note.labels))
+        answer_fields["answer"] = answer_fields.pop("text")
+        texts = {"experiment": experiment, **answer_fields, "note": note.text, "author": note.author}
+        row = {
+            name: make_writable(value) if isinstance(value, str) else value for name, value in texts.items()
+        }
+        row["labels"] = list(map(make_writable, note.labels))
         row["time"] = datetime.fromtimestamp(note.written, UTC)
-        rows.append({name: row[name] for name in _COLUMNS})
+        rows.append({name: row[name] for name in _COLUMNS_OF_NOTES})
     if file_format == "jsonl":
         for row in rows:
             line = json.dumps({**row, "time": row["time"].isoformat()}, ensure_ascii=False)
@@ -381,5 +384,5 @@ def write_notes(named: Iterable[tuple[str, Note]], file: IO[bytes], file_format:
         "time": pa.timestamp("ms", tz="UTC"),
         **dict.fromkeys(("score", "reward", "advantage"), pa.float64()),
     }
-    schema = pa.schema([pa.field(name, kinds.get(name, pa.large_string())) for name in _COLUMNS])
+    schema = pa.schema([pa.field(name, kinds.get(name, pa.large_string())) for name in _COLUMNS_OF_NOTES])
     parquet.write_table(pa.Table.from_pylist(rows, schema=schema), file, compression="zstd")

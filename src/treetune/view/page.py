@@ -18,7 +18,7 @@ from treetune.exceptions import NotThere
 from treetune.view import templates
 from treetune.view.store import Run, Store
 
-DIGITS = 9
+MOST_DIGITS_OF_NUMBER = 9
 """The most digits of a number in an address."""
 
 Choice = TypeVar("Choice", bound=str)
@@ -86,9 +86,10 @@ class PageRequest:
         Raises ValueError if the text isn't a whole number, is too long, or is a number below `least`.
         """
         text = self.request.query_params.get(name) or str(default)
-        if len(text) > DIGITS or not text.removeprefix("-").isdecimal() or int(text) < least:
+        if len(text) > MOST_DIGITS_OF_NUMBER or not text.removeprefix("-").isdecimal() or int(text) < least:
             raise ValueError(
-                f"{name} is {text!r} and must be a whole number from {least} on, of at most {DIGITS} digits"
+                f"{name} is {text!r} and must be a whole number from {least} on, of at most"
+                f" {MOST_DIGITS_OF_NUMBER} digits"
             )
         return int(text)
 
@@ -153,7 +154,7 @@ class Paged:
     """The number of pages, at least 1."""
 
 
-def paged(view: PageRequest, rows: Sequence[Any], size: int) -> Paged:
+def choose_page(view: PageRequest, rows: Sequence[Any], size: int) -> Paged:
     """Returns the page of a list that the address names by `?page=`, with at most `size` rows."""
     number = view.integer("page", 1, least=1)
     pages = max(1, math.ceil(len(rows) / size))

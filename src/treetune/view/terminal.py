@@ -31,7 +31,7 @@ from rich.text import Text
 from treetune.exceptions import NotThere
 from treetune.runtime.console import format_duration
 from treetune.runtime.directory import verify_answers
-from treetune.view.charts import Chart, limits, number
+from treetune.view.charts import Chart, axis_limits, format_number
 from treetune.view.curves import (
     Bunch,
     chosen_charts,
@@ -45,15 +45,15 @@ from treetune.view.curves import (
 )
 from treetune.view.experiment import Accuracy, RunProgress, StoredExperiment
 from treetune.view.store import Run, Store
-from treetune.view.store.index import sources, walk
-from treetune.view.text import cut_text, one_line, visible
+from treetune.view.store.index import find_sources, read_batches
+from treetune.view.text import cut_text, make_visible, one_line
 
 REFRESH_S = 2.0
-TERMINATED = 128 + signal.SIGTERM
+EXIT_CODE_OF_SIGTERM = 128 + signal.SIGTERM
 """The exit status after SIGTERM, by the convention of shells."""
 
 # The bytes that terminals send for each key.
-KEYS = {
+KEY_NAMES = {
     b"\x1b[A": "up", b"\x1bOA": "up", b"k": "up", b"\x1b[B": "down", b"\x1bOB": "down", b"j": "down",
     b"\x1b[5~": "page up", b"b": "page up", b"\x1b[6~": "page down", b" ": "page down",
     b"g": "top", b"G": "end", b"\x1b[H": "top", b"\x1b[F": "end",
@@ -63,9 +63,9 @@ KEYS = {
 }  # fmt: skip
 
 # A key: an escape sequence, such as that of an arrow, or else a single byte.
-_KEY = re.compile(rb"\x1b[\[O][0-9;]*[~A-Za-z]|.", re.DOTALL)
+_KEY_PRESS = re.compile(rb"\x1b[\[O][0-9;]*[~A-Za-z]|.", re.DOTALL)
 
-HELP = """\
+HELP_TEXT = """\
 ↑ ↓ j k     select an experiment, or scroll
 Enter l →   open an experiment
 Esc h ←     back to the list
@@ -75,7 +75,7 @@ g G         first, last line
 a           full answers, or one line each
 q           quit"""
 
-STATES = {
+SIGN_AND_COLOUR_BY_STATE = {
     "running": ("▶", "green"),
     "waiting": ("…", "yellow"),
     "stopped": ("✗", "red"),
@@ -84,25 +84,25 @@ STATES = {
 """The sign and the colour of each state. The state's name is written next to the sign, for people who can't
 tell signs or colours apart."""
 
-LONGEST = 400
+LONGEST_LINE = 400
 """The most characters of a text on one line."""
-NARROW, WIDE = 66, 110
-"""Two widths in characters: a screen narrower than `NARROW` has only the most important columns of the list,
-and one of at least `WIDE` has all."""
-HEIGHT = 4
+LEAST_WIDTH_OF_MOST_COLUMNS, LEAST_WIDTH_OF_ALL_COLUMNS = 66, 110
+"""Two widths in characters: a screen narrower than `LEAST_WIDTH_OF_MOST_COLUMNS` has only the most important
+columns of the list, and one of at least `LEAST_WIDTH_OF_ALL_COLUMNS` has all."""
+CURVE_HEIGHT = 4
 """The number of lines of a curve."""
-TWO_CURVES = 88
+LEAST_WIDTH_OF_TWO_CHARTS = 88
 """The least width, in characters, at which two charts are next to each other."""
-CURVES, EVENTS, ANSWERS = 4, 5, 5
+MOST_SHOWN_CHARTS, MOST_SHOWN_EVENTS, MOST_SHOWN_ANSWERS = 4, 5, 5
 """The most charts, events and answers on an experiment's page."""
-WHOLE = 4000
+MOST_CHARACTERS_OF_ANSWER = 4000
 """The most characters that are shown of an answer if all its lines are shown."""
 
-BETTER = {"up": "higher is better", "down": "lower is better", "": ""}
+BETTER_TEXTS = {"up": "higher is better", "down": "lower is better", "": ""}
 
-DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+CODES_OF_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """The number that each dot adds to the code of a braille character: four rows of two columns."""
-BRAILLE = 0x2800
+CODE_WITHOUT_DOTS = 0x2800
 """The code of the braille character without dots."""
 
 CurvePoints = Sequence[tuple[float, float]]
@@ -110,36 +110,36 @@ CurvePoints = Sequence[tuple[float, float]]
 
 
 def line_of(text: object, style: str = "") -> Text:
-    """Returns a text from a file as one line of at most LONGEST characters.
+    """Returns a text from a file as one line of at most `LONGEST_LINE` characters.
 
     Markup in it has no effect, and control characters are made visible.
     """
-    return Text(one_line(str(text), LONGEST), style=style)
+    return Text(one_line(str(text), LONGEST_LINE), style=style)
 
 
-def _state(status: RunProgress) -> Text:
-    sign, colour = STATES[status.state]
+def _format_state(status: RunProgress) -> Text:
+    sign, colour = SIGN_AND_COLOUR_BY_STATE[status.state]
     return Text(f"{sign} {status.state}", style=colour)
 
 
-def _progress(status: RunProgress) -> str:
+def _format_progress(status: RunProgress) -> str:
     return f"{status.done}/{status.planned if status.planned is not None else '?'}"
 
 
-def _accuracy(accuracy: Accuracy, *, bounds: bool = True) -> str:
+def _format_accuracy(accuracy: Accuracy, *, bounds: bool = True) -> str:
     if not bounds or accuracy.low is None or accuracy.high is None:
         return f"{accuracy.value:.3f}"
     return f"{accuracy.value:.3f} [{accuracy.low:.3f}, {accuracy.high:.3f}]"
 
 
-def _title(text: str) -> Text:
+def _format_title(text: str) -> Text:
     return Text(f"\n{text}", style="bold")
 
 
 # All experiments
 
 
-def _statuses(store: Store) -> list[tuple[Run, RunProgress | str]]:
+def _read_statuses(store: Store) -> list[tuple[Run, RunProgress | str]]:
     """Returns (experiment, status) for each experiment, in the order of names.
 
     The status is a message if the experiment can't be read.
@@ -162,14 +162,14 @@ def _experiments_table(
 
     The row number `selected` is marked by a sign and inverted colours; None marks no row.
     """
-    is_narrow, is_wide = width < NARROW, width >= WIDE
+    is_narrow, is_wide = width < LEAST_WIDTH_OF_MOST_COLUMNS, width >= LEAST_WIDTH_OF_ALL_COLUMNS
     heads = ["state", "done", *(["method"] if is_wide else []), "pass@1", *([] if is_narrow else ["left"])]
     rows_of_cells = []
     for _, status in rows:
         if isinstance(status, str):
             rows_of_cells.append([Text("! unreadable", style="red"), *[Text("")] * (len(heads) - 1)])
             continue
-        cells = [_state(status), Text(_progress(status))]
+        cells = [_format_state(status), Text(_format_progress(status))]
         if is_wide:
             cells.append(line_of(status.method))
         cells.append(_accuracy_cell(status, bounds=not is_narrow, label=is_wide))
@@ -204,13 +204,13 @@ def _accuracy_cell(status: RunProgress, *, bounds: bool, label: bool) -> Text:
     accuracies = sorted(status.accuracies, key=lambda accuracy: accuracy.label != "test")
     if not accuracies:
         return Text("–", style="dim")
-    cell = Text(_accuracy(accuracies[0], bounds=bounds))
+    cell = Text(_format_accuracy(accuracies[0], bounds=bounds))
     if label:
         cell += line_of(f" {accuracies[0].label}", "dim")
     return cell
 
 
-def _reason(status: RunProgress | str) -> Text:
+def _format_reason(status: RunProgress | str) -> Text:
     """Returns the remark on an experiment's state: its last message, or the reason why it stopped or can't be
     read."""
     if isinstance(status, str):
@@ -251,23 +251,23 @@ def run_page(
     bars = phase_seconds(experiment)
     totals = phase_totals(bars)
     if totals:
-        parts += [_title("time by phase"), _phase_times(totals, len(bars), width, braille)]
+        parts += [_format_title("time by phase"), _phase_times(totals, len(bars), width, braille)]
     rows_of_plan = compare_with_plan(experiment)
     if rows_of_plan:
         planned = Table.grid(padding=(0, 2, 0, 0))
         for row in (("", "planned", "measured", ""), *rows_of_plan):
             planned.add_row(*map(Text, row))
-        parts += [_title("an iteration, planned and measured"), planned]
-    events = events_of(experiment)[-EVENTS:]
+        parts += [_format_title("an iteration, planned and measured"), planned]
+    events = events_of(experiment)[-MOST_SHOWN_EVENTS:]
     if events:
-        parts.append(_title("last events"))
+        parts.append(_format_title("last events"))
         parts += [line_of(f"after {event.x:.0f}: {event.text}") for event in events]
     try:
-        title, answers = newest_answers(run, ANSWERS)
+        title, answers = newest_answers(run, MOST_SHOWN_ANSWERS)
     except (ValueError, KeyError, OSError) as error:
-        return Group(*parts, _title("answers"), line_of(f"can't be read: {error}", "red"))
+        return Group(*parts, _format_title("answers"), line_of(f"can't be read: {error}", "red"))
     if answers:
-        parts += [_title(title), *(_answer_text(answer, whole) for answer in answers)]
+        parts += [_format_title(title), *(_answer_text(answer, whole) for answer in answers)]
     return Group(*parts)
 
 
@@ -276,29 +276,29 @@ def _status_lines(run: Run, status: RunProgress) -> list[RenderableType]:
     time_left = f", {format_duration(status.seconds_left)} left" if status.seconds_left is not None else ""
     parts: list[RenderableType] = [
         line_of(run.name, "bold"),
-        _state(status) + line_of(f"  {_progress(status)} iterations{time_left}"),
+        _format_state(status) + line_of(f"  {_format_progress(status)} iterations{time_left}"),
     ]
     if status.why:
-        parts.append(_reason(status))
+        parts.append(_format_reason(status))
     about = [status.method, f"seed {status.seed}" if status.seed is not None else ""]
     if status.wall_time is not None:
         about.append(f"last iteration {format_duration(max(0.0, time.time() - status.wall_time))} ago")
     parts.append(line_of(" · ".join(filter(None, about)), "dim"))
     for accuracy in status.accuracies:
         over = f" over {accuracy.problems} problems" if accuracy.problems else ""
-        text = f"pass@1 on {accuracy.label} after {accuracy.iteration}: {_accuracy(accuracy)}"
+        text = f"pass@1 on {accuracy.label} after {accuracy.iteration}: {_format_accuracy(accuracy)}"
         parts.append(line_of(f"{text} (95 % interval{over})" if accuracy.low is not None else text))
     return parts
 
 
 def _grid_of_charts(charts: Sequence[Chart], width: int, braille: bool) -> Table:
     """Returns the charts in one column, or in two if the screen is wide."""
-    columns = 2 if width >= TWO_CURVES and len(charts) > 1 else 1
+    columns = 2 if width >= LEAST_WIDTH_OF_TWO_CHARTS and len(charts) > 1 else 1
     grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
     for _ in range(columns):
         grid.add_column(ratio=1)
     room = width // columns - (2 if columns > 1 else 0)  # without the space between two columns
-    cells = [_chart(chart, room, braille) for chart in charts]
+    cells = [_draw_chart(chart, room, braille) for chart in charts]
     for start in range(0, len(cells), columns):
         grid.add_row(*cells[start : start + columns])
     return grid
@@ -318,9 +318,9 @@ def _phase_times(totals: Mapping[str, float], iterations: int, width: int, brail
         times.add_row(
             Text(phase),
             Text(f"{share:4.0%}" if share >= 0.005 else " <1%"),
-            Text(f"{number(seconds / iterations) + ' s each':>12}"),
+            Text(f"{format_number(seconds / iterations) + ' s each':>12}"),
             # The bar gets the width that the other columns leave: they take 40 characters at most.
-            Text(bar(share, max(6, width - 40), braille=braille), no_wrap=True),
+            Text(draw_bar(share, max(6, width - 40), braille=braille), no_wrap=True),
         )
     return times
 
@@ -328,13 +328,14 @@ def _phase_times(totals: Mapping[str, float], iterations: int, width: int, brail
 def _charts_of(experiment: StoredExperiment, metrics: Sequence[str]) -> list[Chart]:
     """Returns charts of the metrics in `metrics` or, if it is empty, of accuracy and the first usual metrics.
 
-    If `metrics` is empty, there are at most `CURVES` charts. With many charts of accuracy the limit is
-    higher, so that two other charts follow them. Raises ValueError for a metric that was not recorded.
+    If `metrics` is empty, there are at most `MOST_SHOWN_CHARTS` charts. With many charts of accuracy the
+    limit is higher, so that two other charts follow them. Raises ValueError for a metric that was not
+    recorded.
     """
     bunches = [Bunch(experiment.name, colour=0, members=[experiment])]
     if not metrics:
         of_accuracy = evaluation_charts(bunches)
-        most = max(CURVES, len(of_accuracy) + 2)
+        most = max(MOST_SHOWN_CHARTS, len(of_accuracy) + 2)
         return [*of_accuracy, *usual_charts(bunches)][:most]
     recorded = metric_names([experiment])
     for name in metrics:
@@ -344,7 +345,7 @@ def _charts_of(experiment: StoredExperiment, metrics: Sequence[str]) -> list[Cha
     return chosen_charts(bunches, metrics)
 
 
-def _chart(chart: Chart, width: int, braille: bool) -> Group:
+def _draw_chart(chart: Chart, width: int, braille: bool) -> Group:
     """Returns a chart: its title, its curves, and a line with its range of x and its last values.
 
     Infinite and missing values are left out. A chart whose values are all equal is one line of text.
@@ -357,7 +358,7 @@ def _chart(chart: Chart, width: int, braille: bool) -> Group:
     # After its colon, the title of several curves says which of them is dashed. That is left out, because
     # curves of characters have no dashes.
     title = line_of(chart.title.partition(":")[0] if len(chart.series) > 1 else chart.title, "bold")
-    title.append(f"  {BETTER[chart.better]}" if chart.better else "", style="dim")
+    title.append(f"  {BETTER_TEXTS[chart.better]}" if chart.better else "", style="dim")
     if not drawn:
         return Group(title, Text("no finite values yet", style="dim"))
     first, last = min(curve[0][0] for curve in drawn), max(curve[-1][0] for curve in drawn)
@@ -366,11 +367,13 @@ def _chart(chart: Chart, width: int, braille: bool) -> Group:
         distinct_values |= {y for _, y in curve}
     if len(distinct_values) == 1 and first < last:
         # A flat line, such as the reward of demonstrations, isn't worth several lines of the screen.
-        return Group(title, Text(f"always {number(distinct_values.pop())}, {first:.0f} to {last:.0f}", "dim"))
-    low, high = _bounds(drawn)
-    labels = [number(high), *[""] * (HEIGHT - 2), number(low)]
+        return Group(
+            title, Text(f"always {format_number(distinct_values.pop())}, {first:.0f} to {last:.0f}", "dim")
+        )
+    low, high = _y_bounds(drawn)
+    labels = [format_number(high), *[""] * (CURVE_HEIGHT - 2), format_number(low)]
     margin = max(map(len, labels))
-    dots = plot(drawn, max(8, width - margin - 1), HEIGHT, braille=braille)  # a space after the label
+    dots = plot(drawn, max(8, width - margin - 1), CURVE_HEIGHT, braille=braille)  # a space after the label
     lines = [Text(f"{label:>{margin}} {line}") for label, line in zip(labels, dots, strict=True)]
     newest = []
     for series in chart.series:
@@ -379,8 +382,8 @@ def _chart(chart: Chart, width: int, braille: bool) -> Group:
         name = f"{series.name.rpartition(': ')[2]} " if len(chart.series) > 1 else ""
         x, y = series.points[-1]
         bounds = series.interval.get(x)
-        between = f" [{number(bounds[0])}, {number(bounds[1])}]" if bounds else ""
-        newest.append(f"{name}{number(y)}{between}")
+        between = f" [{format_number(bounds[0])}, {format_number(bounds[1])}]" if bounds else ""
+        newest.append(f"{name}{format_number(y)}{between}")
     axis = f"{'':{margin}} {first:.0f} to {last:.0f}; last: {', '.join(newest)}"
     return Group(title, *lines, line_of(axis, "dim"))
 
@@ -399,18 +402,18 @@ def _answer_text(answer: NewestAnswer, whole: bool) -> Text:
     """Returns an answer with its score.
 
     It is a single line that the screen may cut off. With `whole`, the answer's text has all its lines, up to
-    WHOLE characters.
+    `MOST_CHARACTERS_OF_ANSWER` characters.
     """
-    score_text = "?" if answer.score is None else number(answer.score)
+    score_text = "?" if answer.score is None else format_number(answer.score)
     remark = "" if answer.outcome in ("ok", "") else f" {answer.outcome}"
     head = line_of(f"{score_text:>4}{remark}  {answer.name}  ", "bold")
     if not whole:
         line = head + line_of(answer.text)
         line.no_wrap, line.overflow = True, "ellipsis"
         return line
-    beginning, left_out = cut_text(answer.text, WHOLE)
+    beginning, left_out = cut_text(answer.text, MOST_CHARACTERS_OF_ANSWER)
     remark = f"\n… and {left_out} more characters" if left_out else ""
-    return head + Text(f"\n{visible(beginning)}{remark}\n")
+    return head + Text(f"\n{make_visible(beginning)}{remark}\n")
 
 
 def newest_answers(run: Run, most: int) -> tuple[str, list[NewestAnswer]]:
@@ -420,25 +423,27 @@ def newest_answers(run: Run, most: int) -> tuple[str, list[NewestAnswer]]:
     The answers are read from the beginning of the file, and the first answer to each problem is taken. Raises
     ValueError for a damaged file.
     """
-    all_sources = sources(run)
+    all_sources = find_sources(run)
     if not all_sources:
         return "", []
     iterations = [source for source in all_sources if source.kind == "iteration"]
-    chosen = (iterations or all_sources)[-1]
+    source_of_answers = (iterations or all_sources)[-1]
     # The first answer to each problem. Only a thousand lines, or one batch, are read: they usually have
     # enough problems.
-    first: dict[str, NewestAnswer] = {}
-    if chosen.kind == "evaluation":
-        verify_answers(chosen.path)
-        with chosen.path.open(encoding="utf-8") as file:
+    first_answers: dict[str, NewestAnswer] = {}
+    if source_of_answers.kind == "evaluation":
+        verify_answers(source_of_answers.path)
+        with source_of_answers.path.open(encoding="utf-8") as file:
             for row in map(json.loads, islice(file, 1000)):
                 name, outcome = f"{row['problem']}#{row['sample']}", row.get("outcome", "")
                 answer = NewestAnswer(name, row.get("reward"), outcome, row.get("text") or "")
-                first.setdefault(row["problem"], answer)
+                first_answers.setdefault(row["problem"], answer)
     else:
-        walking = walk(chosen.path, ["problem", "sample", "grade", "text", "group", "reward"])
-        next(walking)  # the schema
-        for batch, _ in islice(walking, 1):
+        batches = read_batches(
+            source_of_answers.path, ["problem", "sample", "grade", "text", "group", "reward"]
+        )
+        next(batches)  # the schema
+        for batch, _ in islice(batches, 1):
             for row in batch.to_pylist():
                 problem, sample, text = row.get("group") or "", 0, row.get("text") or ""
                 score, outcome = row.get("reward"), ""
@@ -446,8 +451,8 @@ def newest_answers(run: Run, most: int) -> tuple[str, list[NewestAnswer]]:
                 if "problem" in row:
                     problem, sample, outcome = row["problem"]["id"], row["sample"], row["grade"]["outcome"]
                     score = None if outcome == "unavailable" else row["grade"]["reward"]
-                first.setdefault(problem, NewestAnswer(f"{problem}#{sample}", score, outcome, text))
-    return f"{chosen.content} of {chosen.title}", list(first.values())[:most]
+                first_answers.setdefault(problem, NewestAnswer(f"{problem}#{sample}", score, outcome, text))
+    return f"{source_of_answers.content} of {source_of_answers.title}", list(first_answers.values())[:most]
 
 
 # Curves of characters
@@ -460,12 +465,12 @@ def plot(curves: Sequence[CurvePoints], width: int, height: int, *, braille: boo
     `braille` with stars. Neighbouring points of a curve are joined, and a single point is a dot. There must
     be at least one point, and all values must be finite.
     """
-    across, down = (2, 4) if braille else (1, 1)
-    columns, rows = width * across, height * down
+    dots_across, dots_down = (2, 4) if braille else (1, 1)
+    columns, rows = width * dots_across, height * dots_down
     xs: list[float] = []
     for curve in curves:
         xs += [x for x, _ in curve]
-    low, high = _bounds(curves)
+    low, high = _y_bounds(curves)
     span = max(xs) - min(xs)
     grid = [[False] * columns for _ in range(rows)]
 
@@ -484,33 +489,33 @@ def plot(curves: Sequence[CurvePoints], width: int, height: int, *, braille: boo
     if not braille:
         return ["".join("*" if has_dot else " " for has_dot in grid_row) for grid_row in grid]
     lines = []
-    for top in range(0, rows, down):
-        characters = [_braille_character(grid, top, left) for left in range(0, columns, across)]
+    for top in range(0, rows, dots_down):
+        characters = [_braille_character(grid, top, left) for left in range(0, columns, dots_across)]
         lines.append("".join(characters))
     return lines
 
 
 def _braille_character(grid: Sequence[Sequence[bool]], top: int, left: int) -> str:
     """Returns the character with the dots of 4 × 2 cells of the grid, from row `top` and column `left` on."""
-    code = BRAILLE
-    for row, codes_of_row in enumerate(DOTS):
+    code = CODE_WITHOUT_DOTS
+    for row, codes_of_row in enumerate(CODES_OF_DOTS):
         for column, code_of_dot in enumerate(codes_of_row):
             if grid[top + row][left + column]:
                 code += code_of_dot
     return chr(code)
 
 
-def _bounds(curves: Sequence[CurvePoints]) -> tuple[float, float]:
+def _y_bounds(curves: Sequence[CurvePoints]) -> tuple[float, float]:
     """Returns the limits of the y axis: the lowest and the highest value, without room around them, because
     there are only a few lines."""
     values: list[float] = []
     for curve in curves:
         values += [y for _, y in curve]
     low, high = min(values), max(values)
-    return (low, high) if low < high else limits(values)  # the axis of a single value needs some length
+    return (low, high) if low < high else axis_limits(values)  # the axis of a single value needs some length
 
 
-def bar(share: float, width: int, *, braille: bool = True) -> str:
+def draw_bar(share: float, width: int, *, braille: bool = True) -> str:
     """Returns a bar whose length is a share of `width`. Every share above 0 can be seen."""
     if not braille:
         return "#" * max(round(share * width), 1 if share > 0 else 0)
@@ -548,10 +553,12 @@ class TerminalView:
             return run_page(
                 self.store, self.open, width, self.metrics, braille=self.braille, whole=self.whole
             )
-        rows = _statuses(self.store)
+        rows = _read_statuses(self.store)
         if not rows:
-            return self._nothing()
-        reasons = [line_of(f"  {run.name}: ") + why for run, status in rows if (why := _reason(status))]
+            return self._describe_no_experiments()
+        reasons = [
+            line_of(f"  {run.name}: ") + why for run, status in rows if (why := _format_reason(status))
+        ]
         return Group(_experiments_table(rows, width), Text(), *reasons)
 
     def frame(self) -> Group:
@@ -559,40 +566,44 @@ class TerminalView:
         console = self.console
         room = max(1, console.height - 2)
         try:
-            body = self._body(room)
+            body = self._render_body(room)
         except (ValueError, OSError) as error:
-            body = self._lines(line_of(error, "red"))
-        seen = body[self.top : self.top + room]
-        more = f"  {self.top + 1}–{self.top + len(seen)} of {len(body)} lines" if len(body) > room else ""
+            body = self._render_lines(line_of(error, "red"))
+        visible_lines = body[self.top : self.top + room]
+        position_text = (
+            f"  {self.top + 1}–{self.top + len(visible_lines)} of {len(body)} lines"
+            if len(body) > room
+            else ""
+        )
         keys = "Esc list · n next · a answers" if self.open else "Enter open"
-        heading = Text("treetune watch" + more, style="bold", no_wrap=True, overflow="ellipsis")
+        heading = Text("treetune watch" + position_text, style="bold", no_wrap=True, overflow="ellipsis")
         footer = Text(f"{keys} · q quit · ? help", style="dim", no_wrap=True, overflow="ellipsis")
-        lines = (Segments([*line, Segment.line()]) for line in seen)
-        return Group(heading, *lines, *[Text("")] * (room - len(seen)), footer)
+        lines = (Segments([*line, Segment.line()]) for line in visible_lines)
+        return Group(heading, *lines, *[Text("")] * (room - len(visible_lines)), footer)
 
-    def _body(self, room: int) -> list[list[Segment]]:
+    def _render_body(self, room: int) -> list[list[Segment]]:
         """Returns the lines between the heading and the keys.
 
         For the list of experiments, it returns only the lines that fit into `room`. For any other page it
         returns all lines, of which `frame` shows those from `top` on.
         """
         if self.helping:
-            return self._lines(Text(HELP))
+            return self._render_lines(Text(HELP_TEXT))
         if self.open is not None:
-            lines = self._lines(self.page())
+            lines = self._render_lines(self.page())
             self.top = max(0, min(self.top, len(lines) - room))
             return lines
-        rows = _statuses(self.store)
-        self._list([run for run, _ in rows])
+        rows = _read_statuses(self.store)
+        self._update_list([run for run, _ in rows])
         if not rows:
-            return self._lines(self._nothing())
-        table = self._lines(_experiments_table(rows, self.console.width, self.selected))
+            return self._render_lines(self._describe_no_experiments())
+        table = self._render_lines(_experiments_table(rows, self.console.width, self.selected))
         heading, row_lines = table[0], table[1:]
         # The last lines give the reason for the state of the selected experiment. A low screen doesn't have
         # them: it needs its lines for the list.
         reason: list[list[Segment]] = []
         if room > 6:
-            reason = self._lines(_reason(rows[self.selected][1]))[:2]
+            reason = self._render_lines(_format_reason(rows[self.selected][1]))[:2]
         n_shown = max(1, room - 1 - len(reason))  # 1 for the heading
         # The selected row is in the middle, except near the ends of the list.
         first_if_centred = self.selected - n_shown // 2
@@ -601,20 +612,27 @@ class TerminalView:
         self.top = 0
         return [heading, *row_lines[first : first + n_shown], *reason]
 
-    def _lines(self, page: RenderableType) -> list[list[Segment]]:
+    def _render_lines(self, page: RenderableType) -> list[list[Segment]]:
         """Returns the lines of a page at the screen's width, each as rich's segments."""
         return self.console.render_lines(page, self.console.options.update(height=None), pad=False)
 
-    def _nothing(self) -> Text:
+    def _describe_no_experiments(self) -> Text:
         return line_of(f"no experiments yet in {', '.join(map(str, self.store.folders))}")
 
     def press(self, key: str) -> bool:
-        """Handles a key (one of the values of `KEYS`). Returns False for the key that quits, and else
+        """Handles a key (one of the values of `KEY_NAMES`). Returns False for the key that quits, and else
         True."""
         # A page down moves by all lines but the heading, the keys, and one line that stays in view.
-        page = max(1, self.console.height - 3)
+        lines_of_page = max(1, self.console.height - 3)
         # A step may lead beyond the first or the last line, as those to top and end do. Drawing corrects it.
-        steps = {"up": -1, "down": 1, "page up": -page, "page down": page, "top": -(10**6), "end": 10**6}
+        steps = {
+            "up": -1,
+            "down": 1,
+            "page up": -lines_of_page,
+            "page down": lines_of_page,
+            "top": -(10**6),
+            "end": 10**6,
+        }
         if key == "quit":
             return False
         if self.helping or key == "help":  # while help is shown, any key hides it
@@ -627,10 +645,10 @@ class TerminalView:
             # Opens the experiment that the list showed in this row when it was last drawn, even if other
             # experiments have come or gone since.
             if not self._listed:
-                self._list(self.store.runs())
+                self._update_list(self.store.runs())
             if self._listed:
-                further = {"next": 1, "previous": -1}.get(key, 0)
-                self.selected = (self.selected + further) % len(self._listed)
+                step_in_list = {"next": 1, "previous": -1}.get(key, 0)
+                self.selected = (self.selected + step_in_list) % len(self._listed)
                 self.open, self.top = self._listed[self.selected], 0
         elif self.open is None:
             self.selected = max(0, self.selected + steps.get(key, 0))
@@ -638,7 +656,7 @@ class TerminalView:
             self.top = max(0, self.top + steps.get(key, 0))
         return True
 
-    def _list(self, runs: Sequence[Run]) -> None:
+    def _update_list(self, runs: Sequence[Run]) -> None:
         """Replaces the list of runs. The selected run stays selected, even if it is in another row now."""
         selected_run = None
         if self._listed:
@@ -681,7 +699,7 @@ def watch(folders: Sequence[Path], *, name: str | None, metrics: Sequence[str], 
         if once:
             console.print(watched.page())
             return
-        with _keys() as read, console.screen(hide_cursor=True) as screen:
+        with _reading_keys() as read, console.screen(hide_cursor=True) as screen:
             size = console.size
             keys: list[str] = []
             # `press` returns False for the key that quits; without keys, the page is only drawn anew.
@@ -698,18 +716,18 @@ def keys_in(data: bytes) -> list[str]:
 
     Example: ``keys_in(b"j\\x1b[A")`` is ``["down", "up"]``.
     """
-    return [KEYS[key] for key in _KEY.findall(data) if key in KEYS]
+    return [KEY_NAMES[key] for key in _KEY_PRESS.findall(data) if key in KEY_NAMES]
 
 
 @contextmanager
-def _keys() -> Iterator[Callable[[float], list[str]]]:
+def _reading_keys() -> Iterator[Callable[[float], list[str]]]:
     """Yields a function that waits for keys and returns their names, without the need to press Enter.
 
     The function's argument is the longest wait in seconds. At the end of the block, and also after SIGTERM,
     the terminal gets back the mode that it had before.
     """
     descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
+    mode_before = termios.tcgetattr(descriptor)
 
     def read(seconds: float) -> list[str]:
         ready, _, _ = select.select([descriptor], [], [], seconds)
@@ -719,12 +737,12 @@ def _keys() -> Iterator[Callable[[float], list[str]]]:
         return keys_in(data) if data else ["quit"]  # no data: the terminal was closed
 
     def leave(*_: object) -> NoReturn:
-        sys.exit(TERMINATED)
+        sys.exit(EXIT_CODE_OF_SIGTERM)
 
-    earlier = signal.signal(signal.SIGTERM, leave)
+    earlier_handler = signal.signal(signal.SIGTERM, leave)
     try:
         tty.setcbreak(descriptor)
         yield read
     finally:
-        signal.signal(signal.SIGTERM, earlier)
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        signal.signal(signal.SIGTERM, earlier_handler)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, mode_before)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CHARACTERS_SHOWN = 20_000
 """The number of characters of a text that a page shows at first."""
 
-MARKS = 4
+MOST_SHOWN_MARKS = 4
 """The most combining marks (accents, vowel points) that are shown on a character. Hundreds of marks would
 cover other lines."""
 
@@ -36,18 +36,19 @@ DEEPEST_FORMULA = 20
 nesting stays text."""
 
 # The usual abbreviations of invisible characters.
-_NAMES = {
+_NAME_BY_CHARACTER = {
     "\u061c": "ALM", "\u200b": "ZWSP", "\u200c": "ZWNJ", "\u200d": "ZWJ", "\u200e": "LRM", "\u200f": "RLM",
     "\u202a": "LRE", "\u202b": "RLE", "\u202c": "PDF", "\u202d": "LRO", "\u202e": "RLO", "\u2028": "LS",
     "\u2029": "PS", "\u2060": "WJ", "\u2066": "LRI", "\u2067": "RLI", "\u2068": "FSI", "\u2069": "PDI",
     "\ufeff": "BOM", "\u00ad": "SHY",
 }  # fmt: skip
-# Characters outside of the ranges that can always be seen. `_named` decides which of them are replaced.
-_ODD = re.compile(
+# Characters outside of the ranges that can always be seen. `_show_character` decides which of them are
+# replaced.
+_PERHAPS_INVISIBLE = re.compile(
     r"[^\n\t\x20-\x7e\u00a1-\u00ac\u00ae-\u060f\u0620-\u200a\u2010-\u2027\u2030-\u205f\u2070-\ud7ff]"
 )
 
-_DEFINES = re.compile(
+_MACRO_DEFINITION = re.compile(
     r"\\(?:[gex]?def|let|futurelet|global|long|(?:re)?newcommand|providecommand)(?![a-zA-Z])"
 )
 """Commands that define a macro. A formula with one stays text, because a macro can make it grow without end
@@ -55,36 +56,39 @@ in the browser."""
 
 # What opens or closes a group of a formula. Escaped braces and backslashes are matched so that they aren't
 # taken for a group.
-_GROUPS = re.compile(r"\\\\|\\[{}]|[{}]|\\(?:left|right|begin|end)(?![a-zA-Z])")
+_GROUP_BOUNDARY = re.compile(r"\\\\|\\[{}]|[{}]|\\(?:left|right|begin|end)(?![a-zA-Z])")
 
 # The content of a formula. Its length is limited, so the search for the end of a formula that isn't closed
 # doesn't go on to the end of the text.
-_INSIDE = rf".{{1,{LONGEST_FORMULA}}}?"
-_MATH = re.compile(
-    rf"\$\$(?P<a>{_INSIDE})\$\$|\\\[(?P<b>{_INSIDE})\\\]|\\\((?P<c>{_INSIDE})\\\)"
+_FORMULA_CONTENT = rf".{{1,{LONGEST_FORMULA}}}?"
+_FORMULA = re.compile(
+    rf"\$\$(?P<a>{_FORMULA_CONTENT})\$\$|\\\[(?P<b>{_FORMULA_CONTENT})\\\]|\\\((?P<c>{_FORMULA_CONTENT})\\\)"
     r"|\$(?P<d>[^\s$](?:[^$\n]*[^\s$\\])?)\$(?!\d)|(?P<e>\\boxed\{[^{}\n]*\})",
     re.DOTALL,
 )
 
 
-def visible(text: object) -> str:
+def make_visible(text: object) -> str:
     """Returns a text with its invisible characters made visible.
 
     These are controls, direction marks, zero-width characters and surrogates: "a\\u200bb" becomes
-    "a⟨ZWSP⟩b". If a character has more than `MARKS` combining marks, the further marks are replaced by their
-    number: "⟨96 more marks⟩".
+    "a⟨ZWSP⟩b". If a character has more than `MOST_SHOWN_MARKS` combining marks, the further marks are
+    replaced by their number: "⟨96 more marks⟩".
     """
     characters = str(text)
     if not characters.isascii():
-        characters = _heaps().sub(lambda heap: f"{heap[1]}⟨{len(heap[2]):,} more marks⟩", characters)
-    return _ODD.sub(_named, characters)
+        characters = _pattern_of_heaps().sub(
+            lambda heap: f"{heap[1]}⟨{len(heap[2]):,} more marks⟩", characters
+        )
+    return _PERHAPS_INVISIBLE.sub(_show_character, characters)
 
 
-def _named(match: re.Match[str]) -> str:
-    """Returns what is shown for a character that `_ODD` matched, which may be the character itself."""
+def _show_character(match: re.Match[str]) -> str:
+    """Returns what is shown for a character that `_PERHAPS_INVISIBLE` matched, which may be the character
+    itself."""
     character = match[0]
-    if character in _NAMES:
-        return f"⟨{_NAMES[character]}⟩"
+    if character in _NAME_BY_CHARACTER:
+        return f"⟨{_NAME_BY_CHARACTER[character]}⟩"
     code = ord(character)
     if code < 0x20 or code == 0x7F:
         return chr(0x2400 + code) if code < 0x20 else "␡"  # Unicode's picture of the control, such as ␀
@@ -96,7 +100,7 @@ def _named(match: re.Match[str]) -> str:
 
 
 @functools.cache
-def _heaps() -> re.Pattern[str]:
+def _pattern_of_heaps() -> re.Pattern[str]:
     """Returns a pattern for a heap: more combining marks in a row than are shown.
 
     Its first group has the marks that are shown, and its second group has the further ones.
@@ -104,17 +108,17 @@ def _heaps() -> re.Pattern[str]:
     marks = [code for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) in ("Mn", "Me")]
     # Consecutive codes become ranges, so that the pattern is short.
     ranges, begin = [], marks[0]
-    for code, following in zip(marks, [*marks[1:], -1], strict=True):
-        if following != code + 1:
+    for code, next_code in zip(marks, [*marks[1:], -1], strict=True):
+        if next_code != code + 1:
             ranges.append(f"{chr(begin)}-{chr(code)}")
-            begin = following
+            begin = next_code
     mark = f"[{''.join(ranges)}]"
-    return re.compile(f"({mark}{{{MARKS}}})({mark}+)")
+    return re.compile(f"({mark}{{{MOST_SHOWN_MARKS}}})({mark}+)")
 
 
 def ends_in_a_heap(text: str) -> bool:
     """Returns whether the last character of a text has more combining marks than are shown."""
-    return not text.isascii() and any(heap.end() == len(text) for heap in _heaps().finditer(text))
+    return not text.isascii() and any(heap.end() == len(text) for heap in _pattern_of_heaps().finditer(text))
 
 
 def cut_text(text: str, most: int = CHARACTERS_SHOWN) -> tuple[str, int]:
@@ -124,7 +128,7 @@ def cut_text(text: str, most: int = CHARACTERS_SHOWN) -> tuple[str, int]:
 
 def one_line(text: str, most: int = 200) -> str:
     """Returns the beginning of a text on one line, for a table. Ends of lines and tabs are shown as signs."""
-    beginning = visible(text[: most + 1]).replace("\n", " ↵ ").replace("\t", " ⇥ ")
+    beginning = make_visible(text[: most + 1]).replace("\n", " ↵ ").replace("\t", " ⇥ ")
     return beginning[:most] + "…" if len(text) > most else beginning
 
 
@@ -139,7 +143,7 @@ def one_line_with_end(text: str, most: int = 200) -> str:
     return f"{one_line(text[:half], half)} … {one_line(text[-half:], half)}"
 
 
-def writable(text: str) -> str:
+def make_writable(text: str) -> str:
     """Returns a text in which U+FFFD replaces each lone surrogate (half a character).
 
     Models write lone surrogates, and UTF-8 can't encode them.
@@ -147,15 +151,15 @@ def writable(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def rendered(text: str) -> Markup:
+def render_markdown(text: str) -> Markup:
     """Returns a text as HTML, in which mathematics, code, tables and bold type are set."""
     from markupsafe import Markup
 
-    return Markup(_markdown().render(visible(text)))
+    return Markup(_make_markdown_renderer().render(make_visible(text)))
 
 
 @functools.cache
-def _markdown() -> MarkdownIt:
+def _make_markdown_renderer() -> MarkdownIt:
     """Returns a renderer of the part of Markdown whose marks don't mean something else in a calculation."""
     from markdown_it import MarkdownIt
 
@@ -170,16 +174,16 @@ def _markdown() -> MarkdownIt:
 
     # "zero" has no rules except those for plain text. Only the rules that are listed here are added to it.
     markdown = MarkdownIt("zero").enable(["fence", "code", "table", "backticks", "emphasis"])
-    markdown.inline.ruler.at("emphasis", _bold)
+    markdown.inline.ruler.at("emphasis", _read_stars)
     # Formulas are read before code and stars. `escape` isn't enabled, and only marks this position.
-    markdown.inline.ruler.before("escape", "mathematics", _mathematics)
+    markdown.inline.ruler.before("escape", "mathematics", _read_formula)
     markdown.add_render_rule("mathematics", formula)
     for name in ("th_open", "td_open"):
         markdown.add_render_rule(name, cell)
     return markdown
 
 
-def _bold(state: StateInline, silent: bool) -> bool:
+def _read_stars(state: StateInline, silent: bool) -> bool:
     """Reads stars as markdown-it's own rule does, but only ``**`` at the ends of words makes bold type.
 
     A single star is a product, and ``**`` within a word is a power, as in ``2**3``.
@@ -204,17 +208,17 @@ def _bold(state: StateInline, silent: bool) -> bool:
     return True
 
 
-def _mathematics(state: StateInline, silent: bool) -> bool:
+def _read_formula(state: StateInline, silent: bool) -> bool:
     """Reads a formula at markdown-it's present position, and returns whether there is one.
 
     With `silent`, it moves past the formula without adding a token.
     """
-    character, before = state.src[state.pos], state.src[max(0, state.pos - 1)]
+    character, previous_character = state.src[state.pos], state.src[max(0, state.pos - 1)]
     if character not in "$\\":
         return False
-    if character == "$" and before == "\\":  # an escaped dollar sign
+    if character == "$" and previous_character == "\\":  # an escaped dollar sign
         return False
-    match = _MATH.match(state.src, state.pos, state.posMax)
+    match = _FORMULA.match(state.src, state.pos, state.posMax)
     if match is None or not _is_harmless(match[0]):
         return False
     if not silent:
@@ -228,10 +232,10 @@ def _mathematics(state: StateInline, silent: bool) -> bool:
 
 def _is_harmless(formula: str) -> bool:
     """Returns whether KaTeX may render a formula: it is short, defines nothing, and isn't nested deeply."""
-    if len(formula) > LONGEST_FORMULA or _DEFINES.search(formula):
+    if len(formula) > LONGEST_FORMULA or _MACRO_DEFINITION.search(formula):
         return False
     depth = 0
-    for sign in _GROUPS.findall(formula):
+    for sign in _GROUP_BOUNDARY.findall(formula):
         if sign in ("{", "\\left", "\\begin"):
             depth += 1
         elif sign in ("}", "\\right", "\\end"):

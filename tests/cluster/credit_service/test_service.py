@@ -37,8 +37,13 @@ from tests.support import tabular_mdp as mdp
 from tests.support.columns import plain
 from tests.support.fake_vllm import FakeVllm
 from treetune.cluster.credit_service import arrow
-from treetune.cluster.credit_service.app import JSON, application, make_openapi
-from treetune.cluster.credit_service.choices import CREDITS, STATES, STEPS, VALUES
+from treetune.cluster.credit_service.app import JSON_TYPE, make_application, make_openapi
+from treetune.cluster.credit_service.choices import (
+    ALLOWED_CREDITS,
+    ALLOWED_STATES,
+    ALLOWED_STEPS,
+    ALLOWED_VALUES,
+)
 from treetune.cluster.credit_service.messages import AnswerIn, CreditResponse, SamplingChoice
 from treetune.cluster.credit_service.service import CreditService, ServiceSettings
 from treetune.config.schema import keys_of
@@ -73,7 +78,7 @@ def serve() -> Iterator[Callable[..., ASGIApp]]:
         chosen = {"engine": engine(), "tokenizer": mdp.CODEC, "grader": mdp.LetterGrader(), **settings}
         service = CreditService(ServiceSettings(**chosen))
         services.append(service)
-        return application(service, KEY, MOST_BYTES)
+        return make_application(service, KEY, MOST_BYTES)
 
     yield start
     for service in services:
@@ -90,7 +95,7 @@ async def call(
     disconnects_after: float | None = None,
 ) -> Reply:
     """Send a request to the application as uvicorn would."""
-    all_headers = {"authorization": f"Bearer {KEY}", "content-type": JSON, **(headers or {})}
+    all_headers = {"authorization": f"Bearer {KEY}", "content-type": JSON_TYPE, **(headers or {})}
     parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
     status = 0
     received = bytearray()
@@ -426,7 +431,7 @@ def test_a_request_that_waits_too_long_for_others_is_given_up(
 def test_more_requests_than_may_wait_are_refused(
     serve: Callable[..., ASGIApp], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treetune.cluster.credit_service.app.MOST_WAITING", 2)
+    monkeypatch.setattr("treetune.cluster.credit_service.app.MOST_WAITING_REQUESTS", 2)
 
     async def call_five(app: ASGIApp) -> list[Reply]:
         body = json.dumps(request_for(VINE)).encode()
@@ -680,10 +685,10 @@ def test_no_request_reads_a_file_runs_code_or_breaks_the_service(
 
 def test_no_part_that_a_client_can_choose_has_a_field_for_a_file_or_a_function() -> None:
     families: tuple[tuple[Any, tuple[str, ...]], ...] = (
-        (Credit, CREDITS),
-        (ValueEstimator, VALUES),
-        (StateRule, STATES),
-        (StepSplitter, STEPS),
+        (Credit, ALLOWED_CREDITS),
+        (ValueEstimator, ALLOWED_VALUES),
+        (StateRule, ALLOWED_STATES),
+        (StepSplitter, ALLOWED_STEPS),
     )
     texts = set()
     for family, names in families:

@@ -22,7 +22,7 @@ import pytest
 from tests.support.fake_vllm import ROUTES, FakeVllm
 from tests.support.stub_server import sample
 from treetune.credit import CreditAssigner, CreditLimitReached, advantages
-from treetune.engine.launch import free_port
+from treetune.engine.launch import find_free_port
 from treetune.engine.requests import Completion, Request, SamplingParams
 from treetune.engine.settings import PlainVllmSettings
 from treetune.exceptions import ConfigError, EngineError
@@ -159,7 +159,7 @@ def test_the_key_is_sent_and_is_in_no_message_and_no_log(
 
 
 def test_an_address_where_nothing_listens_is_refused_at_once() -> None:
-    url = f"http://127.0.0.1:{free_port()}"
+    url = f"http://127.0.0.1:{find_free_port()}"
     with pytest.raises(EngineError, match=rf"nothing listens at {url} .*: start a server there, such as"):
         advantages(answers(), **settings(engine=url))
 

@@ -26,7 +26,7 @@ from treetune.credit import CreditAssigner
 from treetune.credit.literature.prime import Prime
 from treetune.credit.reward_models import RewardModelSettings, outcome_losses
 from treetune.findings import findings
-from treetune.lab.analyzers.credit_bench import required_critics
+from treetune.lab.analyzers.credit_bench import find_missing_models
 from treetune.lab.analyzers.gradients import Loss
 from treetune.models.lora import Lora
 from treetune.models.sources import TinyModel
@@ -137,7 +137,7 @@ def test_analyses_and_the_library_refuse_a_reward_model_that_learns() -> None:
     session: Any = SimpleNamespace(config=SimpleNamespace(trainer=None, credit=Prime()))
     with pytest.raises(ValueError, match="trains its reward model in the run"):
         Loss(session, 0, [])
-    (finding,) = required_critics("methods", {"prime": Prime()}, experiment_of("quickstart/grpo"))
+    (finding,) = find_missing_models("methods", {"prime": Prime()}, experiment_of("quickstart/grpo"))
     assert finding.what == "'prime' needs a reward model that learns, and analyses don't train one"
     with pytest.raises(ValueError, match="leaves advantages to the trainer of a run"):
         CreditAssigner("prime")

@@ -30,7 +30,7 @@ from treetune.credit.literature.com_mcs import CompoundValues
 from treetune.credit.literature.forking_tokens import ForkingTokens
 from treetune.credit.literature.gdpo import Gdpo
 from treetune.credit.literature.gigpo import GroupInGroup
-from treetune.credit.literature.grpo_lambda import GrpoLambda, summed_traces
+from treetune.credit.literature.grpo_lambda import GrpoLambda, sum_traces
 from treetune.credit.literature.hicra import HierarchyAware
 from treetune.credit.literature.implicit_reward import ImplicitReward
 from treetune.credit.literature.james_stein import JamesStein
@@ -534,7 +534,7 @@ def test_the_gradient_of_grpo_lambda_is_that_of_its_ratios_at_the_old_policy() -
         exponent = sum(decay ** (s - t) * logprobs[t] for t in range(s + 1))
         loss = loss - 1.5 * torch.exp(exponent)
     loss.backward()
-    assert (-logprobs.grad).tolist() == pytest.approx((1.5 * summed_traces(tokens, decay)).tolist())
+    assert (-logprobs.grad).tolist() == pytest.approx((1.5 * sum_traces(tokens, decay)).tolist())
 
 
 @dataclass(frozen=True, kw_only=True)

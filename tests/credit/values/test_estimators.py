@@ -307,7 +307,7 @@ def test_smoothing_is_the_least_squares_answer(path: list[Value | None], reward:
 
 def test_filtering_combines_values_from_behind_and_baselines_from_before() -> None:
     path: list[Value | None] = [Value(0.4, 0.1), None, Value(0.8, 0.1)]
-    first, missing, last = filter_values(path, 1.0, behind=0.5, before=0.25)
+    first, missing, last = filter_values(path, 1.0, gain_from_later=0.5, gain_from_earlier=0.25)
     assert missing is None
     assert (last.value, first.value) == pytest.approx((0.9, (0.4 + 0.9) / 2))
     assert (first.baseline_or_value, last.baseline_or_value) == pytest.approx((0.4, 0.75 * 0.8 + 0.25 * 0.4))

@@ -34,7 +34,7 @@ from treetune.data.difficulty.answering import AskingShard, AtAddresses, SampleQ
 from treetune.data.difficulty.merging import RowRate, bin_of, read_rates
 from treetune.domains.domain_rows import domain_row
 from treetune.domains.endpoints.settings import EndpointSettings
-from treetune.engine.guard import descendants
+from treetune.engine.guard import find_descendants
 from treetune.engine.requests import SamplingParams
 from treetune.main import main
 from treetune.runtime.claims import _own_identity
@@ -186,7 +186,7 @@ def test_killed_jobs_and_a_killed_command_change_nothing(work: Work, undisturbed
     work.oracle.seconds = 0.03
     with work.started() as command:
         work.wait_for_requests(20)
-        jobs = [pid for pid in descendants(command.pid) if b"--shard" in command_line_of(pid)]
+        jobs = [pid for pid in find_descendants(command.pid) if b"--shard" in command_line_of(pid)]
         assert jobs
         for pid in jobs:
             os.kill(pid, signal.SIGKILL)

@@ -126,6 +126,6 @@ def test_the_size_of_the_waves_in_which_requests_are_sent_changes_nothing(
 ) -> None:
     source = write_lines(tmp_path / "rows.jsonl", sums(8))
     assert work_on_shard(pipeline(), source, tmp_path / "one", 0) == 0
-    monkeypatch.setattr(policies, "WAVE", 5)
+    monkeypatch.setattr(policies, "QUESTIONS_OF_A_WAVE", 5)
     assert work_on_shard(pipeline(), source, tmp_path / "many", 0) == 0
     assert grades(tmp_path / "many") == grades(tmp_path / "one")

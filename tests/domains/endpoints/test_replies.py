@@ -21,7 +21,7 @@ import pytest
 
 from tests.support.http_replies import Written, chat, error, replying
 from treetune.data.difficulty.answering import AskingShard, AtAddresses, NoReply, PolicyReply, SampleQuestion
-from treetune.domains.endpoints.client import LONGEST_WAIT_S, EndpointClient, wait_asked_for
+from treetune.domains.endpoints.client import LONGEST_WAIT_S, EndpointClient, requested_wait
 from treetune.domains.endpoints.replies import read_reply
 from treetune.domains.endpoints.settings import EndpointSettings
 from treetune.domains.graders.judge import JudgeGrader
@@ -239,7 +239,7 @@ NOW = datetime(2026, 10, 21, 7, 28, tzinfo=UTC)
 def test_an_endpoint_says_in_seconds_or_as_a_date_how_long_to_wait(
     headers: dict[str, str], seconds: float
 ) -> None:
-    assert wait_asked_for(headers, NOW) == seconds
+    assert requested_wait(headers, NOW) == seconds
 
 
 @pytest.mark.parametrize("pause", ["9999", "Wed, 21 Oct 2099 07:28:00 GMT"])

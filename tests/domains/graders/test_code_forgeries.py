@@ -124,8 +124,10 @@ def test_no_message_that_an_answer_writes_itself_leads_to_the_tests(reach: str, 
 
 def test_without_the_checks_on_objects_the_forgeries_succeed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the checks on objects, the programs find the number: it is the checks that stop them."""
-    unchecked = inside.bundle("tests", "joining", "peers").replace("_check(operation, args, self)", "pass")
-    unchecked = unchecked.replace("isinstance(value, _NEVER)", "False")
+    unchecked = inside.bundle("tests", "joining", "peers").replace(
+        "_check_operation(operation, args, self)", "pass"
+    )
+    unchecked = unchecked.replace("isinstance(value, _NEVER_GIVEN_TYPES)", "False")
     monkeypatch.setattr(inside, "bundle", lambda *_: unchecked)
     for reach, given_object in (("all attributes", "a generator"), ("formats", "a function")):
         assert grade(REACHING_PROGRAMS[reach], golds_that_give([given_object])["assertions"]).reward == 1.0

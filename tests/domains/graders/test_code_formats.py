@@ -14,7 +14,7 @@ import pytest
 
 from tests.domains.graders.code_grading import needs_sandbox
 from treetune.domains.graders.code import Code, are_close, same_output
-from treetune.domains.sandbox.inside.joining import customary_names, joined
+from treetune.domains.sandbox.inside.joining import import_customary_names, join_program
 from treetune.tasks.graders.extraction import fenced_blocks
 from treetune.vocabulary import Problem
 
@@ -185,8 +185,8 @@ def test_a_program_is_joined_to_its_prefix_as_well() -> None:
 
 
 def test_a_deep_prefix_or_answer_ends_nothing() -> None:
-    assert joined("def f(n):\n", "(" * 100_000).startswith("def f")
-    assert customary_names("(" * 100_000) == {}
+    assert join_program("def f(n):\n", "(" * 100_000).startswith("def f")
+    assert import_customary_names("(" * 100_000) == {}
 
 
 # Imports that benchmarks make
@@ -222,8 +222,8 @@ def test_a_name_that_nobody_defines_stays_an_error() -> None:
 
 
 def test_only_what_is_missing_is_imported() -> None:
-    assert customary_names("import math\nprint(math.pi, sum([1]))") == {}
-    assert set(customary_names("print(sqrt(2), math.pi)")) == {"sqrt", "math"}
+    assert import_customary_names("import math\nprint(math.pi, sum([1]))") == {}
+    assert set(import_customary_names("print(sqrt(2), math.pi)")) == {"sqrt", "math"}
 
 
 # Numbers

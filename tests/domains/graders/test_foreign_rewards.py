@@ -23,7 +23,7 @@ from treetune.config import folders
 from treetune.domains import foreign
 from treetune.domains.graders.function import FunctionGrader
 from treetune.domains.graders.weighted import Weighted
-from treetune.rollouts.numbers import add_measured_numbers, columns
+from treetune.rollouts.numbers import add_measured_numbers, collect_number_columns
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.conformance import Case, conformance
 from treetune.tasks.graders.pool import GraderPool
@@ -37,9 +37,9 @@ PROBLEM = Problem(id="p", prompt="2 + 2?", gold="4", data=DATA)
 @pytest.fixture(autouse=True)
 def _file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     shutil.copy(Path(__file__).parent / "programs/foreign_rewards.txt", tmp_path / "foreign_rewards.py")
-    monkeypatch.setattr(folders, "_OWN", folders.OwnFolders())
+    monkeypatch.setattr(folders, "_OWN_FOLDERS", folders.OwnFolders())
     finders = list(sys.meta_path)
-    folders.search_in([tmp_path])
+    folders.set_search_folders([tmp_path])
     yield
     sys.meta_path[:] = finders
     sys.modules.pop("foreign_rewards", None)
@@ -285,7 +285,7 @@ def test_a_weighted_sum_has_each_reward_as_a_number_and_the_outcome_of_what_fail
     assert grade.numbers == {"rewards/right": 1.0, "rewards/length": -0.65}
     answer = Trajectory(PROBLEM, 0, (1,), (Segment((2,)),), "stop", "4", grade, (1,))
     trees = add_measured_numbers(trees_of([answer]), TextCodec(encode=list, decode=str, eos_id=0))
-    assert columns(answers_of(trees)) == {"rewards/right": [1.0], "rewards/length": [-0.65]}
+    assert collect_number_columns(answers_of(trees)) == {"rewards/right": [1.0], "rewards/length": [-0.65]}
     for outcome in ("unavailable", "error", "timeout"):
         failing_grade = {"reward": 0.0, "outcome": outcome, "message": "so"}
         problem = replace(PROBLEM, data={**DATA, "grade": failing_grade})

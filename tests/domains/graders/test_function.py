@@ -27,9 +27,9 @@ PROBLEM = Problem(id="p", prompt="?", gold="4", data=DATA)
 @pytest.fixture(autouse=True)
 def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     shutil.copy(Path(__file__).parent / "programs/own_rewards.txt", tmp_path / "own_rewards.py")
-    monkeypatch.setattr(folders, "_OWN", folders.OwnFolders())
+    monkeypatch.setattr(folders, "_OWN_FOLDERS", folders.OwnFolders())
     finders = list(sys.meta_path)
-    folders.search_in([tmp_path])
+    folders.set_search_folders([tmp_path])
     yield
     sys.meta_path[:] = finders
     sys.modules.pop("own_rewards", None)

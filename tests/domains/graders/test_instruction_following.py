@@ -14,7 +14,11 @@ from typing import Any
 
 import pytest
 
-from treetune.domains.graders.instruction_following import NO_SENTENCES, InstructionFollowing, _library
+from treetune.domains.graders.instruction_following import (
+    NO_SENTENCES,
+    InstructionFollowing,
+    _load_check_classes,
+)
 from treetune.exceptions import Unavailable
 from treetune.findings import missing_requirements
 from treetune.vocabulary import Grade, Problem
@@ -97,7 +101,7 @@ def test_grading_draws_nothing_from_the_generator_of_others() -> None:
 
 
 def test_the_25_published_instructions_are_known_and_others_are_refused() -> None:
-    assert len(_library()) == 25
+    assert len(_load_check_classes()) == 25
     with pytest.raises(ValueError, match="did you mean 'punctuation:no_comma'"):
         grade("a", ("punctuation:no_commas", {}))
     with pytest.raises(ValueError, match="have its arguments num_words"):
@@ -109,7 +113,7 @@ def test_without_the_data_for_sentences_instructions_about_them_are_ungraded(
 ) -> None:
     import nltk
 
-    _library()
+    _load_check_classes()
     from lm_eval.tasks.ifeval import instructions_util
 
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])

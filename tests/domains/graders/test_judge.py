@@ -23,7 +23,7 @@ from treetune.domains.endpoints.settings import EndpointAddress, EndpointSetting
 from treetune.domains.graders.judge import JudgeGrader, RunningJudge
 from treetune.findings import missing_requirements
 from treetune.main import main
-from treetune.store.journal import row_of
+from treetune.store.journal import unseal_line
 from treetune.tasks.graders.base import ServiceContext
 from treetune.tasks.graders.conformance import Case, conformance
 from treetune.tasks.graders.final_answer import FinalAnswer
@@ -57,7 +57,7 @@ def grades(
     context = ServiceContext(folder, run, served)
     with GraderPool(grader, workers=1, context=context) as pool:
         of_responses = [pool.submit(response, PROBLEM).result(60) for response in responses]
-        counts = {name: value / (over or 1) for name, (value, over) in pool.counted().items()}
+        counts = {name: value / (over or 1) for name, (value, over) in pool.take_counts().items()}
     context.close()
     return of_responses, counts
 
@@ -284,7 +284,7 @@ def test_a_question_has_its_deadline(judge: StandIn) -> None:
 def test_a_journal_with_malformed_lines_is_read_without_them(judge: StandIn, tmp_path: Path) -> None:
     grades(grader(judge), "It is 7", folder=tmp_path)
     journal = (tmp_path / "run-0.jsonl").read_text()
-    assert json.loads(row_of(journal.encode()))["step"] == "judge"
+    assert json.loads(unseal_line(journal.encode()))["step"] == "judge"
     (tmp_path / "run-0.jsonl").write_text("{}\n" + journal + journal[:20])
     grades(grader(judge), "It is 7", folder=tmp_path, run="run-1")
     assert len(judge.asked) == 1

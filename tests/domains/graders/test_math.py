@@ -26,7 +26,7 @@ from tests.support.cases import cases
 from treetune.domains.graders.math import MathGrader
 from treetune.domains.graders.math_endings import find_answer, find_gold
 from treetune.domains.graders.math_kinds import TimeOfDay
-from treetune.domains.graders.minerva import Minerva, extract, lists_agree
+from treetune.domains.graders.minerva import Minerva, extract_answers, lists_agree
 from treetune.vocabulary import Grade, Problem
 
 HERE = Path(__file__).parent
@@ -218,19 +218,19 @@ def test_nothing_that_a_model_wrote_is_run() -> None:
 
 @pytest.mark.parametrize(("text", "answers"), cases(PRESET, "extraction"))
 def test_extraction_is_the_references(text: str, answers: list[str]) -> None:
-    assert extract(text, "?") == answers
+    assert extract_answers(text, "?") == answers
 
 
 def test_commas_separate_answers_where_the_problem_says_so() -> None:
     question = "Enter your answers, separated by commas."
-    assert extract(boxed("1, 2"), question) == ["1", "2"]
-    assert extract(boxed("(1, 2)"), question) == ["(1,2)"]
-    assert extract(boxed("1, 2"), "?") == ["1,2"]
+    assert extract_answers(boxed("1, 2"), question) == ["1", "2"]
+    assert extract_answers(boxed("(1, 2)"), question) == ["(1,2)"]
+    assert extract_answers(boxed("1, 2"), "?") == ["1,2"]
 
 
 @pytest.mark.parametrize(("answer", "gold", "verdict"), cases(PRESET, "equality"))
 def test_equality_is_the_references(answer: str, gold: str, verdict: bool) -> None:
-    assert lists_agree(extract(boxed(answer), "?"), extract(boxed(gold), "?")) is verdict
+    assert lists_agree(extract_answers(boxed(answer), "?"), extract_answers(boxed(gold), "?")) is verdict
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_at_least_99_of_100_verdicts_are_those_of_a_plain_reference() -> None:
     differing = []
     equal = 0
     for _ in range(500):
-        answer, gold = (extract(boxed(text), "?") for text in random_pair(rng))
+        answer, gold = (extract_answers(boxed(text), "?") for text in random_pair(rng))
         expected = minerva_reference.equal_lists(answer, gold)
         equal += expected
         if lists_agree(answer, gold) is not expected:

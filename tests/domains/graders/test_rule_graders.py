@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tests.support.cases import cases
 from treetune.domains.graders.codeio import CodeIO
 from treetune.domains.graders.instruction_following import InstructionFollowing
-from treetune.domains.graders.livebench import SCORES, LiveBench, edit_distance
+from treetune.domains.graders.livebench import SCORE_OF_TASK, LiveBench, edit_distance
 from treetune.domains.graders.multiple_choice import MultipleChoice
 from treetune.domains.graders.puzzles import (
     GridGrader,
@@ -455,7 +455,7 @@ def test_a_task_that_livebench_does_not_have_is_told() -> None:
         livebench("spacial", "4", "4")
 
 
-@given(st.sampled_from(sorted(SCORES)), st.text(max_size=80))
+@given(st.sampled_from(sorted(SCORE_OF_TASK)), st.text(max_size=80))
 def test_any_answer_to_livebench_earns_at_most_1(task: str, text: str) -> None:
     gold = {"tablejoin": "{'a': 'b'}", "tablereformat": '[{"a": 1, "b": 2}]'}.get(task, "One. Two")
     assert 0 <= livebench(task, text, gold) <= 1

@@ -30,8 +30,8 @@ from treetune.domains.graders.tagged import OneWord
 from treetune.domains.puzzles.grid_puzzles import (
     GridPuzzles,
     GridTransformation,
-    applied,
-    explanations,
+    apply_rules,
+    find_explanations,
     rules_of,
 )
 from treetune.domains.puzzles.logic_puzzles import GraphPaths, OrderingPuzzles
@@ -41,7 +41,7 @@ from treetune.domains.puzzles.zebra_puzzles import (
     KINDS,
     ZebraPuzzles,
     ZebraShape,
-    arrangements,
+    count_arrangements,
     kinds_of,
     random_arrangement,
 )
@@ -294,8 +294,8 @@ def test_all_rules_that_explain_the_examples_have_the_same_answer() -> None:
         steps = len(problem.data["rules"])
         rules = rules_of(task.rules, task.colours)
         answers = set()
-        for chain in explanations(rules, steps, pairs):  # type: ignore[arg-type]
-            answers.add(applied(chain, read_grid(question)))  # type: ignore[arg-type]
+        for chain in find_explanations(rules, steps, pairs):  # type: ignore[arg-type]
+            answers.add(apply_rules(chain, read_grid(question)))  # type: ignore[arg-type]
         assert answers == {read_grid(problem.gold)}
 
 
@@ -305,7 +305,7 @@ def test_rules_that_the_prompt_names_lead_to_the_gold() -> None:
     for problem in task.problems("test"):
         named_rules, _, question = problem.prompt.removesuffix(">\n").partition(":")
         chain = [symbols[symbol] for symbol in re.findall(r"[a-z]\d*", named_rules)]
-        assert applied(chain, read_grid(question)) == read_grid(problem.gold)  # type: ignore[arg-type]
+        assert apply_rules(chain, read_grid(question)) == read_grid(problem.gold)  # type: ignore[arg-type]
         assert question != write_grid(read_grid(problem.gold))  # type: ignore[arg-type]
 
 
@@ -371,7 +371,7 @@ def test_clues_of_every_kind_come_up_and_none_of_an_easier_level() -> None:
 @given(st.integers(2, 4), st.integers(1, 2), st.data())
 def test_arrangements_are_numbered_and_drawn_from_their_set(objects: int, attributes: int, data: Any) -> None:
     shape = ZebraShape(objects, attributes)
-    count = arrangements(objects, attributes)
+    count = count_arrangements(objects, attributes)
     tables = {tuple(map(tuple, shape.rows(number))) for number in range(count)}
     assert len(tables) == count
     numbers = data.draw(st.sets(st.integers(0, count - 1), min_size=1, max_size=5))

@@ -20,7 +20,7 @@ from tests.support.cases import cases
 from treetune.domains.graders.reasoning_gym import ReasoningGymGrader
 from treetune.domains.puzzles import reasoning_gym as library
 from treetune.domains.puzzles.reasoning_gym import ReasoningGym, data_sets, missing_packages
-from treetune.domains.sandbox.inside.reasoning_gym_scores import packed, unpacked
+from treetune.domains.sandbox.inside.reasoning_gym_scores import pack, unpack
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem
 
@@ -162,8 +162,8 @@ DATA = st.recursive(
 
 @given(DATA)
 def test_values_for_scorers_are_unpacked_as_they_were(value: Any) -> None:
-    json.loads(packed(value))
-    assert repr(unpacked(packed(value))) == repr(value)
+    json.loads(pack(value))
+    assert repr(unpack(pack(value))) == repr(value)
 
 
 def test_problems_can_be_stored_with_answers() -> None:

@@ -18,8 +18,8 @@ from types import CodeType
 from typing import Any
 
 from tests.support.grader_cases import LABELLED
-from treetune.data.parallel_solutions import count_sentences, parts_of
-from treetune.data.thread_blocks import json_list, read_thread_groups
+from treetune.data.parallel_solutions import count_sentences, split_solution
+from treetune.data.thread_blocks import read_json_list, read_thread_groups
 from treetune.domains.endpoints.replies import read_reply
 from treetune.domains.environments.calls import NATIVE_FORMATS, calls_of_turn
 from treetune.domains.environments.tools import Function, Tools
@@ -31,9 +31,9 @@ from treetune.domains.math_tasks import Sentences
 from treetune.findings import missing_requirements
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.row_values import messages_in_text
-from treetune.threads.format import faults, outline_numbers, text_segments
+from treetune.threads.format import find_format_faults, outline_numbers, text_segments
 from treetune.view.terminal import line_of
-from treetune.view.text import one_line, rendered
+from treetune.view.text import one_line, render_markdown
 from treetune.vocabulary import Problem
 
 MARKER = "LeftByAnAnswer"
@@ -249,7 +249,7 @@ def _mentions(value: object) -> bool:
 
 def attack(grader: Grader, problem: Problem, wrong: str, folder: Path, watch: Watch) -> list[str]:
     """Grade hostile answers, and describe everything that was done with them and must not be."""
-    faults = []
+    find_format_faults = []
     before = _reward(grader, wrong, problem)
     for payload in payloads(folder):
         for shape in SHAPES:
@@ -259,11 +259,13 @@ def attack(grader: Grader, problem: Problem, wrong: str, folder: Path, watch: Wa
                 _reward(grader, response, problem)
             if watch.seen or (folder / MARKER).exists():
                 (folder / MARKER).unlink(missing_ok=True)
-                faults.append(f"{response!r}: {sorted(set(watch.seen)) or 'left a file'}")
+                find_format_faults.append(f"{response!r}: {sorted(set(watch.seen)) or 'left a file'}")
     after = _reward(grader, wrong, problem)
     if after != before:
-        faults.append(f"the wrong answer {wrong!r} earned {before} before, and {after} behind hostile ones")
-    return faults
+        find_format_faults.append(
+            f"the wrong answer {wrong!r} earned {before} before, and {after} behind hostile ones"
+        )
+    return find_format_faults
 
 
 def find_late_answers(grader: Grader, problem: Problem, right: str) -> list[str]:
@@ -343,17 +345,17 @@ def readers() -> dict[str, Callable[[str], Any]]:
         "tools by tags": lambda text: act(tagged, text),
         "tools by JSON": lambda text: act(native, text),
         **{f"calls of {name}": lambda text, name=name: calls_of_turn(name, text) for name in NATIVE_FORMATS},
-        "threads' faults": faults,
+        "threads' faults": find_format_faults,
         "threads' segments": text_segments,
         "threads' outlines": outline_numbers,
         "ranges of lines": read_thread_groups,
-        "lists in replies": json_list,
-        "parts of a solution": parts_of,
+        "lists in replies": read_json_list,
+        "parts of a solution": split_solution,
         "sentences of a solution": count_sentences,
         "an endpoint's reply": lambda text: read_reply(200, text, is_chat=True),
         "steps": Sentences().boundaries,
         "a prompt in a row": messages_in_text,
-        "a page": lambda text: rendered(text[: 2 * GRADED_CHARACTERS]),
+        "a page": lambda text: render_markdown(text[: 2 * GRADED_CHARACTERS]),
         "a table of answers": one_line,
         "a terminal": lambda text: line_of(text).plain,
     }

@@ -24,7 +24,7 @@ import treetune
 from tests.support.hostile_programs import COUNT, HostileProgram, Trap, hostile_programs
 from treetune.domains.sandbox.base import ProgramLimits
 from treetune.domains.sandbox.bubblewrap import Bubblewrap, ConfinedProgram, uids_of_programs
-from treetune.domains.sandbox.program import UnsafeLocal, descendants
+from treetune.domains.sandbox.program import UnsafeLocal, find_descendants
 
 SAMPLE = [program for program in hostile_programs(seed=11) if program.kind != "forging"][:30]
 """A sample; tests/endurance/hostile.py programs runs them all."""
@@ -45,11 +45,11 @@ def test_a_hostile_program_reaches_nothing_and_leaves_nothing(
 ) -> None:
     # Tests before this one may have left servants of graders in sandboxes, which end with this process at the
     # latest.
-    before, programs_before = set(descendants(os.getpid())), _processes_of_programs()
+    before, programs_before = set(find_descendants(os.getpid())), _processes_of_programs()
     with Trap(tmp_path).set() as trap:
         outcome = sandbox.run(trap.code(program), stdin="in\n", limits=LIMITS)
         assert trap.faults(outcome.stdout + outcome.stderr) == []
-    assert set(descendants(os.getpid())) <= before
+    assert set(find_descendants(os.getpid())) <= before
     assert _processes_of_programs() <= programs_before
 
 
@@ -88,7 +88,7 @@ def test_a_program_ends_with_the_process_that_ran_it(sandbox: Bubblewrap) -> Non
     with subprocess.Popen([sys.executable, "-c", GRADER], stdout=subprocess.PIPE) as grader:
         assert grader.stdout is not None
         monitor = int(grader.stdout.readline())
-        while len(pids := [monitor, *descendants(monitor)]) < 4:
+        while len(pids := [monitor, *find_descendants(monitor)]) < 4:
             time.sleep(0.01)
         grader.kill()
     for _ in range(1000):
@@ -100,7 +100,7 @@ def test_a_program_ends_with_the_process_that_ran_it(sandbox: Bubblewrap) -> Non
 
 def test_a_session_is_ended_with_what_it_started(sandbox: Bubblewrap) -> None:
     started = ConfinedProgram(sandbox, LASTING, {}, ProgramLimits(), stdin=subprocess.DEVNULL)
-    pids = descendants(started.process.pid)
+    pids = find_descendants(started.process.pid)
     started.kill()
     started.process.communicate()
     assert pids and not any(Path(f"/proc/{pid}").exists() for pid in pids)

@@ -378,9 +378,11 @@ def score(answer):
 @pytest.fixture
 def counting_scorer(sandbox: Bubblewrap) -> Iterator[LibraryScorer]:
     """Make a scorer whose score is the number of answers that its process has scored."""
-    source = inside.source
+    source = inside.read_source
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inside, "source", lambda name: COUNTING_SCORER if name == "keeping" else source(name))
+        patch.setattr(
+            inside, "read_source", lambda name: COUNTING_SCORER if name == "keeping" else source(name)
+        )
         scorer = LibraryScorer(sandbox, ProgramLimits(seconds=2.0, memory_mib=256), "keeping", "json")
         yield scorer
         scorer.close()
@@ -427,7 +429,7 @@ from treetune.domains.sandbox.inside import reading, reasoning_gym_scores as sco
 names = json.loads(sys.argv[1])
 data_sets = {name: scores._data_set(name, "{}") for name in names}
 if sys.argv[2] == "taught":
-    reading.teach("reasoning_gym")
+    reading.replace_eval_and_exec("reasoning_gym")
 print(json.dumps([name for name in names if scores._only_compares(data_sets[name])]))
 """
 
@@ -520,9 +522,11 @@ def run(answer):
 
 @pytest.fixture(scope="module")
 def executing_scorer(sandbox: Bubblewrap) -> Iterator[LibraryScorer]:
-    source = inside.source
+    source = inside.read_source
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inside, "source", lambda name: EXECUTING_SCORER if name == "hostile" else source(name))
+        patch.setattr(
+            inside, "read_source", lambda name: EXECUTING_SCORER if name == "hostile" else source(name)
+        )
         scorer = LibraryScorer(sandbox, ProgramLimits(seconds=2.0, memory_mib=256), "hostile", "json")
         yield scorer
         scorer.close()

@@ -68,7 +68,7 @@ def test_the_end_of_a_program_is_told(
 
 def test_without_a_sandbox_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treetune.domains.sandbox.bubblewrap.shutil.which", lambda *_, **__: None)
-    monkeypatch.setattr(bubblewrap, "_missing", bubblewrap._missing.__wrapped__)
+    monkeypatch.setattr(bubblewrap, "_find_missing", bubblewrap._find_missing.__wrapped__)
     with pytest.raises(SandboxUnavailable, match="apt install bubblewrap"):
         choose_sandbox()
 
@@ -110,7 +110,7 @@ def test_the_process_id_of_a_program_that_has_ended_stays_taken_until_it_is_kill
     pid = os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_DUP2, write, 1)])
     os.close(write)
     try:
-        assert inside._follow(pid, output, seconds=60.0, most_bytes=100) == (0, False, b"")
+        assert inside._follow_program(pid, output, seconds=60.0, most_bytes=100) == (0, False, b"")
     finally:
         os.close(output)
     assert is_unreaped == [True, True]

@@ -24,7 +24,7 @@ import pytest
 import treetune.parts  # noqa: F401  (registers the analyzers)
 from tests.support import tabular_mdp as mdp
 from tests.support.small_run import FakeSettings, sampled_requests, small, train
-from treetune.config.build import build, checked
+from treetune.config.build import build, check_root
 from treetune.credit.gae import Gae
 from treetune.credit.grpo import Group
 from treetune.credit.values.bisect import Bisect
@@ -342,7 +342,7 @@ def test_other_settings_are_another_analysis_and_equal_ones_run_once(base: Path,
     assert read_result(base, "group", "diversity")["settings"] == {"type": "diversity", "order": 2}
     assert capsys.readouterr().out.count("is done") == 1
     with pytest.raises(ValueError, match="several entries of analyzers have the same name: diversity"):
-        checked(experiment(base, "group", {"type": "diversity"}, {"type": "diversity", "order": 2}))
+        check_root(experiment(base, "group", {"type": "diversity"}, {"type": "diversity", "order": 2}))
 
 
 def test_several_experiments_go_into_one_figure_and_those_of_one_name_are_pooled(

@@ -36,7 +36,7 @@ from treetune.rollouts.storage import (
     write_trajectories,
 )
 from treetune.store.checksums import seal_folder, write_record
-from treetune.store.journal import Journal, row_of, sealed_line
+from treetune.store.journal import Journal, sealed_line, unseal_line
 from treetune.tree import trees_of
 
 Runs, Captured = tuple[Path, Path], pytest.CaptureFixture[str]
@@ -98,7 +98,7 @@ def test_runs_that_differ_only_in_times_and_journals_of_order_are_the_same(
     shutil.rmtree(copy / "checkpoints/0001")
     journal = copy / "iterations/0000/journal/rollout-0.jsonl"
     *lines, last = journal.read_bytes().splitlines(keepends=True)
-    journal.write_text(sealed_line(row_of(last).decode().replace(",0.1]", ",7.5]")))
+    journal.write_text(sealed_line(unseal_line(last).decode().replace(",0.1]", ",7.5]")))
     journal.with_name("rollout-1.jsonl").write_bytes(b"".join(lines))
     shutil.rmtree(copy / "iterations/0001/journal")
     assert find_first_difference(run, copy) is None
@@ -135,7 +135,7 @@ def _change_continuation(run: Path) -> None:
     """Changes the lowest bit of a log-prob, which changes no value."""
     path = run / "iterations/0001/journal/credit-0.jsonl"
     first, second, third = path.read_bytes().splitlines(keepends=True)
-    key, rows = json.loads(row_of(second))
+    key, rows = json.loads(unseal_line(second))
     rows[1][1] = base64.b64encode(flip_bit(base64.b64decode(rows[1][1]), 0)).decode()
     path.write_bytes(first + sealed_line(json.dumps([key, rows])).encode() + third)
 

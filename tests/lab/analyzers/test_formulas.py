@@ -24,13 +24,13 @@ from tests.support import tabular_mdp as mdp
 from tests.support.tiny_trainer import tiny_model
 from treetune.credit.no_credit import NoCredit
 from treetune.credit.vineppo import MonteCarlo
-from treetune.lab.analyzers.action_ranking import ActionRanking, best, pairwise
+from treetune.lab.analyzers.action_ranking import ActionRanking, score_best, score_pairs
 from treetune.lab.analyzers.advantage_distribution import AdvantageDistribution, describe, steps_advantages
-from treetune.lab.analyzers.distance import KlToReference, answer_kl, distances, group_of
-from treetune.lab.analyzers.diversity import distinct_ngrams, overlap
-from treetune.lab.analyzers.figures import Bootstrap, correlation, mean_of, right_side
+from treetune.lab.analyzers.distance import KlToReference, answer_kl, group_of, measure_distances
+from treetune.lab.analyzers.diversity import distinct_ngrams, measure_overlap
+from treetune.lab.analyzers.figures import Bootstrap, correlation, mean_of, share_on_right_side
 from treetune.lab.analyzers.points import choose_points, spread_evenly
-from treetune.lab.analyzers.step_credit import QUANTILE, Shown, step_credit
+from treetune.lab.analyzers.step_credit import NORMAL_QUANTILE, Shown, make_step_credit
 from treetune.lab.analyzers.stored import state_values
 from treetune.lab.analyzers.true_values import (
     ESTIMATE_PURPOSE,
@@ -140,9 +140,9 @@ def test_missing_values_are_counted_and_left_out() -> None:
 
 def test_equal_answers_overlap_completely_and_different_ones_not_at_all() -> None:
     answers = ([(1, 2, 3), (1, 2, 3)], [(1, 2, 3), (4, 5, 6)], [(1, 2, 3)])
-    assert [overlap(group, 4) for group in answers] == [1, 0, None]
+    assert [measure_overlap(group, 4) for group in answers] == [1, 0, None]
     # Unigrams share 2 of 2 + 2, bigrams 1 of 2 with none in common.
-    assert overlap([(1, 2), (2, 1)], 2) == pytest.approx((1 + 0) / 2)
+    assert measure_overlap([(1, 2), (2, 1)], 2) == pytest.approx((1 + 0) / 2)
     assert distinct_ngrams([(1, 2), (1, 2)], 2) == pytest.approx((2 / 4 + 1 / 2) / 2)
 
 
@@ -150,11 +150,13 @@ def test_equal_answers_overlap_completely_and_different_ones_not_at_all() -> Non
 def test_diversity_does_not_depend_on_the_order_and_stays_between_0_and_1(answers, draw) -> None:
     shuffled = list(answers)
     draw.shuffle(shuffled)
-    assert overlap(answers, 3) == pytest.approx(overlap(shuffled, 3))
-    assert 0 <= overlap(answers, 3) <= 1
+    assert measure_overlap(answers, 3) == pytest.approx(measure_overlap(shuffled, 3))
+    assert 0 <= measure_overlap(answers, 3) <= 1
     if any(answers):
         assert 0 < distinct_ngrams(answers, 3) <= 1
-    assert overlap([*answers, *answers], 3) >= overlap(answers, 3) - 1e-9, "copies make nothing more diverse"
+    assert measure_overlap([*answers, *answers], 3) >= measure_overlap(answers, 3) - 1e-9, (
+        "copies make nothing more diverse"
+    )
 
 
 # Weights
@@ -164,7 +166,7 @@ def test_the_squared_distances_of_groups_add_up_to_that_of_all_weights() -> None
     start = dict(tiny_model(0).named_parameters())
     moved = dict(tiny_model(1).named_parameters())
     with torch.no_grad():
-        weight_distances = distances(moved, start)
+        weight_distances = measure_distances(moved, start)
         difference = torch.cat([(moved[name] - start[name]).flatten() for name in start]).double()
         start_weights = torch.cat([start[name].flatten() for name in start]).double()
     norm = float(difference.norm())
@@ -175,9 +177,9 @@ def test_the_squared_distances_of_groups_add_up_to_that_of_all_weights() -> None
     assert math.hypot(*(group["absolute"] for group in weight_distances["groups"].values())) == pytest.approx(
         norm
     )
-    assert distances(start, start)["all"] == {"absolute": 0, "relative": 0}
+    assert measure_distances(start, start)["all"] == {"absolute": 0, "relative": 0}
     with pytest.raises(ValueError, match=r"lm_head\.weight"):
-        distances({name: weight for name, weight in moved.items() if name != "lm_head.weight"}, start)
+        measure_distances({name: weight for name, weight in moved.items() if name != "lm_head.weight"}, start)
     assert group_of("transformer.h.11.attn.c_attn.weight") == "layer 11"
 
 
@@ -216,7 +218,7 @@ def test_a_mean_of_nothing_and_an_undefined_correlation_have_no_number() -> None
 
 
 def test_right_side_tells_whether_an_estimate_is_on_the_same_side_of_a_half() -> None:
-    assert right_side([0.9, 0.1, 0.5, 0.9], [0.6, 0.6, 0.9, 0.5]).tolist() == [1, 0, 0.5, 0.5]
+    assert share_on_right_side([0.9, 0.1, 0.5, 0.9], [0.6, 0.6, 0.9, 0.5]).tolist() == [1, 0, 0.5, 0.5]
 
 
 MORE_THAN_ALL_STATES = 1000
@@ -329,55 +331,59 @@ def test_steps_are_ranked_by_their_exact_values() -> None:
 
 def test_a_tie_counts_half_in_pairs_and_is_shared_in_the_best() -> None:
     truths = [0.2, 0.5, 0.9]
-    assert pairwise(truths, [0.0, 0.0, 0.0]) == 0.5
-    assert pairwise(truths, [0.0, 0.0, 1.0]) == pytest.approx(2.5 / 3)
-    assert math.isnan(pairwise([0.5, 0.5], [0.0, 1.0])), "no order, no number"
-    assert pairwise([0.5, 0.52, 0.9], [0.6, 0.5, 0.9], errors=[0.03, 0.03, 0.03]) == 1
-    assert best(truths, [0.0, 0.0, 0.0]) == pytest.approx(1 / 3)
-    assert best(truths, [0.0, 1.0, 1.0]) == 0.5
-    assert best([0.9, 0.9, 0.1], [1.0, 0.0, 0.0]) == 1
+    assert score_pairs(truths, [0.0, 0.0, 0.0]) == 0.5
+    assert score_pairs(truths, [0.0, 0.0, 1.0]) == pytest.approx(2.5 / 3)
+    assert math.isnan(score_pairs([0.5, 0.5], [0.0, 1.0])), "no order, no number"
+    assert score_pairs([0.5, 0.52, 0.9], [0.6, 0.5, 0.9], errors=[0.03, 0.03, 0.03]) == 1
+    assert score_best(truths, [0.0, 0.0, 0.0]) == pytest.approx(1 / 3)
+    assert score_best(truths, [0.0, 1.0, 1.0]) == 0.5
+    assert score_best([0.9, 0.9, 0.1], [1.0, 0.0, 0.0]) == 1
 
 
 def test_random_guesses_are_right_as_often_as_chance() -> None:
     truths = [0.1, 0.4, 0.4, 0.8, 0.8]
     orders = list(itertools.permutations(range(5)))
-    assert sum(pairwise(truths, order) for order in orders) / len(orders) == pytest.approx(0.5)
-    chance = best(truths, [0.0] * 5)
+    assert sum(score_pairs(truths, order) for order in orders) / len(orders) == pytest.approx(0.5)
+    chance = score_best(truths, [0.0] * 5)
     assert chance == pytest.approx(2 / 5)
-    assert sum(best(truths, order) for order in orders) / len(orders) == pytest.approx(chance)
-    tied = [best(truths, [random.Random(i).randrange(2) for _ in truths]) for i in range(4000)]
+    assert sum(score_best(truths, order) for order in orders) / len(orders) == pytest.approx(chance)
+    tied = [score_best(truths, [random.Random(i).randrange(2) for _ in truths]) for i in range(4000)]
     assert sum(tied) / len(tied) == pytest.approx(chance, abs=0.02)
 
 
 def test_values_and_advantages_have_intervals_from_the_errors_of_values() -> None:
-    credit = step_credit([1, 3], 1.0, [0.25, 0.25, 0.25], [1, 3], (0.5, 0.75), (0.03, 0.04))
-    low, high = (pytest.approx(0.5 + sign * 0.03 * QUANTILE) for sign in (-1, 1))
+    credit = make_step_credit([1, 3], 1.0, [0.25, 0.25, 0.25], [1, 3], (0.5, 0.75), (0.03, 0.04))
+    low, high = (pytest.approx(0.5 + sign * 0.03 * NORMAL_QUANTILE) for sign in (-1, 1))
     assert credit.values[0] == Shown(0.5, low, high)
     # The first interval is of a difference of two values, the second of a value and a reward without error.
-    highs = [0.25 + 0.05 * QUANTILE, 0.25 + 0.04 * QUANTILE]
+    highs = [0.25 + 0.05 * NORMAL_QUANTILE, 0.25 + 0.04 * NORMAL_QUANTILE]
     assert [advantage.high for advantage in credit.advantages] == pytest.approx(highs)
 
 
 def test_the_interval_of_a_value_ends_at_the_highest_and_lowest_reward() -> None:
-    credit = step_credit([1], -2.0, [0.0], [1], (0.9,), (5.0,))
+    credit = make_step_credit([1], -2.0, [0.0], [1], (0.9,), (5.0,))
     assert credit.values[0] == Shown(0.9, -2.0, 1.0)
 
 
 def test_steps_that_are_credited_together_share_one_value_and_its_interval() -> None:
-    credit = step_credit([1, 2, 3], 0.0, [-0.5] * 3, [1, 2, 3], (0.5, 0.5, 0.5), (0.1, math.inf, math.inf))
+    credit = make_step_credit(
+        [1, 2, 3], 0.0, [-0.5] * 3, [1, 2, 3], (0.5, 0.5, 0.5), (0.1, math.inf, math.inf)
+    )
     assert [value is None for value in credit.values] == [False, True, True]
-    assert [advantage.high for advantage in credit.advantages] == pytest.approx([-0.5 + 0.1 * QUANTILE] * 3)
+    assert [advantage.high for advantage in credit.advantages] == pytest.approx(
+        [-0.5 + 0.1 * NORMAL_QUANTILE] * 3
+    )
 
 
 def test_credit_with_other_steps_is_mapped_to_the_steps_of_the_answer() -> None:
     # The credit has cuts at 2 and 4, and the steps of the answer end at 3 and 4.
-    credit = step_credit([3, 4], 1.0, [0.3, 0.3, 0.6, 0.9], [2, 4], (0.1, 0.4), (0.1, 0.1))
+    credit = make_step_credit([3, 4], 1.0, [0.3, 0.3, 0.6, 0.9], [2, 4], (0.1, 0.4), (0.1, 0.1))
     assert credit.advantages[0] == Shown(pytest.approx(0.4))
     assert credit.values[1] is None
     assert credit.advantages[1].low is not None
 
 
 def test_credit_of_whole_answers_has_neither_values_nor_intervals() -> None:
-    credit = step_credit([1, 2], 1.0, [1.5, 1.5])
+    credit = make_step_credit([1, 2], 1.0, [1.5, 1.5])
     assert credit.values == (None, None)
     assert credit.advantages == (Shown(1.5), Shown(1.5))

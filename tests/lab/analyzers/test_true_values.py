@@ -23,7 +23,7 @@ from tests.support import contexts
 from tests.support.tiny_trainer import tiny_model
 from treetune.credit.episodes import make_episode
 from treetune.engine.requests import SamplingParams
-from treetune.lab.analyzers.credit_measures import CreditOfMethod, Truth, measure_method, reliability
+from treetune.lab.analyzers.credit_measures import CreditOfMethod, Truth, measure_method, measure_reliability
 from treetune.lab.analyzers.true_values import (
     EstimatedValue,
     PolicySteps,
@@ -35,7 +35,7 @@ from treetune.lab.analyzers.true_values import (
 )
 from treetune.lab.arena.languages import Language, fork
 from treetune.lab.arena.languages import context_of as context_of_language
-from treetune.lab.signposts import CHATTER, SIGNS, SignpostRule, Signposts
+from treetune.lab.signposts import CHATTER_LETTERS, SIGN_LETTERS, SignpostRule, Signposts
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.tasks.graders.pool import GraderPool
@@ -143,17 +143,17 @@ class Teacher:
         task, text = self.task, self.context.codec.decode(ids)
         lines = text.split("\n")
         answered, line = lines[task.period :], lines[-1]
-        sign = SIGNS.index(lines[(len(answered) - 1) % task.period][0])
+        sign = SIGN_LETTERS.index(lines[(len(answered) - 1) % task.period][0])
         if len(answered) > task.steps:
             chances = {"": 1.0}
         elif not line:
-            chances = {SIGNS[sign]: 1.0}
+            chances = {SIGN_LETTERS[sign]: 1.0}
         elif len(line) == 1:
             wrong = (1 - task.rate(sign)) / (task.options - 1)
             chances = {str(option): wrong for option in range(1, task.options + 1)}
             chances[str(task.right(sign))] = task.rate(sign)
         elif len(line) < 2 + task.chatter:
-            chances = dict.fromkeys(CHATTER[: task.letters], 1 / task.letters)
+            chances = dict.fromkeys(CHATTER_LETTERS[: task.letters], 1 / task.letters)
         else:
             chances = {"\n": 1.0}
         row = [0.0] * (1 + len(task.alphabet()))
@@ -283,5 +283,5 @@ def test_truth_that_is_half_noise_has_a_reliability_of_a_half() -> None:
     for number in range(4000):
         exact, noise = generator.normal(size=2)
         truths.append(Truth(number, (1,), (exact + noise,), 0.0, (1.0,)))
-    assert reliability(truths) == pytest.approx(0.5, abs=0.05)
-    assert reliability([Truth(0, (1,), (0.5,), 1.0)]) is None
+    assert measure_reliability(truths) == pytest.approx(0.5, abs=0.05)
+    assert measure_reliability([Truth(0, (1,), (0.5,), 1.0)]) is None

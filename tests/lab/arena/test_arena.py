@@ -39,14 +39,21 @@ from treetune.credit.vineppo import MonteCarlo
 from treetune.engine.base import Engine
 from treetune.engine.requests import Deferred, OnResult, Request
 from treetune.lab.arena import languages
-from treetune.lab.arena.gain import BATCH, TRUE_ADVANTAGES, at_ratio, best_at, gain, half_width
+from treetune.lab.arena.gain import (
+    BATCH_OF_PROBLEMS,
+    TRUE_ADVANTAGES,
+    at_ratio,
+    best_at,
+    half_width,
+    measure_gain,
+)
 from treetune.lab.arena.languages import LANGUAGES, Language, TrueAdvantages, language_of
 from treetune.lab.arena.scores import (
     ScoredMethod,
     fitted_critic,
     gradients_of,
     rank_correlation,
-    scores,
+    score_methods,
     shipped_methods,
     write_page,
 )
@@ -351,13 +358,15 @@ def test_a_subclass_of_an_unbiased_credit_does_not_inherit_its_declaration() -> 
 def test_a_credit_that_cuts_states_off_has_no_gain_where_late_steps_decide() -> None:
     """If only the values were asked whether they are biased, its quiet gradient would have a high gain."""
     language, credit = SMALL["last"], MonteCarlo(samples=9, max_states=1, behind_max_states="no_advantage")
-    score = scores(language, {"cut": ScoredMethod(credit)}, most=2000)["cut"]
+    score = score_methods(language, {"cut": ScoredMethod(credit)}, most_problems=2000)["cut"]
     variance, mean_D = exact_variance(language, credit, ANSWERS_OF_EXACT)
     exact_D = exact_gradient(language)
     scale = float(exact_D @ exact_D / (mean_D @ exact_D)) if mean_D @ exact_D > 1e-9 else math.inf
     reference = exact_variance(language, Rloo(), ANSWERS_OF_EXACT)[0]
     squared_bias = scale**2 * float(mean_D @ mean_D) - float(exact_D @ exact_D)
-    exact_gain = 0.0 if scale == math.inf else reference / (scale**2 * variance + BATCH * squared_bias)
+    exact_gain = (
+        0.0 if scale == math.inf else reference / (scale**2 * variance + BATCH_OF_PROBLEMS * squared_bias)
+    )
     assert exact_gain < 0.3, "the deciding step is after the states"
     assert score["gain"]["value"] is None or score["gain"]["value"] < 0.5
 
@@ -410,7 +419,7 @@ def test_the_gain_is_that_of_exact_enumeration(name: str, credit: Credit) -> Non
     trees, _ = SingleTurn(samples=size, max_tokens=4).run(context, context.task.problems("train"))
     own_ND, tokens = gradients_of(language, context, ScoredMethod(credit), trees)
     reference_ND, reference_tokens = gradients_of(language, context, ScoredMethod(Rloo()), trees)
-    estimate = gain(
+    estimate = measure_gain(
         reference_ND, reference_ND, own_ND, tokens / reference_tokens, credit.is_unbiased(context), seed=1
     )
     variance = exact_variance(language, credit, size)[0]
@@ -427,18 +436,18 @@ def test_a_biased_credit_pays_for_its_bias_and_not_for_its_scale() -> None:
     rng = np.random.default_rng(0)
     true_gradient = np.ones(4, np.float32)
     reference = (true_gradient + rng.normal(size=(4000, 4))).astype(np.float32)
-    doubled = gain(reference, reference, 2 * reference, 1.0, unbiased=False, seed=1)
+    doubled = measure_gain(reference, reference, 2 * reference, 1.0, unbiased=False, seed=1)
     assert (doubled["gain"]["value"], doubled["bias"]) == pytest.approx((1, 0), abs=1e-6)
     shifted = reference.copy()
     shifted[:, 0] -= 1  # the mean misses one of four directions
-    estimate = gain(reference, reference, shifted, 2.0, unbiased=False, seed=1)
+    estimate = measure_gain(reference, reference, shifted, 2.0, unbiased=False, seed=1)
     assert estimate["bias"] == pytest.approx(0.25, abs=0.02)
     # Scaled by 4/3 it goes as far along the true gradient: noise 4 (4/3)² + 64 × 4/3 in place of 4.
-    assert estimate["gain"]["value"] == pytest.approx(4 / (4 * 16 / 9 + BATCH * 4 / 3), rel=0.1)
+    assert estimate["gain"]["value"] == pytest.approx(4 / (4 * 16 / 9 + BATCH_OF_PROBLEMS * 4 / 3), rel=0.1)
     assert estimate["gain_per_token"]["value"] == estimate["gain"]["value"] / 2
     noisy = (true_gradient + 20 * rng.normal(size=(4000, 4))).astype(np.float32)
     orthogonal = np.tile(np.array([1, -1, 1, -1], np.float32), (4000, 1))
-    estimate = gain(noisy, noisy, orthogonal, 1.0, unbiased=False, seed=1)
+    estimate = measure_gain(noisy, noisy, orthogonal, 1.0, unbiased=False, seed=1)
     assert (estimate["gain"]["value"] or 0) < 0.1, "a gradient in another direction gains nothing"
 
 
@@ -451,10 +460,12 @@ def test_the_interval_of_a_biased_credit_includes_the_errors_of_bias_and_scale()
         rows = (mean + 3 * noise_ND, mean + noise_ND, biased_mean + noise_ND + more_ND)
         reference_ND, true_ND, own_ND = (interval.astype(np.float32) for interval in rows)
         truths = (reference_ND, true_ND)
-        return [gain(reference_ND, interval, own_ND, 1.0, unbiased=False, seed=1) for interval in truths]
+        return [
+            measure_gain(reference_ND, interval, own_ND, 1.0, unbiased=False, seed=1) for interval in truths
+        ]
 
     # The credit is exact along the true gradient, and off by the same length in another direction.
-    exact = 72 / (16 + BATCH)
+    exact = 72 / (16 + BATCH_OF_PROBLEMS)
     of_reference, of_true = zip(*(estimates() for _ in range(100)))
     for intervals in (
         [interval["gain"] for interval in of_reference],
@@ -475,7 +486,7 @@ def test_a_biased_credit_is_compared_with_the_gradient_that_shares_its_noise() -
         (np.eye(8)[0] + other_ND).astype(np.float32),
     )
     for own_ND, exact in ((reference_ND, 1.0), (true_ND, 9.0)):
-        estimate = gain(reference_ND, true_ND, own_ND / 2, 1.0, unbiased=False, seed=1)
+        estimate = measure_gain(reference_ND, true_ND, own_ND / 2, 1.0, unbiased=False, seed=1)
         assert estimate["gain"]["value"] == pytest.approx(exact, rel=0.1)
         assert half_width(estimate) < 0.1
 
@@ -484,7 +495,9 @@ def test_a_gain_lies_in_its_interval_or_is_none_where_noise_hides_the_true_gradi
     rng, without_gain = np.random.default_rng(0), 0
     for _ in range(200):
         reference_ND, true_ND, own_ND = rng.normal(size=(3, 100, 4)).astype(np.float32)
-        gain_interval = gain(reference_ND, true_ND, true_ND + own_ND, 1.0, unbiased=False, seed=1)["gain"]
+        gain_interval = measure_gain(reference_ND, true_ND, true_ND + own_ND, 1.0, unbiased=False, seed=1)[
+            "gain"
+        ]
         without_gain += gain_interval["value"] is None
         assert (
             gain_interval["value"] is None
@@ -593,7 +606,10 @@ def test_a_users_credit_in_one_file_has_a_score_and_wrong_calls_are_refused(
 def test_every_shipped_method_has_a_score_and_a_place_on_the_map(tmp_path: Path) -> None:
     methods = shipped_methods()
     assert len(methods) > 30
-    by_language = {name: scores(language_of(name), methods, most=24) for name in ("last of 2", "first of 4")}
+    by_language = {
+        name: score_methods(language_of(name), methods, most_problems=24)
+        for name in ("last of 2", "first of 4")
+    }
     for scores_by_method in by_language.values():
         assert set(scores_by_method) == set(methods)
         assert all(score["problems"] == 24 and score["cost"] >= 1 for score in scores_by_method.values())
@@ -675,6 +691,6 @@ def test_a_language_scores_texts_by_its_table_or_by_bayes_rule_if_the_result_is_
 def test_scoring_stops_when_the_gain_is_precise_enough() -> None:
     language = SMALL["first"]
     methods = {"RLOO": ScoredMethod(Rloo()), "VinePPO": ScoredMethod(MonteCarlo(samples=2))}
-    score_by_method = scores(language, methods, most=375, precision=0.01)
+    score_by_method = score_methods(language, methods, most_problems=375, precision=0.01)
     assert score_by_method["RLOO"]["problems"] == 125 and score_by_method["VinePPO"]["problems"] == 375
     assert score_by_method["RLOO"]["cost"] == 1.0 and score_by_method["VinePPO"]["cost"] > 2

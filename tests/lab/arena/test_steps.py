@@ -27,7 +27,7 @@ from treetune.credit.values.siblings import Siblings
 from treetune.credit.vineppo import MonteCarlo
 from treetune.lab.arena import languages
 from treetune.lab.arena.languages import Language, TrueAdvantages, language_of
-from treetune.lab.arena.scores import ScoredMethod, assign_credit, scores
+from treetune.lab.arena.scores import ScoredMethod, assign_credit, score_methods
 from treetune.lab.arena.signals import HindsightRatio, LogProbability
 from treetune.lab.arena.steps import (
     decisive_hits,
@@ -149,7 +149,7 @@ def test_exact_signals_find_the_decisive_step_and_whole_answer_credit_does_so_by
         "group": ScoredMethod(Group(std=False)),
         "log-probability": ScoredMethod(LogProbability()),
     }
-    by_method = scores(language, methods, most=40)
+    by_method = score_methods(language, methods, most_problems=40)
     for name in ("truth", "hindsight"):
         assert by_method[name]["truth"]["value"] == pytest.approx(1)
         assert by_method[name]["decisive"]["value"] == 1

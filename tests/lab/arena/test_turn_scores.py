@@ -32,8 +32,8 @@ from treetune.lab.arena.turn_scores import (
     enumerate_full_trees,
     enumerate_single_branchings,
     expected_influence_estimate,
-    influence,
     mean_distribution,
+    measure_influence,
     possible_groups,
     score_group_credit,
     score_replays,
@@ -271,8 +271,8 @@ def test_spread_is_signal_and_noise() -> None:
 
 def test_influence_is_the_mutual_information_of_neighbouring_actions() -> None:
     entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
-    assert influence(agreement(0.75)) == pytest.approx(math.log(2) - entropy)
-    assert influence(agreement(0.5)) == pytest.approx(0, abs=1e-12)
+    assert measure_influence(agreement(0.75)) == pytest.approx(math.log(2) - entropy)
+    assert measure_influence(agreement(0.5)) == pytest.approx(0, abs=1e-12)
 
 
 def test_the_estimate_from_one_continuation_each_does_not_depend_on_the_influence() -> None:

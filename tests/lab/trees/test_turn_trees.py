@@ -42,7 +42,7 @@ from treetune.exceptions import EngineError, Unavailable
 from treetune.lab.trees import branching as branching_module
 from treetune.lab.trees.branching import AtStates, Branching, LastStates, RandomStates, UpToWidth
 from treetune.lab.trees.turns import TurnTree
-from treetune.rollouts.single_turn import for_fixed_problems
+from treetune.rollouts.single_turn import adapt_to_fixed_problems
 from treetune.rollouts.storage import trajectories_from_bytes, trajectories_to_bytes
 from treetune.seeds import derived_random
 from treetune.tasks.base import Task
@@ -329,7 +329,7 @@ def test_metrics_count_branchings_and_sampled_tokens_and_no_replies(environments
 
 
 def test_evaluation_samples_independent_answers_with_the_same_settings() -> None:
-    sampler = for_fixed_problems(rollout(temperature=0.5))
+    sampler = adapt_to_fixed_problems(rollout(temperature=0.5))
     assert sampler == turns.rollout(samples=2, temperature=0.5) and type(sampler) is MultiTurn
 
 

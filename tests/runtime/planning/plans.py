@@ -12,7 +12,7 @@ from unittest import mock
 from tests.support.shipped import ROOT, experiment_of
 from treetune.cluster.commands import start_shape
 from treetune.runtime.base import PolicyIteration
-from treetune.runtime.machine import Machine, described_machine
+from treetune.runtime.machine import Machine, make_described_machine
 from treetune.runtime.planning import report
 from treetune.runtime.planning.plan import Plan
 
@@ -25,7 +25,7 @@ def experiment(name: str, *overrides: str | dict[str, Any]) -> PolicyIteration:
 def plan(name: str, *overrides: str | dict[str, Any], machine: Machine | None = None) -> Plan:
     """Plans a shipped experiment, by default on a machine with eight GPUs of 80 GiB."""
     root = experiment(name, *overrides)
-    return Plan.of(root, machine or described_machine(8, 80), shape=start_shape(root))
+    return Plan.of(root, machine or make_described_machine(8, 80), shape=start_shape(root))
 
 
 RHO, DEEPSEEK = "polIter_rho1bSft2_vineppo_MATH", "polIter_deepseekSft2_vineppo_MATH"
@@ -78,7 +78,7 @@ def seconds_of_published(name: str) -> dict[str, tuple[float, float]]:
     """
     configuration, override, gpus, tokens, published = PUBLISHED_RUNS[name]
     root = experiment(configuration, override)
-    machine = replace(described_machine(gpus, 80), gpus=8)
+    machine = replace(make_described_machine(gpus, 80), gpus=8)
     with (
         mock.patch.object(report, "HTTP_TOKEN_S", 0.0),
         mock.patch.object(report, "HTTP_SAMPLE_S", 0.0),

@@ -23,14 +23,14 @@ from tests.runtime.planning.plans import PUBLISHED_RUNS, experiment, plan, secon
 from treetune import main as command_line
 from treetune.cluster.commands import _configuration_that_makes, start_shape
 from treetune.config.catalogue import find_configurations
-from treetune.config.layers import CONFIGS
+from treetune.config.layers import CONFIGS_FOLDER
 from treetune.contracts import Advantages, Continuations
 from treetune.credit.base import Credit
 from treetune.engine.settings import VllmSettings
 from treetune.exceptions import SameOnAllRanks
 from treetune.models.shapes import PUBLISHED, shape_of
 from treetune.runtime import fitting, machine
-from treetune.runtime.machine import GIB, Machine, described_machine
+from treetune.runtime.machine import GIB, Machine, make_described_machine
 from treetune.runtime.planning import disk, report
 from treetune.runtime.planning.memory import LOGITS_PER_CHUNK, EngineMemory
 from treetune.runtime.planning.plan import SPARE_BYTES, Plan, find_remedy
@@ -64,7 +64,7 @@ def test_a_server_on_a_cpu_computes_its_longest_sequence_in_one_step():
     def bytes_of_step(machine: Machine, context_length: int) -> int:
         return EngineMemory(settings, shape, machine, context_length).largest_step
 
-    gpu = described_machine(1, 80)
+    gpu = make_described_machine(1, 80)
     cpu = dataclasses.replace(gpu, device="cpu")
     assert bytes_of_step(gpu, 1024) == bytes_of_step(gpu, 8192)
     further_tokens = 8192 - 2048
@@ -100,18 +100,18 @@ def test_the_chunks_of_the_head_are_those_that_the_policy_has():
 
 
 def test_a_run_that_does_not_fit_gets_a_change_with_which_it_fits_if_need_be_more_gpus():
-    too_large = plan(BIG, machine=described_machine(1, 80))
+    too_large = plan(BIG, machine=make_described_machine(1, 80))
     assert [use.phase for use in too_large.misfits] == ["training"]
     change = find_remedy(too_large)
     assert change.override in as_text(too_large)
-    assert plan(BIG, change.override, machine=described_machine(1, 80)).fits
-    small, kept = described_machine(1, 40), "{trainer+: {offload_reference: false}}"
+    assert plan(BIG, change.override, machine=make_described_machine(1, 80)).fits
+    small, kept = make_described_machine(1, 40), "{trainer+: {offload_reference: false}}"
     change = find_remedy(plan(BIG, kept, machine=small))
     assert "trainer.offload_reference" in {setting.key for setting in change.changes}
     assert plan(BIG, kept, change.override, machine=small).fits
-    change = find_remedy(plan("guru/32b_ppo", machine=described_machine(1, 80)))
+    change = find_remedy(plan("guru/32b_ppo", machine=make_described_machine(1, 80)))
     assert change.gpus > 1
-    larger = described_machine(change.gpus, 80, change.nodes)
+    larger = make_described_machine(change.gpus, 80, change.nodes)
     assert plan("guru/32b_ppo", change.override, machine=larger).fits
 
 
@@ -129,7 +129,7 @@ def test_a_run_that_does_not_fit_gets_a_change_with_which_it_fits_if_need_be_mor
     ],
 )
 def test_settings_that_save_or_take_memory_in_training_are_planned_so(override, is_less):
-    machine = described_machine(4, 80)
+    machine = make_described_machine(4, 80)
     plain = plan(BIG, machine=machine).trainer.peak
     changed = plan(BIG, override, machine=machine).trainer.peak
     if is_less:
@@ -150,7 +150,7 @@ def test_an_engine_has_memory_during_training_unless_it_sleeps_or_has_its_own_gp
 def test_a_share_too_small_for_one_sequence_and_ranks_that_cannot_be_grouped_are_problems():
     small = plan(BIG, "{engines+: {policy+: {gpu_memory_utilization: 0.1}}}")
     assert any("gpu_memory_utilization 0.1" in problem for problem in small.problems)
-    single = plan("guru/32b_ppo", machine=described_machine(1, 80))
+    single = plan("guru/32b_ppo", machine=make_described_machine(1, 80))
     assert any("sequence_parallel_size is 2" in problem for problem in single.problems)
 
 
@@ -169,7 +169,7 @@ def test_the_default_share_of_the_engine_is_the_largest_that_fits_beside_the_tra
 
 
 def test_a_run_starts_its_server_with_the_planned_share_and_sequences_that_fit_in_the_cache(monkeypatch):
-    monkeypatch.setattr(fitting, "this_machine", lambda **_: described_machine(8, 80))
+    monkeypatch.setattr(fitting, "this_machine", lambda **_: make_described_machine(8, 80))
 
     def sized_engine(config):
         return fitting.size_engine(config, config.engines.policy)
@@ -195,11 +195,11 @@ def test_a_tree_of_answers_is_planned_with_its_prompt_once():
     rows = plan(SMALL)
     counts = {"problems": 64, "rows": 512, "prompt_tokens": 300, "answer_tokens": 100, "longest": 1000}
     work = dataclasses.replace(rows.work, **counts, steps=1, epochs=1)
-    assert report.trained_tokens(work, "padded") == 512 * 400
-    assert report.trained_tokens(work, "tree") == 64 * 300 + 512 * 100
+    assert report.count_trained_tokens(work, "padded") == 512 * 400
+    assert report.count_trained_tokens(work, "tree") == 64 * 300 + 512 * 100
     with_shared_beginning = dataclasses.replace(work, shared_prompt_tokens=200)
-    assert report.trained_tokens(with_shared_beginning, "padded") == 512 * 400
-    assert report.trained_tokens(with_shared_beginning, "tree") == 200 + 64 * 100 + 512 * 100
+    assert report.count_trained_tokens(with_shared_beginning, "padded") == 512 * 400
+    assert report.count_trained_tokens(with_shared_beginning, "tree") == 200 + 64 * 100 + 512 * 100
     tree = plan(SMALL, "{trainer+: {layout: 'tree'}}")
     seconds = {estimate.phase: estimate.seconds for estimate in report.estimate_phases(rows)}
     seconds_of_tree = {estimate.phase: estimate.seconds for estimate in report.estimate_phases(tree)}
@@ -210,7 +210,7 @@ def test_a_tree_of_answers_is_planned_with_its_prompt_once():
 def test_memory_at_the_assumed_lengths_is_that_of_a_steps_own_tokens():
     lengths = "{plan+: {prompt_tokens: 170, shared_prompt_tokens: 150, answer_tokens: 240}}"
     steps = "{problems_per_iteration: 8, trainer+: {layout: 'tree', minibatch_size: 64}}"
-    one_gpu = described_machine(1, 80)
+    one_gpu = make_described_machine(1, 80)
     planned = plan(SMALL, lengths, steps, machine=one_gpu)
     usual = report.training_at_assumed_lengths(planned)
     assert planned.work.steps / planned.work.epochs == 1
@@ -253,7 +253,7 @@ def test_trees_compute_a_prompt_once_in_each_step_that_has_an_answer_to_it():
             cuts = [rows[first : first + size] for first in range(0, 12, size)]
             problems_of_steps.append(sum(len(set(cut)) for cut in cuts))
         drawn = 50 * statistics.fmean(problems_of_steps) + 12 * 10
-        planned = report.trained_tokens(dataclasses.replace(work, steps=steps), "tree")
+        planned = report.count_trained_tokens(dataclasses.replace(work, steps=steps), "tree")
         # The plan draws the step of each row on its own, as if steps could have different sizes.
         assert planned == pytest.approx(drawn, rel=0.1)
 
@@ -484,7 +484,7 @@ def test_a_plan_as_data_is_json_whose_sums_agree():
 class TestSharedMemory:
     """Plans on a machine with 64 MiB of shared memory, the default of a container."""
 
-    MACHINE = dataclasses.replace(described_machine(8, 80, host_gib=2000), shared_memory=64 * 2**20)
+    MACHINE = dataclasses.replace(make_described_machine(8, 80, host_gib=2000), shared_memory=64 * 2**20)
 
     def test_the_remedy_is_weights_in_files_which_need_no_shared_memory(self):
         too_large = plan(SMALL, machine=self.MACHINE)
@@ -499,7 +499,7 @@ class TestSharedMemory:
             assert not any("/dev/shm" in item.what and item.size for item in use.items)
 
     def test_more_gpus_are_not_taken_for_more_shared_memory(self):
-        one_gpu = dataclasses.replace(described_machine(1, 80, host_gib=2000), shared_memory=64 * 2**20)
+        one_gpu = dataclasses.replace(make_described_machine(1, 80, host_gib=2000), shared_memory=64 * 2**20)
         change = find_remedy(plan("guru/32b_ppo", machine=one_gpu))
         assert change.gpus > 1
         larger = dataclasses.replace(one_gpu, ranks=change.gpus, nodes=change.nodes, host_memory=None)
@@ -537,7 +537,7 @@ def test_with_zero_3_the_host_has_the_whole_model_once_and_not_once_for_each_ran
 def test_a_checkpoint_of_a_shipped_experiment_has_its_configuration(name):
     """Also of experiments with a dot in their names, such as countdown/qwen2.5-3b_grpo."""
     checkpoint = Path("experiments", name.removesuffix(".jsonnet"), "checkpoints", "0100", "policy")
-    assert _configuration_that_makes(checkpoint) == CONFIGS / name
+    assert _configuration_that_makes(checkpoint) == CONFIGS_FOLDER / name
 
 
 def test_credit_of_a_users_own_that_continues_answers_is_planned():
@@ -547,7 +547,7 @@ def test_credit_of_a_users_own_that_continues_answers_is_planned():
             return Advantages(before_training=True), Continuations()
 
     root = dataclasses.replace(experiment(SMALL), credit=OwnCredit())
-    assert Plan.of(root, described_machine(8, 80), shape=start_shape(root)).work.continuations == 0
+    assert Plan.of(root, make_described_machine(8, 80), shape=start_shape(root)).work.continuations == 0
 
 
 class TestStart:
@@ -558,7 +558,9 @@ class TestStart:
         """A function that starts an experiment on a described machine."""
 
         def start(root, *described, **more):
-            monkeypatch.setattr(fitting, "this_machine", lambda **_: described_machine(*described, **more))
+            monkeypatch.setattr(
+                fitting, "this_machine", lambda **_: make_described_machine(*described, **more)
+            )
             fitting.refuse_what_does_not_fit(root)
 
         return start
@@ -587,7 +589,7 @@ class TestStart:
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
         root = experiment(SMALL, {"model": {"type": "pretrained", "name_or_path": str(tmp_path)}})
         with pytest.raises(ValueError, match="sizes are unknown"):
-            Plan.of(root, described_machine(1, 80))
+            Plan.of(root, make_described_machine(1, 80))
         start(root, 1, 80)
         assert "was not checked" in capsys.readouterr().err
 
@@ -622,19 +624,19 @@ class TestStart:
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         assert machine.query_gpus("memory.total", {"CUDA_VISIBLE_DEVICES": visible}) == answers
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        names = ",".join(machine.gpus())
+        names = ",".join(machine.list_gpus())
         assert answers == ([f"--id={names}"] if names else [])
 
 
 def test_sizes_are_written_in_readable_units():
-    from treetune.runtime.machine import in_units
+    from treetune.runtime.machine import format_bytes
 
-    assert in_units(GIB) == "1.00 GiB"
-    assert in_units(3 * 2**20) == "3.0 MiB"
+    assert format_bytes(GIB) == "1.00 GiB"
+    assert format_bytes(3 * 2**20) == "3.0 MiB"
 
 
 def test_a_disk_without_room_for_checkpoints_is_refused_and_one_that_fills_up_is_noted(monkeypatch):
-    run = plan(BIG, machine=dataclasses.replace(described_machine(8, 80), is_here=True))
+    run = plan(BIG, machine=dataclasses.replace(make_described_machine(8, 80), is_here=True))
     space = run.checkpoints
     # Weights in bfloat16, and Adam's two moments with float32 master weights.
     assert space.weights == 2 * run.shape.parameters
@@ -644,11 +646,11 @@ def test_a_disk_without_room_for_checkpoints_is_refused_and_one_that_fills_up_is
         (space.at_once, "it fits, but checkpoints take"),
         (space.by_the_end, "it fits"),
     ):
-        monkeypatch.setattr(disk, "_room", lambda folder, experiment, free=free: free)
-        again = plan(BIG, machine=dataclasses.replace(described_machine(8, 80), is_here=True))
+        monkeypatch.setattr(disk, "_count_available_bytes", lambda folder, experiment, free=free: free)
+        again = plan(BIG, machine=dataclasses.replace(make_described_machine(8, 80), is_here=True))
         assert as_text(again).splitlines() and report.verdict_of(again).startswith(verdict)
         assert as_data(again)["fits"] == (free >= space.at_once)
 
 
 def test_the_disk_of_another_machine_is_unknown():
-    assert plan(BIG, machine=described_machine(8, 80)).checkpoints.room is None
+    assert plan(BIG, machine=make_described_machine(8, 80)).checkpoints.room is None

@@ -20,14 +20,14 @@ from tests.support.cases import cases
 from treetune.exceptions import NotAnExpression
 from treetune.tasks.graders.conformance import hostile_answers
 from treetune.tasks.graders.countdown import (
-    DEEPEST,
-    LONGEST,
-    MOST_DIGITS,
+    MOST_CHARACTERS_OF_EXPRESSION,
+    MOST_DIGITS_OF_A_NUMBER,
+    MOST_NESTED_BRACKETS,
     MOST_TOKENS,
     CountdownGrader,
     CountdownScores,
-    gold_of,
     read_expression,
+    write_gold,
 )
 from treetune.vocabulary import Problem
 
@@ -35,7 +35,7 @@ SCORES = CountdownScores(no_answer=0.0, malformed=0.1, wrong=0.2, correct=1.0)
 VERDICTS = {0.0: "no answer", 0.1: "malformed", 0.2: "wrong", 1.0: "right"}
 
 NUMBERS = [62, 70, 71]
-PROBLEM = Problem(id="x", prompt="", gold=gold_of(61, NUMBERS))
+PROBLEM = Problem(id="x", prompt="", gold=write_gold(61, NUMBERS))
 CASES = Path(__file__).parent / "cases/countdown.txt"
 
 
@@ -43,7 +43,9 @@ def verdict_on_response(
     response: str, target: int = 61, numbers: list[int] = NUMBERS, **options: object
 ) -> str:
     grader = CountdownGrader(scores=SCORES, **options)  # type: ignore[arg-type]
-    return VERDICTS[grader.grade(response, Problem(id="x", prompt="", gold=gold_of(target, numbers))).reward]
+    return VERDICTS[
+        grader.grade(response, Problem(id="x", prompt="", gold=write_gold(target, numbers))).reward
+    ]
 
 
 def verdict_on_expression(
@@ -121,7 +123,8 @@ def test_a_division_by_zero_is_malformed() -> None:
     "expression",
     [
         "(" * 10_000 + "62" + ")" * 10_000 + "+70-71", "9" * 1_000_000, "+".join(["62"] * 300_000),
-        "(" * (DEEPEST + 1) + "62" + ")" * (DEEPEST + 1) + "+70-71", "9" * (MOST_DIGITS + 1) + "+70-71",
+        "(" * (MOST_NESTED_BRACKETS + 1) + "62" + ")" * (MOST_NESTED_BRACKETS + 1) + "+70-71",
+        "9" * (MOST_DIGITS_OF_A_NUMBER + 1) + "+70-71",
         "(" * 400, "-" * 900, "1-" * (MOST_TOKENS // 2) + "1", "9" * 12 + "*" + "9" * 12,
     ],
 )  # fmt: skip
@@ -130,8 +133,11 @@ def test_what_is_huge_or_deep_is_malformed_without_being_computed(expression: st
 
 
 def test_as_many_brackets_as_are_allowed_are_read() -> None:
-    assert verdict_on_expression("(" * DEEPEST + "62" + ")" * DEEPEST + "+70-71") == "right"
-    assert verdict_on_expression(" " * (LONGEST - 8) + "62+70-71") == "right"
+    assert (
+        verdict_on_expression("(" * MOST_NESTED_BRACKETS + "62" + ")" * MOST_NESTED_BRACKETS + "+70-71")
+        == "right"
+    )
+    assert verdict_on_expression(" " * (MOST_CHARACTERS_OF_EXPRESSION - 8) + "62+70-71") == "right"
 
 
 def test_each_number_counts_as_often_as_it_was_given() -> None:
@@ -249,7 +255,7 @@ def test_a_printed_tree_is_right_exactly_if_its_value_is_the_target(
     expression = read_expression(text)
     assert (expression.value, list(expression.numbers)) == (value, numbers)
     target = int(value) + error
-    if abs(target) >= 10**MOST_DIGITS:
+    if abs(target) >= 10**MOST_DIGITS_OF_A_NUMBER:
         return
     draw.shuffle(numbers)
     expected = "right" if value == target else "wrong"

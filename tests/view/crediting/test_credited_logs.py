@@ -37,7 +37,7 @@ from treetune.models.chat import Chat
 from treetune.models.tokenizer import codec_of
 from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.view.crediting.credit_log import CreditOfLog, credit_log, read_sampling
-from treetune.view.crediting.folder import RECORD
+from treetune.view.crediting.folder import RECORD_FILE
 from treetune.view.crediting.log import find_log
 from treetune.view.crediting.tokens import LogTokenizer
 from treetune.view.store.foreign.token_ids import StoredTokens, stored_tokens
@@ -276,7 +276,7 @@ def test_rows_without_credit_are_counted_with_the_reason_and_shown(viewer: Viewe
         file.write("no JSON\n")
     output = viewer.folder / "credited"
     printed = credit(tmp_path / "log", output, credit={"type": "rloo"})
-    reasons = json.loads((output / "iterations" / "0000" / RECORD).read_text())["reasons"]
+    reasons = json.loads((output / "iterations" / "0000" / RECORD_FILE).read_text())["reasons"]
     assert reasons == {
         "an answer that the tokenizer can't encode": 1,
         "several messages without token ids": 1,
@@ -436,7 +436,7 @@ def test_a_server_at_an_address_continues_the_answers_and_is_asked_once(tmp_path
             assert {len(rewards) for rewards in episode.continuations.values()} == {3}
         assert server.requests
         server.requests.clear()
-        for record in (tmp_path / "credited").rglob(RECORD):
+        for record in (tmp_path / "credited").rglob(RECORD_FILE):
             record.unlink()  # as after a kill before it was written
         credit_log(settings, lambda line: None, tokenizer=LogTokenizer(as_bytes))
         assert not server.requests

@@ -15,7 +15,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from tests.view.exports.measured import ANSWERS, write_experiment
-from treetune.view.exports.evaluations import METADATA, chosen_evaluation, write_parquet
+from treetune.view.exports.evaluations import METADATA_KEY, choose_evaluation, write_parquet
 from treetune.view.exports.inspect_log import write_inspect_log
 
 
@@ -26,7 +26,7 @@ def read_archive(path: Path) -> dict[str, Any]:
 
 def test_an_archive_has_what_inspect_looks_for_and_the_same_numbers(tmp_path: Path) -> None:
     experiment = write_experiment(tmp_path / "run")
-    assert write_inspect_log(chosen_evaluation(experiment, None, None), tmp_path / "log.eval") == len(ANSWERS)
+    assert write_inspect_log(choose_evaluation(experiment, None, None), tmp_path / "log.eval") == len(ANSWERS)
     members = read_archive(tmp_path / "log.eval")
     header = members["header.json"]
     assert header["status"] == "success" and header["version"] == 2
@@ -49,7 +49,7 @@ def test_an_archive_has_what_inspect_looks_for_and_the_same_numbers(tmp_path: Pa
 
 
 def test_both_forms_of_a_log_have_the_same_content_and_equal_bytes_each_time(tmp_path: Path) -> None:
-    chosen = chosen_evaluation(write_experiment(tmp_path / "run"), "test", 0)
+    chosen = choose_evaluation(write_experiment(tmp_path / "run"), "test", 0)
     for name in ("a.eval", "b.eval", "a.json"):
         write_inspect_log(chosen, tmp_path / name)
     assert (tmp_path / "a.eval").read_bytes() == (tmp_path / "b.eval").read_bytes()
@@ -60,7 +60,7 @@ def test_both_forms_of_a_log_have_the_same_content_and_equal_bytes_each_time(tmp
 
 
 def test_parquet_has_a_row_per_answer_and_null_for_missing_values(tmp_path: Path) -> None:
-    chosen = chosen_evaluation(write_experiment(tmp_path / "run"), None, None)
+    chosen = choose_evaluation(write_experiment(tmp_path / "run"), None, None)
     assert write_parquet(chosen, tmp_path / "answers.parquet") == len(ANSWERS)
     table = parquet.read_table(tmp_path / "answers.parquet")
     columns = table.to_pydict()
@@ -69,14 +69,14 @@ def test_parquet_has_a_row_per_answer_and_null_for_missing_values(tmp_path: Path
     assert columns["turns/count"] == [2.0, None, None, None]
     assert columns["text"][1].startswith("\ufffd half, \x00 null")
     assert columns["message"] == [None, None, "the judge is down", None]
-    about = json.loads(table.schema.metadata[METADATA])
+    about = json.loads(table.schema.metadata[METADATA_KEY])
     assert about["set"] == "test" and about["summary"]["pass_at_1"] == 0.75
 
 
 def test_many_answers_are_written_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treetune.view.exports.evaluations.ROWS_AT_ONCE", 3)
     answers = [{**ANSWERS[0], "problem": f"test/{i}", "text": str(i)} for i in range(7)]
-    chosen = chosen_evaluation(write_experiment(tmp_path / "run", answers), None, None)
+    chosen = choose_evaluation(write_experiment(tmp_path / "run", answers), None, None)
     assert write_parquet(chosen, tmp_path / "answers.parquet") == 7
     assert parquet.read_table(tmp_path / "answers.parquet")["text"].to_pylist() == list("0123456")
 
@@ -94,12 +94,12 @@ def test_a_missing_evaluation_is_refused_with_those_that_exist(
 ) -> None:
     experiment = write_experiment(tmp_path / "run", sets=("easy", "hard"))
     with pytest.raises(ValueError, match=message):
-        chosen_evaluation(experiment, label, iteration)
+        choose_evaluation(experiment, label, iteration)
 
 
 def test_a_damaged_answer_is_named_and_leaves_no_file(tmp_path: Path) -> None:
     experiment = write_experiment(tmp_path / "run")
-    chosen = chosen_evaluation(experiment, None, None)
+    chosen = choose_evaluation(experiment, None, None)
     with chosen.answers.open("a") as file:
         file.write('{"problem": "te')
     for name in ("log.eval", "log.json"):

@@ -26,9 +26,9 @@ from treetune.view.exports.card import (
     Licences,
     base_model,
     checkpoint_at,
-    missing,
-    model_card,
-    parcel_of,
+    describe_missing_facts,
+    make_model_card,
+    make_parcel,
 )
 
 MAIN = Path(__file__).resolve().parents[3] / "src" / "treetune" / "main.py"
@@ -64,7 +64,7 @@ def pretrained_model(folder: Path) -> dict[str, str]:
 
 
 def test_a_card_holds_method_results_data_and_how_to_make_it(policy: Path) -> None:
-    text = str(model_card(checkpoint_at(policy.parent), LICENCES, "tiny"))
+    text = str(make_model_card(checkpoint_at(policy.parent), LICENCES, "tiny"))
     card = ModelCard(text)  # parses the text, as the hub does
     data, [result] = card.data, card.data.eval_results
     assert (data.license, data.base_model) == ("apache-2.0", "someone/base-1b")
@@ -83,15 +83,15 @@ def test_a_card_has_the_results_of_its_weights_and_not_of_later_ones(tmp_path: P
     experiment = write_experiment(tmp_path / "run")
     first = write_checkpoint(experiment, 0)
     write_checkpoint(experiment, 2)
-    assert "0.250 [0.125, 0.375]" in model_card(checkpoint_at(first), LICENCES).text
-    last = model_card(checkpoint_at(experiment / "checkpoints/last"), LICENCES)
+    assert "0.250 [0.125, 0.375]" in make_model_card(checkpoint_at(first), LICENCES).text
+    last = make_model_card(checkpoint_at(experiment / "checkpoints/last"), LICENCES)
     assert "These weights were not evaluated." in last.text
 
 
 def test_data_of_the_evaluation_are_not_listed_as_training_data(tmp_path: Path) -> None:
     other = {"type": "rows", "source": {"type": "hub", "name": "others/test-set", "revision": "v9"}}
     checkpoint = checkpoint_of(tmp_path / "run", evaluation={"sets": [{"split": "test", "task": other}]})
-    data = model_card(checkpoint, LICENCES).data
+    data = make_model_card(checkpoint, LICENCES).data
     assert data.datasets == ["someone/sums"]
     assert [result.dataset_type for result in data.eval_results] == ["others/test-set"]
 
@@ -100,7 +100,7 @@ def test_no_folder_of_the_machine_is_in_a_card(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     write_checkpoint(write_experiment(secret / "start"))
     model = pretrained_model(secret / "start/checkpoints/last/policy")
-    text = str(model_card(checkpoint_of(secret / "run", directory=str(secret), model=model), LICENCES))
+    text = str(make_model_card(checkpoint_of(secret / "run", directory=str(secret), model=model), LICENCES))
     assert "secret" not in text and "…/start/checkpoints/last/policy" in text
     assert "from `someone/base-1b`" in text, "the base model is found through the experiment it began from"
 
@@ -110,11 +110,11 @@ def test_facts_that_nobody_stated_are_called_missing(tmp_path: Path) -> None:
         tmp_path / "run", model=pretrained_model(tmp_path / "weights" / "folder-of-mine")
     )
     assert base_model(checkpoint.experiment, Licences()) == "the folder folder-of-mine"
-    assert len(missing(checkpoint, Licences())) == 3
-    assert missing(checkpoint, Licences("mit", "mit", "me/base")) == []
-    assert "Licence of the data: not stated" in str(model_card(checkpoint, Licences()))
+    assert len(describe_missing_facts(checkpoint, Licences())) == 3
+    assert describe_missing_facts(checkpoint, Licences("mit", "mit", "me/base")) == []
+    assert "Licence of the data: not stated" in str(make_model_card(checkpoint, Licences()))
     with pytest.raises(ValueError, match=r"needs .*--license.*--data-license.*--base-model"):
-        parcel_of(checkpoint, "me/tiny", Licences())
+        make_parcel(checkpoint, "me/tiny", Licences())
 
 
 MISSING_DATA_LICENCE = "the licence of the data (--data-license)"
@@ -124,12 +124,12 @@ def test_a_licence_is_needed_for_data_that_are_read_and_not_for_generated_proble
     tmp_path: Path,
 ) -> None:
     making = checkpoint_of(tmp_path / "making", task={"type": "multiplication"})
-    assert missing(making, Licences("mit")) == []
-    assert "names no data set or file" in str(model_card(making, Licences("mit")))
+    assert describe_missing_facts(making, Licences("mit")) == []
+    assert "names no data set or file" in str(make_model_card(making, Licences("mit")))
     source = {"type": "disk", "path": "sums", "train": "a/b"}
     reading = checkpoint_of(tmp_path / "reading", task={"type": "math", "source": source})
-    assert missing(reading, Licences("mit")) == [MISSING_DATA_LICENCE]
-    text = str(model_card(reading, Licences("mit")))
+    assert describe_missing_facts(reading, Licences("mit")) == [MISSING_DATA_LICENCE]
+    text = str(make_model_card(reading, Licences("mit")))
     assert "* file `sums`" in text and "Licence of the data: not stated" in text
 
 
@@ -138,25 +138,25 @@ def test_data_of_the_earlier_training_are_data_of_the_weights(tmp_path: Path) ->
     write_checkpoint(start)
     model = pretrained_model(start / "checkpoints/last/policy")
     checkpoint = checkpoint_of(tmp_path / "run", model=model, task={"type": "multiplication"})
-    assert missing(checkpoint, Licences("mit")) == [MISSING_DATA_LICENCE]
-    card = model_card(checkpoint, LICENCES)
+    assert describe_missing_facts(checkpoint, Licences("mit")) == [MISSING_DATA_LICENCE]
+    card = make_model_card(checkpoint, LICENCES)
     assert card.data.datasets == ["someone/sums"]
     assert "`someone/sums`, revision `v2` (in earlier training, which this one started from)" in card.text
     (start / "config.json").unlink()
-    assert MISSING_DATA_LICENCE in missing(checkpoint, Licences("mit"))
+    assert MISSING_DATA_LICENCE in describe_missing_facts(checkpoint, Licences("mit"))
 
 
 @pytest.mark.parametrize("name", ["not there/", "a b", "me/tiny/more"])
 def test_an_impossible_repository_name_is_refused(policy: Path, name: str) -> None:
     with pytest.raises(ValueError, match="is not a repository name"):
-        parcel_of(checkpoint_at(policy), name, LICENCES)
+        make_parcel(checkpoint_at(policy), name, LICENCES)
 
 
 def test_damaged_weights_and_folders_without_a_checkpoint_are_not_uploaded(policy: Path) -> None:
     seal_folder(policy)
     (policy / "model.safetensors").write_bytes(b"\1" * 64)
     with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
-        parcel_of(checkpoint_at(policy), "me/tiny", LICENCES)
+        make_parcel(checkpoint_at(policy), "me/tiny", LICENCES)
     with pytest.raises(ValueError, match="is not a checkpoint: give one of an experiment"):
         checkpoint_at(policy.parents[3])
 

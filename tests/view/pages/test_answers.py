@@ -40,11 +40,11 @@ from treetune.rollouts.storage import (
     write_trajectories,
 )
 from treetune.runtime.analysis import ADVANTAGES, write_result
-from treetune.runtime.directory import _LOCKS
+from treetune.runtime.directory import _LOCK_FILES
 from treetune.store.journal import Journal
 from treetune.tasks.arithmetic import AdditionChain
 from treetune.view.app import SEEN_MARK_HEADER
-from treetune.view.charts import number
+from treetune.view.charts import format_number
 from treetune.view.pages import PAGES
 from treetune.view.report.write import write_report
 from treetune.view.store import Run
@@ -150,7 +150,7 @@ def test_credit_that_comes_while_an_answer_is_shown_replaces_its_box_of_tokens(v
 
 def test_an_experiment_that_cannot_be_read_hides_no_other(viewer: Viewer) -> None:
     viewer.record("good")
-    lock = viewer.record("bad").path / _LOCKS["run"]
+    lock = viewer.record("bad").path / _LOCK_FILES["run"]
     lock.unlink(missing_ok=True)
     lock.mkdir()  # opening a folder is an OSError, as opening a file without permission is
     page = viewer.page("/")
@@ -158,7 +158,7 @@ def test_an_experiment_that_cannot_be_read_hides_no_other(viewer: Viewer) -> Non
 
 
 def test_infinite_numbers_and_nan_are_written_as_names() -> None:
-    assert [number(x) for x in (float("-inf"), float("nan"), 2.0)] == ["-inf", "nan", "2"]
+    assert [format_number(x) for x in (float("-inf"), float("nan"), 2.0)] == ["-inf", "nan", "2"]
 
 
 def chat_answer(without_text: int) -> Trajectory:
@@ -350,7 +350,7 @@ def test_every_answer_of_a_tree_is_drawn_or_counted_and_can_be_reached(
     assert len(linked_answers) == 100, "each leaf leads to its answer"
     assert viewer.page(unescape(links[0]))
     # Branches that would be too low to be seen are joined with others of about the same value.
-    monkeypatch.setattr("treetune.view.drawings.HIGH", 40)
+    monkeypatch.setattr("treetune.view.drawings.MOST_TREE_HEIGHT", 40)
     folded = viewer.page("/answer", **where)
     assert "99 branches of about the same value" in folded and "100 answers, 100 correct" in folded
     nearer = viewer.page("/answer", **where, depth=2)

@@ -21,7 +21,7 @@ from tests.view.conftest import Viewer
 from tests.view.recorded import begin_run, record_iteration
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.store.journal import sealed_line
-from treetune.view.pages.timeline import chrome_trace, clock, times_of
+from treetune.view.pages.timeline import chrome_trace, format_clock, read_times
 from treetune.view.store import Store
 
 BEGAN = 1_700_000_000.0
@@ -68,7 +68,7 @@ def timed(folder: Path) -> Path:
 
 @pytest.mark.usefixtures("timed")
 def test_lanes_have_the_spans_of_each_process_and_which_were_cut_off(viewer: Viewer) -> None:
-    times = times_of(viewer.store.run("run"))
+    times = read_times(viewer.store.run("run"))
     assert (times.start, times.end) == (BEGAN, BEGAN + 110)
     spans_by_lane = {}
     for lane in times.lanes:
@@ -102,7 +102,7 @@ def test_credit_during_generation_is_a_span_of_its_own_between_those_of_generati
         rows += [begin_of_span(number, "phases", name, start, iteration=0), {"end": number, "at": end}]
     rows.append(begin_of_span(9, "phases", "training", 12.0, iteration=0))
     write_timeline(run.logs / "run.timeline.jsonl", *rows)
-    [phases] = [lane for lane in times_of(store.run("run")).lanes if lane.what == "phases"]
+    [phases] = [lane for lane in read_times(store.run("run")).lanes if lane.what == "phases"]
     assert [(span.name, span.start - BEGAN, span.end - BEGAN) for span in phases.spans] == [
         ("generation", 1, 3), ("credit", 3, 5), ("generation", 5, 7), ("credit", 7, 11), ("credit", 11, 12),
         ("training", 12, 12),
@@ -169,7 +169,7 @@ def test_an_open_span_ends_now_and_thousands_of_spans_stay_a_small_page(viewer: 
     rows.append(begin_of_span(5000, "phases", "training", 5000.0, iteration=7))
     write_timeline(run.logs / "run.timeline.jsonl", *rows)
     with run.locked():
-        lanes = times_of(store.run("run")).lanes
+        lanes = read_times(store.run("run")).lanes
         last = next(lane for lane in lanes if lane.what == "phases").spans[-1]
         assert last.ending == "open" and last.end > BEGAN + 10_000
         page = viewer.page("/timeline?run=run&from=0&to=5001")
@@ -183,4 +183,4 @@ def test_an_open_span_ends_now_and_thousands_of_spans_stay_a_small_page(viewer: 
     [(3723.4, 9000, "1:02:03"), (62.54, 10, "1:02.5"), (0.0625, 0.1, "0:00.062"), (59.99, 60, "1:00")],
 )
 def test_times_are_as_precise_as_the_shown_interval(seconds: float, length: float, expected: str) -> None:
-    assert clock(seconds, length) == expected
+    assert format_clock(seconds, length) == expected

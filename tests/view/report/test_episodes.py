@@ -18,14 +18,14 @@ from tests.view.report.page import Page
 from tests.view.report.synthetic import EPISODES, episode, report, write_experiment
 from treetune.credit.grpo import Group
 from treetune.domains.environments.pool import EnvironmentPool
-from treetune.lab.analyzers.step_credit import step_credit
+from treetune.lab.analyzers.step_credit import make_step_credit
 from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens
 from treetune.tree import answers_of
 from treetune.view.report.write import write_report
 
 HOSTILE = "<img src=x onerror=alert(1)>"
-NINE = step_credit([2, 4], 0.0, [0.25, 0.25, -0.75, -0.75], [2, 4], (0.5, 0.75), (0.1, math.inf)).plain()
-GROUP = step_credit([2, 4], 0.0, [-0.001] * 4).plain()
+NINE = make_step_credit([2, 4], 0.0, [0.25, 0.25, -0.75, -0.75], [2, 4], (0.5, 0.75), (0.1, math.inf)).plain()
+GROUP = make_step_credit([2, 4], 0.0, [-0.001] * 4).plain()
 
 
 def microscope(path: Path) -> tuple[str, str]:

@@ -21,7 +21,7 @@ import pytest
 from tests.view.report.page import Page
 from tests.view.report.synthetic import EPISODES, episode, report, summary, write_experiment, write_summary
 from treetune import main as command_line
-from treetune.rollouts.numbers import declared
+from treetune.rollouts.numbers import declared_numbers
 from treetune.tables.columns import by_problem, number_in, value_named
 from treetune.view.experiment import StoredExperiment
 from treetune.view.report import sections as base
@@ -274,7 +274,9 @@ def test_a_users_section_is_on_the_page_with_its_columns_in_the_results(tmp_path
 
 def test_a_plain_number_under_the_name_of_a_group_is_ignored() -> None:
     section = NumbersSection()
-    numbers_with_labels = [(name, number) for name, number in declared().items() if number.label is not None]
+    numbers_with_labels = [
+        (name, number) for name, number in declared_numbers().items() if number.label is not None
+    ]
     full_name, number = numbers_with_labels[0]
     group, _, name = full_name.partition("/")
     assert section.columns({group: 3.0}) == section.columns({}) == section.columns({group: None}) == {}

@@ -30,7 +30,7 @@ from treetune.credit.episodes import whole_answer_episodes
 from treetune.engine.requests import Request
 from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens, write_trajectories
 from treetune.threads.format import TagIds
-from treetune.threads.numbers import counts_of
+from treetune.threads.numbers import count_threads_of_answer
 from treetune.threads.parallel_threads import ParallelThreads
 from treetune.view.drawings import ThreadedAnswer, threads_html
 from treetune.vocabulary import Episode, Problem, Trajectory
@@ -190,7 +190,7 @@ def test_an_answer_of_the_rollout_is_drawn_with_all_its_text_and_its_critical_pa
     page = report(path)
     outer, first, second, last = page.texts("thread")
     assert "aab" in first and "aab" in second and "aab" in last and "</Parallel>b" in outer
-    counts = counts_of(trajectories[0], TagIds.of(CHARACTERS.encode))
+    counts = count_threads_of_answer(trajectories[0], TagIds.of(CHARACTERS.encode))
     assert f"{counts.num_tokens_in_the_longest_thread} on the critical path" in page.texts("counts")[0]
     assert "".join(page.texts("run")).replace("↵", "") == trajectories[0].text
 

@@ -21,13 +21,13 @@ from tests.view.recorded import begin_run, episode, record_iteration, recorded_r
 from tests.view.report.synthetic import CODEC
 from treetune.exceptions import NotThere
 from treetune.rollouts.storage import write_episodes
-from treetune.trainer.preparation import normalise, normalise_by_domain
+from treetune.trainer.preparation import normalise_advantages, normalise_by_domain
 from treetune.trainer.tokens import Sequences
 from treetune.view.store import Run, Store
 from treetune.view.store.answers import AnswerStore
 from treetune.view.store.columns import mean_and_least
 from treetune.view.store.queries import ColumnFilter, RowQuery
-from treetune.view.store.tokens import KL, OF_CREDIT, tokens_of
+from treetune.view.store.tokens import ADVANTAGE_OF_CREDIT, KL_TO_REFERENCE, tokens_of
 
 EVALUATION = ("e1-validation",)
 
@@ -120,7 +120,7 @@ def test_a_row_has_the_mean_and_the_largest_of_the_trainers_numbers(tmp_path: Pa
     assert [row["answer"] for row in with_gap.rows] == ["train/0#0"]
 
     numbers = tokens_of(run.path, answers.answer("i1", "train/0#0"), {}).numbers
-    assert set(numbers) == {"advantage", "log-prob", "entropy", "gap", "trainer's log-prob", KL}
+    assert set(numbers) == {"advantage", "log-prob", "entropy", "gap", "trainer's log-prob", KL_TO_REFERENCE}
     gaps = [-0.0, None, -2 / 8, -3 / 8, -4 / 8, -5 / 8, None]
     assert [float(x) if np.isfinite(x) else None for x in numbers["gap"]] == gaps
 
@@ -148,7 +148,7 @@ def test_the_shown_advantage_of_a_token_is_the_one_that_trains(
     if by_domain:
         expected_N = normalise_by_domain(of_credit_N, normalisation, sequences.starts, sequences.domains)
     else:
-        expected_N = normalise(of_credit_N, normalisation)
+        expected_N = normalise_advantages(of_credit_N, normalisation)
     answers = answers_of(tmp_path)
 
     def shown_numbers(**settings: Any) -> list[dict[str, np.ndarray]]:
@@ -162,12 +162,12 @@ def test_the_shown_advantage_of_a_token_is_the_one_that_trains(
     for number, numbers in enumerate(shown_numbers(**trainer)):
         tokens, trained = slice(*sequences.starts[number : number + 2]), episodes[number].trained
         assert numbers["advantage"][trained] == pytest.approx(expected_N[tokens].numpy(), abs=1e-6)
-        assert numbers[OF_CREDIT][trained].tolist() == of_credit[tokens].tolist()
+        assert numbers[ADVANTAGE_OF_CREDIT][trained].tolist() == of_credit[tokens].tolist()
         assert np.isnan(numbers["advantage"][~trained]).all()
     # A penalty that training subtracts is not stored: the shown advantages are those of credit, and so named.
     penalised = {"kl_coef": 0.1, "kl_placement": "reward"}
     for settings in ({**trainer, "objective": penalised}, {"advantage_normalisation": "none"}):
-        assert all(OF_CREDIT not in numbers for numbers in shown_numbers(**settings))
+        assert all(ADVANTAGE_OF_CREDIT not in numbers for numbers in shown_numbers(**settings))
 
 
 def test_advantages_of_injected_tokens_are_left_out_of_mean_and_maximum(tmp_path: Path) -> None:
@@ -269,7 +269,8 @@ def test_a_damaged_file_is_named_until_it_is_mended_and_the_others_are_shown(
 def test_the_mark_changes_when_a_file_turns_out_to_be_damaged(
     answers: AnswerStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treetune.view.store.answers.AT_ONCE_BYTES", 0)  # so that a thread reads every file
+    # So that a thread reads every file:
+    monkeypatch.setattr("treetune.view.store.answers.MOST_BYTES_READ_AT_ONCE", 0)
     (tmp_path / "run" / "iterations" / "0001" / "trajectories.arrow").write_bytes(b"nothing")
     before = answers.mark()
     deadline = time.monotonic() + 60

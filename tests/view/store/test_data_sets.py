@@ -28,7 +28,7 @@ from treetune.exceptions import NotThere
 from treetune.view.store import Store
 from treetune.view.store.queries import ColumnFilter, RowQuery
 from treetune.view.store.readers import DataSet, answers_to
-from treetune.view.store.tables import ROW, DataSetTable, Histogram, bin_step
+from treetune.view.store.tables import ROW_NUMBER, DataSetTable, Histogram, bin_step
 
 
 def table_of(path: Path, kind: Any) -> DataSetTable:
@@ -138,7 +138,7 @@ def test_columns_whose_names_collide_and_columns_of_odd_types_are_kept_apart(tmp
 
     assert table.names() == ["a.b", "a", "blob", 'q"uote', "nothing"]
     [row] = table.ask(RowQuery(filters=(ColumnFilter('q"uote', ">", 1.0),)), ["a.b", "a.c.d", 'q"uote']).rows
-    assert row == {ROW: 0, "a.b": "own", "a.c.d": True, 'q"uote': 1.5}
+    assert row == {ROW_NUMBER: 0, "a.b": "own", "a.c.d": True, 'q"uote': 1.5}
 
 
 RECORDS = [
@@ -174,7 +174,7 @@ def test_pages_are_what_filtering_sorting_and_cutting_give(
     shown: list[int] = []
     for number in range(1, len(RECORDS)):
         page = records.ask(RowQuery((), filters, search, sort, descending, number, size), ["x"])
-        shown += [row[ROW] for row in page.rows]
+        shown += [row[ROW_NUMBER] for row in page.rows]
         if len(page.rows) < size:
             break
 

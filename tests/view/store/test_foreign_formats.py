@@ -18,7 +18,7 @@ import pytest
 
 from tests.view.conftest import Viewer
 from tests.view.exports.measured import ANSWERS, write_experiment
-from treetune.view.exports.evaluations import chosen_evaluation
+from treetune.view.exports.evaluations import choose_evaluation
 from treetune.view.exports.inspect_log import write_inspect_log
 from treetune.view.store import Store
 from treetune.view.store.foreign import FileReport, answers_in, holds_answers
@@ -163,7 +163,7 @@ def test_a_member_that_is_damaged_or_written_twice_hides_no_other(tmp_path: Path
 def test_the_inspect_log_that_treetune_exports_is_read_with_the_same_answers(tmp_path: Path) -> None:
     experiment = write_experiment(tmp_path / "run")
     for name in ("log.eval", "log.json"):
-        write_inspect_log(chosen_evaluation(experiment, None, None), tmp_path / name)
+        write_inspect_log(choose_evaluation(experiment, None, None), tmp_path / name)
         assert holds_answers(tmp_path / name)
         answers = read(tmp_path / name)
         assert len(answers) == len(ANSWERS)
@@ -459,7 +459,7 @@ def test_only_some_numbers_in_file_names_are_steps(tmp_path: Path) -> None:
 
 def test_a_file_that_grows_is_shown_while_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file changes between every two requests: the earlier index is shown until the next is built."""
-    monkeypatch.setattr("treetune.view.store.answers.AT_ONCE_BYTES", 0)
+    monkeypatch.setattr("treetune.view.store.answers.MOST_BYTES_READ_AT_ONCE", 0)
     store = Store([tmp_path], tmp_path / "cache", look_again_s=0.0)
     row = {"prompt": "a", "response": "b", "score": 1.0}
     path = lines(tmp_path / "theirs" / "1.jsonl", row, row)

@@ -22,7 +22,8 @@ Each request is a task of the event loop. Bodies and credit are computed in thre
 
     task of a request                                      a thread
     ────────────────────────────────────────────────       ───────────────────────────────
-    _read_body: waits for the client, READ_S at most
+    _read_body: waits for the client,
+      BODY_TIMEOUT_S at most
     _read_request ───────────────────────────────────────► parses the body
     _credit_while_connected: waits for the first of
       task CreditService.credit
@@ -36,8 +37,8 @@ Each request is a task of the event loop. Bodies and credit are computed in thre
 
 If a client disconnects, its request ends: nothing more is sampled for it. An error in a thread decides the
 status of that request alone. A thread has no deadline while it parses or writes a body, or assigns credit
-that samples nothing. After SIGTERM, requests get `serving.GRACE_S` seconds to end. Then their tasks are
-cancelled, and the process ends when its threads have returned.
+that samples nothing. After SIGTERM, requests get `serving.SHUTDOWN_GRACE_S` seconds to end. Then their tasks
+are cancelled, and the process ends when its threads have returned.
 """
 
 from __future__ import annotations
@@ -79,14 +80,14 @@ from treetune.exceptions import EngineError
 
 LOG = logging.getLogger("treetune.credit_service")
 
-JSON = "application/json"
+JSON_TYPE = "application/json"
 OPEN_PATHS = ("/health", "/openapi.json")
 """The paths that need no key. They show nothing of the owner's settings."""
-READ_S = 300.0
+BODY_TIMEOUT_S = 300.0
 """Most seconds until a body has arrived."""
-MOST_WAITING = 64
+MOST_WAITING_REQUESTS = 64
 """Most requests that wait for others."""
-MOST_ERRORS, MOST_CHARACTERS = 5, 200
+MOST_LISTED_MISTAKES, MOST_CHARACTERS_OF_PLACE = 5, 200
 """Most mistakes of a request that one message lists, and most characters of the place of each mistake."""
 
 
@@ -147,7 +148,7 @@ class ServedCounts:
         return "\n".join(lines) + "\n"
 
 
-def application(service: CreditService, key: str, most_bytes: int) -> ASGIApp:
+def make_application(service: CreditService, key: str, most_bytes: int) -> ASGIApp:
     """Returns the ASGI application of the service.
 
     Args:
@@ -170,9 +171,9 @@ def application(service: CreditService, key: str, most_bytes: int) -> ASGIApp:
 
     async def respond_to_request(request: Request) -> Response:
         """Responds to a request for advantages, and counts it."""
-        if counts.in_progress >= service.calls + MOST_WAITING:
+        if counts.in_progress >= service.calls + MOST_WAITING_REQUESTS:
             counts.requests[503] += 1
-            return _failure(503, f"{MOST_WAITING} requests wait already: send it again later")
+            return _make_failure(503, f"{MOST_WAITING_REQUESTS} requests wait already: send it again later")
         started = time.monotonic()
         counts.in_progress += 1
         status = 500  # counted if an exception leaves this function
@@ -213,7 +214,7 @@ class _KeyRequired:
             # The time of `compare_digest` doesn't show how much of a wrong key is right.
             if not (scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._key)):
                 message = "send the service's key in the header `Authorization: Bearer KEY`"
-                response = _failure(401, message, {"WWW-Authenticate": "Bearer"})
+                response = _make_failure(401, message, {"WWW-Authenticate": "Bearer"})
                 await response(scope, receive, send)
                 return
         await self._app(scope, receive, send)
@@ -229,34 +230,34 @@ async def _respond(
         body: An empty array, into which the request's body is read. The caller needs its length afterwards.
     """
     try:
-        media_type = _media_type(request)
+        media_type = _read_media_type(request)
         await _read_body(request, body, bodies)
-        credited = await _credit_request(request, media_type, bytes(body), service)
+        credited = await _read_and_credit(request, media_type, bytes(body), service)
         response = await run_in_threadpool(_write_response, media_type, credited)
         return response, credited
     except _Refusal as refusal:
-        return _failure(refusal.status, str(refusal)), None
+        return _make_failure(refusal.status, str(refusal)), None
     except asyncio.CancelledError:
-        # uvicorn cancels requests that run longer than GRACE_S after SIGTERM. The client still gets a
-        # response, so the cancellation ends here.
-        return _failure(503, "the service is ending: send the request again later"), None
+        # uvicorn cancels requests that run longer than SHUTDOWN_GRACE_S after SIGTERM. The client still gets
+        # a response, so the cancellation ends here.
+        return _make_failure(503, "the service is ending: send the request again later"), None
     except ClientDisconnect:
-        return _failure(400, "the client has disconnected"), None
+        return _make_failure(400, "the client has disconnected"), None
     except CreditLimitReached as error:
-        return _failure(504 if error.limit == "deadline" else 422, str(error)), None
+        return _make_failure(504 if error.limit == "deadline" else 422, str(error)), None
     except EngineError as error:
         # The message may have addresses of the owner, which clients don't get to know.
         LOG.warning("the engine failed: %s", error)
-        return _failure(502, "the engine failed; the service's log says why"), None
+        return _make_failure(502, "the engine failed; the service's log says why"), None
     except RuntimeError as error:  # such as a grader that failed
         LOG.exception("a request failed")
-        return _failure(500, str(error)), None
+        return _make_failure(500, str(error)), None
     except Exception:
         LOG.exception("a request failed because of a fault in treetune")
-        return _failure(500, "the service has failed; its log has the traceback"), None
+        return _make_failure(500, "the service has failed; its log has the traceback"), None
 
 
-async def _credit_request(
+async def _read_and_credit(
     request: Request, media_type: str, body: bytes, service: CreditService
 ) -> CreditedAnswers:
     """Returns the advantages. Raises _Refusal for a request that is wrong, and what `CreditService.credit`
@@ -272,7 +273,7 @@ async def _credit_request(
         raise _Refusal(400, str(error)) from error
 
 
-def _failure(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+def _make_failure(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
     """Returns the response to a request that failed. With the status 503, the response asks the client to
     send the same request again later."""
     if status == 503:
@@ -280,11 +281,11 @@ def _failure(status: int, message: str, headers: Mapping[str, str] | None = None
     return JSONResponse(Failure(error=message).model_dump(), status, headers)
 
 
-def _media_type(request: Request) -> str:
+def _read_media_type(request: Request) -> str:
     """Returns the type of the body. Raises _Refusal for a type that the service doesn't read."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type not in (JSON, arrow.MEDIA_TYPE):
-        raise _Refusal(415, f"the content type is {media_type!r}: send {JSON} or {arrow.MEDIA_TYPE}")
+    if media_type not in (JSON_TYPE, arrow.MEDIA_TYPE):
+        raise _Refusal(415, f"the content type is {media_type!r}: send {JSON_TYPE} or {arrow.MEDIA_TYPE}")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise _Refusal(415, "the body is compressed: send it without a content encoding")
     return media_type
@@ -294,7 +295,7 @@ async def _read_body(request: Request, body: bytearray, bodies: _Bodies) -> None
     """Reads the body into `body`. Raises _Refusal if it is too slow or too large, before all of it has
     arrived."""
     try:
-        async with asyncio.timeout(READ_S):
+        async with asyncio.timeout(BODY_TIMEOUT_S):
             async for part in request.stream():
                 body += part
                 bodies.bytes_together += len(part)
@@ -311,20 +312,20 @@ async def _read_body(request: Request, body: bytearray, bodies: _Bodies) -> None
                         " send it again later",
                     )
     except TimeoutError as error:
-        raise _Refusal(408, f"the body did not arrive within {READ_S:.0f} s") from error
+        raise _Refusal(408, f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s") from error
 
 
 def _read_request(media_type: str, body: bytes) -> tuple[CreditSettings, list[GradedAnswer]]:
     """Returns the settings and the answers of a request. Raises _Refusal for a body that doesn't fit the
     schema, and ValueError for other mistakes."""
     try:
-        return _parse(media_type, body)
+        return _parse_request(media_type, body)
     except ValidationError as error:
         # Here, in the thread: a body may have so many mistakes that it takes seconds to list them.
         raise _Refusal(400, _describe_mistakes(error)) from error
 
 
-def _parse(media_type: str, body: bytes) -> tuple[CreditSettings, list[GradedAnswer]]:
+def _parse_request(media_type: str, body: bytes) -> tuple[CreditSettings, list[GradedAnswer]]:
     """Returns the settings and the answers of a request. Raises ValidationError or ValueError."""
     if media_type == arrow.MEDIA_TYPE:
         settings_text, answers_of_table = arrow.read_request(body)
@@ -387,7 +388,7 @@ def _write_response(media_type: str, credited: CreditedAnswers) -> Response:
         "metrics": metrics,
     }
     # Python writes a float so that reading it gives the same bits.
-    return Response(json.dumps(columns, allow_nan=False), media_type=JSON)
+    return Response(json.dumps(columns, allow_nan=False), media_type=JSON_TYPE)
 
 
 def _finite_numbers(numbers: Sequence[float] | None) -> list[float | None] | None:
@@ -399,11 +400,11 @@ def _describe_mistakes(error: ValidationError) -> str:
     has sent."""
     mistakes = error.errors(include_url=False, include_context=False, include_input=False)
     lines = []
-    for mistake in mistakes[:MOST_ERRORS]:
-        place = ".".join(map(str, mistake["loc"]))[:MOST_CHARACTERS]
+    for mistake in mistakes[:MOST_LISTED_MISTAKES]:
+        place = ".".join(map(str, mistake["loc"]))[:MOST_CHARACTERS_OF_PLACE]
         lines.append(f"{place}: {mistake['msg']}" if place else mistake["msg"])
-    if len(mistakes) > MOST_ERRORS:
-        lines.append(f"and {len(mistakes) - MOST_ERRORS} more mistakes")
+    if len(mistakes) > MOST_LISTED_MISTAKES:
+        lines.append(f"and {len(mistakes) - MOST_LISTED_MISTAKES} more mistakes")
     return "; ".join(lines)
 
 
@@ -443,7 +444,7 @@ def make_openapi() -> dict[str, Any]:
         "requestBody": {
             "required": True,
             "content": {
-                JSON: {"schema": _reference("CreditRequest")},
+                JSON_TYPE: {"schema": _schema_reference("CreditRequest")},
                 arrow.MEDIA_TYPE: {"schema": binary},
             },
         },
@@ -451,7 +452,7 @@ def make_openapi() -> dict[str, Any]:
             "200": {
                 "description": "The advantages, in the type of the request.",
                 "content": {
-                    JSON: {"schema": _reference("CreditResponse")},
+                    JSON_TYPE: {"schema": _schema_reference("CreditResponse")},
                     arrow.MEDIA_TYPE: {"schema": binary},
                 },
             },
@@ -459,7 +460,7 @@ def make_openapi() -> dict[str, Any]:
         },
     }
     text = {"description": "Counts.", "content": {"text/plain": {"schema": {"type": "string"}}}}
-    schema = {"description": "This schema.", "content": {JSON: {"schema": {"type": "object"}}}}
+    schema = {"description": "This schema.", "content": {JSON_TYPE: {"schema": {"type": "object"}}}}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -491,9 +492,9 @@ def make_openapi() -> dict[str, Any]:
     }
 
 
-def _reference(name: str) -> Mapping[str, str]:
+def _schema_reference(name: str) -> Mapping[str, str]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def _describe_response(description: str, name: str) -> dict[str, Any]:
-    return {"description": description, "content": {JSON: {"schema": _reference(name)}}}
+    return {"description": description, "content": {JSON_TYPE: {"schema": _schema_reference(name)}}}

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MEDIA_TYPE = "application/vnd.apache.arrow.stream"
-METADATA = b"treetune"
+METADATA_KEY = b"treetune"
 """The key in a schema's metadata that holds a request's settings, or the cost and the metrics of a
 response."""
 
 RECORD_BATCH, DICTIONARY_BATCH = 3, 2
 """The numbers of types of messages in a stream, from Arrow's Message.fbs."""
-HEADER_TYPE, HEADER, COMPRESSION = 1, 2, 3
+HEADER_TYPE_FIELD, HEADER_FIELD, COMPRESSION_FIELD = 1, 2, 3
 """The numbers of fields in Arrow's Message.fbs: the first two are fields of a Message, the last one is a
 field of a RecordBatch."""
 
@@ -47,7 +47,7 @@ def read_request(body: bytes) -> tuple[str, list[GradedAnswer]]:
     import pyarrow as pa
 
     try:
-        for message in _messages(body):
+        for message in _read_messages(body):
             _refuse_compression(message)
         table = pa.ipc.open_stream(body).read_all()
         table.validate(full=True)  # the offsets of lists may point anywhere
@@ -57,7 +57,7 @@ def read_request(body: bytes) -> tuple[str, list[GradedAnswer]]:
         ) from error
     if not 0 < table.num_rows <= MOST_ANSWERS:
         raise ValueError(f"the table has {table.num_rows} rows: give 1 to {MOST_ANSWERS} answers")
-    settings = (table.schema.metadata or {}).get(METADATA)
+    settings = (table.schema.metadata or {}).get(METADATA_KEY)
     if settings is None:
         raise ValueError(
             "the schema's metadata has no key 'treetune': give the settings there as JSON, such as"
@@ -96,7 +96,7 @@ def write_response(credited: CreditedAnswers, cost_and_metrics: Mapping[str, Any
             "errors": pa.array(credited.errors, pa.list_(pa.float64())),
             "left_out": pa.array(left_out, pa.bool_()),
         },
-        metadata={METADATA: json.dumps(cost_and_metrics)},
+        metadata={METADATA_KEY: json.dumps(cost_and_metrics)},
     )
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -111,9 +111,9 @@ def write_response(credited: CreditedAnswers, cost_and_metrics: Mapping[str, Any
 def _read_column(field: pa.Field, column: pa.ChunkedArray) -> Iterator[Any]:
     """Yields the values of a column; lists of numbers become NumPy arrays, and missing values None. Raises
     ValueError for a column whose name is unknown or whose type is wrong."""
-    expected = _COLUMNS.get(field.name)
+    expected = _REQUEST_COLUMNS.get(field.name)
     if expected is None:
-        raise ValueError(f"there is no column {field.name!r}; columns are {', '.join(_COLUMNS)}")
+        raise ValueError(f"there is no column {field.name!r}; columns are {', '.join(_REQUEST_COLUMNS)}")
     description, fits, read = expected
     if not fits(field.type):
         raise ValueError(
@@ -181,7 +181,7 @@ def _is_text(type_: Any) -> bool:
 # The functions `_read_…` have the same arguments: the column's name and an Arrow scalar.
 _Column = tuple[str, Callable[[Any], bool], Callable[[str, Any], Any]]
 
-_COLUMNS: Mapping[str, _Column] = {
+_REQUEST_COLUMNS: Mapping[str, _Column] = {
     "prompt_ids": ("lists of integers", _is_list_of(_is_integer), _read_numbers),
     "response_ids": ("lists of integers", _is_list_of(_is_integer), _read_numbers),
     "reward": ("numbers", _is_number, _read_value),
@@ -203,7 +203,7 @@ type is right, and a function that reads a value from the column's name and an A
 # Messages
 
 
-def _messages(body: bytes) -> Iterator[pa.Message]:
+def _read_messages(body: bytes) -> Iterator[pa.Message]:
     """Yields the messages of a stream: its schema, dictionaries and record batches."""
     import pyarrow as pa
 
@@ -223,8 +223,8 @@ def _refuse_compression(message: pa.Message) -> None:
     """
     metadata = message.metadata.to_pybytes()
     (root,) = struct.unpack_from("<I", metadata, 0)  # the position of the outermost table
-    type_position = _field_position(metadata, root, HEADER_TYPE)
-    header_position = _field_position(metadata, root, HEADER)
+    type_position = _field_position(metadata, root, HEADER_TYPE_FIELD)
+    header_position = _field_position(metadata, root, HEADER_FIELD)
     if type_position is None or header_position is None:
         return
     header_type = metadata[type_position]
@@ -233,7 +233,7 @@ def _refuse_compression(message: pa.Message) -> None:
     if header_type != RECORD_BATCH:
         return
     (distance,) = struct.unpack_from("<I", metadata, header_position)
-    if _field_position(metadata, header_position + distance, COMPRESSION) is not None:
+    if _field_position(metadata, header_position + distance, COMPRESSION_FIELD) is not None:
         raise ValueError("the stream is compressed: write it without compression")
 
 

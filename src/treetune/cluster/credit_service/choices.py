@@ -16,29 +16,29 @@ from treetune.config.registrable import Registrable
 from treetune.credit.base import Credit
 from treetune.tasks.steps import StepSplitter
 
-CREDITS = (
+ALLOWED_CREDITS = (
     "gigpo", "group", "hicra", "james_stein", "lambda_grpo", "monte_carlo", "optimal_token_baseline",
     "outcome", "probability_mask", "rloo", "tempo", "trace", "tree",
 )  # fmt: skip
 """The credits that a client may choose."""
-VALUES = (
+ALLOWED_VALUES = (
     "bisect", "com_mcs", "continuations", "filtered", "rredcot", "rtmc", "sequential", "siblings", "smoothed",
     "topped_up",
 )  # fmt: skip
 """The value estimators that a client may choose within a credit."""
-STATES = ("every_n_tokens", "low_probability", "step_boundaries")
+ALLOWED_STATES = ("every_n_tokens", "low_probability", "step_boundaries")
 """The rules for states that a client may choose within a credit."""
-STEPS = ("gsm8k_reference", "lines")
+ALLOWED_STEPS = ("gsm8k_reference", "lines")
 """The rules that split answers into steps."""
 
-MOST_DEPTH, MOST_ENTRIES, MOST_CHARACTERS, LARGEST_NUMBER = 8, 1000, 1000, 100_000
+MOST_DEPTH_OF_SETTING, MOST_ENTRIES_OF_VALUE, MOST_CHARACTERS_OF_TEXT, LARGEST_NUMBER = 8, 1000, 1000, 100_000
 """The deepest nesting of a setting, the most entries of an object or list, the most characters of a text, and
 the largest number. So no single setting can make a request arbitrarily expensive."""
 
 Family = TypeVar("Family", bound=Registrable)
 
 
-def read_credit(setting: str | Mapping[str, Any], credits: Collection[str] = CREDITS) -> Credit:
+def read_credit(setting: str | Mapping[str, Any], credits: Collection[str] = ALLOWED_CREDITS) -> Credit:
     """Returns the credit that a client has chosen.
 
     Args:
@@ -48,13 +48,13 @@ def read_credit(setting: str | Mapping[str, Any], credits: Collection[str] = CRE
         ConfigError: The configuration is wrong.
         ValueError: The configuration isn't allowed.
     """
-    # A credit may contain a value estimator (VALUES) and a rule for states (STATES).
-    return _read_part(Credit, setting, "credit", (*credits, *VALUES, *STATES))
+    # A credit may contain a value estimator (ALLOWED_VALUES) and a rule for states (ALLOWED_STATES).
+    return _read_part(Credit, setting, "credit", (*credits, *ALLOWED_VALUES, *ALLOWED_STATES))
 
 
 def read_steps(setting: str | Mapping[str, Any]) -> StepSplitter:
     """Returns the rule for steps that a client has chosen; see `read_credit`."""
-    return _read_part(StepSplitter, setting, "steps", STEPS)
+    return _read_part(StepSplitter, setting, "steps", ALLOWED_STEPS)
 
 
 def _read_part(
@@ -79,31 +79,37 @@ def _refuse_more_than_plain_data(value: Any, path: str, allowed: Collection[str]
         path: The key of the value, for messages: ``credit.values.samples``.
         depth: The number of objects and lists around the value.
     """
-    if depth > MOST_DEPTH:
-        raise ValueError(f"{path}: this service takes objects that are nested {MOST_DEPTH} deep at most")
+    if depth > MOST_DEPTH_OF_SETTING:
+        raise ValueError(
+            f"{path}: this service takes objects that are nested {MOST_DEPTH_OF_SETTING} deep at most"
+        )
     if isinstance(value, str):
-        if len(value) > MOST_CHARACTERS:
-            raise ValueError(f"{path} has {len(value)} characters, and this service takes {MOST_CHARACTERS}")
+        if len(value) > MOST_CHARACTERS_OF_TEXT:
+            raise ValueError(
+                f"{path} has {len(value)} characters, and this service takes {MOST_CHARACTERS_OF_TEXT}"
+            )
     elif isinstance(value, bool) or value is None:
         pass
     elif isinstance(value, int | float):
         if not math.isfinite(value) or abs(value) > LARGEST_NUMBER:
             raise ValueError(f"{path} is {value}, and this service takes numbers up to {LARGEST_NUMBER}")
     elif isinstance(value, Mapping):
-        if len(value) > MOST_ENTRIES:
-            raise ValueError(f"{path} has {len(value)} keys, and this service takes {MOST_ENTRIES}")
+        if len(value) > MOST_ENTRIES_OF_VALUE:
+            raise ValueError(f"{path} has {len(value)} keys, and this service takes {MOST_ENTRIES_OF_VALUE}")
         part = value.get("type")
         if part is not None and part not in allowed:
             raise ValueError(
-                f"{path}.type is {str(part)[:MOST_CHARACTERS]!r}, which this service doesn't allow: choose"
-                f" one of {', '.join(sorted(allowed))}"
+                f"{path}.type is {str(part)[:MOST_CHARACTERS_OF_TEXT]!r}, which this service doesn't allow:"
+                f" choose one of {', '.join(sorted(allowed))}"
             )
         for key, entry in value.items():
             _refuse_more_than_plain_data(key, f"a key of {path}", allowed, depth)
             _refuse_more_than_plain_data(entry, f"{path}.{key}", allowed, depth + 1)
     elif isinstance(value, list):
-        if len(value) > MOST_ENTRIES:
-            raise ValueError(f"{path} has {len(value)} entries, and this service takes {MOST_ENTRIES}")
+        if len(value) > MOST_ENTRIES_OF_VALUE:
+            raise ValueError(
+                f"{path} has {len(value)} entries, and this service takes {MOST_ENTRIES_OF_VALUE}"
+            )
         for number, entry in enumerate(value):
             _refuse_more_than_plain_data(entry, f"{path}.{number}", allowed, depth + 1)
     else:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from starlette.concurrency import run_in_threadpool
 from typing_extensions import override
 
-from treetune.cluster.credit_service.choices import CREDITS, read_credit, read_steps
+from treetune.cluster.credit_service.choices import ALLOWED_CREDITS, read_credit, read_steps
 from treetune.cluster.credit_service.messages import CreditSettings
 from treetune.config.build import build
 from treetune.credit import CreditAssigner, CreditedAnswers, CreditLimitReached, GradedAnswer
@@ -59,7 +59,7 @@ class ServiceSettings:
     without continuations."""
     tokenizer: PreTrainedTokenizerBase | TextCodec | str | Path | None = None
     grader: Grader | Mapping[str, Any] | None = None
-    credits: Sequence[str] = CREDITS
+    credits: Sequence[str] = ALLOWED_CREDITS
     """The names of the credits that clients may choose."""
     calls: int = 4
     """The number of requests that are worked on at a time. Others wait. With an engine in this process, the
@@ -137,8 +137,8 @@ class CreditService(AbstractContextManager["CreditService"]):
             RuntimeError: The grader or the engine failed.
         """
         started = time.monotonic()
-        deadline = _limit("deadline", settings.deadline, self._settings.deadline)
-        budget = _limit("budget", settings.budget, self._settings.budget)
+        deadline = _choose_limit("deadline", settings.deadline, self._settings.deadline)
+        budget = _choose_limit("budget", settings.budget, self._settings.budget)
         assert deadline is not None, "the service has one"
         # In a thread, so that a client's settings with millions of entries keep no other request waiting.
         credit = await run_in_threadpool(read_credit, settings.credit, self._settings.credits)
@@ -213,12 +213,13 @@ async def _finish_in_thread(function: Callable[..., Result], *arguments: Any, **
         raise
 
 
-def _limit(name: str, chosen: Numeric | None, most: Numeric | None) -> Numeric | None:
-    """Returns a request's limit: the one that the client has `chosen`, or else `most`, the service's limit.
-    Raises ValueError if the client's exceeds the service's."""
-    if chosen is not None and most is not None and chosen > most:
+def _choose_limit(name: str, chosen: Numeric | None, most_allowed: Numeric | None) -> Numeric | None:
+    """Returns a request's limit: the one that the client has `chosen`, or else `most_allowed`, the service's
+    limit. Raises ValueError if the client's exceeds the service's."""
+    if chosen is not None and most_allowed is not None and chosen > most_allowed:
         # With 15 digits, no number of tokens is rounded.
         raise ValueError(
-            f"{name} is {chosen:,.15g}, and this service allows {most:,.15g}: lower it, or leave it out"
+            f"{name} is {chosen:,.15g}, and this service allows {most_allowed:,.15g}: lower it, or leave it"
+            " out"
         )
-    return most if chosen is None else chosen
+    return most_allowed if chosen is None else chosen

@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from treetune.cli.command import Options
-from treetune.cluster.credit_service.app import application
-from treetune.cluster.credit_service.choices import CREDITS
+from treetune.cluster.credit_service.app import make_application
+from treetune.cluster.credit_service.choices import ALLOWED_CREDITS
 from treetune.cluster.credit_service.service import CreditService, ServiceSettings
 from treetune.config.jsonnet import sum_of
 from treetune.config.layers import Layer
 from treetune.credit.library.servers import is_address
 
-GRACE_S = 10
+SHUTDOWN_GRACE_S = 10
 """Most seconds that requests get to end after SIGTERM or Ctrl-C, before they are cancelled."""
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 def make_settings(options: Options) -> ServiceSettings:
     """Returns the settings of a command line. Raises ConfigError for a Jsonnet text that is wrong."""
-    credits = CREDITS
+    credits = ALLOWED_CREDITS
     if options.credits:
         credits = tuple(name.strip() for name in options.credits.split(",") if name.strip())
     return ServiceSettings(
@@ -50,17 +50,17 @@ def run_service(
         actual_port = listening.getsockname()[1]
         name = f"[{host}]" if ":" in host else host  # IPv6 addresses have brackets in URLs
         config = uvicorn.Config(
-            application(service, key, most_bytes),
+            make_application(service, key, most_bytes),
             log_level="warning",
             access_log=False,
             server_header=False,
             proxy_headers=False,
             lifespan="off",
             ws="none",
-            timeout_graceful_shutdown=GRACE_S,
+            timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
         )
         say(f"http://{name}:{actual_port}/advantages")
-        if host not in LOOPBACK:
+        if host not in LOOPBACK_HOSTS:
             say(
                 f"Traffic to {host} is not encrypted and contains the key: use a private network, or a TLS"
                 " proxy."
@@ -83,18 +83,18 @@ def _read_engine(texts: Sequence[str]) -> Any:
         )
     (text,) = texts
     # An object in Jsonnet, or the folder of a model.
-    return _evaluate(text, "--engine") if "{" in text else Path(text)
+    return _evaluate_option(text, "--engine") if "{" in text else Path(text)
 
 
 def _read_grader(text: str | None) -> Mapping[str, Any] | None:
     """Returns the configuration of the command line's grader. `text` is Jsonnet or only the grader's type."""
     if text is None:
         return None
-    grader: Mapping[str, Any] = _evaluate(text, "--grader") if "{" in text else {"type": text}
+    grader: Mapping[str, Any] = _evaluate_option(text, "--grader") if "{" in text else {"type": text}
     return grader
 
 
-def _evaluate(text: str, name: str) -> Any:
+def _evaluate_option(text: str, name: str) -> Any:
     """Returns the value of a Jsonnet text of the owner, such as ``{type: 'math'}``."""
     return sum_of([Layer(name, text)], {})
 

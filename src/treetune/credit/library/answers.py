@@ -81,33 +81,33 @@ def read_answers(answers: Iterable[GradedAnswer | Mapping[str, Any]]) -> list[Gr
     Raises:
         ValueError: An answer is wrong. The message says which, and what would be right.
     """
-    checked = []
+    checked_answers = []
     for number, answer in enumerate(answers):
         try:
-            checked.append(_check_answer(answer))
+            checked_answers.append(_check_answer(answer))
         except (TypeError, ValueError) as error:
             raise ValueError(f"answer {number}: {error}") from error
-    if not checked:
+    if not checked_answers:
         raise ValueError("there are no answers: give at least one")
     # For each group, the number of its first answer, and the prompt of this answer.
     first_of_group: dict[str | None, tuple[int, TokenIds]] = {}
-    for number, answer in enumerate(checked):
+    for number, answer in enumerate(checked_answers):
         first, prompt_ids = first_of_group.setdefault(answer.group, (number, answer.prompt_ids))
         if not _are_equal(prompt_ids, answer.prompt_ids):
             raise ValueError(
                 f"answers {first} and {number} are both of the group {answer.group!r}, and their prompt_ids"
                 " differ: give each problem a group of its own"
             )
-    return checked
+    return checked_answers
 
 
 def _check_answer(answer: GradedAnswer | Mapping[str, Any]) -> GradedAnswer:
     """Returns an answer with NumPy columns. Raises ValueError or TypeError for a wrong one."""
     if isinstance(answer, Mapping):
         names = [declared.name for declared in fields(GradedAnswer)]
-        unknown = [name for name in answer if name not in names]
-        if unknown:
-            raise ValueError(f"there is no key {unknown[0]!r}; keys are {', '.join(names)}")
+        unknown_keys = [name for name in answer if name not in names]
+        if unknown_keys:
+            raise ValueError(f"there is no key {unknown_keys[0]!r}; keys are {', '.join(names)}")
         missing = [name for name in ("prompt_ids", "response_ids", "reward") if name not in answer]
         if missing:
             raise ValueError(f"the key {missing[0]!r} is missing")
@@ -301,8 +301,9 @@ def _cuts_at_forks(name: str, group: Sequence[GradedAnswer]) -> list[set[int]]:
                 f"answer {number} of the group {name!r} has the fork {answer.fork}: an answer branches off"
                 " from an earlier one of its group"
             )
-        shared = group[origin].response_ids[:tokens]
-        if not 0 < tokens < len(answer.response_ids) or not _are_equal(shared, answer.response_ids[:tokens]):
+        shared_ids = group[origin].response_ids[:tokens]
+        is_equal = _are_equal(shared_ids, answer.response_ids[:tokens])
+        if not 0 < tokens < len(answer.response_ids) or not is_equal:
             raise ValueError(
                 f"answer {number} of the group {name!r} has the fork {answer.fork}, and its first {tokens}"
                 f" tokens are not those of answer {origin}"

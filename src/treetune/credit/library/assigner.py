@@ -109,9 +109,9 @@ class CreditedAnswers:
         padded = np.zeros((len(self.advantages), length or longest))
         for number, row in enumerate(self.advantages):
             padded[number, : len(row)] = row.cpu() if hasattr(row, "cpu") else row
-        first = self.advantages[0]
-        is_tensor = hasattr(first, "detach")  # rows that are lists or arrays become one array
-        return convert_like(padded, first) if is_tensor else padded
+        first_row = self.advantages[0]
+        is_tensor = hasattr(first_row, "detach")  # rows that are lists or arrays become one array
+        return convert_like(padded, first_row) if is_tensor else padded
 
 
 @dataclass(frozen=True)
@@ -321,7 +321,7 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
     ) -> CreditedTrees:
         """Returns the trees of answers, and their training rows with advantages; see `assign`."""
         checked = read_answers(answers)
-        sampling, context_length = self._lengths(checked)
+        sampling, context_length = self._sampling_and_context_length(checked)
         task = _OutsideTask(grader=self._grading.grader, steps=self._steps)
         has_text = self._codec is not None
         check_answers(self.credit, checked, task, sampling, context_length, has_text=has_text)
@@ -349,7 +349,7 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
                 answer_metrics = trajectory_metrics(context, answers_of(trees))
         return CreditedTrees(checked, trees, episodes, limits.cost, metrics, answer_metrics)
 
-    def _lengths(self, answers: Sequence[GradedAnswer]) -> tuple[SamplingParams, int]:
+    def _sampling_and_context_length(self, answers: Sequence[GradedAnswer]) -> tuple[SamplingParams, int]:
         """Returns the sampling parameters of the answers, and the context length, with their defaults."""
         longest_answer = max(len(answer.response_ids) for answer in answers)
         longest_prompt = max(len(answer.prompt_ids) for answer in answers)

@@ -38,10 +38,10 @@ from treetune.findings import findings, placed_parts
 from treetune.rollouts.unavailable import least_answers
 from treetune.tasks.base import Task
 
-ENGINES = "the address of a vLLM server, a folder with a model, a transformers model, or an Engine"
+ACCEPTED_ENGINES = "the address of a vLLM server, a folder with a model, a transformers model, or an Engine"
 """A list of the engines that can sample and score, for messages."""
 
-READ_LOGPROBS = (LowProbability, OptimalTokenBaseline, ProbabilityMask)
+PARTS_THAT_READ_LOGPROBS = (LowProbability, OptimalTokenBaseline, ProbabilityMask)
 """Parts that read the log-probs with which tokens were sampled."""
 
 
@@ -132,11 +132,13 @@ def check_credit(
             " rewards alone, such as 'group', or one that samples continuations, such as 'monte_carlo'"
         )
     if credit.scores_texts and has_engine and not engine_scores:
-        raise ValueError(f"the credit {name!r} scores given texts, and the engine can't: give {ENGINES}")
+        raise ValueError(
+            f"the credit {name!r} scores given texts, and the engine can't: give {ACCEPTED_ENGINES}"
+        )
     samples = Continuations() in credit.gives
     missing = []
     if not has_engine and (samples or credit.scores_texts):
-        missing.append(f"engine ({ENGINES})")
+        missing.append(f"engine ({ACCEPTED_ENGINES})")
     if not has_grader and samples:
         missing.append("grader (a function (prompt, text) -> reward, or {'type': 'math'})")
     if not has_sampling and samples:
@@ -146,14 +148,14 @@ def check_credit(
         raise ValueError(f"the credit {name!r} {work}: give {', '.join(missing)}")
 
 
-def answers_needed(credit: Credit) -> int:
+def count_needed_answers(credit: Credit) -> int:
     """Returns how many answers of each group the credit needs: 2 for RLOO, 1 for REINFORCE."""
     return max(map(least_answers, _parts_of(credit)), default=1)
 
 
 def reads_logprobs(credit: Credit) -> bool:
     """Returns whether the credit reads the log-probs with which tokens were sampled."""
-    return any(isinstance(part, READ_LOGPROBS) for part in _parts_of(credit))
+    return any(isinstance(part, PARTS_THAT_READ_LOGPROBS) for part in _parts_of(credit))
 
 
 def _parts_of(credit: Credit) -> list[Part]:
@@ -181,13 +183,13 @@ def check_answers(
         has_text: Whether there is a tokenizer that decodes the answers.
     """
     name = credit.registered_name() or type(credit).__name__
-    sizes = Counter(answer.group for answer in answers)  # the number of answers of each group
-    smallest_group, least = min(sizes.items(), key=lambda group_and_size: group_and_size[1])
-    needed = answers_needed(credit)
-    if least < needed:
+    group_sizes = Counter(answer.group for answer in answers)  # the number of answers of each group
+    smallest_group, smallest_size = min(group_sizes.items(), key=lambda group_and_size: group_and_size[1])
+    needed_answers = count_needed_answers(credit)
+    if smallest_size < needed_answers:
         raise ValueError(
             f"the credit {name!r} compares each answer with the others of its group, and the group"
-            f" {smallest_group!r} has {least}: give {needed} or more answers of each group"
+            f" {smallest_group!r} has {smallest_size}: give {needed_answers} or more answers of each group"
         )
     if any(answer.fork is not None for answer in answers) and CreditForTrees() not in credit.gives:
         raise ValueError(
@@ -217,7 +219,7 @@ def check_answers(
     has_turns = any(answer.sampled is not None and not answer.sampled.all() for answer in answers)
     # The parts of the credit check whether they fit an experiment. `root` takes the experiment's place: it
     # has substitutes for the rollout, the engine and the trainer.
-    rollout = AnswersElsewhere(sampling, least, has_turns)
+    rollout = AnswersElsewhere(sampling, smallest_size, has_turns)
     root = CallOfLibrary(rollout, ScoringEngine(), credit, OtherTrainer(), task, context_length)
     for _, finding in findings(root):
         if finding.level == "warning":

@@ -20,7 +20,7 @@ from treetune.vocabulary import TextCodec
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PretrainedConfig
 
-UNBOUNDED = 1 << 20
+UNBOUNDED_CONTEXT_LENGTH = 1 << 20
 """The context length of models whose configuration doesn't have one."""
 
 
@@ -51,10 +51,10 @@ class FunctionEngine(Engine):
         unsent: list[Request] = []
         deferred: list[Deferred] = []
 
-        def add_requests(new: Sequence[Request | Deferred]) -> None:
+        def add_requests(new_requests: Sequence[Request | Deferred]) -> None:
             """Adds requests to be sampled, and each `Deferred`, which stands for requests that wait for a
             result."""
-            for request in new:
+            for request in new_requests:
                 if isinstance(request, Deferred):
                     deferred.append(request)
                 else:
@@ -64,10 +64,11 @@ class FunctionEngine(Engine):
         while unsent or deferred:
             # If there are requests to sample, this doesn't wait. If there are none, it waits until one of
             # `deferred` is ready, such as one that follows from a grade.
-            wait([later.ready for later in deferred], 0 if unsent else None, FIRST_COMPLETED)
-            for later in [later for later in deferred if later.ready.done()]:
-                deferred.remove(later)
-                add_requests(later.requests())
+            wait([request.ready for request in deferred], 0 if unsent else None, FIRST_COMPLETED)
+            ready = [request for request in deferred if request.ready.done()]
+            for request in ready:
+                deferred.remove(request)
+                add_requests(request.requests())
             requests_of_call = list(unsent)
             unsent.clear()
             for completions in self._sample(requests_of_call):
@@ -83,12 +84,13 @@ class FunctionEngine(Engine):
         if not requests:
             return []
         completions_by_request = [list(completions) for completions in self._sample_requests(requests)]
-        wanted = [request.n for request in requests]
-        returned = [len(completions) for completions in completions_by_request]
-        if returned != wanted:
+        requested_counts = [request.n for request in requests]
+        returned_counts = [len(completions) for completions in completions_by_request]
+        if returned_counts != requested_counts:
             raise EngineError(
-                f"the engine {self._name} returned {returned} completions for {len(requests)} requests, which"
-                f" ask for {wanted}: return a list of n completions for each request"
+                f"the engine {self._name} returned {returned_counts} completions for {len(requests)}"
+                f" requests, which ask for {requested_counts}: return a list of n completions for each"
+                " request"
             )
         return completions_by_request
 
@@ -132,12 +134,12 @@ def open_engine(source: Any, codec: TextCodec, special_ids: Mapping[str, int], s
         if (folder / "generation_config.json").is_file():
             generation_config = GenerationConfig.from_pretrained(folder)
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        launch = _launch(folder, config, generation_config, codec, special_ids, seed, device)
+        launch = _make_launch(folder, config, generation_config, codec, special_ids, seed, device)
         return InProcessEngine(InProcessSettings(), launch)
     if hasattr(source, "config") and hasattr(source, "generate"):
         model: Any = source  # of transformers; such models are callable too
         device = model.device.type
-        launch = _launch(Path(), model.config, model.generation_config, codec, special_ids, seed, device)
+        launch = _make_launch(Path(), model.config, model.generation_config, codec, special_ids, seed, device)
         return HeldModelEngine(model, codec, launch)
     if callable(source):
         return FunctionEngine(source)
@@ -147,7 +149,7 @@ def open_engine(source: Any, codec: TextCodec, special_ids: Mapping[str, int], s
     )
 
 
-def _launch(
+def _make_launch(
     weights: Path,
     config: PretrainedConfig,
     generation_config: GenerationConfig | None,
@@ -178,7 +180,7 @@ def _launch(
         weights=weights,
         logs=Path(),  # unused: an engine in this process writes no log
         seed=seed,
-        context_length=getattr(config, "max_position_embeddings", None) or UNBOUNDED,
+        context_length=getattr(config, "max_position_embeddings", None) or UNBOUNDED_CONTEXT_LENGTH,
         device=device,
         end_ids=(*codec.end_ids, *end_ids),
         special_ids=special_ids,

@@ -201,17 +201,17 @@ class _CountedCall:
         """Counts the samples of an answered request, and returns the new requests that follow from it."""
         if not self._are_scores[number]:
             self._limits.count(completions)
-        new = self._on_result(number, completions) if self._on_result is not None else None
-        return self._replace_answered(new or ())
+        new_requests = self._on_result(number, completions) if self._on_result is not None else None
+        return self._replace_answered(new_requests or ())
 
-    def _follow(self, later: Deferred) -> list[Request | Deferred]:
+    def _follow(self, deferred: Deferred) -> list[Request | Deferred]:
         """Returns the requests that a `Deferred` stands for."""
-        return self._replace_answered(later.requests())
+        return self._replace_answered(deferred.requests())
 
-    def _replace_answered(self, new: Sequence[Request | Deferred]) -> list[Request | Deferred]:
+    def _replace_answered(self, new_requests: Sequence[Request | Deferred]) -> list[Request | Deferred]:
         """Takes one answered request off the unanswered ones, adds the new requests that follow from it, and
         returns the new requests."""
-        watched = self.watch(new)
+        watched = self.watch(new_requests)
         self._unanswered -= 1
         if not self._unanswered:
             # The alarm is a future for which the engine waits as well (`LimitedEngine.generate`). No request

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from treetune.config.build import build
-from treetune.engine.addressed import ANSWER_S
+from treetune.engine.addressed import ANSWER_TIMEOUT_S
 from treetune.engine.base import Engine, EngineLaunch
 from treetune.engine.client import Address
 from treetune.engine.engine import start_plain_vllm
@@ -28,15 +28,15 @@ from treetune.engine.settings import EngineSettings, PlainVllmSettings
 from treetune.exceptions import EngineError, ServerFailure, TemporaryFailure
 from treetune.vocabulary import TextCodec, TokenIds
 
-SCHEMES = ("http://", "https://")
+URL_SCHEMES = ("http://", "https://")
 
-NO_WEIGHTS = Path(os.devnull)
+PATH_WITHOUT_WEIGHTS = Path(os.devnull)
 """Stands for the folder of weights that an engine usually loads. Nothing is read from it."""
 
-COMPARED_TOKENS = 64
+MOST_COMPARED_TOKENS = 64
 """The largest number of tokens of an answer that are compared. The server encodes their text, to compare its
 tokenizer with the caller's."""
-EXCERPT = 40
+EXCERPT_CHARACTERS = 40
 """The largest number of characters of this text in a message."""
 
 
@@ -62,11 +62,11 @@ def read_servers(engine: Any) -> CallersServers | None:
     if is_address(engine):
         return CallersServers(addresses=(_without_slash(engine),), weight_transfer="none")
     if isinstance(engine, list | tuple):
-        others = [address for address in engine if not is_address(address)]
-        if others:
+        not_addresses = [address for address in engine if not is_address(address)]
+        if not_addresses:
             raise ValueError(
-                f"engine is a list with {_hide_secret(others[0])}: list addresses of servers with the same"
-                " model, such as 'http://127.0.0.1:8000'"
+                f"engine is a list with {_hide_secret(not_addresses[0])}: list addresses of servers with the"
+                " same model, such as 'http://127.0.0.1:8000'"
             )
         return CallersServers(addresses=tuple(map(_without_slash, engine)), weight_transfer="none")
     settings = engine
@@ -89,7 +89,7 @@ def read_servers(engine: Any) -> CallersServers | None:
 
 
 def is_address(engine: Any) -> bool:
-    return isinstance(engine, str) and engine.startswith(SCHEMES)
+    return isinstance(engine, str) and engine.startswith(URL_SCHEMES)
 
 
 def _hide_secret(entry: Any) -> str:
@@ -127,10 +127,10 @@ def open_servers(
         EngineError: A server can't be reached or used.
         ValueError: The API key or the certificate can't be read.
     """
-    timeout = ANSWER_S if seconds_left is None else min(ANSWER_S, seconds_left)
+    timeout = ANSWER_TIMEOUT_S if seconds_left is None else min(ANSWER_TIMEOUT_S, seconds_left)
     _check_servers(settings, codec, example_ids, timeout)
     launch = EngineLaunch(
-        weights=NO_WEIGHTS,
+        weights=PATH_WITHOUT_WEIGHTS,
         logs=Path(),
         seed=0,  # each request has a seed of its own
         context_length=context_length,
@@ -192,15 +192,15 @@ def _compare_tokenizers(
     With another tokenizer, the server would continue other texts than those of the answers, and graders would
     read other texts than the server has sampled.
     """
-    # The cut after `COMPARED_TOKENS` may split a character, whose first bytes are decoded as U+FFFD.
-    text = codec.decode(example_ids[:COMPARED_TOKENS]).rstrip("\ufffd")
+    # The cut after `MOST_COMPARED_TOKENS` may split a character, whose first bytes are decoded as U+FFFD.
+    text = codec.decode(example_ids[:MOST_COMPARED_TOKENS]).rstrip("\ufffd")
     tokens_of_server = client.tokenize(address, model, text, timeout) if text else None
     if tokens_of_server is None:
         return  # there is nothing to compare: no text, or a server that doesn't tokenize
     tokens_of_codec = list(map(int, codec.encode(text)))
     if tokens_of_server == tokens_of_codec:
         return
-    excerpt = text if len(text) <= EXCERPT else text[:EXCERPT] + "…"
+    excerpt = text if len(text) <= EXCERPT_CHARACTERS else text[:EXCERPT_CHARACTERS] + "…"
     raise EngineError(
         f"the server at {address.url} has the model {model!r}, whose tokenizer is not the given one: it"
         f" encodes {excerpt!r} as {_describe_ids(tokens_of_server)}, and the given one as"

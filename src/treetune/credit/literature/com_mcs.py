@@ -49,10 +49,10 @@ class CompoundValues(OverAnother):
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
         values = self.over.values(valuation)
-        mixed = []
+        mixed_values = []
         for step_values, answer in zip(values, valuation.answers, strict=True):
-            mixed.append(self._mix(step_values, answer.reward))
-        return mixed
+            mixed_values.append(self._mix(step_values, answer.reward))
+        return mixed_values
 
     def _mix(self, step_values: StepValues, reward: float) -> StepValues:
         """Returns the values of an answer, each mixed with the next value of the answer.
@@ -60,16 +60,16 @@ class CompoundValues(OverAnother):
         States without a value are skipped. The last value is mixed with the reward.
         """
         c = self.next_weight
-        after = Value(reward, 0.0)  # the reward is known exactly, so its variance is 0
+        next_value = Value(reward, 0.0)  # the reward is known exactly, so its variance is 0
         mixed: StepValues = []  # from the last to the first
         for value in reversed(step_values):
             if value is None:
                 mixed.append(None)
                 continue
-            mixture = (1 - c) * value.value + c * after.value
-            variance = (1 - c) ** 2 * value.variance + c**2 * after.variance
+            mixture = (1 - c) * value.value + c * next_value.value
+            variance = (1 - c) ** 2 * value.variance + c**2 * next_value.variance
             # The baseline stays that of the unmixed value, because the mixture depends on tokens after the
             # state.
             mixed.append(value._replace(value=mixture, variance=variance, baseline=value.baseline_or_value))
-            after = value
+            next_value = value
         return mixed[::-1]

@@ -22,7 +22,7 @@ from treetune.rollouts.context import RolloutContext
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Episode, Metrics, Trajectory
 
-SCORE = "score"
+SCORE_NAME = "score"
 """The name of the grader's reward in `Gdpo.parts`."""
 
 
@@ -88,14 +88,14 @@ def reward_part(answer: Trajectory, name: str) -> float:
     Raises:
         ValueError: The grader gave the answer numbers, but none of this name.
     """
-    if name == SCORE:
+    if name == SCORE_NAME:
         return answer.score
     numbers = answer.grade.numbers
     if name in numbers:
         return numbers[name]
     if answer.grade.outcome != "ok":
         return 0.0
-    names = ", ".join(map(repr, [SCORE, *sorted(numbers)]))
+    names = ", ".join(map(repr, [SCORE_NAME, *sorted(numbers)]))
     raise ValueError(
         f"gdpo: the grade of answer {answer.id} has no number {name!r}; it has {names}. Name these in parts,"
         " or let the reward function return a dictionary with the missing number"

@@ -74,7 +74,8 @@ class GroupInGroup(TokenCredit):
     def token_advantages(self, answers: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
         turns_by_answer = [split_turns(answer) for answer in answers]
         returns_by_answer = [
-            self._returns(answer, len(turns)) for answer, turns in zip(answers, turns_by_answer, strict=True)
+            self._compute_returns(answer, len(turns))
+            for answer, turns in zip(answers, turns_by_answer, strict=True)
         ]
         # A turn's anchor is the tokens of the environment just before the turn. A turn is compared with the
         # turns that have the same anchor.
@@ -102,7 +103,7 @@ class GroupInGroup(TokenCredit):
             rows.append(row)
         return rows
 
-    def _returns(self, answer: Trajectory, turns: int) -> list[float]:
+    def _compute_returns(self, answer: Trajectory, turns: int) -> list[float]:
         """Returns each turn's G_t, the discounted sum of rewards from the turn on.
 
         The reward of the last turn is the answer's reward minus those of the other turns. So it includes what

@@ -74,18 +74,18 @@ class GrpoLambda(TokenCredit):
         for answer, advantage in zip(answers, advantages, strict=True):
             if self.lowest is not None:
                 advantage = max(advantage, self.lowest)
-            traces_T = summed_traces(len(answer.response_ids), self.gamma * self.lam, self.trace, self.floor)
+            traces_T = sum_traces(len(answer.response_ids), self.gamma * self.lam, self.trace, self.floor)
             rows.append((advantage * traces_T).tolist())
         return rows
 
 
-def summed_traces(tokens: int, decay: float, trace: TraceForm = "recent", floor: float = 0.0) -> Column:
+def sum_traces(tokens: int, decay: float, trace: TraceForm = "recent", floor: float = 0.0) -> Column:
     """Returns Σ_{s≥t} max(tr(s, t), floor) for each token t of an answer, shape [T].
 
     tr(s, t), the trace of token t at a later token s, is decay^(s − t). With the trace ``both``, it is the
     larger one of decay^(s − t) and decay^t.
 
-    Example: ``summed_traces(3, 0.5)`` is ``[1.75, 1.5, 1.0]``.
+    Example: ``sum_traces(3, 0.5)`` is ``[1.75, 1.5, 1.0]``.
 
     Args:
         tokens: T, the number of tokens of the answer.

@@ -33,7 +33,7 @@ from treetune.contracts import (
     UseOfAdvantages,
     innermost_rollout,
 )
-from treetune.credit.base import THREADS_REMEDY, UNUSED_REMEDY, Credit, TrainerScores
+from treetune.credit.base import THREADS_REMEDY, UNUSED_ADVANTAGES_REMEDY, Credit, TrainerScores
 from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.literature.scored_texts import (
     LEAST_LOGPROB,
@@ -92,7 +92,7 @@ class ImplicitReward(Credit):
             Need(SampledAnswers(), "it compares the reward model with the probabilities of sampling"),
             Need(OneLine(turns=True), "it scores an answer token by token", THREADS_REMEDY),
             Need(Answers(2), "it compares each answer with the others to its problem"),
-            Need(UseOfAdvantages(), "it scores all answers to compute advantages", UNUSED_REMEDY),
+            Need(UseOfAdvantages(), "it scores all answers to compute advantages", UNUSED_ADVANTAGES_REMEDY),
         )
 
     @property
@@ -194,9 +194,9 @@ def process_advantages(rewards: Sequence[Column], gamma: float) -> list[Column]:
         means_of_others = means[:answer] + means[answer + 1 :]
         centred_T = rewards_T - sum(means_of_others) / len(means_of_others)
         returns_T = np.zeros(len(centred_T))
-        later = 0.0  # the return from the next token on
+        later_return = 0.0  # the return from the next token on
         for t in range(len(centred_T) - 1, -1, -1):
-            later = float(centred_T[t]) + gamma * later
-            returns_T[t] = later
+            later_return = float(centred_T[t]) + gamma * later_return
+            returns_T[t] = later_return
         advantages.append(returns_T)
     return advantages

@@ -16,7 +16,7 @@ from typing_extensions import override
 from treetune.contracts import Answers, Need, OneLine
 from treetune.credit.base import THREADS_REMEDY, Credit, TokenCredit
 from treetune.credit.grpo import group_advantages
-from treetune.credit.literature.token_level import shared_prefixes
+from treetune.credit.literature.token_level import mark_shared_prefixes
 from treetune.vocabulary import Trajectory
 
 
@@ -51,7 +51,7 @@ class LambdaGrpo(TokenCredit):
         rows = []
         # An answer of T tokens has P = T + 1 prefixes, of 0, 1, …, T tokens. `has_prefix_PN` says for each
         # prefix which of the N answers begin with it. `sizes_T` is the number of these answers.
-        for advantage, has_prefix_PN in zip(advantages, shared_prefixes(answers), strict=True):
+        for advantage, has_prefix_PN in zip(advantages, mark_shared_prefixes(answers), strict=True):
             # The prefix of 0 tokens, which is the prompt alone, is left out.
             sizes_T = has_prefix_PN[1:].sum(1)
             rows.append((advantage / sizes_T).tolist())

@@ -63,9 +63,9 @@ class PassAtK(GroupCredit):
     def needs(self) -> tuple[Need, ...]:
         # With ``all_sets``, k answers are too few: there is only one set, and it would be compared with
         # itself.
-        least = self.k + 1 if self.baseline == "all_sets" else self.k
-        remedy = f"set the rollout's samples to {least} or more, or the credit's k to less"
-        return (Need(Answers(least), f"it compares sets of {self.k} answers", remedy),)
+        fewest_answers = self.k + 1 if self.baseline == "all_sets" else self.k
+        remedy = f"set the rollout's samples to {fewest_answers} or more, or the credit's k to less"
+        return (Need(Answers(fewest_answers), f"it compares sets of {self.k} answers", remedy),)
 
     @override
     def advantages(self, rewards: Sequence[float]) -> Sequence[float]:

@@ -25,7 +25,7 @@ from annotated_types import Ge, Gt, Le
 from typing_extensions import override
 
 from treetune.contracts import Advantages, Answers, CreditForRewards, Need, OneLine, UseOfAdvantages
-from treetune.credit.base import THREADS_REMEDY, UNUSED_REMEDY, Credit
+from treetune.credit.base import THREADS_REMEDY, UNUSED_ADVANTAGES_REMEDY, Credit
 from treetune.credit.episodes import make_episode
 from treetune.credit.literature.implicit_reward import process_advantages
 from treetune.credit.reward_models import RewardModelCredit, RewardModelSettings
@@ -72,7 +72,7 @@ class Prime(RewardModelCredit):
     needs = (
         Need(OneLine(turns=True), "it scores an answer token by token", THREADS_REMEDY),
         Need(Answers(2), "it compares each answer with the others to its problem"),
-        Need(UseOfAdvantages(), "it trains a reward model for them", UNUSED_REMEDY),
+        Need(UseOfAdvantages(), "it trains a reward model for them", UNUSED_ADVANTAGES_REMEDY),
     )
 
     @override

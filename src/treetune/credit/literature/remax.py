@@ -22,7 +22,7 @@ from treetune.contracts import (
     UseOfAdvantages,
     innermost_rollout,
 )
-from treetune.credit.base import UNUSED_REMEDY, ContinuingCredit, Credit
+from treetune.credit.base import UNUSED_ADVANTAGES_REMEDY, ContinuingCredit, Credit
 from treetune.credit.episodes import whole_answer_episodes
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import mean, pool_columns
@@ -48,7 +48,7 @@ class ReMax(ContinuingCredit):
     needs = (
         Need(SampledAnswers(), "it samples a greedy answer for comparison"),
         Need(OneLine(), "its greedy answer is written in one go"),
-        Need(UseOfAdvantages(), "it samples an answer for them", UNUSED_REMEDY),
+        Need(UseOfAdvantages(), "it samples an answer for them", UNUSED_ADVANTAGES_REMEDY),
     )
 
     @override

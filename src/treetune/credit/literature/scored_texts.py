@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from treetune.contracts import Experiment, Finding, Need, OneLine, TextScores, innermost_rollout
-from treetune.credit.base import EXAMPLE_PROBLEMS
+from treetune.credit.base import MOST_EXAMPLE_PROBLEMS
 from treetune.rollouts.context import RolloutContext, required
 from treetune.rollouts.model_scores import ScoredText
 from treetune.vocabulary import Column, Metrics, Problem, TokenIds, joined, token_array
@@ -138,7 +138,7 @@ class GoldScores:
 
 def check_reference_answers(experiment: Experiment) -> Iterator[Finding]:
     """Yields a finding for a task without reference answers."""
-    examples = experiment.task.examples(EXAMPLE_PROBLEMS)
+    examples = experiment.task.examples(MOST_EXAMPLE_PROBLEMS)
     if examples and not any(problem.gold for problem in examples):
         yield Finding(
             "it reads the problems' reference answers, and the first problems of the task have none",

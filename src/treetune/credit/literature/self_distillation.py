@@ -32,7 +32,7 @@ from treetune.contracts import (
     UseOfAdvantages,
     innermost_rollout,
 )
-from treetune.credit.base import THREADS_REMEDY, UNUSED_REMEDY, Credit, TrainerScores
+from treetune.credit.base import THREADS_REMEDY, UNUSED_ADVANTAGES_REMEDY, Credit, TrainerScores
 from treetune.credit.critic_prompts import privileged_prompt
 from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.grpo import group_advantages
@@ -43,8 +43,8 @@ from treetune.credit.literature.scored_texts import (
     score_texts,
 )
 from treetune.credit.teacher_prompts import (
-    CONTEXT,
-    TEMPLATE,
+    CONTEXT_PLACEHOLDER,
+    DEFAULT_TEMPLATE,
     PrivilegedText,
     privileged_text,
     refuse_template,
@@ -88,7 +88,7 @@ class SelfDistillation(Credit):
     context: PrivilegedText = "gold"
     """The privileged text: the problem's reference answer (``gold``), the text of another right answer to the
     same problem (``right_answer``), or the grader's message on the answer (``feedback``)."""
-    template: str = TEMPLATE
+    template: str = DEFAULT_TEMPLATE
     """The privileged prompt. ``{prompt}`` is the problem's text (of a conversation, its last message), and
     ``{context}`` the privileged text. The model's chat template is put around it, as around every prompt."""
     weight: Annotated[float, Ge(0)] = 1.0
@@ -120,7 +120,7 @@ class SelfDistillation(Credit):
         needs = [
             Need(SampledAnswers(), "it compares the teacher with the probabilities of sampling"),
             Need(OneLine(turns=True), "it scores an answer token by token", THREADS_REMEDY),
-            Need(UseOfAdvantages(), "it scores all answers to compute advantages", UNUSED_REMEDY),
+            Need(UseOfAdvantages(), "it scores all answers to compute advantages", UNUSED_ADVANTAGES_REMEDY),
         ]
         if self.scorer == "policy":
             needs.append(Need(TextScores(), "it scores all answers after other prompts"))
@@ -175,7 +175,7 @@ class SelfDistillation(Credit):
             rewards = [leaf.reward for leaf in tree.leaves]
             outcome_advantages += group_advantages(rewards, self.std, eps=1e-6)
             for leaf in range(len(tree.leaves)):
-                texts.append(self._scored_text(context, tree, leaf))
+                texts.append(self._make_scored_text(context, tree, leaf))
         scores, metrics = score_texts(context, [text for text in texts if text is not None], self.scorer)
 
         # The teacher's log-probs, one entry for each answer that has a text, in the order of the answers.
@@ -188,10 +188,10 @@ class SelfDistillation(Credit):
             episode = make_episode(context, answer)
             differences_T = np.zeros(len(answer.response_ids))  # δ
             if text is not None:
-                differences_T = _differences(episode, teacher_T=next(upcoming_scores))
+                differences_T = _subtract_policy_logprobs(episode, teacher_T=next(upcoming_scores))
                 logprob_gap -= float(differences_T.sum())
                 compared_tokens += int(episode.trained.sum())
-            advantages_T = self._advantages(differences_T, outcome_advantage)
+            advantages_T = self._compute_advantages(differences_T, outcome_advantage)
             episodes.append(replace(episode, advantages=advantages_T))
 
         teacher_kl = _mean_over_ranks(context, "teacher-gap", logprob_gap, compared_tokens)
@@ -202,19 +202,21 @@ class SelfDistillation(Credit):
             metrics["credit/without_context"] = without_context
         return episodes, metrics | advantage_metrics(context, episodes)
 
-    def _scored_text(self, context: RolloutContext, tree: Tree, leaf: int) -> ScoredText | None:
+    def _make_scored_text(self, context: RolloutContext, tree: Tree, leaf: int) -> ScoredText | None:
         """Returns the text for the teacher to score: the answer after its privileged prompt. Returns None if
         there is no privileged text, or if prompt and answer together don't fit into the context."""
         answer = tree.leaves[leaf]
         privileged = privileged_text(tree, leaf, self.context)
         if not privileged:
             return None
-        prompt_ids = privileged_prompt(context.codec, answer.problem, self.template, CONTEXT, privileged)
+        prompt_ids = privileged_prompt(
+            context.codec, answer.problem, self.template, CONTEXT_PLACEHOLDER, privileged
+        )
         # The length has to be strictly less, since vLLM samples one token after the text that it scores.
         fits = len(prompt_ids) + len(answer.response_ids) < context.settings.context_length
         return ScoredText(prompt_ids, answer.response_ids) if fits else None
 
-    def _advantages(self, differences_T: Column, outcome_advantage: float) -> Column:
+    def _compute_advantages(self, differences_T: Column, outcome_advantage: float) -> Column:
         """Returns the advantages of an answer's tokens.
 
         Args:
@@ -243,7 +245,7 @@ def _mean_over_ranks(context: RolloutContext, name: str, total: float, count: in
     return total_of_ranks / count_of_ranks
 
 
-def _differences(episode: Episode, teacher_T: Column) -> Column:
+def _subtract_policy_logprobs(episode: Episode, teacher_T: Column) -> Column:
     """Returns δ of an answer's tokens: the teacher's log-prob of each token minus the log-prob with which the
     policy sampled it."""
     import numpy as np

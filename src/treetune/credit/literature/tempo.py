@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from treetune.contracts import Answers, Need, OneLine
 from treetune.credit.base import THREADS_REMEDY, Credit, TokenCredit
-from treetune.credit.literature.token_level import shared_prefixes
+from treetune.credit.literature.token_level import mark_shared_prefixes
 from treetune.vocabulary import Trajectory
 
 
@@ -57,7 +57,7 @@ class Tempo(TokenCredit):
         rewards_N = np.array(rewards)
         rows = []
         # An answer of T tokens has P = T + 1 prefixes, of 0, 1, …, T tokens.
-        for reward, has_prefix_PN in zip(rewards, shared_prefixes(answers), strict=True):
+        for reward, has_prefix_PN in zip(rewards, mark_shared_prefixes(answers), strict=True):
             values_P = has_prefix_PN @ rewards_N / has_prefix_PN.sum(1)
             value_changes_T = np.diff(values_P)
             advantages_T = (reward - group_mean + value_changes_T) / scale

@@ -1,6 +1,6 @@
 """Tools of the credits that give the tokens of an answer different advantages.
 
-* `shared_prefixes`: which answers begin with the same tokens.
+* `mark_shared_prefixes`: which answers begin with the same tokens.
 * `OverAnotherCredit`: the base of credits that change another credit's advantages.
 """
 
@@ -22,7 +22,7 @@ from treetune.tree import Tree, trees_of
 from treetune.vocabulary import Column, Episode, Metrics, Trajectory
 
 
-def shared_prefixes(answers: Sequence[Trajectory]) -> list[Column]:
+def mark_shared_prefixes(answers: Sequence[Trajectory]) -> list[Column]:
     """Returns, for each of the N answers to a problem, a mask that says which answers begin with each of its
     prefixes.
 

@@ -18,7 +18,7 @@ from annotated_types import Ge, Gt, Le
 from typing_extensions import override
 
 from treetune.contracts import Answers, Experiment, Finding, Need, UseOfAdvantages
-from treetune.credit.base import UNUSED_REMEDY, Credit, TrainerScores
+from treetune.credit.base import UNUSED_ADVANTAGES_REMEDY, Credit, TrainerScores
 from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.literature.scored_texts import GoldScores, ProblemState
 from treetune.credit.states.base import StateRule
@@ -75,7 +75,7 @@ class Trace(GoldScores, Credit):
     def needs(self) -> tuple[Need, ...]:
         return (
             Need(Answers(2), "it compares each answer with the others to its problem"),
-            Need(UseOfAdvantages(), "it scores the reference answer for them", UNUSED_REMEDY),
+            Need(UseOfAdvantages(), "it scores the reference answer for them", UNUSED_ADVANTAGES_REMEDY),
             *self.gold_needs(),
         )
 
@@ -100,15 +100,15 @@ class Trace(GoldScores, Credit):
         outcome_advantages: list[float] = []
         for tree in trees:
             rewards = [leaf.reward for leaf in tree.leaves]
-            outcome_advantages += standardized(rewards) if self.std else centred(rewards)
+            outcome_advantages += standardize_rewards(rewards) if self.std else centre_rewards(rewards)
         upcoming = iter(logprobs)
         episodes = []
         for answer, outcome_advantage in zip(answers, outcome_advantages, strict=True):
             logprobs_of_answer = [next(upcoming) for _ in self.states.step_starts(answer)]
-            episodes.append(self._episode(context, answer, logprobs_of_answer, outcome_advantage))
+            episodes.append(self._make_episode(context, answer, logprobs_of_answer, outcome_advantage))
         return episodes, metrics | advantage_metrics(context, episodes)
 
-    def _episode(
+    def _make_episode(
         self,
         context: RolloutContext,
         answer: Trajectory,
@@ -180,7 +180,7 @@ def td_credits(values: Sequence[float], td_steps: int, discount: float, terminal
     return step_credits
 
 
-def centred(rewards: Sequence[float]) -> list[float]:
+def centre_rewards(rewards: Sequence[float]) -> list[float]:
     """Returns the rewards of a group minus their mean. Equal rewards become exact zeros."""
     if len(set(rewards)) == 1:
         return [0.0] * len(rewards)
@@ -188,10 +188,10 @@ def centred(rewards: Sequence[float]) -> list[float]:
     return [reward - mean_reward for reward in rewards]
 
 
-def standardized(rewards: Sequence[float]) -> list[float]:
+def standardize_rewards(rewards: Sequence[float]) -> list[float]:
     """Returns the rewards of a group minus their mean, divided by their standard deviation, which is that of
     the population (divided by n, not by n − 1)."""
-    centred_rewards = centred(rewards)
+    centred_rewards = centre_rewards(rewards)
     if not any(centred_rewards):
         return centred_rewards
     deviation = pstdev(rewards)

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from treetune import contracts
 from treetune.contracts import Experiment, Finding, Need
-from treetune.credit.base import UNUSED_REMEDY, Credit, CriticSettings, check_critic_is_kept
+from treetune.credit.base import UNUSED_ADVANTAGES_REMEDY, Credit, CriticSettings, check_critic_is_kept
 from treetune.credit.episodes import whole_answer_episodes
 from treetune.credit.values.critic import CRITIC_NEEDS
 from treetune.rollouts.context import RolloutContext, required
@@ -49,7 +49,7 @@ class FusedBaseline(Credit):
     gives = (contracts.Advantages(True), contracts.CriticValues(), contracts.CreditForRewards())
     needs = (
         Need(contracts.Answers(2), "it takes the mean of a problem's answers"),
-        Need(contracts.UseOfAdvantages(), "it trains a critic for them", UNUSED_REMEDY),
+        Need(contracts.UseOfAdvantages(), "it trains a critic for them", UNUSED_ADVANTAGES_REMEDY),
         *CRITIC_NEEDS,
     )
 

@@ -59,7 +59,7 @@ from treetune.vocabulary import Column, Episode
 Signal = Literal["entropy", "surprise", "relative_surprise", "deviation", "group_divergence"]
 Weights = Literal["group_share", "softmax", "top_share", "interval"]
 
-PASSES: dict[Signal, int] = {
+PASSES_OF_SIGNAL: dict[Signal, int] = {
     "entropy": 1,
     "surprise": 0,
     "relative_surprise": 1,
@@ -162,7 +162,7 @@ class WeightedBy(OverAnotherCredit):
             reference=scores.reference or self.signal == "deviation",
             distributions=scores.distributions or self.signal != "surprise",
             compared_with=compared_with,
-            passes=scores.passes + PASSES[self.signal],
+            passes=scores.passes + PASSES_OF_SIGNAL[self.signal],
         )
 
     @property
@@ -198,7 +198,7 @@ class WeightedBy(OverAnotherCredit):
 
     @override
     def weigh_tokens(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
-        signals = self._signals(context, episodes)
+        signals = self._compute_signals(context, episodes)
         if self.weights == "group_share":
             weights = group_share_weights(episodes, signals, self.base, self.bonus)
         elif self.weights == "softmax":
@@ -213,12 +213,11 @@ class WeightedBy(OverAnotherCredit):
             lowest, highest = self.bounds
             weights = [(signals_T >= lowest) & (signals_T <= highest) for signals_T in signals]
         rows = [
-            self._weighted_row(episode, weights_T)
-            for episode, weights_T in zip(episodes, weights, strict=True)
+            self._weigh_row(episode, weights_T) for episode, weights_T in zip(episodes, weights, strict=True)
         ]
-        return standardised_by_sign(episodes, rows) if self.standardise else rows
+        return standardise_by_sign(episodes, rows) if self.standardise else rows
 
-    def _signals(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Column]:
+    def _compute_signals(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Column]:
         """Returns the signal of each response token, by episode. Collective."""
         import numpy as np
 
@@ -251,7 +250,7 @@ class WeightedBy(OverAnotherCredit):
             for surprises_T, entropies_T in zip(surprises, entropies, strict=True)
         ]
 
-    def _weighted_row(self, episode: Episode, weights_T: Column) -> Episode:
+    def _weigh_row(self, episode: Episode, weights_T: Column) -> Episode:
         """Returns the row with its advantages multiplied by the weights. With `drop`, tokens of weight 0 are
         not trained, unless no token would be left to train."""
         assert episode.advantages is not None, "`needs` asks for a credit with advantages"
@@ -364,7 +363,7 @@ def top_share_weights(
             ``answer`` by itself.
     """
 
-    def threshold(values: Sequence[float]) -> float:
+    def find_threshold(values: Sequence[float]) -> float:
         """Returns the smallest of the `share` of the values that are the largest."""
         count = max(1, int(share * len(values)))
         return sorted(values)[-count] if values else 0.0
@@ -373,15 +372,15 @@ def top_share_weights(
     for episode, signals_T in zip(episodes, signals, strict=True):
         values_by_episode.append(signals_T[episode.trained].tolist())
     if among == "answer":
-        thresholds = [threshold(values) for values in values_by_episode]
+        thresholds = [find_threshold(values) for values in values_by_episode]
     else:
         values_of_rank = list(itertools.chain.from_iterable(values_by_episode))
         pooled = pool_columns(context, "signals", {"signal": values_of_rank})["signal"]
-        thresholds = [threshold(pooled)] * len(episodes)
-    return [signals_T >= least for signals_T, least in zip(signals, thresholds, strict=True)]
+        thresholds = [find_threshold(pooled)] * len(episodes)
+    return [signals_T >= threshold for signals_T, threshold in zip(signals, thresholds, strict=True)]
 
 
-def standardised_by_sign(episodes: Sequence[Episode], rows: Sequence[Episode]) -> list[Episode]:
+def standardise_by_sign(episodes: Sequence[Episode], rows: Sequence[Episode]) -> list[Episode]:
     """Returns rows whose advantages are standardised over the tokens of a problem (GTPO, eq. 6).
 
     For each problem, two sets of tokens are standardised, each by itself: the tokens with a positive

@@ -32,7 +32,7 @@ from treetune.credit.states.base import (
 )
 from treetune.engine.programs import result_of
 from treetune.engine.requests import CONTINUATION_PRIORITY, Completion, Request, SamplingParams
-from treetune.rollouts.answers import CountedSamples, before_stop
+from treetune.rollouts.answers import CountedSamples, cut_at_stop
 from treetune.rollouts.context import AnswerSettings, RolloutContext
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
@@ -79,9 +79,9 @@ class OneLineStates(StateRule):
         early = context.early_continuations
         states: list[OneLineContinuations] = []
         for prefix in prefixes:
-            # `begun` has the continuations that were sampled during the rollout; the others are sampled here.
-            begun = None if early is None else early.find(prefix.key, plan)
-            states.append(begun or OneLineContinuations(context, prefix, plan))
+            # The continuations that were sampled during the rollout; the others are sampled here.
+            continuations = None if early is None else early.find(prefix.key, plan)
+            states.append(continuations or OneLineContinuations(context, prefix, plan))
         sampled_early = sum(len(state.completions) for state in states)
         counted_samples = CountedSamples(context, earlier_samples=sampled_early)
 
@@ -180,7 +180,7 @@ class OneLineContinuations:
         estimate."""
         await self.sample_all_rounds(sample)
         await self._wait_for_grades()
-        earned = self._earned()
+        earned = self._list_rewards()
         rewards = [reward for reward in earned if reward is not None]
         # A budget may leave rewards out: the rewards of a pilot, the first continuations, only decide how
         # many further continuations are sampled.
@@ -202,7 +202,7 @@ class OneLineContinuations:
         """Samples as many continuations as the budget asks for next. Returns whether it asked for any."""
         if self.rounds and self.plan.budget.adaptive:
             await self._wait_for_grades()  # the budget reads them
-        count = self.plan.budget.ask(self.rounds, self._rewards)
+        count = self.plan.budget.ask(self.rounds, self._list_known_rewards)
         if not count:
             return False
         request = continuation_request(
@@ -229,7 +229,7 @@ class OneLineContinuations:
                 self.grades.append(None)  # its reward is known without a grade
                 continue
             text = context.codec.decode(joined([prefix_ids, completion.token_ids]))
-            graded_text = before_stop(text, self.sampling.stop)
+            graded_text = cut_at_stop(text, self.sampling.stop)
             self.grades.append(context.grader.submit(graded_text, self.prefix.problem))
 
     async def _wait_for_grades(self) -> None:
@@ -237,7 +237,7 @@ class OneLineContinuations:
             if grade is not None:
                 await result_of(grade)
 
-    def _earned(self) -> list[float | None]:
+    def _list_rewards(self) -> list[float | None]:
         """Returns the reward of each continuation in `grades`; None for one that could not be graded."""
         earned: list[float | None] = []
         for future in self.grades:
@@ -250,5 +250,5 @@ class OneLineContinuations:
             earned.append(grade.reward if grade.is_known else None)
         return earned
 
-    def _rewards(self) -> list[float]:
-        return [reward for reward in self._earned() if reward is not None]
+    def _list_known_rewards(self) -> list[float]:
+        return [reward for reward in self._list_rewards() if reward is not None]

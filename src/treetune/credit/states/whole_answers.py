@@ -50,7 +50,7 @@ class WholeAnswers(StateRule):
         quiet_log = replace(context.log, progress=lambda done, total: None)
         quiet_context = replace(context, log=quiet_log)
         first_count = plan.budget.ask(0, _no_rewards)
-        starts = self._starts(context, prefix, plan.purpose, range(first_count))
+        starts = self._make_starts(context, prefix, plan.purpose, range(first_count))
         rollout = _rollout_of_continuations(context, plan.sampling)
         return await rollout.answers(_context_of_continuations(quiet_context), starts)
 
@@ -65,8 +65,8 @@ class WholeAnswers(StateRule):
         early = context.early_continuations
         answers_by_state: list[list[Trajectory]] = []
         for prefix in prefixes:
-            begun = None if early is None else early.find(prefix.key, plan)
-            answers_by_state.append(list(begun or ()))
+            early_answers = None if early is None else early.find(prefix.key, plan)
+            answers_by_state.append(list(early_answers or ()))
         # A state with early answers has gone through its first round already.
         rounds_by_state = [1 if answers else 0 for answers in answers_by_state]
         # All states go through their rounds together, in one call of the rollout for each round. So the
@@ -77,9 +77,9 @@ class WholeAnswers(StateRule):
             starts: list[Start] = []
             for state in unfinished_states:
                 answers = answers_by_state[state]
-                count = budget.ask(rounds_by_state[state], partial(_rewards, answers))
+                count = budget.ask(rounds_by_state[state], partial(_list_known_rewards, answers))
                 numbers = range(len(answers), len(answers) + count)
-                starts += self._starts(context, prefixes[state], plan.purpose, numbers)
+                starts += self._make_starts(context, prefixes[state], plan.purpose, numbers)
                 state_of_start += [state] * count
             sampled = context.engine.run(rollout.answers(context_of_continuations, starts))
             for state, answer in zip(state_of_start, sampled, strict=True):
@@ -89,11 +89,11 @@ class WholeAnswers(StateRule):
             for state in unfinished_states:
                 rounds_by_state[state] += 1
         return [
-            _estimate(prefix, answers, budget)
+            _make_estimate(prefix, answers, budget)
             for prefix, answers in zip(prefixes, answers_by_state, strict=True)
         ]
 
-    def _starts(
+    def _make_starts(
         self, context: RolloutContext, prefix: AnswerPrefix, purpose: str, numbers: Sequence[int]
     ) -> list[Start]:
         """Returns a start for each of these numbers, which number the continuations of a state from 0 on.
@@ -130,23 +130,23 @@ def _context_of_continuations(context: RolloutContext) -> RolloutContext:
     return replace(context, settings=settings)
 
 
-def _rewards(answers: Sequence[Trajectory]) -> list[float]:
+def _list_known_rewards(answers: Sequence[Trajectory]) -> list[float]:
     return [answer.reward for answer in answers if answer.grade.is_known]
 
 
-def _estimate(prefix: AnswerPrefix, answers: Sequence[Trajectory], budget: Budget) -> Estimate:
+def _make_estimate(prefix: AnswerPrefix, answers: Sequence[Trajectory], budget: Budget) -> Estimate:
     """Returns the estimate of a state from its continuations: answers that begin with its prefix."""
-    tokens_of_prefix = _sampled_tokens(prefix.segments)
+    tokens_of_prefix = _count_sampled_tokens(prefix.segments)
     # A budget may leave rewards out of the value, such as those of a pilot, a first round that only decides
     # how many continuations follow. `earned` below has the rewards of all continuations.
-    rewards_for_value = budget.counted(_rewards(answers))
+    rewards_for_value = budget.counted(_list_known_rewards(answers))
     return Estimate(
         earned=tuple(answer.reward if answer.grade.is_known else None for answer in answers),
         rewards=tuple(rewards_for_value),
         unfinished=sum(answer.unfinished for answer in answers),
-        tokens=sum(_sampled_tokens(answer.segments) - tokens_of_prefix for answer in answers),
+        tokens=sum(_count_sampled_tokens(answer.segments) - tokens_of_prefix for answer in answers),
     )
 
 
-def _sampled_tokens(segments: Sequence[Segment]) -> int:
+def _count_sampled_tokens(segments: Sequence[Segment]) -> int:
     return sum(len(segment.token_ids) for segment in segments if segment.origin == "sampled")

@@ -160,12 +160,12 @@ class Valuation:
 
     def by_tree(self, items_of_answers: Sequence[T]) -> list[Sequence[T]]:
         """Splits a sequence with one item for each answer into one sequence for each tree."""
-        by_tree = []
-        first = 0
+        items_by_tree = []
+        start = 0
         for tree in self.trees:
-            by_tree.append(items_of_answers[first : first + len(tree.leaves)])
-            first += len(tree.leaves)
-        return by_tree
+            items_by_tree.append(items_of_answers[start : start + len(tree.leaves)])
+            start += len(tree.leaves)
+        return items_by_tree
 
     def sample(
         self, answer_states: Iterable[AnswerState], budget: Budget | None = None, balanced: bool = True
@@ -257,7 +257,9 @@ class Valuation:
         return values
 
 
-def rewards_below(tree: Tree, shared: Sequence[Sequence[int]], leaf: int, length: int) -> Iterator[float]:
+def rewards_below(
+    tree: Tree, shared_counts: Sequence[Sequence[int]], leaf: int, length: int
+) -> Iterator[float]:
     """Yields the rewards of the other answers that begin with the first `length` tokens of an answer.
 
     In a forked tree, answers branched off from each other. Answers on this answer's own branch share its next
@@ -267,11 +269,11 @@ def rewards_below(tree: Tree, shared: Sequence[Sequence[int]], leaf: int, length
 
     Args:
         tree: The tree of the answers.
-        shared: `shared_tokens` of the tree.
+        shared_counts: `shared_tokens` of the tree.
         leaf: The index of the answer.
         length: The length of the state in response tokens.
     """
-    same_beginning = [other for other in range(len(tree.leaves)) if shared[leaf][other] >= length]
+    same_beginning = [other for other in range(len(tree.leaves)) if shared_counts[leaf][other] >= length]
     if not tree.forked:
         yield from (tree.leaves[other].reward for other in same_beginning if other != leaf)
         return
@@ -296,14 +298,14 @@ def shared_tokens(tree: Tree) -> list[list[int]]:
     import numpy as np
 
     ids = [leaf.response_ids for leaf in tree.leaves]
-    shared = [[0] * len(ids) for _ in ids]
+    shared_counts = [[0] * len(ids) for _ in ids]
     for first in range(len(ids)):
         for second in range(first + 1, len(ids)):
             length = min(len(ids[first]), len(ids[second]))
             differences = np.flatnonzero(ids[first][:length] != ids[second][:length])
             count = int(differences[0]) if len(differences) else length
-            shared[first][second] = shared[second][first] = count
-    return shared
+            shared_counts[first][second] = shared_counts[second][first] = count
+    return shared_counts
 
 
 # Estimators

@@ -112,12 +112,12 @@ class _Search:
     def _needs_search(self, start: int, end: int) -> bool:
         """Returns whether a part has several steps and its ends' values differ by more than `threshold`."""
         # A value is None if no continuation of the state could be graded.
-        before, after = self._value(start), self._value(end)
-        if end - start == 1 or before is None or after is None:
+        value_at_start, value_at_end = self._value_at(start), self._value_at(end)
+        if end - start == 1 or value_at_start is None or value_at_end is None:
             return False
-        return abs(after - before) > self.settings.threshold
+        return abs(value_at_end - value_at_start) > self.settings.threshold
 
-    def _value(self, number: int) -> float | None:
+    def _value_at(self, number: int) -> float | None:
         """Returns the value of a state, or the reward at the answer's end."""
         if number == len(self.states):
             return self.reward

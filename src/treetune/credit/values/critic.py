@@ -187,32 +187,34 @@ class ControlVariate(OverAnother):
         values_of_critic = critic_values(valuation)
         differences = []
         for step_values, critic, answer in zip(values, values_of_critic, valuation.answers, strict=True):
-            differences.append(_differences(step_values, critic, answer.reward))
+            differences.append(_subtract_critic(step_values, critic, answer.reward))
         moments_by_tree = []
         for differences_of_tree in valuation.by_tree(differences):
-            moments_by_tree.append(_moments(differences_of_tree))
+            moments_by_tree.append(_sum_moments(differences_of_tree))
         moments_by_rank = valuation.context.ranks.exchange("value-moments", moments_by_tree)
         all_moments = list(itertools.chain.from_iterable(moments_by_rank))
         sums = Sums(all_moments, columns=3)
-        total = _Moments(*sums.as_floats())
-        if total.states:
+        total_moments = _Moments(*sums.as_floats())
+        if total_moments.states:
             # The noise of a state's two differences is independent, so the mean of their products estimates
             # the critic's mean squared error.
-            critic_error = math.sqrt(max(total.products / total.states, 0.0))
+            critic_error = math.sqrt(max(total_moments.products / total_moments.states, 0.0))
             valuation.metrics["credit/critic_error"] = critic_error
-            valuation.metrics["credit/critic_weight"] = 1 - total.share
+            valuation.metrics["credit/critic_weight"] = 1 - total_moments.share
         # The share is c, the weight of the other estimator's value in the baseline. For each tree's answers,
         # it is learnt from all other trees.
-        shares = [_Moments(*sums.without(moments)).share for moments in moments_by_tree]
-        with_baselines: list[StepValues] = []
+        weight_of_tree = [_Moments(*sums.without(moments)).share for moments in moments_by_tree]
+        values_with_baselines: list[StepValues] = []
         for step_values, critic, answer in zip(values, values_of_critic, valuation.answers, strict=True):
-            share = shares[answer.states[0].tree]
+            weight = weight_of_tree[answer.states[0].tree]
             pairs = zip(step_values, critic, strict=True)
-            with_baselines.append([_with_baseline(value, of_critic, share) for value, of_critic in pairs])
-        return with_baselines
+            values_with_baselines.append(
+                [_mix_baseline(value, value_of_critic, weight) for value, value_of_critic in pairs]
+            )
+        return values_with_baselines
 
 
-def _differences(
+def _subtract_critic(
     step_values: StepValues, values_of_critic: Sequence[float | None], reward: float
 ) -> list[_Differences]:
     """Returns two differences for each state.
@@ -232,7 +234,7 @@ def _differences(
     return differences
 
 
-def _moments(differences_by_answer: Sequence[Sequence[_Differences]]) -> _Moments:
+def _sum_moments(differences_by_answer: Sequence[Sequence[_Differences]]) -> _Moments:
     """Returns the sums over the states of a problem's answers, from which `_Moments.share` is computed."""
     all_differences: list[_Differences] = []
     for differences_of_answer in differences_by_answer:
@@ -244,7 +246,7 @@ def _moments(differences_by_answer: Sequence[Sequence[_Differences]]) -> _Moment
     )
 
 
-def _with_baseline(value: Value | None, critic: float | None, share: float) -> Value | None:
+def _mix_baseline(value: Value | None, critic: float | None, share: float) -> Value | None:
     """Returns a value with the baseline b = V_φ + c·(V̂ − V_φ), where V_φ is `critic` and c is `share`.
 
     V̂ is the value itself, or its baseline if it has one. If `critic` is None, the value is unchanged.

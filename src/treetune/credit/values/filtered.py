@@ -25,7 +25,7 @@ from typing_extensions import override
 from treetune.credit.values.base import StepValues, Valuation, ValueEstimator
 from treetune.credit.values.over_another import OverAnother, Sums
 
-GAINS = tuple(tenth / 10 for tenth in range(10))
+CANDIDATE_GAINS = tuple(tenth / 10 for tenth in range(10))
 """The gains to choose from. A gain is the share of a smoothed value that comes from its neighbour."""
 
 
@@ -41,9 +41,9 @@ class Filtered(OverAnother):
     ∇log π(a|s)·f has the mean 0. A step's advantage is q_{i+1} − f_i. It is as unbiased as the other
     estimator, unlike that of `smoothed`, which uses both sides for both numbers.
 
-    A gain that isn't set is learnt: g (`behind`) is the one of `GAINS` with which q best predicts V̂ of the
-    state before, h (`before`) the one with which f best predicts V̂ of the state after. The noise of the
-    predicted V̂ is independent of the prediction, so these gains have the least variance. They are learnt
+    A gain that isn't set is learnt: g (`behind`) is the one of `CANDIDATE_GAINS` with which q best predicts V̂
+    of the state before, h (`before`) the one with which f best predicts V̂ of the state after. The noise of
+    the predicted V̂ is independent of the prediction, so these gains have the least variance. They are learnt
     from the iteration's other problems, which share no sample with this one; if there is no other problem,
     both are 0. ``credit/filter_behind`` and ``credit/filter_before`` are the gains for all problems together.
     If a gain is learnt and the other estimator itself learns from other problems, values are **biased** by as
@@ -76,9 +76,9 @@ class Filtered(OverAnother):
         errors = []
         for step_values, answer in zip(estimates, valuation.answers, strict=True):
             errors.append(_prediction_errors(step_values, answer.reward))
-        # For each tree, the sums of its answers' errors: one column for each of `GAINS` as g, and then one
-        # for each as h.
-        columns = 2 * len(GAINS)
+        # For each tree, the sums of its answers' errors: one column for each of `CANDIDATE_GAINS` as g, and
+        # then one for each as h.
+        columns = 2 * len(CANDIDATE_GAINS)
         errors_by_tree = []
         for errors_of_tree in valuation.by_tree(errors):
             errors_by_tree.append(Sums(errors_of_tree, columns).as_floats())
@@ -97,35 +97,37 @@ class Filtered(OverAnother):
         filtered = []
         for step_values, answer in zip(estimates, valuation.answers, strict=True):
             g, h = gains_by_tree[answer.states[0].tree]
-            filtered.append(filter_values(step_values, answer.reward, behind=g, before=h))
+            filtered.append(filter_values(step_values, answer.reward, gain_from_later=g, gain_from_earlier=h))
         return filtered
 
     def _choose_gains(self, errors: Sequence[float]) -> tuple[float, float]:
         """Returns the gains g (`behind`) and h (`before`).
 
-        A gain that is set is returned as it is. A gain that is learnt is the one of `GAINS` with the smallest
-        error; if several have it, the smallest of them, which smooths least.
+        A gain that is set is returned as it is. A gain that is learnt is the one of `CANDIDATE_GAINS` with
+        the smallest error; if several have it, the smallest of them, which smooths least.
 
         Args:
-            errors: The errors of each of `GAINS` as g, and then of each as h (`_prediction_errors`).
+            errors: The errors of each of `CANDIDATE_GAINS` as g, and then of each as h
+                (`_prediction_errors`).
         """
         g, h = self.behind, self.before
         if g is None:
-            g = _best_gain(errors[: len(GAINS)])
+            g = _choose_best_gain(errors[: len(CANDIDATE_GAINS)])
         if h is None:
-            h = _best_gain(errors[len(GAINS) :])
+            h = _choose_best_gain(errors[len(CANDIDATE_GAINS) :])
         return g, h
 
 
-def _best_gain(errors: Sequence[float]) -> float:
+def _choose_best_gain(errors: Sequence[float]) -> float:
     """Returns the gain with the smallest error; among equals the smallest gain, since `min` takes the first
-    and `GAINS` rises."""
-    best = min(range(len(GAINS)), key=errors.__getitem__)
-    return GAINS[best]
+    and `CANDIDATE_GAINS` rises."""
+    best = min(range(len(CANDIDATE_GAINS)), key=errors.__getitem__)
+    return CANDIDATE_GAINS[best]
 
 
 def _prediction_errors(step_values: StepValues, reward: float) -> list[float]:
-    """Returns one answer's sums of squared errors, one for each of `GAINS` as g and then one for each as h.
+    """Returns one answer's sums of squared errors, one for each of `CANDIDATE_GAINS` as g and then one for
+    each as h.
 
     With the gain g, the estimates from state i + 1 on are smoothed to q_{i+1}, which predicts V̂_i. With the
     gain h, the estimates up to state i are smoothed to f_i, which predicts V̂_{i+1}. So no V̂ is among the
@@ -135,7 +137,7 @@ def _prediction_errors(step_values: StepValues, reward: float) -> list[float]:
     observations = _observations(step_values, reward)
     baselines = [value.baseline_or_value for value in step_values if value is not None]
     errors_of_g, errors_of_h = [], []
-    for gain in GAINS:
+    for gain in CANDIDATE_GAINS:
         smoothed_values = _smooth_from_later(observations, gain)
         # The last smoothed value is the reward itself, whatever the gain. So its error in predicting the last
         # V̂ says nothing about gains, and is left out.
@@ -171,15 +173,18 @@ def _smooth_from_earlier(observations: Sequence[float], gain: float) -> list[flo
     return estimates
 
 
-def filter_values(step_values: StepValues, reward: float, behind: float, before: float) -> StepValues:
+def filter_values(
+    step_values: StepValues, reward: float, gain_from_later: float, gain_from_earlier: float
+) -> StepValues:
     """Returns an answer's values and baselines after smoothing.
 
-    The value of a state is smoothed with the values of later states and the reward, by the gain g (`behind`).
-    The baseline of a state is smoothed with the baselines of earlier states, by the gain h (`before`).
+    The value of a state is smoothed with the values of later states and the reward, by the gain g
+    (`gain_from_later`). The baseline of a state is smoothed with the baselines of earlier states, by the gain
+    h (`gain_from_earlier`).
     """
     baselines = [value.baseline_or_value for value in step_values if value is not None]
-    smoothed_values = iter(_smooth_from_later(_observations(step_values, reward), behind))
-    smoothed_baselines = iter(_smooth_from_earlier(baselines, before))
+    smoothed_values = iter(_smooth_from_later(_observations(step_values, reward), gain_from_later))
+    smoothed_baselines = iter(_smooth_from_earlier(baselines, gain_from_earlier))
     filtered: StepValues = []
     for value in step_values:
         if value is not None:

@@ -53,8 +53,8 @@ class UntilSure(Budget):
             # `value.variance` is that of the mean of all rewards so far.
             variance_of_a_reward = value.variance * len(rewards_so_far)
             # The mean of this many new rewards has a standard error of about `error`.
-            needed = math.ceil(variance_of_a_reward / self.error**2)
-            return min(max(needed, 1), self.most)
+            needed_rewards = math.ceil(variance_of_a_reward / self.error**2)
+            return min(max(needed_rewards, 1), self.most)
         if value is not None and math.sqrt(value.variance) <= self.error:
             return 0
         remaining = self.most - round_number * self.first

@@ -20,7 +20,7 @@ LEAST_STEP_VARIANCE = 1e-4
 """The smallest variance of a step of the walk, and of the noise, where the estimates show none: a standard
 deviation of a hundredth of the range of rewards."""
 
-LAGS = (1, 2, 3, 4)
+FITTED_LAGS = (1, 2, 3, 4)
 """Distances in steps. The values of states at these distances are compared to learn the variance of a step of
 the walk."""
 
@@ -49,16 +49,16 @@ class Smoothed(OverAnother):
         """Returns the values of the estimator `over`, smoothed as noisy observations of a random walk."""
         estimates = self.over.values(valuation)  # `over` is the estimator whose values are smoothed
         # `pool_columns` exchanges columns between ranks by name, so lags are names here: "1", "2", …
-        squares_by_lag: dict[str, list[float]] = {str(lag): [] for lag in LAGS}
+        squares_by_lag: dict[str, list[float]] = {str(lag): [] for lag in FITTED_LAGS}
         variances: list[float] = []
         for step_values in estimates:
             variances += [value.variance for value in step_values if value is not None]
-            for lag in LAGS:
+            for lag in FITTED_LAGS:
                 for value, later in zip(step_values, step_values[lag:]):
                     if value is not None and later is not None:
                         squares_by_lag[str(lag)].append((later.value - value.value) ** 2)
         columns = pool_columns(valuation.context, "value-walks", squares_by_lag | {"variance": variances})
-        pooled_squares_by_lag = {lag: columns[str(lag)] for lag in LAGS}
+        pooled_squares_by_lag = {lag: columns[str(lag)] for lag in FITTED_LAGS}
         step_variance, noise_scale = _fit_walk(pooled_squares_by_lag, columns["variance"])
         smoothed = []
         for step_values, answer in zip(estimates, valuation.answers, strict=True):
@@ -103,16 +103,19 @@ def _noisy_observations(step_values: StepValues, reward: float, noise_scale: flo
             noise.
     """
     observations: StepValues = []
-    last: Value | None = None
+    last_observation: Value | None = None
     for value in step_values:
         if value is None:
             observations.append(None)
             continue
-        last = value._replace(variance=value.variance * noise_scale)
-        observations.append(last)
+        last_observation = value._replace(variance=value.variance * noise_scale)
+        observations.append(last_observation)
     # The value of the last state is the mean of n rewards, so a single reward has n times the variance of
     # this mean.
-    observations.append(None if last is None else Value(reward, last.variance * last.samples))
+    observed_reward = None
+    if last_observation is not None:
+        observed_reward = Value(reward, last_observation.variance * last_observation.samples)
+    observations.append(observed_reward)
     return observations
 
 
@@ -135,9 +138,9 @@ def smooth_walk(path: Sequence[Value | None], step_variance: float) -> StepValue
             predicted.append(observation)
             filtered.append(observation)
             continue
-        before = filtered[-1]
+        previous_value = filtered[-1]
         steps = time - observed[number - 1][0]
-        prediction = Value(before.value, before.variance + step_variance * steps)
+        prediction = Value(previous_value.value, previous_value.variance + step_variance * steps)
         gain = prediction.variance / (prediction.variance + observation.variance)
         predicted.append(prediction)
         filtered.append(
@@ -151,14 +154,14 @@ def smooth_walk(path: Sequence[Value | None], step_variance: float) -> StepValue
     # one after it.
     smoothed = list(filtered)
     for number in reversed(range(len(observed) - 1)):
-        now, prediction, later = filtered[number], predicted[number + 1], smoothed[number + 1]
-        backward_gain = now.variance / prediction.variance
+        current_value, prediction, next_value = filtered[number], predicted[number + 1], smoothed[number + 1]
+        backward_gain = current_value.variance / prediction.variance
         smoothed[number] = Value(
-            now.value + backward_gain * (later.value - prediction.value),
-            now.variance + backward_gain**2 * (later.variance - prediction.variance),
+            current_value.value + backward_gain * (next_value.value - prediction.value),
+            current_value.variance + backward_gain**2 * (next_value.variance - prediction.variance),
         )
 
-    result: StepValues = [None] * len(path)
+    expectations: StepValues = [None] * len(path)
     for (time, _), value in zip(observed, smoothed, strict=True):
-        result[time] = value
-    return result
+        expectations[time] = value
+    return expectations

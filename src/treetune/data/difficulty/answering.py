@@ -47,14 +47,14 @@ from treetune.engine.settings import EngineSettings
 from treetune.exceptions import EndpointError, RequestRefused, Unanswered
 from treetune.models.sources import ModelSource
 from treetune.store import held_folders
-from treetune.store.files import new_own_folder, remove_folder
+from treetune.store.files import make_new_private_folder, remove_folder
 from treetune.tasks.thoughts import ends_in_thought
 from treetune.vocabulary import Problem
 
 if TYPE_CHECKING:
     from treetune.vocabulary import TextCodec
 
-WAVE = 4096
+QUESTIONS_OF_A_WAVE = 4096
 """The number of answers that are asked for at a time: many more than are sampled side by side, and few enough
 to keep their requests in memory."""
 
@@ -85,7 +85,7 @@ class PolicyReply:
     """Whether the prompt ended with the tag that opens a thought, so the answer begins within the thought."""
 
 
-REFUSED, EMPTY = "refused", "empty"
+REFUSED_OUTCOME, EMPTY_OUTCOME = "refused", "empty"
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class NoReply:
     """A question without an answer that could be right or wrong."""
 
     outcome: str
-    """`REFUSED` if the endpoint refuses the question, `EMPTY` if its answer has no text."""
+    """`REFUSED_OUTCOME` if the endpoint refuses the question, `EMPTY_OUTCOME` if its answer has no text."""
     why: str
 
 
@@ -215,8 +215,8 @@ class Served(Policy):
         keep: Keep,
     ) -> None:
         """Asks all questions, a wave at a time."""
-        for first in range(0, len(questions), WAVE):
-            self._ask_wave(engine, codec, sampling, questions[first : first + WAVE], keep)
+        for start in range(0, len(questions), QUESTIONS_OF_A_WAVE):
+            self._ask_wave(engine, codec, sampling, questions[start : start + QUESTIONS_OF_A_WAVE], keep)
 
     def _ask_wave(
         self,
@@ -278,12 +278,12 @@ def _no_alphabet() -> str:
 
 def _memory_folder(place: AskingShard) -> Path:
     """Makes the empty folder for the engine's weights: in memory where the user may write there."""
-    held_folders.sweep()  # removes the folders of jobs that were killed
+    held_folders.delete_abandoned_folders()  # removes the folders of jobs that were killed
     if os.access(held_folders.SHARED_MEMORY, os.W_OK):
-        return held_folders.new_in_memory()
+        return held_folders.make_folder_in_memory()
     folder = place.folder / "weights-in-the-engine"
     remove_folder(folder)
-    new_own_folder(folder)
+    make_new_private_folder(folder)
     return folder
 
 
@@ -429,7 +429,7 @@ class _AskedAddress:
     async def _take_refusal(self, question: SampleQuestion, error: RequestRefused) -> None:
         """Keeps a refused request as the question's reply, once the address has answered a question. Before
         that, the address may refuse every request, and is given up after some refusals."""
-        refusal = NoReply(REFUSED, str(error))
+        refusal = NoReply(REFUSED_OUTCOME, str(error))
         if self.is_answering:  # so the refusal is about this question
             await self._keep(question, refusal)
             return
@@ -454,7 +454,7 @@ class _AskedAddress:
         self.unanswered_in_a_row = 0
         self.is_answering = True
         if reply.why_empty is not None:
-            await self._keep(question, NoReply(EMPTY, reply.why_empty))
+            await self._keep(question, NoReply(EMPTY_OUTCOME, reply.why_empty))
         else:
             await self._keep(question, PolicyReply(reply.text, reply.complete, reply.output_tokens))
 

@@ -22,12 +22,12 @@ from treetune.data.difficulty.shard import (
 from treetune.data.pipelines import EstimateDifficulty
 from treetune.domains.domain_rows import DATA_SOURCE, DomainRow, domain_of, write_parquet
 from treetune.runtime.console import Console
-from treetune.store.files import whole_file, write_json
+from treetune.store.files import write_atomically, write_json
 from treetune.store.journal import read_journal
 
 RATES_FILE = "rates.parquet"
 
-BINS: tuple[tuple[str, float, float], ...] = (
+PASS_RATE_BINS: tuple[tuple[str, float, float], ...] = (
     ("impossible", 0.0, 0.0),
     ("very hard", 0.0, 0.2),
     ("hard", 0.2, 0.4),
@@ -53,7 +53,7 @@ def bin_of(correct: int, answers: int) -> str:
     # Five bins of equal width come after "impossible". Whole numbers decide between them, since a quotient of
     # floats may lie on either side of a bin's end, such as 0.6.
     fifth = correct * 5 // answers
-    name, _, _ = BINS[1 + fifth]
+    name, _, _ = PASS_RATE_BINS[1 + fifth]
     return name
 
 
@@ -116,27 +116,31 @@ def write_rates(path: Path, rows: Iterable[RowRate]) -> None:
     # `field.type` is a text such as "float | None", because of `from __future__ import annotations`.
     types = {"str": pa.string(), "int": pa.int64(), "float | None": pa.float64()}
     schema = pa.schema({field.name: types[str(field.type)] for field in fields(RowRate)})
-    with whole_file(path, "wb") as file:
+    with write_atomically(path, "wb") as file:
         parquet.write_table(pa.Table.from_pylist([asdict(row) for row in rows], schema), file)
 
 
 def merge(pipeline: EstimateDifficulty, source: Path, output: Path, console: Console) -> int:
     """Writes the results of finished shards, and returns 1 if answers are left that could not be graded."""
     # The line of each graded answer, by the row's number and by the number of the sample.
-    graded: defaultdict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
+    grade_lines: defaultdict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
     outcomes: Counter[str] = Counter()
     answers = asked_twice = 0
     for shard in range(pipeline.shards):
         folder = shard_folder(output, shard)
-        asked = Counter((line["row"], line["sample"]) for line in read_journal(folder / ANSWERS_FILE))
-        answers += len(asked)
-        asked_twice += sum(count - 1 for count in asked.values())
+        question_counts = Counter(
+            (line["row"], line["sample"]) for line in read_journal(folder / ANSWERS_FILE)
+        )
+        answers += len(question_counts)
+        asked_twice += sum(count - 1 for count in question_counts.values())
         for line in read_journal(folder / GRADES_FILE):
             # An answer has two grades if two jobs worked on the shard at the same time. The first one counts.
-            if line["sample"] not in graded[line["row"]]:
-                graded[line["row"]][line["sample"]] = line
+            if line["sample"] not in grade_lines[line["row"]]:
+                grade_lines[line["row"]][line["sample"]] = line
                 outcomes[line["outcome"]] += 1
-    rates = [_rate(row, graded[row.index], pipeline.answers.samples) for row in input_rows(source)]
+    rates = [
+        _count_answers(row, grade_lines[row.index], pipeline.answers.samples) for row in input_rows(source)
+    ]
 
     def with_rates() -> Iterator[DomainRow]:
         """Yields the source's rows, each with its pass rate if it has one."""
@@ -149,9 +153,9 @@ def merge(pipeline: EstimateDifficulty, source: Path, output: Path, console: Con
     write_rates(output / RATES_FILE, rates)
     # `write_parquet` goes through the rows twice, and each time they are read from the source anew.
     write_parquet(output / "rows.parquet", _Repeatable(with_rates))
-    summary = _summary(rates, outcomes, answers, asked_twice)
-    summary["without_answer"] = _without_answer(graded)
-    _draw(summary["bins"], output)
+    summary = _summarize(rates, outcomes, answers, asked_twice)
+    summary["without_answer"] = _count_without_answer(grade_lines)
+    _draw_histogram(summary["bins"], output)
     write_json(output / "summary.json", summary)
     for line in _describe_summary(summary, output, pipeline.column):
         console.say(line)
@@ -169,7 +173,9 @@ class _Repeatable(Iterable[DomainRow]):
         return self.rows()
 
 
-def _rate(row: RowOfInput, grade_by_sample: Mapping[int, Mapping[str, Any]], samples: int) -> RowRate:
+def _count_answers(
+    row: RowOfInput, grade_by_sample: Mapping[int, Mapping[str, Any]], samples: int
+) -> RowRate:
     """Returns the counts of a row for which `samples` answers were asked.
 
     Args:
@@ -194,7 +200,7 @@ def _rate(row: RowOfInput, grade_by_sample: Mapping[int, Mapping[str, Any]], sam
     )
 
 
-def _summary(
+def _summarize(
     rates: Sequence[RowRate], outcomes: Counter[str], answers: int, asked_twice: int
 ) -> dict[str, Any]:
     """Returns the counts and the mean pass rates of all rows, and of each data source.
@@ -206,7 +212,7 @@ def _summary(
         asked_twice: The number of answers to questions that had an answer already.
     """
     # A row without a graded answer has no pass rate, and counts in no mean.
-    rated = [row for row in rates if row.answers]
+    rated_rows = [row for row in rates if row.answers]
     rows_by_source: dict[str, list[RowRate]] = {}
     for row in rates:
         rows_by_source.setdefault(row.data_source, []).append(row)
@@ -216,17 +222,17 @@ def _summary(
         sources[source] = {
             "domain": domain_of(source),
             "rows": len(rows),
-            "pass_rate": _mean(rated_of_source),
-            "bins": _bins(rated_of_source),
+            "pass_rate": _mean_pass_rate(rated_of_source),
+            "bins": _count_by_bin(rated_of_source),
         }
     return {
         "rows": len(rates),
         "answers": answers,
         "asked_twice": asked_twice,
-        "pass_rate": _mean(rated),
-        "bins": _bins(rated),
+        "pass_rate": _mean_pass_rate(rated_rows),
+        "bins": _count_by_bin(rated_rows),
         "outcomes": dict(sorted(outcomes.items())),
-        "without_a_rate": len(rates) - len(rated),
+        "without_a_rate": len(rates) - len(rated_rows),
         # Answers that could not be graded, and answers that were cut off
         "unavailable": sum(row.unavailable for row in rates),
         "unfinished": sum(row.unfinished for row in rates),
@@ -234,7 +240,7 @@ def _summary(
     }
 
 
-def _without_answer(graded: Mapping[int, Mapping[int, Mapping[str, Any]]]) -> dict[str, Any]:
+def _count_without_answer(graded: Mapping[int, Mapping[int, Mapping[str, Any]]]) -> dict[str, Any]:
     """Returns an entry for each outcome of questions without an answer (`WITHOUT_ANSWER`): the number of
     questions with this outcome, the numbers of their rows, and the message on the first question."""
     by_outcome: dict[str, dict[str, Any]] = {}
@@ -251,15 +257,15 @@ def _without_answer(graded: Mapping[int, Mapping[int, Mapping[str, Any]]]) -> di
     return by_outcome
 
 
-def _mean(rows: Sequence[RowRate]) -> float | None:
+def _mean_pass_rate(rows: Sequence[RowRate]) -> float | None:
     """Returns the mean pass rate; None without rows."""
     return math.fsum(row.correct / row.answers for row in rows) / len(rows) if rows else None
 
 
-def _bins(rows: Sequence[RowRate]) -> dict[str, int]:
+def _count_by_bin(rows: Sequence[RowRate]) -> dict[str, int]:
     """Returns the number of rows in each bin of pass rates, in the order of the bins."""
     rows_by_bin = Counter(bin_of(row.correct, row.answers) for row in rows)
-    return {name: rows_by_bin[name] for name, _, _ in BINS}
+    return {name: rows_by_bin[name] for name, _, _ in PASS_RATE_BINS}
 
 
 def _describe_summary(summary: dict[str, Any], output: Path, column: str) -> list[str]:
@@ -272,11 +278,13 @@ def _describe_summary(summary: dict[str, Any], output: Path, column: str) -> lis
         lines.append(f"{summary['without_a_rate']} rows have no rate: none of their answers could be graded")
     for outcome, counts in summary["without_answer"].items():
         rows = ", ".join(map(str, counts["rows"][:SHOWN_ROWS]))
-        more = f" and {len(counts['rows']) - SHOWN_ROWS} more" if len(counts["rows"]) > SHOWN_ROWS else ""
-        why = f"; the first: {counts['first']}" if counts["first"] else ""
+        note_on_more = (
+            f" and {len(counts['rows']) - SHOWN_ROWS} more" if len(counts["rows"]) > SHOWN_ROWS else ""
+        )
+        note_on_first = f"; the first: {counts['first']}" if counts["first"] else ""
         lines.append(
             f"{counts['answers']:,} of {summary['answers']:,} answers are {outcome} and count in no rate"
-            f" (rows {rows}{more}){why}"
+            f" (rows {rows}{note_on_more}){note_on_first}"
         )
     if summary["unavailable"]:
         lines.append(
@@ -291,24 +299,24 @@ def _describe_summary(summary: dict[str, Any], output: Path, column: str) -> lis
 
 SHOWN_ROWS = 10
 
-BAR = 40
+LONGEST_BAR = 40
 """Characters of the longest bar."""
 
 
 def text_histogram(bins: dict[str, int]) -> list[str]:
     """Returns a line for each bin: its name, its span, its number of rows, their share, and a bar."""
-    total, most = sum(bins.values()), max(bins.values(), default=0)
+    total, largest_count = sum(bins.values()), max(bins.values(), default=0)
     lines = []
-    for name, low, high in BINS:
+    for name, low, high in PASS_RATE_BINS:
         count = bins[name]
         span = f"{low:.1f}" if low == high else f"{low:.1f}–{high:.1f}"
         share = count / total if total else 0.0
-        bar = "█" * (round(BAR * count / most) if most else 0)
+        bar = "█" * (round(LONGEST_BAR * count / largest_count) if largest_count else 0)
         lines.append(f"{name:<10} {span:<8} {count:>8,} {share:>6.1%}  {bar}".rstrip())
     return lines
 
 
-def _draw(bins: dict[str, int], output: Path) -> None:
+def _draw_histogram(bins: dict[str, int], output: Path) -> None:
     """Draws the numbers of rows by bin into histogram.svg and histogram.png."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg

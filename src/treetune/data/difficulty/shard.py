@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from treetune.data.difficulty.answering import (
-    EMPTY,
-    REFUSED,
+    EMPTY_OUTCOME,
+    REFUSED_OUTCOME,
     AskingShard,
     NoReply,
     PolicyReply,
@@ -22,7 +22,7 @@ from treetune.data.difficulty.answering import (
 )
 from treetune.data.pipelines import EstimateDifficulty
 from treetune.domains.domain_rows import DomainRow, read_domain_rows, row_key
-from treetune.rollouts.answers import before_stop, contiguous_share
+from treetune.rollouts.answers import contiguous_share, cut_at_stop
 from treetune.runtime.claims import Claim, Claims
 from treetune.runtime.console import Console
 from treetune.seeds import derive_seed
@@ -54,11 +54,11 @@ class RowOfInput:
 
 def input_rows(source: Path) -> Iterator[RowOfInput]:
     """Yields the rows with a key made from their content, since ids may be missing or occur twice."""
-    seen: dict[str, int] = {}
+    occurrences: dict[str, int] = {}
     for index, (_, row) in enumerate(read_domain_rows(source)):
         key = row_key(row)
-        occurrence = seen.get(key, 0)
-        seen[key] = occurrence + 1
+        occurrence = occurrences.get(key, 0)
+        occurrences[key] = occurrence + 1
         yield RowOfInput(index, key, occurrence, row)
 
 
@@ -71,7 +71,7 @@ def work_on_shard(pipeline: EstimateDifficulty, source: Path, output: Path, shar
     next job continues."""
     folder = shard_folder(output, shard)
     # A claim is a file that lets only one process work on the shard. None: another process holds it.
-    claim = Claims().take(folder / CLAIMS)
+    claim = Claims().take(folder / CLAIM_FILE)
     if claim is None:
         return EXIT_SHARD_TAKEN
     console = Console(folder / "logs" / "shard.log", visible=True)
@@ -123,27 +123,28 @@ class _Shard:
     def work(self) -> None:
         """Grades earlier answers without a grade, asks the questions without an answer, and returns when all
         grades are in the journal."""
-        graded = {(row["row"], row["sample"]) for row in read_journal(self._folder / GRADES_FILE)}
-        answered: set[tuple[int, int]] = set()
+        graded_samples = {(row["row"], row["sample"]) for row in read_journal(self._folder / GRADES_FILE)}
+        answered_samples: set[tuple[int, int]] = set()
         ungraded: list[dict[str, Any]] = []
         for answer in read_journal(self._folder / ANSWERS_FILE):
             sample_key = answer["row"], answer["sample"]
             # Of two answers to a question, the first one counts.
-            if sample_key not in answered and sample_key not in graded:
+            if sample_key not in answered_samples and sample_key not in graded_samples:
                 ungraded.append(answer)
-            answered.add(sample_key)
-        self._answered, self._graded = len(answered), len(graded)
+            answered_samples.add(sample_key)
+        self._answered, self._graded = len(answered_samples), len(graded_samples)
         pipeline = self._pipeline
         questions: list[SampleQuestion] = []
         for index, problem in self._problems.items():
             for sample in range(pipeline.answers.samples):
-                if (index, sample) not in answered:
+                if (index, sample) not in answered_samples:
                     # The seed comes from the row's content and not from its number. So the seed stays the
                     # same if the rows are in another order.
                     seed = derive_seed(pipeline.seed, *self._keys[index], sample, "difficulty")
                     questions.append(SampleQuestion(index, sample, seed, problem))
         self._console.say(
-            f"shard {self._shard}: {self._total} answers, {len(answered)} are here and {len(graded)} graded"
+            f"shard {self._shard}: {self._total} answers, {len(answered_samples)} are here and"
+            f" {len(graded_samples)} graded"
         )
         pool = GraderPool(
             pipeline.task.grader, workers=pipeline.grader_workers, deadline=pipeline.grader_deadline
@@ -154,26 +155,26 @@ class _Shard:
             pool as self._pool,
             self._console.phase(f"shard {self._shard}", "answers") as self._show,
         ):
-            self._write_progress(now=True)
+            self._write_progress(at_once=True)
             for answer in ungraded:
-                self._grade(answer)
+                self._submit_answer(answer)
             if questions:  # without questions, no server needs to be started
                 place = AskingShard(self._shard, self._folder, pipeline.seed)
                 with pipeline.policy.opened(pipeline.answers.params, place) as ask:
-                    ask(questions, self._keep)
+                    ask(questions, self._keep_answer)
             while self._waiting:
                 self._wait_for_one()
                 self._write_progress()
-            # The journals must be on the disk before `DONE` says that they are complete.
+            # The journals must be on the disk before `DONE_FILE` says that they are complete.
             for journal in (self._answers, self._grades):
                 journal.close(durable=True)
         if self._claim.is_lost():
             raise _ShardTakenOver
-        done = {"answers": self._answered, "graded": self._graded, "unavailable": self._unavailable}
-        write_json(self._folder / DONE, done)
-        self._write_progress(now=True)
+        counts = {"answers": self._answered, "graded": self._graded, "unavailable": self._unavailable}
+        write_json(self._folder / DONE_FILE, counts)
+        self._write_progress(at_once=True)
 
-    def _keep(self, question: SampleQuestion, reply: PolicyReply | NoReply | None) -> None:
+    def _keep_answer(self, question: SampleQuestion, reply: PolicyReply | NoReply | None) -> None:
         """Writes an answer to the journal, so that a killed job doesn't lose it, and sends it to the
         graders."""
         answer: dict[str, Any] = {"row": question.row, "sample": question.sample}
@@ -190,13 +191,13 @@ class _Shard:
                 answer["begins_in_thought"] = True
         self._answers.add(answer)
         self._answered += 1
-        self._grade(answer)
-        self._collect()
+        self._submit_answer(answer)
+        self._collect_grades()
         while len(self._waiting) > MOST_UNGRADED:
             self._wait_for_one()
         self._write_progress()
 
-    def _grade(self, answer: dict[str, Any]) -> None:
+    def _submit_answer(self, answer: dict[str, Any]) -> None:
         """Sends an answer to the graders. A question without an answer gets its line in the journal at
         once."""
         sample_key = answer["row"], answer["sample"]
@@ -208,7 +209,7 @@ class _Shard:
             self._grades.add(line)
             self._graded += 1
             return
-        text = before_stop(answer["text"], self._pipeline.answers.stop)  # graders don't see stop strings
+        text = cut_at_stop(answer["text"], self._pipeline.answers.stop)  # graders don't see stop strings
         fields_to_keep = {name: answer[name] for name in ("complete", "tokens")}
         problem = self._problems[answer["row"]]
         if answer.get("begins_in_thought"):
@@ -217,7 +218,7 @@ class _Shard:
         self._waiting[sample_key] = future, fields_to_keep
         future.add_done_callback(lambda _: self._done.append(sample_key))
 
-    def _collect(self) -> None:
+    def _collect_grades(self) -> None:
         """Writes each grade that has arrived into the journal."""
         while self._done:
             row, sample = self._done.popleft()
@@ -246,25 +247,26 @@ class _Shard:
         """Waits for the grade that has been outstanding the longest, and writes all grades that have come."""
         future, _ = next(iter(self._waiting.values()))
         future.result()
-        self._collect()
+        self._collect_grades()
 
-    def _write_progress(self, now: bool = False) -> None:
+    def _write_progress(self, at_once: bool = False) -> None:
         """Writes the progress for the command that watches the jobs, at most every `PROGRESS_S` seconds
-        unless `now`. Raises `_ShardTakenOver` if another job has the shard's claim."""
+        unless `at_once`. Raises `_ShardTakenOver` if another job has the shard's claim."""
         self._show(self._graded, self._total)
         moment = time.monotonic()
-        if now or moment - self._progress_written > PROGRESS_S:
+        if at_once or moment - self._progress_written > PROGRESS_S:
             self._progress_written = moment
             # Two jobs that write the same journals would ask the same questions twice.
             if self._claim.is_lost():
                 raise _ShardTakenOver
             progress = {"answered": self._answered, "graded": self._graded, "total": self._total}
-            write_json(self._folder / PROGRESS, progress, durable=False)
+            write_json(self._folder / PROGRESS_FILE, progress, durable=False)
 
 
-ANSWERS_FILE, GRADES_FILE, DONE, PROGRESS = "answers.jsonl", "grades.jsonl", "done.json", "progress.json"
-FAILURE, CLAIMS = "failure.json", "claims"
+ANSWERS_FILE, GRADES_FILE = "answers.jsonl", "grades.jsonl"
+DONE_FILE, PROGRESS_FILE = "done.json", "progress.json"
+FAILURE_FILE, CLAIM_FILE = "failure.json", "claims"
 NOT_ASKED = "not asked"
 """The outcome of a question that can't be asked: its prompt is empty, or leaves no room for an answer."""
-WITHOUT_ANSWER = (NOT_ASKED, REFUSED, EMPTY)
+WITHOUT_ANSWER = (NOT_ASKED, REFUSED_OUTCOME, EMPTY_OUTCOME)
 """Outcomes of questions without an answer that could be right or wrong. They don't count in any rate."""

@@ -20,10 +20,10 @@ from typing import Any
 from treetune.cluster.jobs import RunningJobs
 from treetune.data.difficulty.merging import merge
 from treetune.data.difficulty.shard import (
-    CLAIMS,
-    DONE,
-    FAILURE,
-    PROGRESS,
+    CLAIM_FILE,
+    DONE_FILE,
+    FAILURE_FILE,
+    PROGRESS_FILE,
     input_rows,
     shard_folder,
 )
@@ -83,7 +83,7 @@ def run_jobs(
         try:
             write_json(output / "config.json", config)
             jobs = pipeline.jobs.begin(command, output)
-            _Watch(pipeline, output, console, jobs, rows * pipeline.answers.samples).until_done()
+            _Watch(pipeline, output, console, jobs, rows * pipeline.answers.samples).wait_until_done()
             return merge(pipeline, source, output, console)
         finally:
             console.close()
@@ -139,29 +139,29 @@ class _Watch:
         self._shown_reasons: set[str] = set()
         """Reasons for which jobs wait that the console has shown."""
 
-    def _file(self, shard: int, name: str) -> Path:
+    def _path_of_file(self, shard: int, name: str) -> Path:
         return shard_folder(self._output, shard) / name
 
-    def _read(self, shard: int, name: str) -> dict[str, Any] | None:
+    def _read_file(self, shard: int, name: str) -> dict[str, Any] | None:
         """Returns the content of a shard's file; None if the file isn't there or can't be read."""
         try:
-            return dict(json.loads(self._file(shard, name).read_text()))
+            return dict(json.loads(self._path_of_file(shard, name).read_text()))
         except (OSError, ValueError):
             return None
 
     def _is_finished(self, shard: int) -> bool:
-        return self._file(shard, DONE).is_file()
+        return self._path_of_file(shard, DONE_FILE).is_file()
 
-    def until_done(self) -> None:
+    def wait_until_done(self) -> None:
         """Returns when all shards are done. Raises RuntimeError if some of them could not be finished."""
         to_do = []
         for shard in self._shards:
-            done = self._read(shard, DONE)
+            done = self._read_file(shard, DONE_FILE)
             # Answers that couldn't be graded are graded again.
             if done is None or done["unavailable"]:
                 to_do.append(shard)
-                self._file(shard, DONE).unlink(missing_ok=True)
-                self._file(shard, FAILURE).unlink(missing_ok=True)
+                self._path_of_file(shard, DONE_FILE).unlink(missing_ok=True)
+                self._path_of_file(shard, FAILURE_FILE).unlink(missing_ok=True)
         if not to_do:
             return
         alive = self._jobs_of_earlier_command()
@@ -175,8 +175,10 @@ class _Watch:
         try:
             with self._console.phase("answering", "answers", news) as show:
                 while self._check_jobs():
-                    progress = [self._read(shard, PROGRESS) for shard in self._shards]
-                    graded = sum(of_shard["graded"] for of_shard in progress if of_shard is not None)
+                    progress = [self._read_file(shard, PROGRESS_FILE) for shard in self._shards]
+                    graded = sum(
+                        shard_progress["graded"] for shard_progress in progress if shard_progress is not None
+                    )
                     show(graded, self._answers)
                     time.sleep(self._settings.poll)
         except (Stopped, KeyboardInterrupt):
@@ -188,10 +190,10 @@ class _Watch:
             self._running.leave()
             raise
         if self._failed:
-            shard, why = next(iter(self._failed.items()))
+            shard, reason = next(iter(self._failed.items()))
             raise RuntimeError(
                 f"{len(self._failed)} of {len(self._shards)} shards could not be finished, {shard} the"
-                f" first: {why}. All answers so far are kept: the same command continues"
+                f" first: {reason}. All answers so far are kept: the same command continues"
             )
 
     def _jobs_of_earlier_command(self) -> set[int]:
@@ -215,8 +217,10 @@ class _Watch:
 
         Raises RuntimeError if the cluster hasn't said for `JOBS_UNKNOWN_S` seconds which jobs run.
         """
-        left = [shard for shard in self._shards if shard not in self._failed and not self._is_finished(shard)]
-        if not left:
+        unfinished_shards = [
+            shard for shard in self._shards if shard not in self._failed and not self._is_finished(shard)
+        ]
+        if not unfinished_shards:
             return False
         try:
             alive = self._running.alive()
@@ -232,16 +236,16 @@ class _Watch:
             self._console.say(f"the state of the jobs isn't known: {error}; trying again")
             return True
         self._unknown_since = None
-        for reason, message in self._running.waits().items():
+        for reason, message in self._running.describe_waits().items():
             if reason not in self._shown_reasons:
                 self._shown_reasons.add(reason)
                 self._console.say(message)
         to_restart = []
-        for shard in left:
+        for shard in unfinished_shards:
             if shard in alive:
                 self._gone_since.pop(shard, None)
                 self._end_if_silent(shard)
-            elif self._is_finished(shard):  # it has finished after `left` was made
+            elif self._is_finished(shard):  # it has finished after the list was made
                 continue
             elif self._is_gone(shard) and self._may_restart(shard):
                 to_restart.append(shard)
@@ -261,21 +265,23 @@ class _Watch:
     def _may_restart(self, shard: int) -> bool:
         """Returns whether to start another job for a shard whose job died. Raises ValueError if it died of a
         user's mistake."""
-        why = self._running.why(shard)
-        failure = self._read(shard, FAILURE)
+        reason = self._running.describe_end(shard)
+        failure = self._read_file(shard, FAILURE_FILE)
         if failure is not None:
-            why = failure["message"]
+            reason = failure["message"]
             if failure["code"] == USER_ERROR:
-                raise ValueError(why)
+                raise ValueError(reason)
         if self._running.was_taken_away(shard):  # by the cluster: such a start doesn't count
             self._starts[shard] -= 1
         starts = self._starts[shard]
         if starts > self._settings.restarts:
-            self._failed[shard] = why
-            self._console.say(f"the job of shard {shard} died {starts} times; the shard is given up: {why}")
+            self._failed[shard] = reason
+            self._console.say(
+                f"the job of shard {shard} died {starts} times; the shard is given up: {reason}"
+            )
             return False
-        self._console.say(f"the job of shard {shard} died ({why}): another job continues")
-        self._file(shard, FAILURE).unlink(missing_ok=True)
+        self._console.say(f"the job of shard {shard} died ({reason}): another job continues")
+        self._path_of_file(shard, FAILURE_FILE).unlink(missing_ok=True)
         return True
 
     def _is_gone(self, shard: int) -> bool:
@@ -285,15 +291,15 @@ class _Watch:
         holds the claim of its shard: a file that keeps other jobs off the shard. A job may also have
         finished, while a slow file system doesn't show done.json yet. That file gets `settle` seconds to
         appear."""
-        claim = self._file(shard, CLAIMS)
+        claim = self._path_of_file(shard, CLAIM_FILE)
         if self._claims.is_held(claim):
             self._wait_for_holder(shard, self._claims.holder(claim))
             return False
         self._held_since.pop(shard, None)
-        if self._read(shard, FAILURE) is not None:
+        if self._read_file(shard, FAILURE_FILE) is not None:
             return True  # a job writes this file when it ends, and then no done.json
-        since = self._gone_since.setdefault(shard, time.monotonic())
-        return time.monotonic() - since >= self._settings.settle
+        gone_since = self._gone_since.setdefault(shard, time.monotonic())
+        return time.monotonic() - gone_since >= self._settings.settle
 
     def _wait_for_holder(self, shard: int, holder: str) -> None:
         """Tells the user which process still works on a shard whose job is gone. Gives the shard up after
@@ -311,7 +317,7 @@ class _Watch:
         if shard not in self._running.running():  # it waits in the cluster's queue
             return
         try:
-            file_time = self._file(shard, PROGRESS).stat().st_mtime_ns
+            file_time = self._path_of_file(shard, PROGRESS_FILE).stat().st_mtime_ns
         except OSError:
             file_time = 0
         # The file's time may come from another machine's clock, so it isn't compared with this machine's

@@ -15,7 +15,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 from typing_extensions import override
 
 from treetune.data.rules.base import Rows, Rule, RuleContext, Verdict
-from treetune.data.templates import check_text, text_of
+from treetune.data.templates import check_text, render_text
 from treetune.domains.domain_rows import DATA_SOURCE, GROUND_TRUTH, REWARD_MODEL, prompt_text
 from treetune.domains.extras import missing_extras
 from treetune.exceptions import MissingField
@@ -25,14 +25,14 @@ from treetune.tasks.sources import InFiles, Source
 if TYPE_CHECKING:
     import numpy as np
 
-_NO_SPACES = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
+_LETTER_WITHOUT_SPACES = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
 """Letters of scripts that put no spaces between words."""
 
 # A number with its point is one word, and so is each sign of mathematics: 2 + 3 is not 2 * 3.
 _WORD = regex.compile(
-    rf"\p{{Nd}}+(?:\.\p{{Nd}}+)?|{_NO_SPACES}\p{{M}}*|(?:(?!{_NO_SPACES})\p{{L}}\p{{M}}*)+|[+\-*/^=<>%]"
+    rf"\p{{Nd}}+(?:\.\p{{Nd}}+)?|{_LETTER_WITHOUT_SPACES}\p{{M}}*|(?:(?!{_LETTER_WITHOUT_SPACES})\p{{L}}\p{{M}}*)+|[+\-*/^=<>%]"
 )
-_CHARACTER = regex.compile(rf"{_NO_SPACES}\p{{M}}*")
+_CHARACTER = regex.compile(rf"{_LETTER_WITHOUT_SPACES}\p{{M}}*")
 # NFKC would make 102 of 10², and 31/2 of 3½.
 _POWER = regex.compile(r"[\u00b9\u00b2\u00b3\u2070\u2074-\u2079]+")
 _FRACTION = regex.compile(r"[\u00bc-\u00be\u2150-\u215f\u2189]")
@@ -47,7 +47,7 @@ _PLAIN_SIGNS = str.maketrans({
     "ω": " omega ",
     "φ": " phi ",
 })  # fmt: skip
-_COMMANDS = [
+_LATEX_REPLACEMENTS = [
     (regex.compile(r"\\(?:times|cdot|ast)(?![A-Za-z])"), " * "),
     (regex.compile(r"\\div(?![A-Za-z])"), " / "),
     (regex.compile(r"\\(?:leqslant|leq|le)(?![A-Za-z])"), " <= "),
@@ -71,16 +71,16 @@ _COMMANDS = [
     (regex.compile(r"(?<=\d)\s*[xX]\s*(?=\d)"), " * "),
 ]
 _THIN_SPACES = regex.compile(r"(?<=\d)[\u2009\u202f\u00a0](?=\d{3}(?!\d))")
-_SEPARATED = regex.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})++(?![\d,])")
+_NUMBER_WITH_SEPARATORS = regex.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})++(?![\d,])")
 
 
 def plain_notation(text: str) -> str:
     r"""Returns a text in which numbers and formulas are written in one way: ``1,000`` as ``1000``, ``\times``
     and ``×`` as ``*``, ``\frac{1}{2}`` as ``1 / 2``, dashes as ``-``."""
-    for pattern, plain in _COMMANDS:
-        text = pattern.sub(plain, text)
+    for pattern, replacement in _LATEX_REPLACEMENTS:
+        text = pattern.sub(replacement, text)
     text = text.translate(_PLAIN_SIGNS)
-    return _SEPARATED.sub(lambda number: number[0].replace(",", ""), text)
+    return _NUMBER_WITH_SEPARATORS.sub(lambda number: number[0].replace(",", ""), text)
 
 
 def word_list(text: str) -> list[str]:
@@ -102,18 +102,18 @@ def word_list(text: str) -> list[str]:
     return _WORD.findall(text) or text.split()
 
 
-def length_of(words: Sequence[str]) -> float:
+def length_in_words(words: Sequence[str]) -> float:
     """Returns the length of a text in words. A character of a script without spaces counts as half a word."""
     return sum(0.5 if not word.isascii() and _CHARACTER.fullmatch(word) else 1.0 for word in words)
 
 
-def runs(words: Sequence[str], length: float) -> Iterator[str]:
-    """Yields, from each word on, the shortest run of words with at least this length (see `length_of`). A
-    shorter text is one run.
+def runs_of_words(words: Sequence[str], length: float) -> Iterator[str]:
+    """Yields, from each word on, the shortest run of words with at least this length (see `length_in_words`).
+    A shorter text is one run.
 
     Example: the runs of length 2 of ``a b c`` are ``a b`` and ``b c``.
     """
-    lengths = [length_of((word,)) for word in words] or [0.0]  # a text without words is one empty run
+    lengths = [length_in_words((word,)) for word in words] or [0.0]  # a text without words is one empty run
     end, length_of_run = 0, 0.0
     for start, length_of_first in enumerate(lengths):
         while end < len(words) and length_of_run < length:
@@ -133,7 +133,7 @@ def hash_number(text: str, size: int) -> int:
     return int.from_bytes(digest, "big")
 
 
-MISSED = 1e-3
+LARGEST_MISS_PROBABILITY = 1e-3
 """The highest probability with which MinHash may miss a pair of rows that are similar enough."""
 
 
@@ -197,8 +197,8 @@ class NearDuplicates(Rule):
     name: str | None = None
 
     def __post_init__(self) -> None:
-        for what in missing_extras("the rule near_duplicates", "datasketch"):
-            raise ValueError(f"what it needs isn't here: {what}")
+        for absent_extra in missing_extras("the rule near_duplicates", "datasketch"):
+            raise ValueError(f"what it needs isn't here: {absent_extra}")
 
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
@@ -211,35 +211,35 @@ class NearDuplicates(Rule):
         # This sketch is copied for each row. Making a new one would draw its permutations, which takes long.
         # A sketch hashes what it gets. Here it gets hashes of runs, which `_hash_of_hash` leaves unchanged.
         empty = MinHash(num_perm=self.permutations, seed=1, hashfunc=_hash_of_hash)
-        kept: dict[int, _Kept] = {}
+        kept_rows: dict[int, _KeptRow] = {}
         dropped = {}
-        for done, row in enumerate(rows):
-            if done % 64 == 0:
-                context.progress(done, len(rows))
+        for index_of_row, row in enumerate(rows):
+            if index_of_row % 64 == 0:
+                context.progress(index_of_row, len(rows))
             words = word_list(prompt_text(row.row))
             # Hashes have four bytes, since MinHash takes numbers of 32 bits.
-            hashes_of_runs = (hash_number(run, size=4) for run in runs(words, self.ngram))
+            hashes_of_runs = (hash_number(run, size=4) for run in runs_of_words(words, self.ngram))
             hashes = np.unique(np.fromiter(hashes_of_runs, np.uint32))
             source = row.row[DATA_SOURCE]
             sketch = empty.copy()
             sketch.update_batch(hashes.tolist())
             best_number, best_similarity = None, 0.0
             for number in sorted(index.query(sketch)):  # sorted: the earliest row wins a tie
-                candidate = kept[number]
+                candidate = kept_rows[number]
                 if self.within_source and candidate.source != source:
                     continue
                 similarity = _jaccard(hashes, candidate.hashes)
                 if similarity > best_similarity:
                     best_number, best_similarity = number, similarity
             if best_number is not None and best_similarity >= self.similarity:
-                dropped[row.number] = f"{best_similarity:.2f} alike {kept[best_number].place}"
+                dropped[row.number] = f"{best_similarity:.2f} alike {kept_rows[best_number].place}"
                 continue
             index.insert(row.number, sketch)
-            kept[row.number] = _Kept(row.place, source, hashes)
+            kept_rows[row.number] = _KeptRow(row.place, source, hashes)
         return Verdict(dropped)
 
 
-class _Kept(NamedTuple):
+class _KeptRow(NamedTuple):
     """A row that stays, with which later rows are compared."""
 
     place: str
@@ -253,12 +253,12 @@ def bands_for(similarity: float, permutations: int) -> tuple[int, int]:
 
     A pair of similarity s is a candidate with the probability ``1 - (1 - s ** rows) ** bands``. The more rows
     a band has, the fewer candidates there are. So the result has the longest bands with which a pair of this
-    similarity is missed with a probability below `MISSED`.
+    similarity is missed with a probability below `LARGEST_MISS_PROBABILITY`.
     """
     longest = 1
     for rows in range(1, permutations + 1):
         bands = permutations // rows
-        if (1 - similarity**rows) ** bands < MISSED:
+        if (1 - similarity**rows) ** bands < LARGEST_MISS_PROBABILITY:
             longest = rows
     return permutations // longest, longest
 
@@ -297,7 +297,7 @@ class TestSet:
         template."""
         for place, row in self.source.rows(self.split):
             try:
-                yield place, text_of(self.text, row)
+                yield place, render_text(self.text, row)
             except MissingField as error:
                 raise ValueError(f"the test set {self.name!r}, {place}: {error}") from error
 
@@ -352,9 +352,9 @@ class Contamination(Rule):
         problems = _TestProblems(self)
         matches: Counter[str] = Counter()  # by test set
         why_by_number = {}
-        for done, row in enumerate(rows):
-            if done % 256 == 0:
-                context.progress(done, len(rows))
+        for index, row in enumerate(rows):
+            if index % 256 == 0:
+                context.progress(index, len(rows))
             if row.split != "train":  # problems of other splits aren't trained on
                 continue
             match = problems.match(word_list(prompt_text(row.row)), self.overlap)
@@ -414,15 +414,15 @@ class _TestProblems:
         for place, text in test_set.texts():
             count += 1
             words = word_list(text)
-            length = min(rule.ngram, length_of(words))
+            length = min(rule.ngram, length_in_words(words))
             # `shortest` may exceed `ngram`, but a problem with a run of `ngram` words is never too short.
             if length < min(rule.shortest, rule.ngram):
                 too_short += 1
                 continue
             self._lengths.add(length)
-            for run in runs(words, length):
+            for run in runs_of_words(words, length):
                 self._by_long_run.setdefault(hash_number(run, RUN_HASH), (test_set.name, place))
-            short_runs = {hash_number(run, RUN_HASH) for run in runs(words, OVERLAP_RUN)}
+            short_runs = {hash_number(run, RUN_HASH) for run in runs_of_words(words, OVERLAP_RUN)}
             # A problem of `ngram` words has `ngram` − `OVERLAP_RUN` + 1 short runs. One with fewer different
             # runs has fewer words, or repeats itself, such as a table of zeros. A share of so few runs says
             # nothing.
@@ -440,7 +440,7 @@ class _TestProblems:
         """Returns the test problem that has a long run of these words. Without one, returns the problem with
         the largest share of its short runs among these words, if the share is `overlap` or more."""
         for length in sorted(self._lengths, reverse=True):
-            for run in runs(words, length):
+            for run in runs_of_words(words, length):
                 problem = self._by_long_run.get(hash_number(run, RUN_HASH))
                 if problem is not None:
                     test_set, place = problem
@@ -448,7 +448,7 @@ class _TestProblems:
         if overlap is None:
             return None
         common: Counter[int] = Counter()  # runs in common with each problem
-        for key in {hash_number(run, RUN_HASH) for run in runs(words, OVERLAP_RUN)}:
+        for key in {hash_number(run, RUN_HASH) for run in runs_of_words(words, OVERLAP_RUN)}:
             common.update(self._by_short_run.get(key, ()))
         shares = {index: count / self._short_runs[index].size for index, count in common.items()}
         best = max(shares, key=lambda index: shares[index], default=None)

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from treetune.data.difficulty.merging import RATES_FILE, rates_by_key
 from treetune.data.rules.base import Rows, Rule, RuleContext, Verdict
-from treetune.data.templates import check_value, value_of
+from treetune.data.templates import check_value, evaluate_expression
 from treetune.domains.domain_rows import (
     DATA_SOURCE,
     GROUND_TRUTH,
@@ -50,7 +50,7 @@ class KeepWhere(Rule):
         dropped = {}
         for row in rows:
             try:
-                stays = value_of(self.where, row.row)
+                stays = evaluate_expression(self.where, row.row)
             except MissingField as error:
                 raise ValueError(f"{row.place}: {error}") from error
             if not stays:
@@ -93,14 +93,14 @@ class Length(Rule):
         # `_no_alphabet` raises an error for a model that asks for a task's alphabet: rows have none.
         codec = self.model.codec(self.model.load_tokenizer(_no_alphabet)) if self.model else None
         dropped = {}
-        for done, row in enumerate(rows):
-            if done % 256 == 0:
-                context.progress(done, len(rows))
-            if why := self._too_long(row.row, codec):
+        for index, row in enumerate(rows):
+            if index % 256 == 0:
+                context.progress(index, len(rows))
+            if why := self._why_dropped(row.row, codec):
                 dropped[row.number] = why
         return Verdict(dropped)
 
-    def _too_long(self, row: DomainRow, codec: TextCodec | None) -> str | None:
+    def _why_dropped(self, row: DomainRow, codec: TextCodec | None) -> str | None:
         """Returns why a row is dropped, such as "a prompt of 5000 tokens"; None if it stays."""
         prompt, ground_truth = prompt_text(row), row[REWARD_MODEL][GROUND_TRUTH]
         if len(prompt) < self.min_prompt_characters or _exceeds(len(prompt), self.max_prompt_characters):
@@ -121,8 +121,8 @@ class Length(Rule):
         return None
 
 
-def _exceeds(length: int, most: int | None) -> bool:
-    return most is not None and length > most
+def _exceeds(length: int, bound: int | None) -> bool:
+    return bound is not None and length > bound
 
 
 def _no_alphabet() -> str:
@@ -167,16 +167,18 @@ class Quotas(Rule):
             random_keys[row.number] = derive_seed(context.seed, row_key(row.row), "quota")
         unknown = sorted(set(self.most or {}) - set(numbers_by_group))
         if unknown:
-            there = ", ".join(sorted(numbers_by_group)) or "no rows"
-            raise ValueError(f"quotas name {', '.join(unknown)}, and there are only {there}: leave them out")
+            existing_groups = ", ".join(sorted(numbers_by_group)) or "no rows"
+            raise ValueError(
+                f"quotas name {', '.join(unknown)}, and there are only {existing_groups}: leave them out"
+            )
         # The order of the random keys decides which rows of a group stay.
         for numbers in numbers_by_group.values():
             numbers.sort(key=lambda number: (random_keys[number], number))
         quota_by_group = {
-            group: len(numbers[: self._most(group)]) for group, numbers in numbers_by_group.items()
+            group: len(numbers[: self._quota(group)]) for group, numbers in numbers_by_group.items()
         }
         if self.total is not None and sum(quota_by_group.values()) > self.total:
-            quota_by_group = proportional(quota_by_group, self.total)
+            quota_by_group = share_proportionally(quota_by_group, self.total)
         dropped: dict[int, str] = {}
         for group, numbers in numbers_by_group.items():
             quota = quota_by_group[group]
@@ -185,15 +187,15 @@ class Quotas(Rule):
         counts = {group: quota_by_group[group] for group in sorted(quota_by_group)}
         return Verdict(dict(sorted(dropped.items())), {"kept": counts})
 
-    def _most(self, group: str) -> int | None:
+    def _quota(self, group: str) -> int | None:
         return (self.most or {}).get(group)
 
 
-def proportional(sizes: Mapping[str, int], total: int) -> dict[str, int]:
+def share_proportionally(sizes: Mapping[str, int], total: int) -> dict[str, int]:
     """Returns shares of `total` in proportion to `sizes`. They are rounded by the method of largest
     remainders, so they add up to `total`."""
-    whole = sum(sizes.values())
-    exact = {group: total * size / whole for group, size in sizes.items()}
+    total_size = sum(sizes.values())
+    exact = {group: total * size / total_size for group, size in sizes.items()}
     shares = {group: int(share) for group, share in exact.items()}
     by_remainder = sorted(sizes, key=lambda group: (shares[group] - exact[group], group))  # largest first
     for group in by_remainder[: total - sum(shares.values())]:
@@ -230,7 +232,7 @@ class PassRates(Rule):
 
     @override
     def reads(self) -> Sequence[Path]:
-        return [_file(name) for name in (self.strong, self.weak) if name is not None]
+        return [_rates_file(name) for name in (self.strong, self.weak) if name is not None]
 
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
@@ -244,7 +246,7 @@ class PassRates(Rule):
         values: dict[str, dict[int, float]] = {}  # rates that become columns of the rows
         missing: Counter[str] = Counter()
         for column, model, rates_path, bound in bounds:
-            rates = None if rates_path is None else rates_by_key(_file(rates_path))
+            rates = None if rates_path is None else rates_by_key(_rates_file(rates_path))
             for row in rows:
                 rate = rates.get(row_key(row.row)) if rates is not None else row.row.get(column)
                 if rate is not None and rates_path is not None:  # the rates are not in the rows yet
@@ -253,8 +255,8 @@ class PassRates(Rule):
                     continue
                 if rate is None:
                     missing[model] += 1
-                    where = f" in {rates_path}" if rates_path else f": no {column}"
-                    why = f"no rate of the {model} model{where}"
+                    missing_from = f" in {rates_path}" if rates_path else f": no {column}"
+                    why = f"no rate of the {model} model{missing_from}"
                     if self.missing == "stop":
                         raise ValueError(
                             f"{row.place} has {why}: estimate its difficulty, or say with missing whether"
@@ -271,7 +273,7 @@ class PassRates(Rule):
         return Verdict(dropped, {"why": dict(reasons.most_common()), "without_a_rate": dict(missing)}, values)
 
 
-def _file(name: str) -> Path:
+def _rates_file(name: str) -> Path:
     """Returns the file of pass rates that `name`, a folder or the file itself, stands for. Raises ValueError
     if there is nothing of this name."""
     path = Path(name)

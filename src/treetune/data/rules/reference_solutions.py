@@ -13,7 +13,7 @@ from annotated_types import Gt, MinLen
 from typing_extensions import override
 
 from treetune.data.rules.base import Numbered, Rows, Rule, RuleContext, Verdict
-from treetune.data.templates import check_text, check_value, text_of, value_of
+from treetune.data.templates import check_text, check_value, evaluate_expression, render_text
 from treetune.domains.domain_rows import problem_of, row_key
 from treetune.exceptions import MissingField
 from treetune.findings import missing_requirements
@@ -22,7 +22,7 @@ from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Grade
 
-AHEAD = 256
+ROWS_OF_A_BATCH = 256
 """The number of rows whose references are graded at the same time, one reference of each row."""
 
 REFERENCE = "reference"
@@ -69,7 +69,7 @@ class ReferenceSolutions(Rule):
             GraderPool(self.grader, workers=self.workers, deadline=self.deadline) as pool,
         ):
             batch: list[_RowToGrade] = []
-            for done, row in enumerate(rows):
+            for index, row in enumerate(rows):
                 responses = self._responses(row.row)
                 if responses:
                     batch.append(_RowToGrade(row, responses))
@@ -77,17 +77,17 @@ class ReferenceSolutions(Rule):
                     without_reference += 1
                     if self.without == "drop":
                         dropped[row.number] = "it has no reference solution"
-                if len(batch) == AHEAD:
+                if len(batch) == ROWS_OF_A_BATCH:
                     dropped |= _grade_batch(batch, settings, journal, pool)
                     batch.clear()
-                    context.progress(done + 1, len(rows))
+                    context.progress(index + 1, len(rows))
             dropped |= _grade_batch(batch, settings, journal, pool)
         return Verdict(dropped, {"without_a_reference": without_reference})
 
     def _responses(self, row: Mapping[str, Any]) -> list[str]:
         """Returns what the grader is shown of a row: a response for each reference, at most `most`."""
         try:
-            value = value_of(self.reference, row)
+            value = evaluate_expression(self.reference, row)
         except MissingField:
             return []
         is_list = isinstance(value, Sequence) and not isinstance(value, str)
@@ -96,7 +96,7 @@ class ReferenceSolutions(Rule):
         for reference in values:
             if isinstance(reference, str | int | float) and str(reference).strip():
                 references.append(str(reference))
-        return [text_of(self.answer, {**row, REFERENCE: text}) for text in references[: self.most]]
+        return [render_text(self.answer, {**row, REFERENCE: text}) for text in references[: self.most]]
 
 
 class _RowToGrade(NamedTuple):
@@ -122,14 +122,14 @@ def _grade_batch(
         for row, responses in to_grade.values():
             if attempt < len(responses):
                 response = responses[attempt]
-                key = _key(row, response, settings)
+                key = _key_of_response(row, response, settings)
                 verdict = journal.get(key)  # of an earlier command
                 future = None if verdict else pool.submit(response, problem_of(row.row, row.place))
                 submitted.append(_Submitted(row.number, key, verdict, future))
         for number, key, verdict, future in submitted:
             if verdict is None:
                 assert future is not None, "what has no verdict is with the graders"
-                verdict = _verdict(key, future.result())
+                verdict = _verdict_of_grade(key, future.result())
                 journal.add(verdict)
             if verdict["correct"]:
                 del to_grade[number]
@@ -149,7 +149,7 @@ class _Submitted(NamedTuple):
     future: Future[Grade] | None
 
 
-def _verdict(key: str, grade: Grade) -> dict[str, Any]:
+def _verdict_of_grade(key: str, grade: Grade) -> dict[str, Any]:
     """Returns the row of a graded reference. Raises RuntimeError if it could not be graded."""
     if grade.outcome == "unavailable":
         raise RuntimeError(
@@ -162,7 +162,7 @@ def _verdict(key: str, grade: Grade) -> dict[str, Any]:
     return {"key": key, "correct": grade.correct, "words": text}
 
 
-def _key(row: Numbered, response: str, settings: str) -> str:
+def _key_of_response(row: Numbered, response: str, settings: str) -> str:
     """Returns a key of all that a grade depends on."""
     text = json.dumps([row_key(row.row), repr(row.row.get("extra_info")), response, settings])
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()

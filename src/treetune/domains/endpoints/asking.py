@@ -35,8 +35,8 @@ class AnsweredRequest:
 
 
 class AnswerJournal:
-    """A journal of answers, in the file `path`, or in memory if that is None. Answers in the files `others`
-    are found, too.
+    """A journal of answers, in the file `path`, or in memory if that is None. Answers in
+    `other_files` are found, too.
 
     Only one process at a time can open the file. Opening it raises ValueError while another process has it
     open. `count` is called for every answer that is already in the journal. Rows that aren't answers are
@@ -47,12 +47,12 @@ class AnswerJournal:
         self,
         path: Path | None,
         count: Callable[[AnsweredRequest], None] | None = None,
-        others: Sequence[Path] = (),
+        other_files: Sequence[Path] = (),
     ) -> None:
         self._memory: dict[str, AnsweredRequest] = {}  # the answers by their keys, if there is no file
         # `exclusive` raises ValueError while another process has the file open. The rows of the files
-        # `others` are read, too, and new rows are only added to the file `path`.
-        self._journal = None if path is None else Journal(path, others, exclusive=True)
+        # `other_files` are read, too, and new rows are only added to the file `path`.
+        self._journal = None if path is None else Journal(path, other_files, exclusive=True)
         # `count` is a function of the caller that adds up the stored answers.
         if self._journal is not None and count is not None:
             for key in self._journal:
@@ -92,7 +92,7 @@ class Asker:
     def __init__(self, client: EndpointClient, journal: AnswerJournal, identity: str | None = None) -> None:
         self._client, self._journal, self._identity = client, journal, identity
         self._in_flight: dict[str, asyncio.Task[AnsweredRequest]] = {}
-        self._tried: list[EndpointAddress] | None = None
+        self._tried_addresses: list[EndpointAddress] | None = None
         """If it is a list, the address of each request is appended to it."""
 
     async def answer(
@@ -122,7 +122,7 @@ class Asker:
         self, key: str, step: str, body: Mapping[str, Any], keep: Callable[[AnsweredRequest], bool]
     ) -> AnsweredRequest:
         """Sends a request, and writes the answer to the journal if it is usable."""
-        reply = await self._client.ask(body, self._tried)
+        reply = await self._client.ask(body, self._tried_addresses)
         input_tokens, output_tokens = reply.input_tokens, reply.output_tokens
         is_estimated = input_tokens is None or output_tokens is None  # the endpoint doesn't report them
         answer = AnsweredRequest(

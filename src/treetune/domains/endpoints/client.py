@@ -97,8 +97,11 @@ class EndpointClient:
     async def __aexit__(self, *error: object) -> None:
         await self._session.close()
 
-    async def ask(self, body: Mapping[str, Any], tried: list[EndpointAddress] | None = None) -> EndpointReply:
-        """Sends a request and returns the answer. The address of each attempt is appended to `tried`.
+    async def ask(
+        self, body: Mapping[str, Any], tried_addresses: list[EndpointAddress] | None = None
+    ) -> EndpointReply:
+        """Sends a request and returns the answer. The address of each attempt is appended to
+        `tried_addresses`.
 
         Raises:
             Unanswered: All attempts have failed.
@@ -113,8 +116,8 @@ class EndpointClient:
                     if isinstance(self._address, EndpointAddress)
                     else await self._find_address(self._address)
                 )
-                if tried is not None:
-                    tried.append(address)
+                if tried_addresses is not None:
+                    tried_addresses.append(address)
                 return await self._attempt(body, address)
             except _AttemptFailed as failure:
                 self.failed_attempts += 1
@@ -146,7 +149,7 @@ class EndpointClient:
         EndpointError like `ask`."""
         import aiohttp
 
-        # Texts of the endpoint may quote the key. `_safe` removes it, since they become messages.
+        # Texts of the endpoint may quote the key. `_hide_key` removes it, since they become messages.
         url = self.settings.url_below(address.url)
         headers = {"Authorization": f"Bearer {address.key}"} if address.key else {}
         limit = aiohttp.ClientTimeout(total=self.settings.timeout)
@@ -163,8 +166,10 @@ class EndpointClient:
         except TimeoutError as error:
             raise _AttemptFailed(f"{url}: no answer in {self.settings.timeout:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise _AttemptFailed(f"{url}: {_safe(f'{type(error).__name__}: {error}', address)}") from error
-        status, text = response.status, _safe(raw.decode(errors="replace"), address)
+            raise _AttemptFailed(
+                f"{url}: {_hide_key(f'{type(error).__name__}: {error}', address)}"
+            ) from error
+        status, text = response.status, _hide_key(raw.decode(errors="replace"), address)
         classified = read_reply(status, text, is_chat=self.settings.api == "chat")
         if classified.kind in ("answered", "cut_off", "empty"):
             return EndpointReply(
@@ -187,7 +192,7 @@ class EndpointClient:
             )
         if classified.kind == "refused":
             raise RequestRefused(f"{url} refused a request with {status_and_text}")
-        raise _AttemptFailed(f"{url}: {status_and_text}", wait_asked_for(response.headers, datetime.now(UTC)))
+        raise _AttemptFailed(f"{url}: {status_and_text}", requested_wait(response.headers, datetime.now(UTC)))
 
 
 class _AttemptFailed(Exception):
@@ -199,12 +204,12 @@ class _AttemptFailed(Exception):
         self.wait = wait
 
 
-def _safe(text: str, address: EndpointAddress) -> str:
+def _hide_key(text: str, address: EndpointAddress) -> str:
     """Removes the key from a text of the endpoint, which may quote it."""
     return text.replace(address.key, "***") if address.key and len(address.key) >= SECRET_CHARACTERS else text
 
 
-def wait_asked_for(headers: Mapping[str, str], now: datetime) -> float:
+def requested_wait(headers: Mapping[str, str], now: datetime) -> float:
     """Returns the seconds that an endpoint asks to wait; 0 if its reply has no header about this that can be
     read.
 
@@ -216,11 +221,11 @@ def wait_asked_for(headers: Mapping[str, str], now: datetime) -> float:
         text = (headers.get(name) or "").strip()
         if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text):
             return float(text) * unit
-    until = _http_date(headers.get("Retry-After"))
-    if until is None:
+    retry_date = _http_date(headers.get("Retry-After"))
+    if retry_date is None:
         return 0.0
-    sent = _http_date(headers.get("Date")) or now
-    return max(0.0, (until - sent).total_seconds())
+    reply_date = _http_date(headers.get("Date")) or now
+    return max(0.0, (retry_date - reply_date).total_seconds())
 
 
 def _http_date(text: str | None) -> datetime | None:

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 ReplyKind = Literal["answered", "cut_off", "empty", "refused", "refused_all", "again"]
 
-STATUSES: Mapping[int, tuple[ReplyKind, str]] = {
+KINDS_BY_STATUS: Mapping[int, tuple[ReplyKind, str]] = {
     400: ("refused", "the request was refused"),
     401: ("refused_all", "the key is wrong or missing"),
     402: ("refused_all", "the account has nothing left"),
@@ -41,7 +41,7 @@ STATUSES: Mapping[int, tuple[ReplyKind, str]] = {
 """The kind of a reply, and the reason, by its HTTP status. Of the statuses that are missing here, 5xx is
 ``again``, 3xx ``refused_all``, and every other one ``refused``."""
 
-CODES: Mapping[str, tuple[ReplyKind, str]] = {
+KINDS_BY_CODE: Mapping[str, tuple[ReplyKind, str]] = {
     "invalid_api_key": ("refused_all", "the key is wrong or missing"),
     "api_key_invalid": ("refused_all", "the key is wrong or missing"),
     "authentication_error": ("refused_all", "the key is wrong or missing"),
@@ -62,7 +62,7 @@ CODES: Mapping[str, tuple[ReplyKind, str]] = {
 }
 """The kind of a reply, and the reason, by the `code` or `type` in an error's body."""
 
-FINISHES: Mapping[str, tuple[ReplyKind, str]] = {
+KINDS_BY_FINISH_REASON: Mapping[str, tuple[ReplyKind, str]] = {
     "length": ("cut_off", "the answer was cut off at max_tokens"),
     "max_tokens": ("cut_off", "the answer was cut off at max_tokens"),
     "content_filter": ("refused", "a filter ended the answer"),
@@ -93,11 +93,12 @@ class ClassifiedReply:
 
 
 def read_reply(status: int, body: str, *, is_chat: bool) -> ClassifiedReply:
-    """Classifies a reply by the tables `CODES`, `STATUSES` and `FINISHES`. Raises nothing."""
+    """Classifies a reply by the tables `KINDS_BY_CODE`, `KINDS_BY_STATUS` and `KINDS_BY_FINISH_REASON`.
+    Raises nothing."""
     value = _read_json(body)
     error = value.get("error") if isinstance(value, Mapping) else None
     if status != 200 or error:
-        return _refusal(status, error if error else value)
+        return _classify_error(status, error if error else value)
     if not isinstance(value, Mapping):
         return ClassifiedReply("again", why="the reply is not an answer")
     choices = value.get("choices")
@@ -109,34 +110,36 @@ def read_reply(status: int, body: str, *, is_chat: bool) -> ClassifiedReply:
         return ClassifiedReply("again", why="the reply has no message")
     usage = value.get("usage")
     usage = usage if isinstance(usage, Mapping) else {}
-    input_tokens = _token_count(usage.get("prompt_tokens"))
-    output_tokens = _token_count(usage.get("completion_tokens"))
-    text = _text(message.get("content") if is_chat else message.get("text"))
+    input_tokens = _plausible_token_count(usage.get("prompt_tokens"))
+    output_tokens = _plausible_token_count(usage.get("completion_tokens"))
+    text = _join_parts(message.get("content") if is_chat else message.get("text"))
     finish = choice.get("finish_reason")
-    kind, why = FINISHES.get(finish, ("answered", "")) if isinstance(finish, str) else ("answered", "")
+    kind, reason = (
+        KINDS_BY_FINISH_REASON.get(finish, ("answered", "")) if isinstance(finish, str) else ("answered", "")
+    )
     if kind == "answered" and isinstance(message.get("refusal"), str) and message["refusal"]:
         return ClassifiedReply("refused", why=f"the endpoint refused to answer: {message['refusal']}")
     if kind == "answered" and not text.strip():
-        kind, why = "empty", _why_empty(message)
-    return ClassifiedReply(kind, text, why, input_tokens=input_tokens, output_tokens=output_tokens)
+        kind, reason = "empty", _reason_of_empty_answer(message)
+    return ClassifiedReply(kind, text, reason, input_tokens=input_tokens, output_tokens=output_tokens)
 
 
-def _refusal(status: int, error: Any) -> ClassifiedReply:
+def _classify_error(status: int, error: Any) -> ClassifiedReply:
     """Classifies an error by its code or type, or else by its status. If the HTTP status is 200, the error in
     the body may contain the real status as its code."""
     codes = [error.get("code"), error.get("type")] if isinstance(error, Mapping) else []
     for code in codes:
-        if isinstance(code, str) and code.lower() in CODES:
-            kind, why = CODES[code.lower()]
-            return ClassifiedReply(kind, why=why)
+        if isinstance(code, str) and code.lower() in KINDS_BY_CODE:
+            kind, reason = KINDS_BY_CODE[code.lower()]
+            return ClassifiedReply(kind, why=reason)
         # {"error": {"code": 429}}, although the HTTP status is 200
         if status == 200 and isinstance(code, int | str) and str(code).isdecimal() and len(str(code)) == 3:
             status = int(code)
     if status == 200:
         return ClassifiedReply("again", why="the reply is an error")
-    if status in STATUSES:
-        kind, why = STATUSES[status]
-        return ClassifiedReply(kind, why=why)
+    if status in KINDS_BY_STATUS:
+        kind, reason = KINDS_BY_STATUS[status]
+        return ClassifiedReply(kind, why=reason)
     if status >= 500:
         return ClassifiedReply("again", why="the endpoint failed")
     if 300 <= status < 400:
@@ -144,7 +147,7 @@ def _refusal(status: int, error: Any) -> ClassifiedReply:
     return ClassifiedReply("refused", why="the request was refused")
 
 
-def _why_empty(message: Mapping[str, Any]) -> str:
+def _reason_of_empty_answer(message: Mapping[str, Any]) -> str:
     if message.get("tool_calls") or message.get("function_call"):
         return "the answer is empty: it is a call of a tool"
     if message.get("reasoning_content") or message.get("reasoning"):
@@ -152,7 +155,7 @@ def _why_empty(message: Mapping[str, Any]) -> str:
     return "the answer is empty"
 
 
-def _text(content: Any) -> str:
+def _join_parts(content: Any) -> str:
     """Returns the text of a message's content, which some endpoints send as a list of parts. Only parts of
     text are joined; others, such as thoughts, are left out."""
     if isinstance(content, str):
@@ -196,7 +199,7 @@ def _join_events(stream: str) -> dict[str, Any] | None:
         for choice in value.get("choices") or ():
             # Chat models stream a `delta`, and models without a chat template a `text` in the choice itself.
             message = choice.get("delta") or choice.get("message") or choice
-            texts.append(_text(message.get("content", message.get("text"))))
+            texts.append(_join_parts(message.get("content", message.get("text"))))
             finish = choice.get("finish_reason") or finish
     if not is_done and finish is None:  # the connection broke, and the text may be incomplete
         return None
@@ -205,6 +208,6 @@ def _join_events(stream: str) -> dict[str, Any] | None:
     return {"choices": [choice], "usage": usage}
 
 
-def _token_count(value: Any) -> int | None:
+def _plausible_token_count(value: Any) -> int | None:
     """Returns a plausible number of tokens (from 0 to a hundred million), or None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**8 else None

@@ -15,20 +15,20 @@ from typing_extensions import override
 EndpointMessage = tuple[Literal["system", "user", "assistant"], str]
 """A role and a text: ``("user", "2 + 2 = ?")``. The last message of a conversation is the user's."""
 
-_OWN_ENTRIES = (
+_ENTRIES_OF_OTHER_SETTINGS = (
     *("model", "messages", "prompt", "max_tokens", "max_completion_tokens"),
     *("temperature", "stop", "stream", "n"),
 )
 """Entries of requests that `extra` must not set."""
-_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
+_NAME_OF_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 """Usual names of environment variables. Keys don't match, because they have small letters, hyphens, or
 both."""
 
-_TURN_END = "\n\nUser:"
+_BEGINNING_OF_NEXT_TURN = "\n\nUser:"
 """The beginning of the user's next message in a conversation that is written as one text."""
 
 
-PER = 1_000_000
+TOKENS_PER_PRICE = 1_000_000
 """The number of tokens that a price is for."""
 
 
@@ -42,7 +42,7 @@ class Prices:
     """Dollars per million tokens of answers."""
 
     def dollars(self, input_tokens: int, output_tokens: int) -> float:
-        return (input_tokens * self.input + output_tokens * self.output) / PER
+        return (input_tokens * self.input + output_tokens * self.output) / TOKENS_PER_PRICE
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class RequestSettings:
     def __post_init__(self) -> None:
         check_extra("extra", self.extra)
 
-    def question(
+    def request_body(
         self, model: str, messages: Sequence[EndpointMessage], extra: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Returns the body of a request to `model` for the message that follows `messages`. The entries of
@@ -107,7 +107,7 @@ class RequestSettings:
             # "User:\n2 + 2 = ?\n\nAssistant:\n". The stop string ends a model that would continue with the
             # user's next message.
             turns = [f"{role.capitalize()}:\n{text}" for role, text in messages]
-            body |= {"prompt": "\n\n".join([*turns, "Assistant:\n"]), "stop": [_TURN_END]}
+            body |= {"prompt": "\n\n".join([*turns, "Assistant:\n"]), "stop": [_BEGINNING_OF_NEXT_TURN]}
         return {**body, **self.extra, **extra}
 
     def url_below(self, base_url: str) -> str:
@@ -145,7 +145,7 @@ class EndpointSettings(RequestSettings):
                 " or #; a key belongs into the environment variable that api_key_variable names"
             )
         name = self.api_key_variable
-        if name is not None and not _VARIABLE.fullmatch(name):
+        if name is not None and not _NAME_OF_VARIABLE.fullmatch(name):
             raise ValueError(
                 "api_key_variable should be the name of an environment variable, in capital letters, such as"
                 " 'OPENAI_API_KEY'. Its value is not shown, because it may be the key itself, which belongs"
@@ -176,13 +176,13 @@ class EndpointSettings(RequestSettings):
 
     def body(self, messages: Sequence[EndpointMessage], extra: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the body of a request for the message that follows `messages` (see `question`)."""
-        return self.question(self.model, messages, extra)
+        return self.request_body(self.model, messages, extra)
 
     @property
     def url(self) -> str:
         return self.url_below(self.base_url)
 
-    def unreachable(self, seconds: float = 1.0) -> str | None:
+    def why_unreachable(self, seconds: float = 1.0) -> str | None:
         """Tries to connect to the endpoint, without a request. Returns None if this succeeds within
         `seconds`, and otherwise the reason why not."""
         import socket
@@ -212,7 +212,7 @@ class EndpointSettings(RequestSettings):
 
 def check_extra(key: str, extra: Mapping[str, Any]) -> None:
     """Raises ValueError for entries of requests that `extra` must not set."""
-    clash = [name for name in extra if name in _OWN_ENTRIES]
+    clash = [name for name in extra if name in _ENTRIES_OF_OTHER_SETTINGS]
     if clash:
         raise ValueError(
             f"{key} sets {', '.join(clash)}, which other settings determine, or with which answers can't be"

@@ -23,26 +23,26 @@ NATIVE_FORMATS = ("hermes", "llama", "mistral")
 
 CALL_FORMAT = 'A call is JSON with a name and an object of arguments: {"name": "…", "arguments": {…}}.'
 
-_HERMES, _HERMES_END = "<tool_call>", "</tool_call>"
-_LLAMA = "<|python_tag|>"
-_MISTRAL = "[TOOL_CALLS]"
+_HERMES_OPENING, _HERMES_CLOSING = "<tool_call>", "</tool_call>"
+_LLAMA_OPENING = "<|python_tag|>"
+_MISTRAL_OPENING = "[TOOL_CALLS]"
 
-_LLAMA_BARE = re.compile(r"\s*(?:```(?:json)?\s*)?(?=\{\s*[\"'](?:name|type)[\"'])")
+_LLAMA_WITHOUT_OPENING = re.compile(r"\s*(?:```(?:json)?\s*)?(?=\{\s*[\"'](?:name|type)[\"'])")
 """The beginning of Llama's JSON without a tag."""
-_NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\](\w+))?(?:\[ARGS\]|(?=\s*\{))")
+_MISTRAL_NAME = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\](\w+))?(?:\[ARGS\]|(?=\s*\{))")
 """Mistral's name before the arguments: ``weather[CALL_ID]a1b2c3d4e[ARGS]{"city": "Rome"}``."""
 _FENCE = re.compile(r"\s*```\w*\s*")
-_FUNCTION = re.compile(r"<function=([\w.-]+)>(.*?)(?:</function>|(?=<function=)|\Z)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^<>\n]+)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
-_BETWEEN = " \t\r\n,;"
+_FUNCTION_TAG = re.compile(r"<function=([\w.-]+)>(.*?)(?:</function>|(?=<function=)|\Z)", re.DOTALL)
+_PARAMETER_TAG = re.compile(r"<parameter=([^<>\n]+)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
+_SIGNS_BETWEEN_CALLS = " \t\r\n,;"
 """Characters that may be between two calls."""
 # The quantifier is possessive, so that a string that isn't closed is read once, and not again from each quote
 # in it.
-_STRING = r'"(?:[^"\\]|\\.)*+(?P<closed>")?'
-_SIGN = re.compile(rf"{_STRING}|[\[\]{{}}]", re.DOTALL)
-_STRING_OR_END = re.compile(rf"{_STRING}|</tool_call>", re.DOTALL)
-_TRAILING_COMMA = re.compile(rf"(?P<string>{_STRING})|,(?=\s*+[}}\]])", re.DOTALL)
-_ARGUMENTS = ("arguments", "parameters", "args")
+_JSON_STRING = r'"(?:[^"\\]|\\.)*+(?P<closed>")?'
+_STRING_OR_BRACKET = re.compile(rf"{_JSON_STRING}|[\[\]{{}}]", re.DOTALL)
+_STRING_OR_END = re.compile(rf"{_JSON_STRING}|</tool_call>", re.DOTALL)
+_TRAILING_COMMA = re.compile(rf"(?P<string>{_JSON_STRING})|,(?=\s*+[}}\]])", re.DOTALL)
+_ARGUMENTS_KEYS = ("arguments", "parameters", "args")
 """Keys under which models write the arguments."""
 _OTHER_KEYS = ("name", "id", "type", "function", "call_id")
 """Keys of a call that are not arguments, in a call whose arguments are written next to its name:
@@ -81,24 +81,24 @@ def native_calls(format: str, text: str) -> tuple[list[ToolCall], str]:
         format: One of `NATIVE_FORMATS`.
         text: The text of a turn after its thought.
     """
-    if format == "llama" and (bare := _LLAMA_BARE.match(text)):
+    if format == "llama" and (bare := _LLAMA_WITHOUT_OPENING.match(text)):
         # Llama may leave out the tag before its JSON. JSON of a call begins with the key name or type (see
-        # `_LLAMA_BARE`); any other JSON is an answer.
-        return list(calls_in(text[bare.end() :])), ""
-    opening = {"hermes": _HERMES, "llama": _LLAMA, "mistral": _MISTRAL}[format]
-    closing = _HERMES_END if format == "hermes" else None
+        # `_LLAMA_WITHOUT_OPENING`); any other JSON is an answer.
+        return list(read_calls(text[bare.end() :])), ""
+    opening = {"hermes": _HERMES_OPENING, "llama": _LLAMA_OPENING, "mistral": _MISTRAL_OPENING}[format]
+    closing = _HERMES_CLOSING if format == "hermes" else None
     calls: list[ToolCall] = []
     prose: list[str] = []
     text_before, *parts = text.split(opening)
     prose.append(text_before)
     for part in parts:
-        body, closing_tag, rest = _split_at_closing_tag(part, closing)
+        body, closing_tag, text_after = _split_at_closing_tag(part, closing)
         if _is_mention(text_before, body, is_closed=bool(closing_tag)):
             prose.append(opening + part)
         else:
             # A tag with nothing in it is a faulty call.
-            calls += list(calls_in(body)) or [ToolCall("", arguments=None, fault=CALL_FORMAT)]
-            prose.append(rest)
+            calls += list(read_calls(body)) or [ToolCall("", arguments=None, fault=CALL_FORMAT)]
+            prose.append(text_after)
         text_before = part
     return calls, "".join(prose).strip()
 
@@ -131,15 +131,15 @@ def _split_at_closing_tag(part: str, closing: str | None) -> tuple[str, str, str
 def _is_within_call(body: str, position: int) -> bool:
     """Returns whether `position` is inside of a call in `body`: all calls of the whole `body` can be read,
     but not those of its part up to `position`."""
-    if functions := list(_FUNCTION.finditer(body)):
+    if functions := list(_FUNCTION_TAG.finditer(body)):
         # Qwen3-Coder's tags can be read even if their end is missing, so reading them is no test. Here a call
         # is whole if it has its end tag.
         return any(
             function.start() < position < function.end() and function[0].endswith("</function>")
             for function in functions
         )
-    is_whole = all(call.fault is None for call in calls_in(body))
-    return is_whole and any(call.fault for call in calls_in(body[:position]))
+    is_whole = all(call.fault is None for call in read_calls(body))
+    return is_whole and any(call.fault for call in read_calls(body[:position]))
 
 
 def _is_mention(text_before: str, body: str, *, is_closed: bool) -> bool:
@@ -152,36 +152,39 @@ def _is_mention(text_before: str, body: str, *, is_closed: bool) -> bool:
         return not body.startswith("\n") and not set(body) & set("{[(<")
     # Without a closing tag only the beginning of a call shows that it is one.
     body_start = body.lstrip()
-    return not (body_start.startswith(("{", "[", "```", "<function=")) or _NAMED.match(body_start))
+    return not (body_start.startswith(("{", "[", "```", "<function=")) or _MISTRAL_NAME.match(body_start))
 
 
-def calls_in(body: str) -> Iterator[ToolCall]:
+def read_calls(body: str) -> Iterator[ToolCall]:
     """Yields calls that are written one after the other, up to the first that can't be read, which is yielded
     with its `fault`."""
-    if functions := list(_FUNCTION.finditer(body)):  # Qwen3-Coder's tags in place of JSON
+    if functions := list(_FUNCTION_TAG.finditer(body)):  # Qwen3-Coder's tags in place of JSON
         for function in functions:
             yield _read_tagged_call(function)
         return
-    rest = body
-    while rest := _without_fence(rest).strip(_BETWEEN):
-        named = _NAMED.match(rest)  # Mistral's form, in which only the arguments are JSON
-        if named:
-            rest = rest[named.end() :]
+    text_left = body
+    while text_left := _without_fence(text_left).strip(_SIGNS_BETWEEN_CALLS):
+        name_match = _MISTRAL_NAME.match(text_left)  # before the arguments, which alone are JSON
+        if name_match:
+            text_left = text_left[name_match.end() :]
         try:
-            value, rest = read_json(rest)
+            value, text_left = read_json(text_left)
         except NoJson as error:
             yield ToolCall(
-                named[1] if named else "", None, fault=f"The call is no JSON: {error}. {CALL_FORMAT}"
+                name_match[1] if name_match else "",
+                None,
+                fault=f"The call is no JSON: {error}. {CALL_FORMAT}",
             )
             return
-        if named:
-            calls = [_call_of_value({"name": named[1], "arguments": value, "id": named[2]})]
+        if name_match:
+            calls = [_call_of_value({"name": name_match[1], "arguments": value, "id": name_match[2]})]
         else:
             calls = [_call_of_value(item) for item in (value if isinstance(value, list) else [value])]
         yield from calls
         if any(call.fault for call in calls):
             return  # the model reads one message about its mistake
-        if not _without_fence(rest).strip(_BETWEEN).startswith(("{", "[")) and not _NAMED.match(rest):
+        next_call = _without_fence(text_left).strip(_SIGNS_BETWEEN_CALLS)
+        if not next_call.startswith(("{", "[")) and not _MISTRAL_NAME.match(text_left):
             return  # prose after a call
 
 
@@ -190,7 +193,7 @@ def _read_tagged_call(function: re.Match[str]) -> ToolCall:
 
     A value may be on separate lines, so newlines around it don't belong to it.
     """
-    parameters = _PARAMETER.findall(function[2])
+    parameters = _PARAMETER_TAG.findall(function[2])
     return ToolCall(function[1], {name.strip(): value.strip("\n") for name, value in parameters})
 
 
@@ -203,9 +206,9 @@ def _call_of_value(value: Any) -> ToolCall:
     name = value.get("name", value.get("function"))  # some models write {"function": "weather", …}
     if not isinstance(name, str) or not name:
         return ToolCall("", arguments=None, fault=f"The call has no name. {CALL_FORMAT}")
-    key = next((key for key in _ARGUMENTS if key in value), None)
+    key = next((key for key in _ARGUMENTS_KEYS if key in value), None)
     if key is None:  # the arguments are next to the name
-        arguments: Any = {key: inner for key, inner in value.items() if key not in _OTHER_KEYS}
+        arguments: Any = {key: argument for key, argument in value.items() if key not in _OTHER_KEYS}
     else:
         arguments = value[key]
     if isinstance(arguments, str) and arguments.strip():  # "{\"city\": \"Rome\"}", a JSON text
@@ -234,15 +237,15 @@ def read_json(text: str) -> tuple[Any, str]:
         message = str(error)
     # The repairs, from the smallest: missing brackets, then a comma before a bracket, then Python's literals.
     # `_TRAILING_COMMA` also matches whole strings, which are kept, so that no comma within a string is lost.
-    whole, rest = _balance_brackets(text)
-    for repaired in (whole, _TRAILING_COMMA.sub(lambda match: match["string"] or "", whole)):
+    balanced, text_after = _balance_brackets(text)
+    for repaired in (balanced, _TRAILING_COMMA.sub(lambda match: match["string"] or "", balanced)):
         try:
-            return decoder.decode(repaired), rest
+            return decoder.decode(repaired), text_after
         except (ValueError, RecursionError):
             continue
     try:
         if text[:1] in ("{", "["):
-            return read_value(whole), rest
+            return read_value(balanced), text_after
     except UnreadableValue:
         pass
     raise NoJson(message)
@@ -255,7 +258,7 @@ def _balance_brackets(text: str) -> tuple[str, str]:
     can't be read afterwards, because the end of the string isn't known.
     """
     closings: list[str] = []  # the closing brackets that are still needed: ["}", "]"] after {"a": [
-    for sign in _SIGN.finditer(text):
+    for sign in _STRING_OR_BRACKET.finditer(text):
         if sign[0].startswith('"'):
             continue  # brackets within a string don't count
         if sign[0] in "[{":

@@ -68,10 +68,10 @@ class Maze(Game):
 
     @override
     def problem(self, id: str, level: int) -> Problem:
-        walk = self._walk(level)
-        gems = " ".join(map(_name, walk.gems))
+        walk = self._begin_walk(level)
+        gems = " ".join(map(_name_of_cell, walk.gems))
         return Problem(
-            id=id, prompt=f"{self._position(walk)} {gems}\n", gold=str(self.gems), data={"level": level}
+            id=id, prompt=f"{self._write_position(walk)} {gems}\n", gold=str(self.gems), data={"level": level}
         )
 
     @override
@@ -80,7 +80,7 @@ class Maze(Game):
 
     @override
     def reset(self, problem: Problem, seed: int) -> Walk:
-        return self._walk(problem.data["level"])
+        return self._begin_walk(problem.data["level"])
 
     @override
     def step(self, state: Walk, action: str) -> Turn:
@@ -94,25 +94,27 @@ class Maze(Game):
         if state.at in state.gems:
             state.gems.remove(state.at)
             earned = 1.0 / self.gems
-        return Turn(self._position(state), done=not state.gems or state.steps == self.steps, reward=earned)
+        return Turn(
+            self._write_position(state), done=not state.gems or state.steps == self.steps, reward=earned
+        )
 
-    def _position(self, walk: Walk) -> str:
+    def _write_position(self, walk: Walk) -> str:
         """Writes the present cell and its open directions, such as ``b2:NE``."""
         x, y = walk.at
         open_directions = ""
         for name, (dx, dy) in DIRECTIONS.items():
             if (walk.at, (x + dx, y + dy)) in walk.passages:
                 open_directions += name
-        return f"{_name(walk.at)}:{open_directions}"
+        return f"{_name_of_cell(walk.at)}:{open_directions}"
 
-    def _walk(self, level: int) -> Walk:
+    def _begin_walk(self, level: int) -> Walk:
         """Returns the state in which all answers to a level begin."""
         generator = derived_random(level, "maze")  # a level is a seed, not a difficulty
         cells = [(x, y) for x in range(self.size) for y in range(self.size)]
         at, *gems = generator.sample(cells, self.gems + 1)
-        return Walk(at, gems, self._passages(generator))
+        return Walk(at, gems, self._draw_passages(generator))
 
-    def _passages(self, generator: random.Random) -> frozenset[tuple[GridCell, GridCell]]:
+    def _draw_passages(self, generator: random.Random) -> frozenset[tuple[GridCell, GridCell]]:
         """Returns each open passage in both directions: a random tree over all cells, and some further
         passages."""
         reached = {(0, 0)}
@@ -127,9 +129,9 @@ class Maze(Game):
                 continue
             reached.add(neighbour)
             passages |= {(cell, neighbour), (neighbour, cell)}
-            for further in self._neighbours(neighbour):
-                if further not in reached:
-                    frontier.append((neighbour, further))
+            for next_neighbour in self._neighbours(neighbour):
+                if next_neighbour not in reached:
+                    frontier.append((neighbour, next_neighbour))
         return frozenset(passages)
 
     def _neighbours(self, cell: GridCell) -> list[GridCell]:
@@ -137,7 +139,7 @@ class Maze(Game):
         return [(x, y) for x, y in around if 0 <= x < self.size and 0 <= y < self.size]
 
 
-def _name(cell: GridCell) -> str:
+def _name_of_cell(cell: GridCell) -> str:
     return COLUMNS[cell[0]] + ROWS[cell[1]]
 
 

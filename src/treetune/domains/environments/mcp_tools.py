@@ -5,7 +5,7 @@ Calls come from threads, and each connection lives in the event loop of a separa
 
     thread of an answer                    thread "MCP server", one for each server
     ───────────────────                    ────────────────────────────────────────
-    Mcp.call_server                        _ServerThread._hold: opens the connection, keeps it
+    Mcp.call_server                        _ServerThread._hold_connection: opens the connection, keeps it
       └ _ServerThread.call ─ coroutine ──►   until `_stop` is set, and closes it
           │                                _Connection.call: sends the call
           │ waits for a future               │ waits for the answer, for at most `call_seconds`
@@ -16,7 +16,7 @@ Calls come from threads, and each connection lives in the event loop of a separa
 An answer's thread waits for its own call and for the calls before it, each of which ends at its deadline at
 the latest. A new connection waits for at most `start_seconds`. If a server ends, all calls to it end with an
 error, and the next call starts another server. `close`, at the end of the run, sets `_stop` and waits at most
-`_END_S`.
+`_ENDING_S`.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Gt
 from typing_extensions import override
 
-from treetune.contracts import Finding, lacking
+from treetune.contracts import Finding, report_missing
 from treetune.domains.environments.tools import Functions, Tool
 from treetune.exceptions import Unavailable
 from treetune.processes.pool import call_clock
 from treetune.tasks.graders.base import Isolation
 
-_ALIVE_S = 2.0
+_LISTING_S = 2.0
 """The longest time in which a server has to list its tools after a call that was overdue, so that it counts
 as alive."""
-_END_S = 10.0
+_ENDING_S = 10.0
 """The longest time that a server may take to end."""
 _OVERDUE_IN_A_ROW = 2
 """The number of overdue calls, without an answer between them, after which the server seems to hang. Then the
@@ -60,7 +60,7 @@ _PRINTED_BYTES = 16_384
 """The number of bytes that are kept of a server's error output, from its end."""
 _FAULT_CHARACTERS = 300
 """The number of characters that the policy reads of an error in a result, from its beginning."""
-_VARIABLE = re.compile(r"\$\{(\w+)\}")
+_VARIABLE_IN_BRACES = re.compile(r"\$\{(\w+)\}")
 """The name of an environment variable in a header or in an address."""
 
 # A program that asks the kernel to kill it when the thread that started it ends for any reason (Linux), and
@@ -112,7 +112,7 @@ class Mcp(Tool):
             raise ValueError("headers are for an MCP server at an address: a command gets variables")
         user_and_password = re.search(r"//([^/?#]*)@", self.address or "")
         # ``${USER}:${PASSWORD}`` names variables, and leaves only the colon.
-        if user_and_password and _VARIABLE.sub("", user_and_password[1]).strip(":"):
+        if user_and_password and _VARIABLE_IN_BRACES.sub("", user_and_password[1]).strip(":"):
             # The message leaves the address out, because the address holds a secret.
             raise ValueError(
                 "the address of the MCP server has a user name or a password, which would be stored with the"
@@ -138,21 +138,21 @@ class Mcp(Tool):
             yield Finding(what, level="missing")
         else:
             for value in (self.address or "", *self.headers.values()):
-                yield from lacking(
+                yield from report_missing(
                     f"the environment variable {name}, which address or headers of the MCP server"
                     f" {self.name} name, isn't set"
-                    for name in _VARIABLE.findall(value)
+                    for name in _VARIABLE_IN_BRACES.findall(value)
                     if name not in os.environ
                 )
 
     @override
     def functions(self) -> Functions:
-        return {tool.name: partial(self.call_server, tool.name) for tool in self._offered()}
+        return {tool.name: partial(self.call_server, tool.name) for tool in self._offered_tools()}
 
     @override
     def schemas(self) -> Sequence[Mapping[str, Any]]:
         try:
-            offered = self._offered()
+            offered = self._offered_tools()
         except Unavailable as error:  # before the run begins, this is a mistake that the user has to fix
             raise ValueError(str(error)) from error
         if absent := sorted(set(self.only) - {tool.name for tool in offered}):
@@ -174,20 +174,20 @@ class Mcp(Tool):
 
         Raises Unavailable if there is no connection to a server.
         """
-        return self._server().call(tool, arguments)
+        return self._server_thread().call(tool, arguments)
 
-    def _offered(self) -> Sequence[Any]:
-        tools = self._server().connected().tools
+    def _offered_tools(self) -> Sequence[Any]:
+        tools = self._server_thread().connect().tools
         return [tool for tool in tools if not self.only or tool.name in self.only]
 
-    def _server(self) -> _ServerThread:
+    def _server_thread(self) -> _ServerThread:
         """Returns the thread of this server, which all tools with the same settings share."""
         settings = [sorted(self.variables.items()), sorted(self.headers.items())]
         key = json.dumps([self.command, self.address, settings])
-        with _LOCK:
-            if key not in _SERVERS:
-                _SERVERS[key] = _ServerThread(self)
-            return _SERVERS[key]
+        with _SERVER_THREADS_LOCK:
+            if key not in _SERVER_THREADS:
+                _SERVER_THREADS[key] = _ServerThread(self)
+            return _SERVER_THREADS[key]
 
 
 @dataclass(eq=False)
@@ -293,10 +293,10 @@ class _Connection:
                 call.changed.set()
 
     async def is_alive(self) -> bool:
-        """Returns whether the server lists its tools, or answers another call, within `_ALIVE_S`."""
+        """Returns whether the server lists its tools, or answers another call, within `_LISTING_S`."""
         answered = self.answered
         loop = asyncio.get_running_loop()
-        end = loop.time() + _ALIVE_S
+        end = loop.time() + _LISTING_S
         listing = asyncio.ensure_future(self.client.list_tools())
         try:
             # A server that processes one call at a time lists its tools only after the call. So an answer to
@@ -322,26 +322,27 @@ class _ServerThread:
         self._ready: Future[_Connection] | None = None
         """A future with the connection; None before the first call, and after a connection was dropped."""
         self._stop = asyncio.Event()
-        """Set to end `_hold`."""
+        """Set to end `_hold_connection`."""
         self._hold_task: Future[None] | None = None
-        """The latest call of `_hold`."""
+        """The latest call of `_hold_connection`."""
         threading.Thread(target=self._loop.run_forever, name="MCP server", daemon=True).start()
 
-    def connected(self) -> _Connection:
+    def connect(self) -> _Connection:
         """Returns the connection, and opens it if there is none. Raises Unavailable if this fails."""
         with self._connection_lock:
             if self._ready is None:
                 self._ready, self._stop = Future(), asyncio.Event()
-                hold = self._hold(self._ready, self._stop)
+                hold = self._hold_connection(self._ready, self._stop)
                 self._hold_task = asyncio.run_coroutine_threadsafe(hold, self._loop)
             try:
-                # `_hold` fails after `start_seconds`, and may take `_END_S` to end the server first.
-                return self._ready.result(self._tool.start_seconds + _END_S)
+                # `_hold_connection` fails after `start_seconds`, and may take `_ENDING_S` to end the server
+                # first.
+                return self._ready.result(self._tool.start_seconds + _ENDING_S)
             except Exception as error:
-                self._drop()
+                self._drop_connection()
                 raise Unavailable(f"the MCP server {self._tool.name} is not available: {error}") from error
 
-    async def _hold(self, ready: Future[_Connection], stop: asyncio.Event) -> None:
+    async def _hold_connection(self, ready: Future[_Connection], stop: asyncio.Event) -> None:
         """Opens a connection, keeps it until `stop` is set, and closes it. anyio requires that one task does
         all of this."""
         import anyio
@@ -379,7 +380,7 @@ class _ServerThread:
         from mcp.shared.exceptions import MCPError
         from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
-        connection = self.connected()
+        connection = self.connect()
         seconds = self._tool.call_seconds
         # This clock measures the time of the answer's turn. It stops here, because the server may first
         # process other calls. `connection.call` starts it when the server probably begins with this call.
@@ -389,69 +390,69 @@ class _ServerThread:
         try:
             result = asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
         except TimeoutError:
-            return self._overdue(connection)
+            return self._answer_overdue_call(connection)
         except MCPError as error:
             if error.code == REQUEST_TIMEOUT:
-                return self._overdue(connection)
+                return self._answer_overdue_call(connection)
             if error.code == CONNECTION_CLOSED:
-                return self._lost(connection)
+                return self._answer_lost_call(connection)
             return f"Error: {error}"
         except Exception as error:
             # Any exception may come from a malformed result or from a broken connection.
             if not self._is_alive(connection):
-                return self._lost(connection)
+                return self._answer_lost_call(connection)
             fault = re.sub(r"\s+", " ", str(error))[:_FAULT_CHARACTERS]
             return f"Error: the result of {tool} can't be read: {fault}"
         finally:
             clock.start()
-        parts = [_text_of(part) for part in result.content]
+        parts = [_text_of_part(part) for part in result.content]
         # Structured content usually repeats the text, but some tools return only structured content.
         if not parts and result.structured_content is not None:
             parts = [json.dumps(result.structured_content)]
         return ("Error: " if result.is_error else "") + "\n".join(parts)
 
-    def _overdue(self, connection: _Connection) -> str:
+    def _answer_overdue_call(self, connection: _Connection) -> str:
         """Returns the text for a call that ran out of time. Drops the connection if the server hangs."""
         # A server that processes one call at a time can't list its tools while other calls wait (`waiting` is
         # their number). Then a single overdue call is no sign that the server hangs. Only several in a row
         # are a reason to test the server.
         is_in_doubt = not connection.waiting or connection.overdue_in_a_row >= _OVERDUE_IN_A_ROW
         if is_in_doubt and not self._is_alive(connection):
-            self._end(connection, "hangs")
+            self._end_connection(connection, "hangs")
         return f"No result within {self._tool.call_seconds:g} s."
 
-    def _lost(self, connection: _Connection) -> str:
-        self._end(connection, "ended")
+    def _answer_lost_call(self, connection: _Connection) -> str:
+        self._end_connection(connection, "ended")
         return "The server ended during the call."
 
     def _is_alive(self, connection: _Connection) -> bool:
         """Asks `_Connection.is_alive` in the event loop. Any error means that the connection is broken."""
         try:
-            # The coroutine ends `_ALIVE_S` after its start. A busy event loop may start it late, hence twice
-            # the time.
-            return asyncio.run_coroutine_threadsafe(connection.is_alive(), self._loop).result(2 * _ALIVE_S)
+            # The coroutine ends `_LISTING_S` after its start. A busy event loop may start it late, hence
+            # twice the time.
+            return asyncio.run_coroutine_threadsafe(connection.is_alive(), self._loop).result(2 * _LISTING_S)
         except Exception:
             return False
 
-    def _end(self, connection: _Connection, verb: str) -> None:
+    def _end_connection(self, connection: _Connection, verb: str) -> None:
         """Drops a connection whose server "hangs" or "ended", unless another call has already done so."""
         with self._connection_lock:
             if self._ready is None or not self._ready.done() or self._ready.exception() is not None:
                 return  # this connection has been dropped; another one may be opening
             if self._ready.result() is connection:
                 log.warning("the MCP server %s %s: the next call begins another", self._tool.name, verb)
-                self._drop()
+                self._drop_connection()
 
-    def _drop(self) -> None:
+    def _drop_connection(self) -> None:
         self._ready = None
         self._loop.call_soon_threadsafe(self._stop.set)
 
     def close(self) -> None:
-        """Ends the connection and its server, and waits for this at most `_END_S`."""
+        """Ends the connection and its server, and waits for this at most `_ENDING_S`."""
         with self._connection_lock:
-            self._drop()
+            self._drop_connection()
             if self._hold_task is not None:
-                wait([self._hold_task], _END_S)
+                wait([self._hold_task], _ENDING_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
 
@@ -479,7 +480,7 @@ async def _transport(tool: Mcp, error_output: _ErrorOutput) -> AsyncIterator[Any
 
 def _insert_variables(text: str) -> str:
     """Returns a text in which environment variables such as ``${NAME}`` are replaced by their values."""
-    return _VARIABLE.sub(lambda variable: os.environ[variable[1]], text)
+    return _VARIABLE_IN_BRACES.sub(lambda variable: os.environ[variable[1]], text)
 
 
 class _ErrorOutput:
@@ -504,11 +505,11 @@ class _ErrorOutput:
     def last_line(self) -> str:
         """Returns the last line, after the server has ended, or after a short wait for its end."""
         self.close()
-        self._thread.join(_ALIVE_S)
+        self._thread.join(_LISTING_S)
         return self._end_of_text.decode(errors="replace").strip().rpartition("\n")[2]
 
 
-def _text_of(part: Any) -> str:
+def _text_of_part(part: Any) -> str:
     """Returns a part of a result as text.
 
     For an image or a similar part, the text is only its kind: ``[image image/png]``.
@@ -526,15 +527,15 @@ def _text_of(part: Any) -> str:
     return f"[{part.type} {kind}]" if kind else f"[{part.type}]"
 
 
-_SERVERS: dict[str, _ServerThread] = {}
-_LOCK = threading.Lock()
+_SERVER_THREADS: dict[str, _ServerThread] = {}
+_SERVER_THREADS_LOCK = threading.Lock()
 
 
 @atexit.register
 def end_servers() -> None:
     """Ends all connections of this rank, and the servers that it has started."""
-    with _LOCK:
-        servers = list(_SERVERS.values())
-        _SERVERS.clear()
+    with _SERVER_THREADS_LOCK:
+        servers = list(_SERVER_THREADS.values())
+        _SERVER_THREADS.clear()
     for server in servers:
         server.close()

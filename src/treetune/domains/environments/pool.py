@@ -39,17 +39,17 @@ from treetune.domains.environments.worlds import (
     Played,
     Snapshot,
     World,
-    failure,
+    failed_result,
 )
 from treetune.processes.pool import Pool
 from treetune.store.journal import Journal
 from treetune.store.timeline import Timeline
 from treetune.vocabulary import Problem
 
-SUFFIX = ".turns"
+TURNS_SUFFIX = ".turns"
 """The suffix of the file with a journal of turns. The rest of its name is that of the journal of requests."""
 
-PAUSE_S = 1.0
+LONGEST_PAUSE_S = 1.0
 """The number of seconds without a turn after which the timeline shows a pause."""
 
 
@@ -67,14 +67,16 @@ class TurnJournal:
         self._journal = Journal(path, others)
 
     @staticmethod
-    def for_requests(requests: Path, others: Sequence[Path] = ()) -> TurnJournal:
+    def for_requests(requests: Path, other_requests: Sequence[Path] = ()) -> TurnJournal:
         """Opens the journal of turns that belongs to a journal of requests. Turns are also read from the
-        journals of turns that belong to `others`."""
-        return TurnJournal(requests.with_suffix(SUFFIX), [other.with_suffix(SUFFIX) for other in others])
+        journals of turns that belong to `other_requests`."""
+        return TurnJournal(
+            requests.with_suffix(TURNS_SUFFIX), [path.with_suffix(TURNS_SUFFIX) for path in other_requests]
+        )
 
     def find(self, answer: int, actions: Sequence[str]) -> Played | None:
         """Returns the turn that followed the last action; None if the journal doesn't have this turn."""
-        row = self._journal.get(_key(answer, actions))
+        row = self._journal.get(_key_of_turn(answer, actions))
         if row is None:
             return None
         _, turn, encoded_snapshot = row
@@ -93,13 +95,13 @@ class TurnJournal:
         if played.snapshot is not None:
             action_count, state = played.snapshot
             encoded_snapshot = [action_count, base64.b64encode(state).decode("ascii")]
-        self._journal.add([_key(answer, actions), dataclasses.astuple(turn), encoded_snapshot])
+        self._journal.add([_key_of_turn(answer, actions), dataclasses.astuple(turn), encoded_snapshot])
 
     def close(self) -> None:
         self._journal.close()
 
 
-def _key(answer: int, actions: Sequence[str]) -> str:
+def _key_of_turn(answer: int, actions: Sequence[str]) -> str:
     text = json.dumps([answer, *actions])
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
@@ -178,7 +180,7 @@ class Site:
             return world.call(deadline, method, *arguments)
         except TimeoutError:
             # The message names the deadline of one turn.
-            return failure("timeout", f"no result within {deadline / turns:g} s")
+            return failed_result("timeout", f"no result within {deadline / turns:g} s")
 
     def close(self) -> None:
         if self._forks is not None:
@@ -189,8 +191,9 @@ class Site:
     def _call_and_measure(self, play: Callable[..., Played], *arguments: Any) -> Played:
         """Calls a function that plays turns, and notes its time for the timeline."""
         with self._lock:
-            # After a pause of more than PAUSE_S, the timeline gets a new span. Shorter pauses are not shown.
-            if not self._playing and time.time() - self._active_until > PAUSE_S:
+            # After a pause of more than LONGEST_PAUSE_S, the timeline gets a new span. Shorter pauses are not
+            # shown.
+            if not self._playing and time.time() - self._active_until > LONGEST_PAUSE_S:
                 self._record_span()
                 self._active_since = time.time()
             self._playing += 1
@@ -232,7 +235,7 @@ class Play:
     seconds: float
     """The time that the answer has left for its turns."""
     _world: World | ForkedWorld | None = None
-    _lost: Turn | None = None
+    _lost_turn: Turn | None = None
     """The turn with which all calls are answered after the environment could not begin; None if it has not
     failed so."""
 
@@ -278,8 +281,8 @@ class Play:
         If the world's process ends, a second process tries once more, since the operating system may have
         ended the first one, and not the environment.
         """
-        if self._lost is not None:  # the environment could not begin before, and isn't tried again
-            return Played((self._lost,))
+        if self._lost_turn is not None:  # the environment could not begin before, and isn't tried again
+            return Played((self._lost_turn,))
         for _ in range(2):
             is_beginning = self._world is None
             try:
@@ -293,11 +296,11 @@ class Play:
                 return self._step(self._world, action)
             except EOFError as error:
                 self._world = None
-                played = failure("error", f"the worker process {error}")
+                played = failed_result("error", f"the worker process {error}")
         if is_beginning and _has_failed(played):
             # The policy's last action hasn't been played yet, so it can't be the cause.
-            self._lost = replace(played.turns[-1], outcome="unavailable")
-            return Played((self._lost,))
+            self._lost_turn = replace(played.turns[-1], outcome="unavailable")
+            return Played((self._lost_turn,))
         return played
 
     def _begin_world(self, world: World | ForkedWorld) -> Played:
@@ -317,7 +320,7 @@ class Play:
         # The time that the call waited for a busy server (`waited`) doesn't count.
         self.seconds -= time.perf_counter() - start - played.waited
         if self.seconds <= 0:
-            return failure("timeout", "the time for the answer's turns ran out")
+            return failed_result("timeout", "the time for the answer's turns ran out")
         return played
 
 
@@ -339,7 +342,7 @@ class EnvironmentPool(AbstractContextManager["EnvironmentPool"]):
     def __init__(self, *, memory_gib: float | None = 4.0, timeline: Timeline | None = None) -> None:
         self._memory_gib = memory_gib
         self._timeline = timeline or Timeline()
-        self._services = Pool("the environment pool", 1, memory_gib, failure)
+        self._services = Pool("the environment pool", 1, memory_gib, failed_result)
         self._sites: dict[int, tuple[Site, Environment]] = {}
         """The site of each environment, by the environment's `id`. The environment is kept with it, so that
         no other object can get the same `id`."""

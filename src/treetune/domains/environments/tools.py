@@ -19,14 +19,14 @@ from pydantic import ValidationError, validate_call
 from typing_extensions import override
 
 from treetune.config.registrable import Registrable
-from treetune.contracts import Finding, lacking
+from treetune.contracts import Finding, report_missing
 from treetune.domains.environments.base import LONGEST_OBSERVATION, Again, Environment, Reward, Turn
-from treetune.domains.environments.calls import NATIVE_FORMATS, ToolCall, calls_in, calls_of_turn
+from treetune.domains.environments.calls import NATIVE_FORMATS, ToolCall, calls_of_turn, read_calls
 from treetune.domains.extras import missing_extras
 from treetune.domains.sandbox.python_tool import PythonTool
 from treetune.exceptions import Unavailable
 from treetune.tasks.graders.base import Isolation
-from treetune.tasks.sources import json_lines
+from treetune.tasks.sources import read_json_lines
 from treetune.tasks.thoughts import read_thoughts
 from treetune.vocabulary import Problem
 
@@ -142,7 +142,7 @@ class Python(Tool):
 
     @override
     def check(self, experiment: Any) -> Iterable[Finding]:
-        yield from lacking(self.console.sandbox.missing())
+        yield from report_missing(self.console.sandbox.missing())
 
     @override
     def functions(self) -> Functions:
@@ -176,7 +176,7 @@ class Search(Tool):
 
     @override
     def check(self, experiment: Any) -> Iterable[Finding]:
-        yield from lacking(missing_extras("the tool search", "bm25s"))
+        yield from report_missing(missing_extras("the tool search", "bm25s"))
         for name in self.corpus:
             if not Path(name).is_file():
                 yield Finding(f"{name} isn't there, which is searched", level="missing")
@@ -214,7 +214,7 @@ def _read_index(files: tuple[str, ...], key: str) -> tuple[Any, Sequence[str]]:
 
     passages = []
     for name in files:
-        for file_and_line, row in json_lines(Path(name)):
+        for file_and_line, row in read_json_lines(Path(name)):
             text = row.get(key)
             if not isinstance(text, str) or not text.strip():
                 raise ValueError(f"{file_and_line}: it has no text under {key!r}")
@@ -284,7 +284,7 @@ class Tools(Environment):
         object.__setattr__(self, "reads_specials", self.is_native)
         if has_service:
             object.__setattr__(self, "isolation", "service")
-        if repeated := _repeated([tool.name for tool in self.tools]):
+        if repeated := _find_repeated([tool.name for tool in self.tools]):
             raise ValueError(f"two tools are called {', '.join(repeated)}: give each a name of its own")
         if RESULT_PLACEHOLDER not in self.answer:
             raise ValueError(
@@ -330,7 +330,7 @@ class Tools(Environment):
         if self.is_native:  # in the format ``tags``, the chat template offers no tools
             for tool in self.tools:
                 schemas += tool.schemas()
-        if repeated := _repeated([schema["function"]["name"] for schema in schemas]):
+        if repeated := _find_repeated([schema["function"]["name"] for schema in schemas]):
             raise ValueError(f"two tools are called {', '.join(repeated)}: leave one out")
         return schemas
 
@@ -395,7 +395,7 @@ class Tools(Environment):
             state.made += 1
             # Mistral's templates require ids of nine letters and digits.
             identity = call.id or f"call{state.made:05d}"
-            results.append((call.tool, identity, self._result(state, call)[:LONGEST_OBSERVATION]))
+            results.append((call.tool, identity, self._answer_call(state, call)[:LONGEST_OBSERVATION]))
         if not results:
             return Turn(done=True)
         if self.is_native:
@@ -403,7 +403,7 @@ class Tools(Environment):
         [(_, _, result)] = results  # with tags a turn has one call
         return Turn(self.answer.replace(RESULT_PLACEHOLDER, result))
 
-    def _result(self, state: SimpleNamespace, call: ToolCall) -> str:
+    def _answer_call(self, state: SimpleNamespace, call: ToolCall) -> str:
         """Returns the text that the policy reads: the result of a call, or the reason why it has none."""
         if self.most_calls is not None and state.made > self.most_calls:
             return "There are no calls left: give your answer."
@@ -436,7 +436,7 @@ class Tools(Environment):
         return str(result).rstrip("\n")
 
 
-def _repeated(names: Sequence[str]) -> list[str]:
+def _find_repeated(names: Sequence[str]) -> list[str]:
     return sorted({name for name in names if names.count(name) > 1})
 
 
@@ -475,19 +475,19 @@ def _calls_by_vllm(
     from vllm.tool_parsers import ToolParserManager
 
     request = ChatCompletionRequest(messages=[], tools=list(tools))
-    parser = ToolParserManager.get_tool_parser(name)(_tokenizer(tokenizer), request.tools)
+    parser = ToolParserManager.get_tool_parser(name)(_load_tokenizer(tokenizer), request.tools)
     calls: list[ToolCall] = []
     for tool_call in parser.extract_tool_calls(action, request).tool_calls:
         function = tool_call.function
-        # The arguments are JSON text as the model wrote it, which may have mistakes. `calls_in` gives a call
-        # with a mistake a `fault` for the model to read. It gets the call in Mistral's form,
+        # The arguments are JSON text as the model wrote it, which may have mistakes. `read_calls` gives a
+        # call with a mistake a `fault` for the model to read. It gets the call in Mistral's form,
         # ``name[ARGS]arguments``.
-        calls += calls_in(f"{function.name}[ARGS]{function.arguments or '{}'}")
+        calls += read_calls(f"{function.name}[ARGS]{function.arguments or '{}'}")
     return calls
 
 
 @lru_cache(maxsize=1)
-def _tokenizer(name: str) -> Any:
+def _load_tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(name, trust_remote_code=False)

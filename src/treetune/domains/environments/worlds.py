@@ -54,8 +54,8 @@ from treetune.processes.worker import (
     Servant,
     become_worker,
     die_with_parent,
-    frame,
     load_servant,
+    pack_message,
     read_message,
 )
 from treetune.vocabulary import GradeOutcome, Problem
@@ -66,8 +66,8 @@ Snapshot = tuple[int, bytes]
 Order = Literal["fork", "kill", "dies"]
 """An order to the process that has loaded the environment. ``fork`` forks a process for an answer. ``kill``
 ends an answer's process at once. ``dies`` is for a process that has closed its connection: it first gets
-`_LAST_WORDS_S` to end by itself, so that its exit code tells the reason, and is then ended."""
-_LAST_WORDS_S = 1.0
+`_TIME_TO_END_S` to end by itself, so that its exit code tells the reason, and is then ended."""
+_TIME_TO_END_S = 1.0
 """Seconds that a process which has closed its connection has to end by itself."""
 
 
@@ -87,7 +87,7 @@ class Played:
     """Seconds that the call waited for a free place at a server; no deadline includes them."""
 
 
-def failure(outcome: GradeOutcome, message: str, seconds: float = 0.0) -> Played:
+def failed_result(outcome: GradeOutcome, message: str, seconds: float = 0.0) -> Played:
     """Returns the result of a call after which the environment can't be used any more."""
     return Played((Turn(done=True, outcome=outcome, message=message),), seconds=seconds)
 
@@ -101,7 +101,7 @@ class World:
 
     environment: Environment
     _state: Any = None
-    _played: int = 0
+    _played_actions: int = 0
     """The number of actions that led to the state."""
 
     def begin(
@@ -114,9 +114,11 @@ class World:
         try:
             if snapshot is not None:
                 try:
-                    self._played, self._state = snapshot[0], pickle.loads(snapshot[1])
+                    self._played_actions, self._state = snapshot[0], pickle.loads(snapshot[1])
                 except Exception as error:  # a journal of an earlier version names classes that are gone
-                    raise Unavailable(f"the environment's state can't be read: {_describe(error)}") from error
+                    raise Unavailable(
+                        f"the environment's state can't be read: {_describe_error(error)}"
+                    ) from error
             # Without a snapshot, the actions must be played again. They lead to the same state only in an
             # environment whose `again` is "replay".
             elif actions and self.environment.again != "replay":
@@ -125,11 +127,11 @@ class World:
                 self._state = self.environment.reset(problem, seed)
             reached = self._snapshot()
         except Unavailable as error:
-            return failure("unavailable", str(error))
+            return failed_result("unavailable", str(error))
         except Exception as error:  # no action has been played yet, so the policy can't be the cause
-            return failure("unavailable", f"the environment did not begin: {_describe(error)}")
+            return failed_result("unavailable", f"the environment did not begin: {_describe_error(error)}")
         turns: list[Turn] = []
-        for action in actions[self._played :]:  # those that aren't in the snapshot
+        for action in actions[self._played_actions :]:  # those that aren't in the snapshot
             played = self.step(action)
             turns += played.turns
             if turns[-1].done:  # the environment has failed, or ends the answer earlier than before
@@ -145,16 +147,16 @@ class World:
 
     def step(self, action: str) -> Played:
         """Returns the turn that follows from an action."""
-        self._played += 1
+        self._played_actions += 1
         try:
             turn = self.environment.step(self._state, action)
             if not math.isfinite(turn.reward):
                 raise ValueError(f"a reward of {turn.reward}")
             snapshot = None if turn.done else self._snapshot()
         except Unavailable as error:
-            return failure("unavailable", str(error))
+            return failed_result("unavailable", str(error))
         except (Exception, SystemExit) as error:  # code of a user may call sys.exit
-            return failure("error", _describe(error))
+            return failed_result("error", _describe_error(error))
         turn = replace(turn, observation=turn.observation[:LONGEST_OBSERVATION])
         return Played((turn,), snapshot)
 
@@ -163,10 +165,10 @@ class World:
         copies; None for others."""
         if self.environment.again != "copy":
             return None
-        return self._played, pickle.dumps(self._state)
+        return self._played_actions, pickle.dumps(self._state)
 
 
-def _describe(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     name = type(error).__name__
     return f"{name}: {error}"[:1000] if str(error) else name
 
@@ -265,7 +267,7 @@ class ForkedProcesses:
             raise WorkerStartError("the environment was closed while it was played")
         self._stop()  # an earlier one may have failed to start
         ours, theirs = Pipe()
-        _bound(ours, START_SECONDS)  # each wait below raises BlockingIOError after so many seconds
+        _limit_waits(ours, START_SECONDS)  # each wait below raises BlockingIOError after so many seconds
         with theirs:
             # The connection goes both ways: it becomes the standard input and output of the process.
             self._process, setup = start_worker(
@@ -275,7 +277,7 @@ class ForkedProcesses:
             # The process reads its setup and the environment as framed bytes, before the connection carries
             # objects.
             with open(os.dup(ours.fileno()), "wb") as requests:
-                requests.write(frame(setup) + frame(self._pickled))
+                requests.write(pack_message(setup) + pack_message(self._pickled))
             kind, message = ours.recv()
             if kind == "failed":
                 raise WorkerStartError(f"a worker process cannot load what it works with: {message}")
@@ -319,7 +321,8 @@ class ForkedWorld:
             EOFError: The process has ended; the message says how.
         """
         try:
-            _bound(self._connection, deadline)  # then each wait raises BlockingIOError after so many seconds
+            # Each wait raises BlockingIOError after so many seconds.
+            _limit_waits(self._connection, deadline)
             self._connection.send((method, *arguments))
             played: Played = self._connection.recv()
             return played
@@ -343,7 +346,7 @@ class ForkedWorld:
         return self._forks.end(self._pid, order)
 
 
-def _bound(connection: Connection, seconds: float) -> None:
+def _limit_waits(connection: Connection, seconds: float) -> None:
     """Makes each wait for a connection raise BlockingIOError after `seconds`, also a wait in the middle of a
     message."""
     # Whole seconds and microseconds (the kernel's struct timeval). 0 would mean no limit, and an infinite
@@ -351,9 +354,9 @@ def _bound(connection: Connection, seconds: float) -> None:
     microseconds = max(1, int(min(seconds, 1e9) * 1e6))
     limit = struct.pack("ll", *divmod(microseconds, 10**6))
     # The socket closes its descriptor at the end of the block, so it gets a copy of the connection's.
-    with socket.socket(fileno=os.dup(connection.fileno())) as same:
-        same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    with socket.socket(fileno=os.dup(connection.fileno())) as connection_socket:
+        connection_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        connection_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 # The child's side
@@ -380,7 +383,7 @@ def main() -> None:
             # time to end by itself, so that its exit code tells the reason.
             code = -signal.SIGKILL
             with contextlib.suppress(ChildProcessError):  # the child of an earlier process, which has ended
-                code = _end(pid, _LAST_WORDS_S if order == "dies" else 0.0)
+                code = _end_process(pid, _TIME_TO_END_S if order == "dies" else 0.0)
             orders.send(code)
             continue
         descriptor, parent = reduction.recv_handle(orders), os.getpid()
@@ -391,7 +394,7 @@ def main() -> None:
             continue
         # The process of an answer begins here, and must never return into the loop above.
         try:
-            os.setsid()  # so that `_end` also ends the processes that it starts
+            os.setsid()  # so that `_end_process` also ends the processes that it starts
             die_with_parent(parent)
             orders.close()
             requests.close()
@@ -408,7 +411,7 @@ def main() -> None:
             os._exit(0)
 
 
-def _end(pid: int, patience: float) -> int:
+def _end_process(pid: int, patience: float) -> int:
     """Waits at most `patience` seconds for a process to end, then kills it with all that it started.
 
     Returns its exit code. Raises ChildProcessError for a process that isn't a child of this one.

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from annotated_types import Gt, MinLen
 from typing_extensions import override
 
-from treetune.contracts import Finding, lacking
+from treetune.contracts import Finding, report_missing
 from treetune.domains.sandbox import inside
 from treetune.domains.sandbox.base import ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
@@ -25,19 +25,19 @@ from treetune.tasks.graders.extraction import fenced_blocks
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
-_LANGUAGES = ("python", "py", "python3", "pypy3")
+_NAMES_OF_PYTHON = ("python", "py", "python3", "pypy3")
 
 SPARE_SECONDS = 90.0
 """Time for grading an answer in addition to a program's own limit. A sandbox that can't start a program says
 so earlier, so only a bug reaches the deadline."""
 
-_MESSAGE = 300
+_MESSAGE_CHARACTERS = 300
 """The most characters of a grade's message."""
 
 _REPORT_KIB = 64
 """The space for a report in addition to what the tests printed and their lines in it."""
 
-_TESTS = ("functional", "pytest", "solution_file")
+_KEYS_OF_TESTS = ("functional", "pytest", "solution_file")
 """The keys of golds whose tests are code."""
 
 
@@ -65,7 +65,7 @@ class SandboxedGrader(Grader):
 
     @override
     def check(self, experiment: Any) -> Iterable[Finding]:
-        yield from lacking(self.sandbox.missing())
+        yield from report_missing(self.sandbox.missing())
 
 
 @Grader.register("code")
@@ -113,15 +113,15 @@ class Code(SandboxedGrader):
         if self.blocks == "whole":
             return response if response.strip() else None
         # Blocks in Python, or else blocks without a language after the fence.
-        blocks = fenced_blocks(response, *_LANGUAGES) or fenced_blocks(response, "")
+        blocks = fenced_blocks(response, *_NAMES_OF_PYTHON) or fenced_blocks(response, "")
         # The answer may end, or a stop string may have cut it, before its only block is closed.
-        blocks = blocks or fenced_blocks(response, *_LANGUAGES, "", unclosed=True)
+        blocks = blocks or fenced_blocks(response, *_NAMES_OF_PYTHON, "", unclosed=True)
         chosen = {"all": blocks, "last": blocks[-1:], "first": blocks[:1]}[self.blocks]
         return "\n".join(chosen) if any(block.strip() for block in chosen) else None
 
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
-        gold = _gold_of(problem)
+        gold = _read_gold(problem)
         prefix = str(problem.data.get("prefix") or "")
         # Data sets name the function in the gold or in the row.
         function = gold.get("fn_name") or problem.data.get("fn_name") or problem.data.get("function_name")
@@ -133,7 +133,7 @@ class Code(SandboxedGrader):
             passed, tests, message = self._run_on_inputs(prefix, extracted, gold)
         reward = passed / tests if self.score == "fraction" else float(passed == tests)
         numbers = {"tests": float(tests), "tests_passed": float(passed)}
-        message = None if passed == tests or message is None else message[:_MESSAGE]
+        message = None if passed == tests or message is None else message[:_MESSAGE_CHARACTERS]
         return Grade(reward=reward, outcome="ok", message=message, numbers=numbers)
 
     def _run_on_inputs(self, prefix: str, code: str, gold: Mapping[str, Any]) -> tuple[int, int, str | None]:
@@ -141,7 +141,7 @@ class Code(SandboxedGrader):
 
         Returns how many tests passed, how many there are, and the reason of the first failure.
         """
-        inputs = [_as_text(text) for text in gold["inputs"]]
+        inputs = [_text_of_value(text) for text in gold["inputs"]]
         outputs = gold["outputs"]
         most_bytes = self.limits.output_kib * 1024
         stops_early = self.score == "all"  # the first failure decides
@@ -152,7 +152,7 @@ class Code(SandboxedGrader):
         report = self.sandbox.run(inside.bundle("cases", "joining") + call, limits=limits).stdout
         passed, done, message = 0, 0, None
         # Fewer tests are reported than there are outputs if one has failed and decides, or at a limit.
-        for expected, test in zip(map(_as_text, outputs), _read_report(report)):
+        for expected, test in zip(map(_text_of_value, outputs), _read_report(report)):
             done += 1
             if test.ran_out_of_time:
                 problem = f"not done after {self.test_seconds:g} s"
@@ -193,12 +193,14 @@ class Code(SandboxedGrader):
             if any(same_value(result["value"], value) for value in accepted):
                 passed += 1
             else:
-                message = message or f"gave {str(result['value'])[:60]}, not {_as_text(expected_value)[:60]}"
+                message = (
+                    message or f"gave {str(result['value'])[:60]}, not {_text_of_value(expected_value)[:60]}"
+                )
         return passed, len(expected), message
 
     def _run_tests(self, prefix: str, code: str, gold: Mapping[str, Any]) -> tuple[int, int, str | None]:
         """Runs tests that are code. Returns the same as `_run_on_inputs`."""
-        kind = next(kind for kind in _TESTS if gold.get(kind))
+        kind = next(kind for kind in _KEYS_OF_TESTS if gold.get(kind))
         sandbox = self.sandbox
         if kind == "pytest" and isinstance(sandbox, Bubblewrap):
             if find_spec("pytest") is None:
@@ -228,7 +230,7 @@ class Code(SandboxedGrader):
         are_calls = order["kind"] == "calls"
         call = f"\nmain({prefix!r}, {code!r}, {self.test_seconds!r}, {are_calls})"
         program = inside.bundle("tests", "joining", "peers") + call
-        with _any_digits():
+        with _allow_long_integers():
             stdin = json.dumps(order)
         report = sandbox.run(program, stdin=stdin, limits=self.limits).stdout
         count: int | None = None
@@ -247,10 +249,10 @@ class Code(SandboxedGrader):
         return count, results[: count or 0], message
 
 
-def _gold_of(problem: Problem) -> Mapping[str, Any]:
+def _read_gold(problem: Problem) -> Mapping[str, Any]:
     """Reads a problem's gold. Raises ValueError for a gold without tests."""
     try:
-        with _any_digits():
+        with _allow_long_integers():
             gold = json.loads(problem.gold)
     except ValueError as error:
         raise ValueError(f"the gold of problem {problem.id} is not JSON: {error}") from None
@@ -260,8 +262,8 @@ def _gold_of(problem: Problem) -> Mapping[str, Any]:
         inputs, outputs = gold["inputs"], gold.get("outputs")
         if not inputs or not isinstance(outputs, list) or len(inputs) != len(outputs):
             raise ValueError(f"problem {problem.id} has not as many outputs as inputs, or none")
-    elif not any(gold.get(kind) for kind in _TESTS):
-        kinds = ", ".join(("inputs and outputs", *_TESTS))
+    elif not any(gold.get(kind) for kind in _KEYS_OF_TESTS):
+        kinds = ", ".join(("inputs and outputs", *_KEYS_OF_TESTS))
         raise ValueError(f"the gold of problem {problem.id} has no tests: it needs one of {kinds}")
     return gold
 
@@ -283,9 +285,9 @@ def _read_report(report: str) -> Iterator[_TestRun]:
     of the line are the lengths of these two texts.
     """
     while True:
-        head, _, report = report.partition("\n")
+        lengths_line, _, report = report.partition("\n")
         try:
-            exit_status, ran_out_of_time, printed_length, errors_length = map(int, head.split())
+            exit_status, ran_out_of_time, printed_length, errors_length = map(int, lengths_line.split())
         except ValueError:
             return
         printed = report[:printed_length]
@@ -294,9 +296,9 @@ def _read_report(report: str) -> Iterator[_TestRun]:
         yield _TestRun(exit_status, bool(ran_out_of_time), printed, errors)
 
 
-def _as_text(value: Any) -> str:
+def _text_of_value(value: Any) -> str:
     """Returns a program's input or output as text. Some data sets have a list of lines."""
-    with _any_digits():  # Python refuses to write integers of more than 4,300 digits otherwise
+    with _allow_long_integers():  # Python refuses to write integers of more than 4,300 digits otherwise
         if isinstance(value, list):
             return "\n".join(map(str, value))
         return str(value)
@@ -314,25 +316,25 @@ def _json_value_or_text(value: Any) -> Any:
     """Returns the value of a text that is JSON. Any other text, and a value that isn't a text, stays as it
     is."""
     try:
-        with _any_digits():
+        with _allow_long_integers():
             return json.loads(value) if isinstance(value, str) else value
     except ValueError:
         return value
 
 
 @contextlib.contextmanager
-def _any_digits() -> Iterator[None]:
+def _allow_long_integers() -> Iterator[None]:
     """Lets Python convert integers of any length from and to text within the block.
 
     Only golds are converted in this way, since they are trusted. The conversion takes quadratic time, so a
     long integer in an answer could take too long.
     """
-    most = sys.get_int_max_str_digits()
+    usual_limit = sys.get_int_max_str_digits()
     sys.set_int_max_str_digits(0)
     try:
         yield
     finally:
-        sys.set_int_max_str_digits(most)
+        sys.set_int_max_str_digits(usual_limit)
 
 
 def _read_integer(digits: str) -> int | Decimal:
@@ -351,9 +353,9 @@ RETURNED_TOLERANCE = 1e-5
 
 _LONGEST_NUMBER = 400
 """The most characters of a number that is converted with `int`."""
-_FREE_CASE = {"yes", "no", "true", "false"}
+_WORDS_OF_ANY_CASE = {"yes", "no", "true", "false"}
 """Words whose upper and lower case don't matter in what a program prints."""
-_DEEPEST = 100
+_MOST_NESTED_VALUES = 100
 """The most lists and objects within each other that are compared."""
 
 
@@ -383,7 +385,7 @@ def _same_word(printed: str, expected: str) -> bool:
     """Returns whether a printed word matches the expected one, by the rules of `same_output`."""
     if printed == expected:
         return True
-    if expected.lower() in _FREE_CASE:
+    if expected.lower() in _WORDS_OF_ANY_CASE:
         return printed.lower() == expected.lower()
     if max(len(printed), len(expected)) > _LONGEST_NUMBER or "_" in printed:
         return False  # `int` takes quadratic time for long numbers, and Python reads 1_0 as ten
@@ -411,7 +413,7 @@ def same_value(returned: Any, expected: Any, depth: int = 0) -> bool:
     absolutely or relatively. Everything else is compared exactly. True is not equal to 1. `depth` is the
     number of lists and objects around the values.
     """
-    if depth > _DEEPEST:
+    if depth > _MOST_NESTED_VALUES:
         return False
     if isinstance(returned, bool) or isinstance(expected, bool):
         return returned is expected

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Lt, MinLen
 from typing_extensions import override
 
-from treetune.contracts import Finding, lacking
+from treetune.contracts import Finding, report_missing
 from treetune.domains.graders.code import SPARE_SECONDS
 from treetune.domains.sandbox.base import ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
@@ -23,16 +23,16 @@ from treetune.tasks.graders.extraction import fenced_blocks, find_values, read_v
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
-KEYS = ("output", "input")
+VALUE_KEYS = ("output", "input")
 """The keys under which golds and answers may have their value."""
 
-_TRUTHS = {"true": True, "false": False}
+_BOOLEANS = {"true": True, "false": False}
 """Texts that equal booleans."""
 
-_MARK = "@@ output of the call: "
+_OUTPUT_MARK = "@@ output of the call: "
 """The beginning of a line with the result of a call. Other lines that the program prints are ignored."""
 
-_CALLS = """
+_CODE_OF_CALLS = """
 import json as _json, sys as _sys
 for _input in _json.loads(_sys.stdin.read()):
     try:
@@ -101,7 +101,7 @@ class CodeIO(Grader):
     @override
     def check(self, experiment: Any) -> Iterable[Finding]:
         if self.program:
-            yield from lacking(self.sandbox.missing())
+            yield from report_missing(self.sandbox.missing())
 
     @override
     def extract(self, response: str, problem: Problem) -> str | None:
@@ -117,11 +117,11 @@ class CodeIO(Grader):
             prediction = read_prediction(extracted)
         except UnreadableValue as error:
             return Grade(reward=0.0, outcome="ok", message=f"no value: {error}")
-        readings = candidates(prediction, key)
-        right = any(self.are_equal(candidate, gold) for candidate in readings)
+        values = possible_values(prediction, key)
+        right = any(self.are_equal(value, gold) for value in values)
         if not right and self.program is not None and key == "input":
             # Another input may have the same output. The sandbox is needed only for such answers.
-            right = self._same_output(readings[0], gold, problem)
+            right = self._same_output(values[0], gold, problem)
         return Grade(reward=float(right), outcome="ok")
 
     @override
@@ -133,7 +133,7 @@ class CodeIO(Grader):
             value, other_value = read_prediction(answer), read_prediction(other)
         except UnreadableValue:
             return False
-        return self.are_equal(candidates(value, key)[0], candidates(other_value, key)[0])
+        return self.are_equal(possible_values(value, key)[0], possible_values(other_value, key)[0])
 
     def _same_output(self, prediction: Any, gold: Any, problem: Problem) -> bool:
         """Returns whether the program's function returns the same value for both inputs.
@@ -144,7 +144,7 @@ class CodeIO(Grader):
         program = problem.data.get(str(self.program))
         if not isinstance(program, str):
             raise ValueError(f"problem {problem.id} has no program under {self.program!r}")
-        calls = _CALLS.format(entry=self.entry, mark=_MARK)
+        calls = _CODE_OF_CALLS.format(entry=self.entry, mark=_OUTPUT_MARK)
         outcome = self.sandbox.run(
             f"{program}\n{calls}", stdin=json.dumps([gold, prediction]), limits=self.limits
         )
@@ -152,8 +152,8 @@ class CodeIO(Grader):
         # value that JSON doesn't have.
         results = []
         for line in outcome.stdout.split("\n"):
-            if line.startswith(_MARK):
-                results.append(json.loads(line.removeprefix(_MARK)))
+            if line.startswith(_OUTPUT_MARK):
+                results.append(json.loads(line.removeprefix(_OUTPUT_MARK)))
         gold_result = results[0] if results else {}
         result = results[1] if len(results) > 1 else {}
         if "value" not in gold_result:
@@ -162,7 +162,7 @@ class CodeIO(Grader):
 
     def are_equal(self, value: Any, gold: Any) -> bool:
         """Compares two values in depth, which is at most `extraction.DEEPEST_VALUE`."""
-        value, gold = _normal(value), _normal(gold)
+        value, gold = _read_text_as_value(value), _read_text_as_value(gold)
         if isinstance(value, bool) or isinstance(gold, bool):
             return value is gold  # before the numbers, since True == 1 in Python
         if isinstance(value, int | float) and isinstance(gold, int | float):
@@ -187,14 +187,14 @@ class CodeIO(Grader):
         return type(value) is type(gold) and bool(value == gold)
 
 
-def _normal(value: Any) -> Any:
+def _read_text_as_value(value: Any) -> Any:
     """Returns True for the text ``"true"``, a list for the text ``"[1, 2]"``, and any other value as it
     is."""
     if not isinstance(value, str):
         return value
     text = value.strip()
-    if text.lower() in _TRUTHS:
-        return _TRUTHS[text.lower()]
+    if text.lower() in _BOOLEANS:
+        return _BOOLEANS[text.lower()]
     if text[:1] in ("[", "{"):
         try:
             return read_value(text)
@@ -213,7 +213,7 @@ def read_gold(gold: str) -> tuple[Any, str | None]:
         return gold, None
     if isinstance(value, Mapping) and len(value) == 1:
         (key,) = value
-        if key in KEYS:
+        if key in VALUE_KEYS:
             return value[key], key
     return value, None
 
@@ -224,9 +224,9 @@ def read_prediction(text: str) -> Any:
     ``"output": 3`` is read as the object ``{"output": 3}``. Raises UnreadableValue if there is no value.
     """
     in_braces = f"{{{text.strip().rstrip(',')}}}"  # {"output": 3} for "output": 3,
-    for whole in (text, in_braces):
+    for candidate in (text, in_braces):
         try:
-            return read_value(whole)
+            return read_value(candidate)
         except UnreadableValue:
             continue
     for _, value in find_values(text):  # the last value comes first
@@ -234,15 +234,15 @@ def read_prediction(text: str) -> Any:
     raise UnreadableValue("neither JSON nor a literal")
 
 
-def candidates(prediction: Any, key: str | None) -> list[Any]:
+def possible_values(prediction: Any, key: str | None) -> list[Any]:
     """Returns the possible meanings of an answer.
 
     An answer whose only key is the gold's key may mean the value under this key, or the whole answer. If the
-    gold has no key (`key` is None), this holds for each key of `KEYS`. Any other answer has one meaning, its
-    own value.
+    gold has no key (`key` is None), this holds for each key of `VALUE_KEYS`. Any other answer has one
+    meaning, its own value.
     """
     if isinstance(prediction, Mapping) and len(prediction) == 1:
         ((name, value),) = prediction.items()
-        if name == key or (key is None and name in KEYS):
+        if name == key or (key is None and name in VALUE_KEYS):
             return [value, prediction]
     return [prediction]

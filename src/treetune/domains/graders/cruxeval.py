@@ -52,10 +52,10 @@ class CruxEval(SandboxedGrader):
 
     @override
     def verdict(self, extracted: str, problem: Problem) -> float:
-        gold = _gold_of(problem)
+        gold = _read_gold(problem)
         asks_output = "input" in gold
-        call_of_question = _call_of(gold["input"]) if asks_output else None
-        prediction = _prediction(extracted, asks_output)
+        call_of_question = _make_call(gold["input"]) if asks_output else None
+        prediction = _read_prediction(extracted, asks_output)
         if prediction is None:
             return 0.0
         call, value = prediction
@@ -68,31 +68,34 @@ class CruxEval(SandboxedGrader):
             outcome = self._value_of(gold["code"], call_of_question)
             if not outcome.ok:
                 raise ValueError(f"the function of problem {problem.id} fails: {outcome.stderr[-300:]!r}")
-            return float(_same(outcome.stdout, value))
+            return float(_have_equal_values(outcome.stdout, value))
         # An input is asked for, and the value in an assertion has to be the question's.
-        if call is None or (value is not None and not _same(gold["output"], value)):
+        if call is None or (value is not None and not _have_equal_values(gold["output"], value)):
             return 0.0
         outcome = self._value_of(gold["code"], call)
-        return float(outcome.ok and _same(outcome.stdout, gold["output"]))
+        return float(outcome.ok and _have_equal_values(outcome.stdout, gold["output"]))
 
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
         """Returns whether two answers predict the same value, or the same arguments. It calls nothing."""
-        asks_output = "input" in _gold_of(problem)
-        prediction, other_prediction = _prediction(answer, asks_output), _prediction(other, asks_output)
+        asks_output = "input" in _read_gold(problem)
+        prediction, other_prediction = (
+            _read_prediction(answer, asks_output),
+            _read_prediction(other, asks_output),
+        )
         if prediction is None or other_prediction is None:
             return False
         call, value = prediction
         other_call, other_value = other_prediction
         if asks_output:
-            return value is not None and other_value is not None and _same(value, other_value)
+            return value is not None and other_value is not None and _have_equal_values(value, other_value)
         return call is not None and other_call is not None and ast.dump(call) == ast.dump(other_call)
 
     def _value_of(self, code: str, call: ast.Call) -> ProgramOutcome:
         return self.sandbox.run(f"{code}\nprint(repr({ast.unparse(call)}))", limits=self.limits)
 
 
-def _gold_of(problem: Problem) -> Mapping[str, str]:
+def _read_gold(problem: Problem) -> Mapping[str, str]:
     """Returns the problem's function as ``code``, with either the ``input`` or the ``output``. Raises
     ValueError for any other gold."""
     try:
@@ -107,7 +110,7 @@ def _gold_of(problem: Problem) -> Mapping[str, str]:
         ) from error
 
 
-def _prediction(text: str, asks_output: bool) -> tuple[ast.Call | None, str | None] | None:
+def _read_prediction(text: str, asks_output: bool) -> tuple[ast.Call | None, str | None] | None:
     """Reads the call and the value in an answer. Either is None if the answer doesn't have it. The result is
     None for an answer that can't be read.
 
@@ -126,8 +129,8 @@ def _prediction(text: str, asks_output: bool) -> tuple[ast.Call | None, str | No
             return None, text
         statement = statements[0] if len(statements) == 1 else None
         if isinstance(statement, ast.Expr) and _is_call(statement.value):
-            return _call_of(_arguments_of(statement.value)), None
-        return _call_of(text), None
+            return _make_call(_text_of_arguments(statement.value)), None
+        return _make_call(text), None
     test = assertions[-1].test
     if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)):
         return None
@@ -136,11 +139,11 @@ def _prediction(text: str, asks_output: bool) -> tuple[ast.Call | None, str | No
     values = [side for side in sides if not _is_call(side)]
     if len(calls) != 1:
         return None
-    call = _call_of(_arguments_of(calls[0]))
+    call = _make_call(_text_of_arguments(calls[0]))
     return None if call is None else (call, ast.unparse(values[0]))
 
 
-def _arguments_of(call: ast.expr) -> str:
+def _text_of_arguments(call: ast.expr) -> str:
     """Returns ``1, x=2`` of the call ``f(1, x=2)``."""
     return ast.unparse(call)[len("f(") : -len(")")]
 
@@ -149,7 +152,7 @@ def _is_call(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "f"
 
 
-def _call_of(arguments: str) -> ast.Call | None:
+def _make_call(arguments: str) -> ast.Call | None:
     """Returns the call of `f` with these arguments; None if they aren't literals."""
     try:
         # The newline ends a comment after the arguments.
@@ -163,7 +166,7 @@ def _call_of(arguments: str) -> ast.Call | None:
         return None
 
 
-def _same(text: str, other_text: str) -> bool:
+def _have_equal_values(text: str, other_text: str) -> bool:
     """Returns whether two texts are equal values. If one of them can't be read, they have to be the same
     text."""
     try:

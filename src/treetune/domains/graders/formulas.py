@@ -33,10 +33,10 @@ from treetune.exceptions import Absurd, NotAFormula
 # Limits. A model wrote the answer: without limits, a few characters such as 9^{9^9} take all memory or all
 # time. Gold answers stay below each limit.
 
-LONGEST = 600
+MOST_CHARACTERS_OF_FORMULA = 600
 """The most characters of a formula that is read."""
 
-DEEPEST = 40
+MOST_NESTED_BRACKETS = 40
 """The most brackets and commands within each other: each takes several of Python's frames."""
 LARGEST_EXPONENT = 10_000
 """The largest exponent of a number or a letter, as in ``2^{10000}``."""
@@ -58,9 +58,9 @@ LARGEST_ROOT = 300
 """The largest denominator of an exponent: ``2^{1/300}`` is read, and ``2^{1/301}`` is not."""
 LARGEST_FACTORIAL = 3000
 """The largest n of n!, which has some 9,000 digits."""
-LARGEST_TOP = 5000
+LARGEST_NUMBER_IN_A_BINOMIAL = 5000
 """The largest number in a binomial coefficient, above or below."""
-MOST_DIGITS = 400
+MOST_DIGITS_OF_A_NUMBER = 400
 """The most digits of a number in a formula."""
 MOST_TOKENS_OF_A_BINOMIAL = 9
 """Tokens after the letter of a binomial coefficient that are read: ``C_{10}^{3}`` has eight."""
@@ -70,7 +70,7 @@ BITS_OF_A_HUGE_GOLD = 600
 is refused."""
 MOST_BITS_UNDER_ROOT = 1200
 """The most bits of a number under a root that isn't a perfect power, because sympy factors such a number."""
-MOST_BITS = 40_000
+MOST_BITS_OF_A_NUMBER = 40_000
 """The most bits of a number that is computed. Of a larger number only the remainder modulo a prime is
 computed."""
 
@@ -83,23 +83,25 @@ _TOKEN = re.compile(
 )
 """White space, or a token: ``3.5``, ``3.``, ``.5`` or ``3``; ``\\frac`` or ``\\{``; ``xy``; ``+``."""
 
-_FUNCTIONS = {
+_FUNCTION_NAMES = {
     "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "sinh", "cosh", "tanh",
     "arcsin", "arccos", "arctan", "asin", "acos", "atan", "sqrt", "abs",
 }  # fmt: skip
 _SYMPY_NAMES = {"ln": "log", "arcsin": "asin", "arccos": "acos", "arctan": "atan"}
 """Functions that sympy knows by another name."""
-_FRACTIONS = ("frac", "dfrac", "tfrac", "cfrac")
-_BINOMIALS = ("binom", "dbinom", "tbinom")
-_GREEK = {
+_FRACTION_COMMANDS = ("frac", "dfrac", "tfrac", "cfrac")
+_BINOMIAL_COMMANDS = ("binom", "dbinom", "tbinom")
+_GREEK_LETTERS = {
     "alpha", "beta", "gamma", "delta", "epsilon", "theta", "lambda", "mu", "nu", "rho", "sigma",
     "tau", "phi", "varphi", "omega", "psi", "chi", "xi", "eta", "zeta", "kappa", "Delta", "Omega",
 }  # fmt: skip
-_SPACES = {"quad", "qquad", "left", "right", "displaystyle", "big", "Big", "bigl", "bigr", "limits"}
+_LAYOUT_COMMANDS = {"quad", "qquad", "left", "right", "displaystyle", "big", "Big", "bigl", "bigr", "limits"}
 """Commands that change the look of a formula and not its value. They are ignored."""
-_SIGNS = {"cdot": "*", "times": "*", "ast": "*", "div": "/", "colon": ":", "{": "(", "}": ")", "|": "|"}
+_SIGN_OF_COMMAND = {
+    "cdot": "*", "times": "*", "ast": "*", "div": "/", "colon": ":", "{": "(", "}": ")", "|": "|",
+}  # fmt: skip
 """The signs of commands: ``\\cdot`` is ``*``."""
-_PLAIN = str.maketrans({
+_TO_ASCII = str.maketrans({
     "−": "-", "–": "-", "×": "*", "·": "*", "⋅": "*", "÷": "/", "π": " \\pi ", "∞": " \\infty ",
     "√": " \\sqrt ", "²": "^2", "³": "^3", "\u00a0": " ", "∙": "*",
 })  # fmt: skip
@@ -121,7 +123,7 @@ class FormulaToken(NamedTuple):
     """The token's characters; a command's without the backslash."""
 
 
-_DEGREES = FormulaToken("command", "circ")
+_DEGREE_SIGN = FormulaToken("command", "circ")
 
 
 def read_expression(text: str, *, reads_choices: bool = True) -> Any:
@@ -135,7 +137,7 @@ def read_expression(text: str, *, reads_choices: bool = True) -> Any:
         NotAFormula: The grammar doesn't read the text.
         Absurd: The formula is too long, or its value would be huge.
     """
-    if len(text) > LONGEST:
+    if len(text) > MOST_CHARACTERS_OF_FORMULA:
         raise Absurd(f"a formula of {len(text)} characters")
     parser = _FormulaParser(_split_into_tokens(text), reads_choices)
     expression = parser.sum(0)
@@ -147,7 +149,7 @@ def read_expression(text: str, *, reads_choices: bool = True) -> Any:
 def _split_into_tokens(text: str) -> list[FormulaToken]:
     """Returns the tokens of a formula (see the head of this file), without white space and without commands
     that don't change the value. Raises NotAFormula for a word, and for a character that no formula has."""
-    text = text.translate(_PLAIN)
+    text = text.translate(_TO_ASCII)
     # Spaces of LaTeX; \! is one of negative width, as within 1{\!}000.
     text = text.replace("\\,", " ").replace("\\!", "").replace("\\;", " ").replace("\\ ", " ")
     text = text.replace("**", "^")  # as Python writes a power
@@ -161,9 +163,9 @@ def _split_into_tokens(text: str) -> list[FormulaToken]:
         kind, matched = match.lastgroup, match[0]
         if kind == "command":
             name = matched[1:]
-            if name in _SIGNS:
-                tokens.append(FormulaToken("sign", _SIGNS[name]))
-            elif name not in _SPACES:
+            if name in _SIGN_OF_COMMAND:
+                tokens.append(FormulaToken("sign", _SIGN_OF_COMMAND[name]))
+            elif name not in _LAYOUT_COMMANDS:
                 tokens.append(FormulaToken("command", name))
         elif kind == "word":
             tokens += _tokens_of_word(matched)
@@ -176,7 +178,7 @@ def _tokens_of_word(word: str) -> list[FormulaToken]:
     """Returns a command for ``sin`` or ``pi`` without a backslash, else letters: ``xy`` is x times y."""
     if word == "infinity":
         return [FormulaToken("command", "infty")]
-    if word in _FUNCTIONS or word == "pi":
+    if word in _FUNCTION_NAMES or word == "pi":
         return [FormulaToken("command", word)]
     if len(word) > _LONGEST_PRODUCT_OF_LETTERS:
         raise NotAFormula(f"{word!r} is a word")
@@ -226,8 +228,8 @@ class _FormulaParser:
 
     def sum(self, depth: int) -> Any:
         """Reads ``-2x + 3 - y``."""
-        if depth > DEEPEST:
-            raise Absurd(f"more than {DEEPEST} levels deep")
+        if depth > MOST_NESTED_BRACKETS:
+            raise Absurd(f"more than {MOST_NESTED_BRACKETS} levels deep")
         total = self._read_plus_and_minus() * self._read_product(depth)
         while self._next_is("+", "-"):
             total = total + self._read_plus_and_minus() * self._read_product(depth)
@@ -279,7 +281,7 @@ class _FormulaParser:
         if not self._next_is("^"):
             return base
         self._take()
-        if self._open_functions and self.next_token == _DEGREES:  # elsewhere degrees are a unit
+        if self._open_functions and self.next_token == _DEGREE_SIGN:  # elsewhere degrees are a unit
             self._take()
             return base * self._sympy.pi / 180
         return self._raise_to(base, self._read_argument(depth + 1, whole_number=True))
@@ -321,11 +323,11 @@ class _FormulaParser:
 
     def _read_atom(self, depth: int) -> Any:
         """Reads ``12``, ``x``, ``x_1``, ``C(10,3)``, ``\\pi``, ``\\frac12``, ``(x + 1)`` or ``|x|``."""
-        if depth > DEEPEST:
-            raise Absurd(f"more than {DEEPEST} levels deep")
+        if depth > MOST_NESTED_BRACKETS:
+            raise Absurd(f"more than {MOST_NESTED_BRACKETS} levels deep")
         kind, text = self._take()
         if kind == "number":
-            if len(text) > MOST_DIGITS:
+            if len(text) > MOST_DIGITS_OF_A_NUMBER:
                 raise Absurd(f"a number of {len(text)} digits")
             return self._make_number(text.rstrip("."))  # "3." is 3
         if kind == "letter":
@@ -400,13 +402,13 @@ class _FormulaParser:
             return sympy.pi
         if name == "infty":
             return sympy.oo
-        if name in _GREEK:  # \alpha or \alpha_1
+        if name in _GREEK_LETTERS:  # \alpha or \alpha_1
             return sympy.Symbol(name + self._read_index())
-        if name in _FRACTIONS:  # \frac{1}{2} or \frac12
-            above = self._read_argument(depth)
-            below = self._read_argument(depth)
-            return self._divide(above, below)
-        if name in _BINOMIALS:  # \binom{10}{3}
+        if name in _FRACTION_COMMANDS:  # \frac{1}{2} or \frac12
+            numerator = self._read_argument(depth)
+            denominator = self._read_argument(depth)
+            return self._divide(numerator, denominator)
+        if name in _BINOMIAL_COMMANDS:  # \binom{10}{3}
             top = self._read_argument(depth)
             bottom = self._read_argument(depth)
             return self._binomial(top, bottom)
@@ -414,7 +416,7 @@ class _FormulaParser:
             order = self._read_group(depth, "[", "]") if self._next_is("[") else self._make_number("2")
             radicand = self._read_argument(depth)
             return self._raise_to(radicand, self._divide(self._make_number("1"), order))
-        if name in _FUNCTIONS:
+        if name in _FUNCTION_NAMES:
             return self._read_function(name, depth)
         raise NotAFormula(f"\\{name} is not supported")
 
@@ -461,7 +463,7 @@ class _FormulaParser:
         # if there is one factor.
         if not self._next_is("^"):
             return argument
-        if self._tokens[self._position + 1 : self._position + 2] == [_DEGREES]:
+        if self._tokens[self._position + 1 : self._position + 2] == [_DEGREE_SIGN]:
             # \sin 30^\circ and \sin(30)^\circ: only the argument of a sine is an angle.
             self._position += 2
             return argument * self._sympy.pi / 180
@@ -479,7 +481,7 @@ class _FormulaParser:
         token = self.next_token
         if token is None or token.kind not in ("number", "letter", "command"):
             return False
-        return token.text not in _FUNCTIONS
+        return token.text not in _FUNCTION_NAMES
 
     # Values. `_ResidueParser` overrides these methods.
 
@@ -509,7 +511,7 @@ class _FormulaParser:
         """Returns the binomial coefficient of `top` over `bottom`. Raises Absurd for a large or a negative
         number."""
         for number in (top, bottom):
-            if number.is_number and not 0 <= number <= LARGEST_TOP:
+            if number.is_number and not 0 <= number <= LARGEST_NUMBER_IN_A_BINOMIAL:
                 raise Absurd("a binomial coefficient of a large or negative number")
         if top.free_symbols or bottom.free_symbols:
             # Some terms with letters, such as fractions, take sympy's own binomial seconds. Factorials of
@@ -546,7 +548,7 @@ class _FormulaParser:
                 raise Absurd("powers of powers that are larger than in any answer")
         elif exponent.is_Rational and exponent.q > 1:
             return self._root(base, exponent)
-        elif _bits(base) * max(float(size), 1) > MOST_BITS:
+        elif _count_bits(base) * max(float(size), 1) > MOST_BITS_OF_A_NUMBER:
             raise Absurd("a power of too many digits")
         return self._check_size(base**exponent)
 
@@ -577,23 +579,23 @@ class _FormulaParser:
         # sympy computes it below.
         if base.p >= 0 and above_is_exact and below_is_exact:
             return self._raise_to(sympy.Rational(root_above, root_below), sympy.Integer(exponent.p))
-        if _bits(base) * max(abs(exponent.p), 1) > MOST_BITS_UNDER_ROOT:
+        if _count_bits(base) * max(abs(exponent.p), 1) > MOST_BITS_UNDER_ROOT:
             raise Absurd("a root of a number of too many digits")
         return base**exponent
 
-    def _divide(self, above: Any, below: Any) -> Any:
-        if below == 0:
+    def _divide(self, numerator: Any, denominator: Any) -> Any:
+        if denominator == 0:
             raise NotAFormula("a division by zero")
-        return self._check_size(above / below)
+        return self._check_size(numerator / denominator)
 
     def _check_size(self, value: Any) -> Any:
         """Returns the value. Raises Absurd for a number of too many bits."""
-        if value.is_Rational and _bits(value) > MOST_BITS:
+        if value.is_Rational and _count_bits(value) > MOST_BITS_OF_A_NUMBER:
             raise Absurd("a number of too many digits")
         return value
 
 
-def _bits(number: Any) -> int:
+def _count_bits(number: Any) -> int:
     """Returns the bits of a rational number: those of its numerator or of its denominator, whichever has
     more."""
     return int(max(abs(number.p), number.q).bit_length())
@@ -606,7 +608,7 @@ def _degree_and_bits(base: Any) -> tuple[float, int]:
     expression. Example: ``((2n)^{50} + 1)^{10}`` has the degree 50 · 10 = 500, and 51 bits in ``2^{50}``.
     """
     if base.is_Rational:
-        return 1.0, _bits(base)
+        return 1.0, _count_bits(base)
     degree, bits = 1.0, 1
     for part in base.args:
         part_degree, part_bits = _degree_and_bits(part)
@@ -643,7 +645,7 @@ class _ResidueParser(_FormulaParser):
 
     @override
     def _read_command(self, name: str, depth: int) -> Any:
-        if name not in _FRACTIONS and name not in _BINOMIALS:
+        if name not in _FRACTION_COMMANDS and name not in _BINOMIAL_COMMANDS:
             raise Absurd(f"\\{name} in a formula of huge numbers")
         return super()._read_command(name, depth)
 
@@ -666,8 +668,8 @@ class _ResidueParser(_FormulaParser):
         return base.power(exponent)
 
     @override
-    def _divide(self, above: Residue, below: Residue) -> Residue:
-        return above.divide(below)
+    def _divide(self, numerator: Residue, denominator: Residue) -> Residue:
+        return numerator.divide(denominator)
 
     @override
     def _check_size(self, value: Any) -> Any:
@@ -676,20 +678,20 @@ class _ResidueParser(_FormulaParser):
 
 # Values of expressions
 
-_POINTS = ((3, 7), (-5, 11), (13, 4), (-17, 6), (1, 19), (-2, 9), (331, 2), (-409, 3))
+_COMPARISON_POINTS = ((3, 7), (-5, 11), (13, 4), (-17, 6), (1, 19), (-2, 9), (331, 2), (-409, 3))
 """Numerators and denominators of the points at which expressions with unknowns are compared. They have both
 signs, and some are far from 0, since ``|x|`` is x for positive numbers, and ``|x - 3|`` is 3 - x for small
 ones."""
 
 _QUOTIENT_POINTS = ((7, 3), (23, 5), (-31, 4), (101, 7))
 """Points at which the factor between two proportional expressions is computed; usually only the first is
-needed. None of them is in `_POINTS`, where the factor is then tested."""
+needed. None of them is in `_COMPARISON_POINTS`, where the factor is then tested."""
 
-_FEWEST_POINTS = 3
+_FEWEST_COMPARED_POINTS = 3
 """If both expressions have a value at fewer points, their difference is simplified instead."""
 
-_DIGITS = 40
-"""Digits that are computed in addition to those for the magnitudes of all parts (`_digits_for`), so that a
+_FEWEST_DIGITS = 40
+"""Digits that are computed in addition to those for the magnitudes of all parts (`_choose_digits`), so that a
 small part is never lost in a sum with a large one."""
 _SPARE_DIGITS = 15
 """The number of computed digits, from the end, in which equal numbers may differ."""
@@ -697,8 +699,8 @@ _MOST_FURTHER_DIGITS = 400
 """The most digits that sympy computes in addition to those that it is asked for."""
 _LOG10_OF_2 = 0.30103
 _SMALL_EXPONENT = 20
-"""A power with a smaller exponent than this doesn't count among the magnitudes (`_digits_for`), but its base
-does."""
+"""A power with a smaller exponent than this doesn't count among the magnitudes (`_choose_digits`), but its
+base does."""
 
 MOST_COMPUTED_DIGITS = 12_000
 """The largest sum of the magnitudes of all parts of two numbers. The number of computed digits is about twice
@@ -733,7 +735,7 @@ def same_value(first: Any, second: Any, tolerance: float = 0.0) -> bool:
             return _is_zero_when_simplified(first - second)
         return agree
     compared_points = 0
-    for index, (top, bottom) in enumerate(_POINTS):
+    for index, (top, bottom) in enumerate(_COMPARISON_POINTS):
         # Each unknown gets another value, or else x - y would be 0.
         point = {symbol: Fraction(top + 2 * rank, bottom + index) for rank, symbol in enumerate(unknowns)}
         agree = _agree_at(point, first, second)
@@ -741,7 +743,7 @@ def same_value(first: Any, second: Any, tolerance: float = 0.0) -> bool:
             return False
         if agree is not None:
             compared_points += 1
-    return compared_points >= _FEWEST_POINTS or _is_zero_when_simplified(first - second)
+    return compared_points >= _FEWEST_COMPARED_POINTS or _is_zero_when_simplified(first - second)
 
 
 def _agree_at(point: dict[Any, Fraction], first: Any, second: Any) -> bool | None:
@@ -772,7 +774,7 @@ def _rational_value(expression: Any, point: dict[Any, Fraction]) -> Fraction | N
         if base == 0 and exponent <= 0:
             return None
         bits = max(abs(base.numerator), base.denominator).bit_length()
-        if bits * abs(exponent) > MOST_BITS:
+        if bits * abs(exponent) > MOST_BITS_OF_A_NUMBER:
             return None
         return base**exponent
     if not expression.is_Add and not expression.is_Mul:
@@ -810,14 +812,14 @@ def _agree(first: Any, second: Any, tolerance: float) -> bool | None:
         return bool(first == second or abs(first - second) < tolerance)
     import mpmath
 
-    digits = _digits_for(first, second)
-    if digits > _DIGITS:
+    digits = _choose_digits(first, second)
+    if digits > _FEWEST_DIGITS:
         # Many digits are expensive. Most numbers that differ do so in the first ones.
         if _differ_in_first_digits(first, second, tolerance):
             return False
         if digits > MOST_DIGITS_OF_A_FACTORIAL and _has_factorials_of_fractions(first, second):
             raise Absurd("factorials of fractions whose difference shows in too many digits")
-    first_value, second_value = _value(first, digits), _value(second, digits)
+    first_value, second_value = _evaluate(first, digits), _evaluate(second, digits)
     if first_value is None or second_value is None:
         return None
     with mpmath.workdps(digits):
@@ -831,16 +833,16 @@ def _differ_in_first_digits(first: Any, second: Any, tolerance: float) -> bool:
     """Returns whether 40 digits already show that two numbers differ."""
     import mpmath
 
-    first_value = _value(first, _DIGITS, needs_all_digits=True)
-    second_value = _value(second, _DIGITS, needs_all_digits=True)
+    first_value = _evaluate(first, _FEWEST_DIGITS, needs_all_digits=True)
+    second_value = _evaluate(second, _FEWEST_DIGITS, needs_all_digits=True)
     if first_value is None or second_value is None:
         return False
-    with mpmath.workdps(_DIGITS):
+    with mpmath.workdps(_FEWEST_DIGITS):
         distance = abs(first_value - second_value)
         larger = max(abs(first_value), abs(second_value))
         # They differ surely if the first half of the digits shows it. The last ones may be inexact. For the
         # same reason the distance has to exceed the tolerance clearly.
-        rounding = larger * mpmath.mpf(10) ** (-_DIGITS / 2)
+        rounding = larger * mpmath.mpf(10) ** (-_FEWEST_DIGITS / 2)
         return bool(distance > 2 * tolerance and distance > rounding)
 
 
@@ -858,11 +860,11 @@ def _has_factorials_of_fractions(*expressions: Any) -> bool:
     return any(not factorial.args[0].is_Integer for factorial in factorials)
 
 
-def _digits_for(*expressions: Any) -> int:
+def _choose_digits(*expressions: Any) -> int:
     """Returns the number of digits that decide whether two numbers are equal.
 
-    The number is 40 (`_DIGITS`). If the sum of the magnitudes of all parts is large, twice this sum is added:
-    ``sqrt(10^60 + 1)`` differs from ``10^30`` only in its 61st digit.
+    The number is 40 (`_FEWEST_DIGITS`). If the sum of the magnitudes of all parts is large, twice this sum is
+    added: ``sqrt(10^60 + 1)`` differs from ``10^30`` only in its 61st digit.
 
     Raises Absurd if the magnitudes are too large.
     """
@@ -872,20 +874,20 @@ def _digits_for(*expressions: Any) -> int:
     for expression in expressions:
         for part in sympy.preorder_traversal(expression):
             if part.is_Rational:
-                magnitudes += _bits(part) * _LOG10_OF_2
+                magnitudes += _count_bits(part) * _LOG10_OF_2
             elif part.is_Pow or part.is_Function:
                 magnitudes += _magnitude(part)
     if magnitudes > MOST_COMPUTED_DIGITS:
         raise Absurd("numbers whose difference shows in too many digits")
-    if magnitudes <= _DIGITS / 2:  # 40 digits are at least twice the sum
-        return _DIGITS
-    return _DIGITS + 2 * int(magnitudes)
+    if magnitudes <= _FEWEST_DIGITS / 2:  # 40 digits are at least twice the sum
+        return _FEWEST_DIGITS
+    return _FEWEST_DIGITS + 2 * int(magnitudes)
 
 
 def _magnitude(number: Any) -> float:
     """Returns the absolute decimal logarithm of a part of an expression: 3 for 1000 and for 0.001.
 
-    `_digits_for` adds up the magnitudes of all parts to choose how many digits to compute. The result is 0
+    `_choose_digits` adds up the magnitudes of all parts to choose how many digits to compute. The result is 0
     for three kinds of parts: a part with variables, a power with a small exponent, and a part without a
     finite value.
     """
@@ -895,7 +897,7 @@ def _magnitude(number: Any) -> float:
         return 0.0
     is_small_power = number.is_Pow and abs(number.exp.evalf(5)) < _SMALL_EXPONENT
     if is_small_power:
-        return 0.0  # such as a square or a root: `_digits_for` counts the base, which is another part
+        return 0.0  # such as a square or a root: `_choose_digits` counts the base, which is another part
     try:
         size = abs(number.evalf(5))
         if not (size.is_finite and size > 0):
@@ -905,7 +907,7 @@ def _magnitude(number: Any) -> float:
         return 0.0
 
 
-def _value(expression: Any, digits: int = _DIGITS, *, needs_all_digits: bool = False) -> Any:
+def _evaluate(expression: Any, digits: int = _FEWEST_DIGITS, *, needs_all_digits: bool = False) -> Any:
     """Returns the value of an expression as an mpmath number with so many digits. Returns None if it has no
     finite value.
 
@@ -934,7 +936,7 @@ def _value(expression: Any, digits: int = _DIGITS, *, needs_all_digits: bool = F
 
 # Equal formulas
 
-_NUMBER = re.compile(r"(?P<sign>[-+]?) ?(?P<digits>\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})")
+_DECIMAL_NUMBER = re.compile(r"(?P<sign>[-+]?) ?(?P<digits>\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})")
 """``-12``, ``3.5``, ``3.`` or ``.5``."""
 _LATEX_FRACTION = re.compile(
     r"(?P<sign>[-+]?) ?(?:(?P<whole>\d{1,20}) ?)?\\frac"
@@ -946,31 +948,33 @@ _PLAIN_FRACTION = re.compile(
     r"(?P<sign>[-+]?) ?(?:(?P<whole>\d{1,20}) )?(?P<above>\d{1,200}) ?/ ?(?P<below>\d{1,200})"
 )
 """``1/2`` or ``3 1/2``."""
-_REPEATING = re.compile(
+_REPEATING_DECIMAL = re.compile(
     r"(?P<sign>[-+]?) ?(?P<whole>\d{0,50})\.(?P<fixed>\d{0,50})"
     r"\\(?:overline|bar) ?\{?(?P<repeated>\d{1,50})\}?"
 )
 """``0.1\\overline{36}``."""
-_AND_SO_ON = re.compile(
+_DECIMAL_WITH_DOTS = re.compile(
     r"(?P<sign>[-+]?) ?(?P<whole>\d{0,20})\.(?P<fixed>\d{0,20}?)"
     r"(?P<repeated>\d{1,12}?)(?P=repeated){1,20} ?\\dots"
 )
 """``0.13636\\dots``: digits that occur at least twice in a row before the dots are repeated for ever."""
-_TEXT = re.compile(r"\\text(?![a-z])")
+_TEXT_COMMAND = re.compile(r"\\text(?![a-z])")
 _MIXED_NUMBER = re.compile(
     r"(?<![\d.}A-Za-z)])(\d{1,20}) ?\\frac ?(\d|\{ ?\d{1,20} ?\}) ?(\d|\{ ?\d{1,20} ?\})"
 )
 
-_HUGE = re.compile(r"\d{400}|\^ ?\{? ?[-+(]? ?\d{5}|!\s*!|\d{4,}\s*!|\^[^-+*/=,]{0,40}\^[^-+*/=,]{0,40}\^")
+_TOO_LARGE_FOR_MATH_VERIFY = re.compile(
+    r"\d{400}|\^ ?\{? ?[-+(]? ?\d{5}|!\s*!|\d{4,}\s*!|\^[^-+*/=,]{0,40}\^[^-+*/=,]{0,40}\^"
+)
 """A number of 400 digits, an exponent of five, ``n!!``, the factorial of a number of four digits, or three
 powers within each other."""
-_BLANK = re.compile(r"(?<!\d) | (?!\d)|(?<=\d) (?=\d{3}(?!\d))")
+_MEANINGLESS_SPACE = re.compile(r"(?<!\d) | (?!\d)|(?<=\d) (?=\d{3}(?!\d))")
 """A space without a meaning: not between two digits, unless it is before a group of three."""
 _PRIME = re.compile(r"\d ?'")
 _LARGE_OPERATORS = re.compile(r"\\(?:i*o?int|sum|prod|lim)(?![a-z])")
-MOST_CHARACTERS = 200
+MOST_CHARACTERS_FOR_MATH_VERIFY = 200
 """Characters of the longest formula for math-verify, which may take minutes to read a longer one."""
-MOST_COMMANDS = 20
+MOST_COMMANDS_FOR_MATH_VERIFY = 20
 """The most backslashes of such a formula."""
 
 
@@ -978,7 +982,7 @@ def exact_value(formula: str) -> Fraction | None:
     """Reads an integer, a decimal, a fraction, a mixed number or a repeating decimal. Returns None for any
     other formula."""
     formula = formula.strip()
-    if match := _NUMBER.fullmatch(formula):
+    if match := _DECIMAL_NUMBER.fullmatch(formula):
         value = Fraction(match["digits"].removesuffix("."))
     elif match := _LATEX_FRACTION.fullmatch(formula):
         above, below = match["above"] or match["above_digit"], match["below"] or match["below_digit"]
@@ -989,7 +993,7 @@ def exact_value(formula: str) -> Fraction | None:
         if int(match["below"]) == 0:
             return None
         value = int(match["whole"] or 0) + Fraction(int(match["above"]), int(match["below"]))
-    elif match := _REPEATING.fullmatch(formula) or _AND_SO_ON.fullmatch(formula):
+    elif match := _REPEATING_DECIMAL.fullmatch(formula) or _DECIMAL_WITH_DOTS.fullmatch(formula):
         # 0.1363636… · 1000 is 136.3636…, and 0.1363636… · 10 is 1.3636…: it is (136 - 1) / (1000 - 10).
         digits_before = (match["whole"] or "0") + match["fixed"]
         numerator = int(digits_before + match["repeated"]) - int(digits_before)
@@ -1005,14 +1009,14 @@ def equal_formulas(answer: str, gold: str) -> bool:
 
     Raises Absurd if the comparison could be too expensive.
     """
-    if spaceless(answer) == spaceless(gold):
+    if remove_spaces(answer) == remove_spaces(gold):
         return True
     exact_answer, exact_gold = exact_value(answer), exact_value(gold)
     if exact_answer is not None and exact_gold is not None:
         return exact_answer == exact_gold
     if _has_words(answer) or _has_words(gold):
         return False  # they aren't the same text, and words can't be compared by their value
-    answer, gold = mixed_numbers_added(answer), mixed_numbers_added(gold)
+    answer, gold = write_mixed_numbers_as_sums(answer), write_mixed_numbers_as_sums(gold)
     try:
         gold_expression = read_expression(gold)
     except NotAFormula:
@@ -1028,7 +1032,7 @@ def equal_formulas(answer: str, gold: str) -> bool:
         # The answer's value is too large to be computed. It may be right if the gold is a very large number.
         # If the gold isn't, the answer is refused (Absurd).
         is_number = gold_expression is not None and gold_expression.is_Rational
-        if is_number and _bits(gold_expression) > BITS_OF_A_HUGE_GOLD:
+        if is_number and _count_bits(gold_expression) > BITS_OF_A_HUGE_GOLD:
             return same_residue(answer, gold)
         raise
     if expression is not None and gold_expression is not None:
@@ -1045,7 +1049,7 @@ def same_residue(answer: str, gold: str) -> bool:
     prime = prime_for(answer, gold)
     remainders = []
     for text in (answer, gold):
-        if len(text) > LONGEST:
+        if len(text) > MOST_CHARACTERS_OF_FORMULA:
             raise Absurd(f"a formula of {len(text)} characters")
         try:
             parser = _ResidueParser(_split_into_tokens(text), prime)
@@ -1059,7 +1063,7 @@ def same_residue(answer: str, gold: str) -> bool:
 
 
 def _has_words(formula: str) -> bool:
-    return _TEXT.search(formula) is not None
+    return _TEXT_COMMAND.search(formula) is not None
 
 
 def are_proportional_equations(sides: tuple[str, str], gold_sides: tuple[str, str]) -> bool:
@@ -1101,12 +1105,12 @@ def _quotient_at_a_point(first: Any, second: Any, unknowns: list[Any]) -> Any:
     return None
 
 
-def spaceless(text: str) -> str:
+def remove_spaces(text: str) -> str:
     """Removes white space, except between two numbers: "1 2" is not 12, but "12 000" is 12000."""
-    return _BLANK.sub("", " ".join(text.split()))
+    return _MEANINGLESS_SPACE.sub("", " ".join(text.split()))
 
 
-def mixed_numbers_added(formula: str) -> str:
+def write_mixed_numbers_as_sums(formula: str) -> str:
     r"""Writes ``3\frac{1}{2}`` as the sum ``(3+\frac{1}{2})``, so that it is three and a half and not three
     halves."""
     return _MIXED_NUMBER.sub(r"(\1+\\frac\2\3)", formula)
@@ -1121,7 +1125,11 @@ def _compare_by_math_verify(answer: str, gold: str) -> bool:
     for formula in (answer, gold):
         if len(_LARGE_OPERATORS.findall(formula)) > 1:
             raise Absurd("sums, integrals or limits within each other")
-        if _HUGE.search(formula) or len(formula) > MOST_CHARACTERS or formula.count("\\") > MOST_COMMANDS:
+        if (
+            _TOO_LARGE_FOR_MATH_VERIFY.search(formula)
+            or len(formula) > MOST_CHARACTERS_FOR_MATH_VERIFY
+            or formula.count("\\") > MOST_COMMANDS_FOR_MATH_VERIFY
+        ):
             raise Absurd("a formula that is longer, or has larger numbers, than any answer")
     from math_verify import verify
     from sympy import Expr

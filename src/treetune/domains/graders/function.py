@@ -79,7 +79,7 @@ class FunctionGrader(Grader):
 
     def __post_init__(self) -> None:
         if self.python is None:
-            _check_call(self.path, _function(self.path), self.arguments)
+            _check_call(self.path, _load_function(self.path), self.arguments)
         elif self.isolation == "service":
             raise ValueError("isolation is 'service', and another python runs in processes: leave one out")
         elif shutil.which(self.python) is None:
@@ -88,7 +88,7 @@ class FunctionGrader(Grader):
     @override
     def check(self, experiment: Any) -> Iterable[Finding]:
         yield from super().check(experiment)
-        if self.python is None and _never_returns_a_value(_function(self.path)):
+        if self.python is None and _never_returns_a_value(_load_function(self.path)):
             yield Finding(
                 f"{self.path} has no `return` with a value, so that it returns None for every answer, and"
                 " none earns anything",
@@ -100,7 +100,7 @@ class FunctionGrader(Grader):
     @override
     def prepare(self) -> None:
         if self.python is None:
-            _function(self.path)
+            _load_function(self.path)
         else:
             _start_python(self.python, self.path)
 
@@ -119,7 +119,7 @@ class FunctionGrader(Grader):
             result = self._ask_other_python(response, row)
         else:
             row["problem"] = problem
-            result = foreign.grade_answer(_function(self.path), self.path, response, row, self.arguments)
+            result = foreign.grade_answer(_load_function(self.path), self.path, response, row, self.arguments)
         if isinstance(result, Grade):
             return result
         rewards, numbers = result
@@ -148,7 +148,7 @@ class FunctionGrader(Grader):
 
 
 @functools.cache
-def _function(path: str) -> Any:
+def _load_function(path: str) -> Any:
     """Returns the function, rubric or environment that a path names. Raises ValueError if it can't be
     loaded."""
     if not path.rpartition(":")[0].endswith(".py"):
@@ -159,7 +159,9 @@ def _function(path: str) -> Any:
         except (Exception, SystemExit) as error:  # executing the user's file may raise anything
             raise ValueError(f"path is {path!r}, which can't be loaded: {error}") from error
         # Notes the name of the file's module, so that grader processes can import it under the same name.
-        folders.ask_for(foreign.name_in_process(foreign.file_of(path, folders.import_folders())))
+        folders.add_configured_module(
+            foreign.name_in_process(foreign.find_file(path, folders.import_folders()))
+        )
     # `load_environment` is verifiers' name for a function that makes an environment with its rubric.
     return function() if path.endswith(":load_environment") else function
 

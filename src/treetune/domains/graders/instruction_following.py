@@ -18,20 +18,24 @@ from annotated_types import MinLen
 from typing_extensions import override
 
 from treetune.config.errors import nearest
-from treetune.contracts import Finding, lacking
+from treetune.contracts import Finding, report_missing
 from treetune.domains.extras import missing_extras
 from treetune.exceptions import Unavailable
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
-IDS, ARGUMENTS = "instruction_id_list", "kwargs"
+IDS_KEY, ARGUMENTS_KEY = "instruction_id_list", "kwargs"
 """The keys of a row with the ids of its instructions, and with the arguments of each."""
 
-_OF_LANGUAGE = ("language:response_language", "change_case:english_capital", "change_case:english_lowercase")
+_INSTRUCTIONS_ON_LANGUAGE = (
+    "language:response_language",
+    "change_case:english_capital",
+    "change_case:english_lowercase",
+)
 """Instructions whose checks detect the language of the text. If the library detects none, it takes them as
 followed."""
-_LETTERS = "keywords:letter_frequency"
+_INSTRUCTION_ON_LETTERS = "keywords:letter_frequency"
 """The instruction to use a letter a number of times."""
 
 NO_SENTENCES = (
@@ -74,18 +78,18 @@ class InstructionFollowing(Grader):
     @override
     def check(self, experiment: Any) -> Iterable[Finding]:
         if absent := missing_extras("the grader instruction_following", "lm_eval", "nltk", "langdetect"):
-            yield from lacking(absent)
+            yield from report_missing(absent)
             return
         import nltk
 
         try:
             nltk.data.find("tokenizers/punkt_tab/english/")
         except LookupError:
-            yield from lacking([NO_SENTENCES])
+            yield from report_missing([NO_SENTENCES])
 
     @override
     def prepare(self) -> None:
-        _library()
+        _load_check_classes()
 
     @override
     def extract(self, response: str, problem: Problem) -> str | None:
@@ -103,7 +107,7 @@ class InstructionFollowing(Grader):
         instructions = read_instructions(problem)
         followed = 0
         for instruction in instructions:
-            followed += any(_follows(instruction, text) for text in texts if text.strip())
+            followed += any(_is_followed(instruction, text) for text in texts if text.strip())
         share = followed / len(instructions)
         reward = share if self.score == "share" or share == 1 else 0.0
         return Grade(reward=reward, outcome="ok", numbers={"instructions": share})
@@ -114,30 +118,30 @@ def read_instructions(problem: Problem) -> Sequence[Instruction]:
     fields: Any = problem.data
     if problem.gold.lstrip().startswith("{"):
         fields = {**problem.data, **json.loads(problem.gold)}
-    ids, arguments = fields.get(IDS), fields.get(ARGUMENTS)
+    ids, arguments = fields.get(IDS_KEY), fields.get(ARGUMENTS_KEY)
     if isinstance(arguments, str):  # Parquet files may have them as JSON text
         arguments = json.loads(arguments)
     if ids is None or arguments is None or not len(ids) or len(ids) != len(arguments):
         raise ValueError(
-            f"problem {problem.id} has no {IDS!r} and {ARGUMENTS!r} of the same length, neither in its gold"
-            " nor in its fields"
+            f"problem {problem.id} has no {IDS_KEY!r} and {ARGUMENTS_KEY!r} of the same length,"
+            " neither in its gold nor in its fields"
         )
     pairs = zip(ids, arguments, strict=True)
     return [Instruction(id, its_arguments or {}) for id, its_arguments in pairs]
 
 
-def _follows(instruction: Instruction, text: str) -> bool:
+def _is_followed(instruction: Instruction, text: str) -> bool:
     """Returns whether a text follows an instruction, as the library checks it.
 
     Raises ValueError if the library doesn't have the instruction or arguments are missing, and Unavailable if
     nltk's data is missing.
     """
-    check_classes = _library()
+    check_classes = _load_check_classes()
     if instruction.id not in check_classes:
-        near = nearest(instruction.id, check_classes)
-        suggestion = f"; did you mean {near[0]!r}?" if near else ""
+        nearest_ids = nearest(instruction.id, check_classes)
+        suggestion = f"; did you mean {nearest_ids[0]!r}?" if nearest_ids else ""
         raise ValueError(f"there is no instruction {instruction.id!r}{suggestion}")
-    if instruction.id in _OF_LANGUAGE:
+    if instruction.id in _INSTRUCTIONS_ON_LANGUAGE:
         import langdetect
 
         try:
@@ -149,7 +153,7 @@ def _follows(instruction: Instruction, text: str) -> bool:
     arguments: dict[str, Any] = {name: instruction.arguments.get(name) for name in names}
     if missing := [name for name in names if arguments[name] in (None, "", [])]:
         raise ValueError(f"instruction {instruction.id!r} doesn't have its arguments {', '.join(missing)}")
-    if instruction.id == _LETTERS and not str(arguments["letter"]).isalpha():
+    if instruction.id == _INSTRUCTION_ON_LETTERS and not str(arguments["letter"]).isalpha():
         # The library can't count a sign such as "!": it would count a random letter instead.
         count = text.count(str(arguments["letter"]))
         is_less = bool(count < arguments["let_frequency"])
@@ -168,7 +172,7 @@ def _follows(instruction: Instruction, text: str) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _library() -> Mapping[str, Any]:
+def _load_check_classes() -> Mapping[str, Any]:
     """Returns the library's class for each instruction.
 
     Only the library's modules of IFEval are imported, since the package around them needs a dozen more

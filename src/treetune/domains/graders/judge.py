@@ -161,7 +161,7 @@ class JudgeGrader(Grader):
             endpoint.key()
         except ValueError as error:
             yield Finding(str(error), level="missing")
-        why = endpoint.unreachable()
+        why = endpoint.why_unreachable()
         if why is not None:
             yield Finding(
                 f"the judge at {endpoint.base_url} can't be reached now ({why}): answers wait for it, each"
@@ -183,10 +183,10 @@ class JudgeGrader(Grader):
         """Returns the part of the response that the judge reads; None if it is empty."""
         return response.strip()[-self.last_characters :] or None
 
-    def question(self, shown: str, problem: Problem) -> str:
+    def question(self, shown_answer: str, problem: Problem) -> str:
         """Returns the question about an answer. Placeholders in the problem or the answer are not
         replaced."""
-        parts = {"problem": problem.prompt, "gold": problem.gold, "response": shown}
+        parts = {"problem": problem.prompt, "gold": problem.gold, "response": shown_answer}
         return _PLACEHOLDER.sub(lambda match: parts[match[1]], self.prompt)
 
     def reward(self, reply: str) -> float | None:
@@ -294,12 +294,12 @@ class Judge:
         self._lock = threading.Lock()
         self._counts: MetricSums = {}
         self._attempts_counted = 0
-        """Failed attempts that `counted` has returned so far."""
+        """Failed attempts that `take_counts` has returned so far."""
 
     def grade(self, response: str, problem: Problem) -> Grade:
         answer = self.grader.after_thought(response, problem)
-        shown = None if answer is None else self.grader.extract(answer, problem)
-        if shown is None:
+        shown_answer = None if answer is None else self.grader.extract(answer, problem)
+        if shown_answer is None:
             return self.grader.without_answer(problem)
         grade_by_rule: Grade | None = None
         if self.grader.rule is not None:
@@ -309,7 +309,7 @@ class Judge:
         if grade_by_rule is not None and grade_by_rule.correct and self.grader.when == "rule_rejects":
             self.count(spared=1)
             return replace(grade_by_rule, numbers={**grade_by_rule.numbers, "rule": grade_by_rule.reward})
-        question = self.grader.question(shown, problem)
+        question = self.grader.question(shown_answer, problem)
         # The judge gives up a little before the grader's deadline, so that it can still say why.
         try:
             reward = self._thread.run(
@@ -333,7 +333,7 @@ class Judge:
             grade = replace(grade, numbers={**grade.numbers, "rule": grade_by_rule.reward})
         return grade
 
-    def counted(self) -> MetricSums:
+    def take_counts(self) -> MetricSums:
         with self._lock:
             counts, self._counts = self._counts, {}
         failed_attempts = self._thread.failed_attempts  # since the beginning of the run
@@ -365,7 +365,7 @@ class Judge:
             messages.insert(0, ("system", self.grader.system))
         for tries_left in range(self.grader.again, -1, -1):
             asker.has_sent = False
-            body = self._request_settings.question(self._model, messages, extra={})
+            body = self._request_settings.request_body(self._model, messages, extra={})
             reply = await asker.answer("judge", body, lambda answer: self._reward_of(answer) is not None)
             if not asker.has_sent:
                 self.count(known=1)  # the answer was in the journal, or in flight
@@ -400,7 +400,7 @@ def _open_answers(context: ServiceContext) -> AnswerJournal:
     if context.folder is None:
         return AnswerJournal(path=None)  # in memory
     path = context.folder / f"{context.name}.jsonl"
-    return AnswerJournal(path, others=sorted({*context.folder.glob("*.jsonl")} - {path}))
+    return AnswerJournal(path, other_files=sorted({*context.folder.glob("*.jsonl")} - {path}))
 
 
 class _Question(Asker):
@@ -423,8 +423,8 @@ class _Question(Asker):
         self.has_sent = True
         judge.availability.check()
         start = time.monotonic()
-        tried: list[EndpointAddress] = []
-        self._tried = tried  # `EndpointClient.ask` appends the addresses to which it sends
+        tried_addresses: list[EndpointAddress] = []
+        self._tried_addresses = tried_addresses  # `EndpointClient.ask` appends to it
         try:
             # The time is at least 0.1 s, since earlier replies without a verdict may have taken all of it.
             async with asyncio.timeout(max(0.1, self._deadline - start)):
@@ -435,15 +435,15 @@ class _Question(Asker):
         except RequestRefused as error:  # only this question is refused, e.g. because it is too long
             raise Unavailable(str(error)) from error
         except (Unanswered, TimeoutError) as error:
-            why = str(error) if isinstance(error, Unanswered) else "no reply within the deadline"
+            reason = str(error) if isinstance(error, Unanswered) else "no reply within the deadline"
             # Only the last address: the server may have been restarted with another one between attempts.
-            unanswered_addresses = judge.availability.note_failure(why, tried[-1:])
+            unanswered_addresses = judge.availability.note_failure(reason, tried_addresses[-1:])
             # There are none unless this failure makes the judge count as down. If the run itself serves the
             # judge (`run_model`), the servers at these addresses are then restarted.
             for address in unanswered_addresses:
                 if judge.run_model is not None:
-                    judge.run_model.report_failure(address, why)
-            raise Unavailable(f"the judge gave no answer: {why}") from error
+                    judge.run_model.report_failure(address, reason)
+            raise Unavailable(f"the judge gave no answer: {reason}") from error
         judge.availability.note_answer()
         if judge.run_model is not None:
             judge.run_model.report_success()

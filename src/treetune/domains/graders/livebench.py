@@ -17,23 +17,23 @@ from annotated_types import MinLen
 from typing_extensions import override
 
 from treetune.config.errors import nearest
-from treetune.domains.graders.tagged import plain
+from treetune.domains.graders.tagged import comparable_text
 from treetune.exceptions import UnreadableValue
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.extraction import fenced_blocks, find_values, last_between, last_box, read_value
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
-LONGEST = 50_000
+MOST_CHARACTERS_OF_ANSWER = 50_000
 """The most characters of an answer that are compared."""
 
 # The lookbehind makes the time linear: in a run of asterisks, only the first one is tried as the beginning.
-_BOLD = re.compile(r"(?<!\*)\*{2,}+([^*\n]+)\*\*+")
+_BOLD_TEXT = re.compile(r"(?<!\*)\*{2,}+([^*\n]+)\*\*+")
 
-_WHOLE = ("typos", "plot_unscrambling", "cta", "tablejoin", "tablereformat")
+_TASKS_OF_WHOLE_TEXT = ("typos", "plot_unscrambling", "cta", "tablejoin", "tablereformat")
 """Tasks whose answer may be the whole response."""
 
-_FENCED = ("tablejoin", "tablereformat")
+_TASKS_IN_CODE_BLOCKS = ("tablejoin", "tablereformat")
 """Tasks whose answer may be in a fenced block."""
 
 
@@ -61,28 +61,28 @@ class LiveBench(Grader):
 
     @override
     def extract(self, response: str, problem: Problem) -> str | None:
-        text, task = response, self._task(problem)
+        text, task = response, self._read_task(problem)
         if task == "plot_unscrambling" and "<PLOT_SUMMARY>" in text:  # the tag that this task's prompt names
             return text.rpartition("<PLOT_SUMMARY>")[2].partition("</PLOT_SUMMARY>")[0].strip() or None
         answer = last_between(text, "<solution>", "</solution>") or last_box(text)
-        if task in _FENCED:
+        if task in _TASKS_IN_CODE_BLOCKS:
             # The last block is the answer. It may be within the solution, or there is only the block.
             answer = next(reversed(fenced_blocks(answer or text)), answer)
         elif answer is None and task not in ("typos", "plot_unscrambling"):
             # Bold text in these two tasks may be a part of the text that is asked for.
             for line in reversed(text.split("\n")):
-                bold_parts = [part.strip(" .,:") for part in _BOLD.findall(line)]
+                bold_parts = [part.strip(" .,:") for part in _BOLD_TEXT.findall(line)]
                 if bold_parts:
                     answer = ", ".join(part for part in bold_parts if part)
                     break
         if answer is None:  # the answer of some tasks may be the whole response, and of others its last line
-            answer = text if task in _WHOLE else text.strip().rpartition("\n")[2]
+            answer = text if task in _TASKS_OF_WHOLE_TEXT else text.strip().rpartition("\n")[2]
         # Tabs are kept, because one at the end is an empty cell.
         return answer.strip(" \r\n") if answer.strip() else None
 
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
-        score = SCORES[self._task(problem)](extracted[:LONGEST], problem.gold)
+        score = SCORE_OF_TASK[self._read_task(problem)](extracted[:MOST_CHARACTERS_OF_ANSWER], problem.gold)
         return Grade(reward=score, outcome="ok")
 
     @override
@@ -90,15 +90,16 @@ class LiveBench(Grader):
         # Some scorers search the gold within the answer, so both directions have to hold.
         return super().same_answer(answer, other, problem) and super().same_answer(other, answer, problem)
 
-    def _task(self, problem: Problem) -> str:
+    def _read_task(self, problem: Problem) -> str:
         """Returns the name of the row's task. Raises ValueError for one that has no score here."""
         task = str(problem.data.get(self.task_field, ""))
-        if task in SCORES:
+        if task in SCORE_OF_TASK:
             return task
-        near = nearest(task, SCORES)
+        nearest_names = nearest(task, SCORE_OF_TASK)
         raise ValueError(
             f"problem {problem.id} has {task!r} under {self.task_field!r}, and the supported tasks of"
-            f" LiveBench are {', '.join(SCORES)}" + (f"; did you mean {near[0]!r}?" if near else "")
+            f" LiveBench are {', '.join(SCORE_OF_TASK)}"
+            + (f"; did you mean {nearest_names[0]!r}?" if nearest_names else "")
         )
 
 
@@ -109,18 +110,18 @@ MOST_SENTENCES = 60
 LONGEST_SENTENCE = 300
 """The most characters of a sentence that are compared."""
 
-_NUMBERS = (
+_NUMBER_WORDS = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
     "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
 )  # fmt: skip
 _SHAPES = ("tetrahedra", "tetrahedron", "triangle", "square")
-_TRUTH = re.compile(r"\b(yes|no|unknown)\b")
-_DRESS = re.compile(r"\\(?:text|textbf|mathrm)(?=\s?\{)|[{}$*`\"“”]")
+_TRUTH_VALUE = re.compile(r"\b(yes|no|unknown)\b")
+_MARKUP = re.compile(r"\\(?:text|textbf|mathrm)(?=\s?\{)|[{}$*`\"“”]")
 
 
 def score_truths(answer: str, gold: str) -> float:
     """Scores ``web_of_lies``: the words yes, no and unknown, in their order."""
-    return float(_TRUTH.findall(answer.lower()) == _TRUTH.findall(gold.lower()))
+    return float(_TRUTH_VALUE.findall(answer.lower()) == _TRUTH_VALUE.findall(gold.lower()))
 
 
 def score_names_in_order(answer: str, gold: str) -> float:
@@ -184,7 +185,7 @@ def score_order_of_sentences(answer: str, gold: str) -> float:
 def score_label(answer: str, gold: str) -> float:
     """Scores ``cta``: the label of a column, compared by its letters and digits."""
     letters, gold_letters = (
-        re.sub(r"[\W_]+", "", _DRESS.sub(" ", text).casefold()) for text in (answer, gold)
+        re.sub(r"[\W_]+", "", _MARKUP.sub(" ", text).casefold()) for text in (answer, gold)
     )
     return float(letters == gold_letters)
 
@@ -216,14 +217,14 @@ def edit_distance(source: Sequence[int], target: Sequence[int]) -> int:
 def _comparable_word(text: str) -> str:
     """Returns an answer for comparison: "3" for ``**Three**`` or "position three", "cats" for "the cats", and
     "action" for "action movies"."""
-    text = plain(_DRESS.sub(" ", text).replace("-", " ")).strip(" .,;:!")
+    text = comparable_text(_MARKUP.sub(" ", text).replace("-", " ")).strip(" .,;:!")
     text = text.removeprefix("position ").removeprefix("the ").removesuffix(" movies")
-    return str(_NUMBERS.index(text)) if text in _NUMBERS else text
+    return str(_NUMBER_WORDS.index(text)) if text in _NUMBER_WORDS else text
 
 
 def _read_groups(text: str) -> list[set[str]]:
     """Returns the words of a text, which are separated by commas or newlines, in groups of four."""
-    parts = [plain(_DRESS.sub(" ", part)) for part in re.split(r"[,\n]", text)]
+    parts = [comparable_text(_MARKUP.sub(" ", part)) for part in re.split(r"[,\n]", text)]
     members = [part for part in parts if part]
     return [set(members[i : i + 4]) for i in range(0, len(members), 4)]
 
@@ -255,7 +256,7 @@ _NAMES_OF_INDICES = ("", "index", "Unnamed: 0")
 
 _EMPTY_CELLS = ("", "nan", "none", "null", "nat")
 """Texts of cells without a value, which all equal each other."""
-MOST_ROWS = 10_000
+MOST_ROWS_OF_TABLE = 10_000
 """The most rows of a table that are compared."""
 
 
@@ -311,7 +312,7 @@ def _clean_rows(table: Sequence[Mapping[str, Any]]) -> list[LiveBenchRow]:
     """Returns rows with texts as cells, without the column of row numbers. Returns no rows if there is no
     other column."""
     rows: list[LiveBenchRow] = []
-    for cells in table[:MOST_ROWS]:
+    for cells in table[:MOST_ROWS_OF_TABLE]:
         row: LiveBenchRow = {}
         for name, cell in cells.items():
             column = str(name).strip()
@@ -428,7 +429,7 @@ def _rows_below_header(rows: Sequence[Sequence[str]]) -> Sequence[Mapping[str, A
     return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
 
 
-SCORES = {
+SCORE_OF_TASK = {
     "web_of_lies_v2": score_truths,
     "web_of_lies_v3": score_truths,
     "house_traversal": score_names_in_order,

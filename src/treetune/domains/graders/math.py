@@ -20,7 +20,7 @@ from treetune.domains.graders.formulas import (
     equal_formulas,
     exact_value,
     read_expression,
-    spaceless,
+    remove_spaces,
 )
 from treetune.domains.graders.math_answers import (
     BracketGroup,
@@ -34,12 +34,12 @@ from treetune.domains.graders.math_answers import (
     Words,
     read_answer,
 )
-from treetune.domains.graders.math_endings import LONGEST, find_answer, find_gold, json_list
+from treetune.domains.graders.math_endings import MOST_CHARACTERS_OF_ANSWER, find_answer, find_gold, json_list
 from treetune.domains.graders.math_kinds import Date, Ratio, Score, TimeOfDay
-from treetune.domains.graders.math_text import undressed
+from treetune.domains.graders.math_text import normalise_notation
 from treetune.domains.graders.math_units import (
     Scalar,
-    conversion,
+    factor_and_offset_between,
     is_degree,
     is_radian,
     with_short_unit,
@@ -89,7 +89,7 @@ class MathGrader(Grader):
     @override
     def grade(self, response: str, problem: Problem) -> Grade:
         if len(response) > LONGEST_RESPONSE:
-            return _refuse(None, f"{len(response)} characters, more than {LONGEST_RESPONSE}")
+            return _grade_unread_answer(None, f"{len(response)} characters, more than {LONGEST_RESPONSE}")
         return super().grade(response, problem)
 
     @override
@@ -103,13 +103,13 @@ class MathGrader(Grader):
     def verdict(self, extracted: str, problem: Problem) -> Grade | float:
         gold = _read_gold(problem.gold)
         if not gold.plain:
-            return _refuse(extracted[:100], "the gold is empty")
+            return _grade_unread_answer(extracted[:100], "the gold is empty")
         # A copy of the gold as it is written is right, also if it is too long to be read below.
         if _comparable_text(extracted) == gold.plain_as_written:
             return 1.0
-        if len(extracted) > LONGEST:
-            return _refuse(extracted[:100] + "…", f"an answer of {len(extracted)} characters")
-        text = undressed(extracted)
+        if len(extracted) > MOST_CHARACTERS_OF_ANSWER:
+            return _grade_unread_answer(extracted[:100] + "…", f"an answer of {len(extracted)} characters")
+        text = normalise_notation(extracted)
         if gold.is_json_list and text.startswith("[") and text.endswith("]"):
             text = text[1:-1]  # the brackets of the JSON list, which the gold's answer no longer has
         if _comparable_text(text) == gold.plain:
@@ -117,11 +117,11 @@ class MathGrader(Grader):
         try:
             return float(_is_same_answer(read_answer(text), gold.answer, problem.prompt))
         except Absurd as error:
-            return _refuse(extracted, str(error))
+            return _grade_unread_answer(extracted, str(error))
 
 
-def _refuse(extracted: str | None, why: str) -> Grade:
-    return Grade(reward=0.0, outcome="error", extracted=extracted, message=f"not computed: {why}")
+def _grade_unread_answer(extracted: str | None, reason: str) -> Grade:
+    return Grade(reward=0.0, outcome="error", extracted=extracted, message=f"not computed: {reason}")
 
 
 @dataclass(frozen=True)
@@ -133,9 +133,9 @@ class _Gold:
     """
 
     plain_as_written: str
-    """The text of its answer before `undressed`, without spaces."""
+    """The text of its answer before `normalise_notation`, without spaces."""
     plain: str
-    """The text of its answer after `undressed`, without spaces."""
+    """The text of its answer after `normalise_notation`, without spaces."""
     answer: MathAnswer
     is_json_list: bool
     """Whether the gold is a JSON list of answers (see `json_list`)."""
@@ -145,7 +145,7 @@ class _Gold:
 def _read_gold(gold: str) -> _Gold:
     """Reads a gold. It is cached, because all answers to a problem have the same gold."""
     as_written = find_gold(gold)
-    text = undressed(as_written)
+    text = normalise_notation(as_written)
     return _Gold(
         _comparable_text(as_written), _comparable_text(text), read_answer(text), json_list(gold) is not None
     )
@@ -172,14 +172,14 @@ def _value_in_several_forms(gold: MathAnswer, question: str) -> MathAnswer | Non
 
 def _comparable_text(text: str) -> str:
     """Returns a text without spaces and without a full stop at its end."""
-    return spaceless(text).rstrip(".")
+    return remove_spaces(text).rstrip(".")
 
 
 # Equality
 
-_UPRIGHT = re.compile(r"\\text ?\{ ?(\w+) ?\}")
-_BASED = re.compile(r"\(?([0-9A-Za-z]+)\)? ?_ ?(?:\{ ?\(?(?:base )?(\w+)\)? ?\}|(\d)|([a-z]+))")
-_PERCENT = re.compile(r"%|\bper ?cent", re.IGNORECASE)
+_WORD_IN_TEXT_COMMAND = re.compile(r"\\text ?\{ ?(\w+) ?\}")
+_NUMBER_WITH_BASE = re.compile(r"\(?([0-9A-Za-z]+)\)? ?_ ?(?:\{ ?\(?(?:base )?(\w+)\)? ?\}|(\d)|([a-z]+))")
+_WORD_FOR_PERCENT = re.compile(r"%|\bper ?cent", re.IGNORECASE)
 
 
 def equal_answers(answer: MathAnswer, gold: MathAnswer, question: str = "") -> bool:
@@ -219,7 +219,7 @@ def equal_answers(answer: MathAnswer, gold: MathAnswer, question: str = "") -> b
     if isinstance(answer, Score) or isinstance(gold, Score):
         return _equal_scores(answer, gold, question)
     if isinstance(answer, Words) or isinstance(gold, Words):
-        return _words_of(answer) == _words_of(gold) or _equal_in_words(answer, gold, question)
+        return _text_of_words(answer) == _text_of_words(gold) or _equal_in_words(answer, gold, question)
     if isinstance(answer, Union) and isinstance(gold, Union) and _have_different_unknowns(answer, gold):
         return False  # x < 5 says nothing about y
     if isinstance(answer, Union) or isinstance(gold, Union):
@@ -255,7 +255,7 @@ def _as_group(answer: MathAnswer) -> BracketGroup:
     return answer if isinstance(answer, BracketGroup) else BracketGroup("list", (answer,))
 
 
-def _words_of(answer: MathAnswer) -> str | None:
+def _text_of_words(answer: MathAnswer) -> str | None:
     """Returns the text by which an answer in words is compared: ``7apples`` for ``7\\text{ Apples}``."""
     if isinstance(answer, Words):
         return answer.text
@@ -264,7 +264,7 @@ def _words_of(answer: MathAnswer) -> str | None:
     return None
 
 
-_EMPTY = (Scalar("\\emptyset"),)
+_PARTS_OF_EMPTY_SET = (Scalar("\\emptyset"),)
 """The parts of a group that has only the empty set in it."""
 
 
@@ -272,7 +272,7 @@ def _equal_groups(answer: BracketGroup, gold: BracketGroup, question: str) -> bo
     """Compares pairs and intervals in order and by their brackets, and sets and lists in any order."""
     kinds = {answer.kind, gold.kind}
     # The empty set has no elements that could be compared below. It equals only an empty group of its kind.
-    is_empty, is_gold_empty = answer.parts == _EMPTY, gold.parts == _EMPTY
+    is_empty, is_gold_empty = answer.parts == _PARTS_OF_EMPTY_SET, gold.parts == _PARTS_OF_EMPTY_SET
     if is_empty != is_gold_empty or (is_gold_empty and answer.kind != gold.kind):
         return False
     if kinds == {"tuple", "set"}:
@@ -368,7 +368,7 @@ def _equal_with_equation(answer: MathAnswer, gold: MathAnswer, question: str) ->
         return are_proportional_equations(sides, gold_sides)
     if isinstance(answer, Equation):  # and the gold is a value
         end = read_answer(answer.right)
-        return equal_answers(end, gold, question) and _leads_to(answer, end, question)
+        return equal_answers(end, gold, question) and _has_result(answer, end, question)
     # A gold such as 9 * 2 = 18 means 18. Both of its sides must be that number.
     if not isinstance(gold, Equation) or not isinstance(answer, Scalar):
         return False
@@ -376,7 +376,7 @@ def _equal_with_equation(answer: MathAnswer, gold: MathAnswer, question: str) ->
     return equal_answers(left, right) and equal_answers(right, answer)
 
 
-def _leads_to(equation: Equation, end: MathAnswer, question: str) -> bool:
+def _has_result(equation: Equation, end: MathAnswer, question: str) -> bool:
     """Returns whether the result of an equation is the value of its right side, `end`.
 
     The result of ``2 + 3 = 5``, ``x = 2 + 3 = 5``, ``P(A) = 5`` and, if the question asks for x + y,
@@ -431,7 +431,7 @@ def _equal_scalars(answer: MathAnswer, gold: MathAnswer, question: str) -> bool:
     if answer.unit is not None or gold.unit is not None:
         return _equal_quantities(answer, gold)
     # A percent sign is ignored only if percent are asked for: 0.5 % are not a half.
-    are_percent_asked_for = gold.percent or _PERCENT.search(question) is not None
+    are_percent_asked_for = gold.percent or _WORD_FOR_PERCENT.search(question) is not None
     if (are_percent_asked_for or not answer.percent) and equal_formulas(answer.formula, gold.formula):
         return True
     if answer.percent == gold.percent:
@@ -453,12 +453,12 @@ def _equal_quantities(answer: Scalar, gold: Scalar) -> bool:
         if is_degree(measured.unit) and "\\pi" in bare.formula and "\\pi" not in measured.formula:
             return equal_formulas(f"({measured.formula}) \\cdot \\frac{{\\pi}}{{180}}", bare.formula)
         return equal_formulas(answer.formula, gold.formula)
-    # `conversion` has only rational factors, so radians and degrees are compared here.
+    # `factor_and_offset_between` has only rational factors, so radians and degrees are compared here.
     for radians, degrees in ((answer, gold), (gold, answer)):
         assert radians.unit is not None and degrees.unit is not None
         if is_radian(radians.unit) and is_degree(degrees.unit):
             return equal_formulas(radians.formula, f"({degrees.formula}) \\cdot \\frac{{\\pi}}{{180}}")
-    converted = conversion(answer.unit, gold.unit)
+    converted = factor_and_offset_between(answer.unit, gold.unit)
     if converted is None:
         return False
     factor, summand = converted
@@ -606,8 +606,12 @@ def _bare_condition(condition: str) -> str:
     r"""Returns the form in which conditions are compared: ``inZnge1`` for
     ``\text{for all integers } n \ge 1``."""
     # The longest text comes first, so that no part of it is left over.
-    for written, integer in (("an integer", "\\in Z"), ("integers", "\\in Z"), ("integer", "\\in Z")):
-        condition = condition.replace(written, integer)
+    for words_for_integer, integer in (
+        ("an integer", "\\in Z"),
+        ("integers", "\\in Z"),
+        ("integer", "\\in Z"),
+    ):
+        condition = condition.replace(words_for_integer, integer)
     condition = re.sub(r"\\text|\\mathbb|\\left|\\right|[{}()$,.;]", " ", condition)
     return re.sub(r"[\s\\]", "", _CONDITION_WORDS.sub(" ", condition))
 
@@ -619,7 +623,7 @@ def _equal_in_bases(answer: str, gold: str, question: str) -> bool | None:
     answer is read in that base, too. If only the answer has a base, that base must be ten, or the question
     must mention it.
     """
-    number, gold_number = _read_based(answer), _read_based(gold)
+    number, gold_number = _read_number_with_base(answer), _read_number_with_base(gold)
     if number is None and gold_number is None:
         return None
     digits, base = number or (answer, None)
@@ -633,19 +637,19 @@ def _equal_in_bases(answer: str, gold: str, question: str) -> bool | None:
     return base == "10" or re.search(rf"base\W{{0,4}}{base}\b", question) is not None  # "in base $7$"
 
 
-_BASES = {
+_BASE_OF_WORD = {
     "two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9",
     "ten": "10", "twelve": "12", "sixteen": "16",
 }  # fmt: skip
 
 
-def _read_based(formula: str) -> tuple[str, str] | None:
+def _read_number_with_base(formula: str) -> tuple[str, str] | None:
     """Reads ``101_2`` or ``(101)_{two}`` as its digits and its base, ("101", "2"). Returns None for any other
     formula."""
-    match = _BASED.fullmatch(_UPRIGHT.sub(r"\1", formula.strip()))
+    match = _NUMBER_WITH_BASE.fullmatch(_WORD_IN_TEXT_COMMAND.sub(r"\1", formula.strip()))
     if match is None or not any(character.isdigit() for character in match[1]):
         return None  # x_1 is a variable with an index
     digits = match[1]
     base = match[2] or match[3] or match[4]  # of _{7}, _7 and _seven
-    base = _BASES.get(base.lower(), base)
+    base = _BASE_OF_WORD.get(base.lower(), base)
     return (digits, base) if base.isdigit() else None

@@ -18,10 +18,10 @@ from treetune.domains.graders.formulas import exact_value
 from treetune.domains.graders.math_kinds import Date, Ratio, Score, TimeOfDay
 from treetune.domains.graders.math_units import Scalar, split_unit, sum_of_quantities
 
-DEEPEST = 6
+MOST_NESTED_PARTS = 6
 """The most levels of answers within each other, such as a number in a pair in a set. A text at a deeper level
 is read as a formula."""
-MOST_PARTS = 60
+MOST_PARTS_OF_ANSWER = 60
 """The most parts of a list, a union or a matrix that are read."""
 
 
@@ -113,16 +113,18 @@ MathAnswer = (
     | Equation
 )
 
-_ABOVE_ALL, _BELOW_ALL = Scalar("\\infty"), Scalar("-\\infty")
+_INFINITY, _MINUS_INFINITY = Scalar("\\infty"), Scalar("-\\infty")
 
 # (1, 2)^T, \begin{pmatrix} … \end{pmatrix}^{\top}
-_TRANSPOSED = re.compile(
+_TRANSPOSED_VECTOR = re.compile(
     r"(?P<inner>.*[)\]}]) ?\^ ?(?:\{ ?)?(?:T|\\top|\\intercal|\\text ?\{ ?T ?\})(?: ?\})?", re.DOTALL
 )
 # \begin{cases} x = 1 \\ y = 2 \end{cases}, also as \{ \begin{matrix} … \end{matrix}
-_CASES = re.compile(r"(?:\\\{ ?)?\\begin\{(?:cases|matrix)\}(?P<rows>.*)\\end\{(?:cases|matrix)\}", re.DOTALL)
+_CASES_ENVIRONMENT = re.compile(
+    r"(?:\\\{ ?)?\\begin\{(?:cases|matrix)\}(?P<rows>.*)\\end\{(?:cases|matrix)\}", re.DOTALL
+)
 # \begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}
-_MATRIX = re.compile(
+_MATRIX_ENVIRONMENT = re.compile(
     r"\\begin\{(?P<bracket>[pbBvV]?)(?:small)?matrix\*?\}(?P<rows>.*)\\end\{(?P=bracket)(?:small)?matrix\*?\}",
     re.DOTALL,
 )
@@ -130,7 +132,7 @@ _MATRIX = re.compile(
 _ROW_END = re.compile(r"\\\\(?:\[[^\]]{0,12}\])?")
 _MATRIX_ROW_END = re.compile(r"\\\\(?:\[[^\]]{0,12}\])?|\\cr")
 # The name of a value, before an equals sign
-_NAME = re.compile(
+_NAME_OF_VALUE = re.compile(
     r"""\( [a-zA-Z] (?: , [ ]? (?: [a-zA-Z] | \\[a-z]{2,6} ) )+ \)      # (a, b)
     | \| [A-Z]{1,4} \|                                                  # |AB|
     | (?: m?[ ]? \\angle[ ]? )?                                         # \angle ABC
@@ -143,24 +145,24 @@ _NAME = re.compile(
     """,
     re.VERBOSE,
 )
-_WORD = re.compile(r"[A-Za-z]{2,}")
-_CALLED = {
+_WORD_OF_LETTERS = re.compile(r"[A-Za-z]{2,}")
+_FUNCTION_NAMES = {
     "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "arcsin", "arccos", "arctan", "sqrt",
     "pi", "max", "min", "gcd", "lcm", "mod",
 }  # fmt: skip
-_TEXT = re.compile(r"\\text ?\{([^{}]*)\}")
+_TEXT_COMMAND = re.compile(r"\\text ?\{([^{}]*)\}")
 # (B), B., (B) 12, B: Paris
-_CHOICE = re.compile(r"\(?([A-Z])(?:\)(?:[.:]?(?: .*)?)|[.:] .*|[.:]?)")
+_CHOSEN_OPTION = re.compile(r"\(?([A-Z])(?:\)(?:[.:]?(?: .*)?)|[.:] .*|[.:]?)")
 # 1 \text{ and } 2, 1 \text{, or } 2, 1 or 2
-_AND = re.compile(r"\\text ?\{\s*(?:,\s*)?(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
-_MEETING_AND = re.compile(r"\\text ?\{\s*and\s*\}|(?<![A-Za-z\\])and(?![A-Za-z])")
+_AND_OR_OR = re.compile(r"\\text ?\{\s*(?:,\s*)?(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
+_AND_OF_INTERSECTION = re.compile(r"\\text ?\{\s*and\s*\}|(?<![A-Za-z\\])and(?![A-Za-z])")
 # x \le 1, x < 1
-_SIGN = re.compile(r"\\(?:le|ge|ne)(?![A-Za-z])|[<>]")
-_SIGN_NAMES = {"\\le": "<=", "\\ge": ">=", "\\ne": "!=", "<": "<", ">": ">"}
+_INEQUALITY_SIGN = re.compile(r"\\(?:le|ge|ne)(?![A-Za-z])|[<>]")
+_NAME_OF_INEQUALITY_SIGN = {"\\le": "<=", "\\ge": ">=", "\\ne": "!=", "<": "<", ">": ">"}
 # -1,234,567.8 and USD 12,000
-_THOUSANDS = re.compile(r"[-+]? ?(?:USD )?\d{1,3}(?:,\d{3})+(?:\.\d+)?%?")
+_NUMBER_WITH_THOUSANDS = re.compile(r"[-+]? ?(?:USD )?\d{1,3}(?:,\d{3})+(?:\.\d+)?%?")
 # 1.2e5, 3E-4
-_SCIENTIFIC = re.compile(r"\A([-+]? ?\d{1,50}(?:\.\d{0,50})?)[eE]\+?(-?\d{1,3})\Z")
+_SCIENTIFIC_NUMBER = re.compile(r"\A([-+]? ?\d{1,50}(?:\.\d{0,50})?)[eE]\+?(-?\d{1,3})\Z")
 # \text{3 dollars} is 3 \text{ dollars}; \text{4:30} and \text{2024-01-02} are bare.
 _NUMBER_IN_TEXT = re.compile(
     r"\\text ?\{ ?(?P<number>(?:USD )?(?=[-.]?\d)[-\d.,:/ ]*(?<! ))"
@@ -171,16 +173,16 @@ _RATIO_IN_WORDS = re.compile(r"(?<=\d) ?\\text ?\{ ?to ?\} ?(?=\d)")
 # x = 12,000 at the end or before a decimal point: the commas part thousands
 _THOUSANDS_OF_A_SIDE = re.compile(r"(?<==)( ?\d{1,3})((?:,\d{3})+)(?=\.\d|\Z)")
 # x \in
-_IN = re.compile(r"[A-Za-z] ?\\in(?![A-Za-z])")
+_NAME_AND_MEMBERSHIP_SIGN = re.compile(r"[A-Za-z] ?\\in(?![A-Za-z])")
 
 
 def read_answer(text: str, depth: int = 0) -> MathAnswer:
-    """Reads the answer in an undressed text (`math_text.undressed`). `depth` is the number of answers around
-    this one, of which it is a part. Raises nothing."""
+    """Reads the answer in a normalised text (`math_text.normalise_notation`). `depth` is the number of
+    answers around this one, of which it is a part. Raises nothing."""
     text = text.strip()
-    if depth > DEEPEST:
+    if depth > MOST_NESTED_PARTS:
         return Scalar(text)
-    membership = _IN.match(text)
+    membership = _NAME_AND_MEMBERSHIP_SIGN.match(text)
     if membership:  # x \in [1, 2] is read as [1, 2]
         text = text[membership.end() :].strip()
     # The order matters: each reader returns None for other kinds, and the next one is tried.
@@ -208,18 +210,18 @@ def read_answer(text: str, depth: int = 0) -> MathAnswer:
 def _read_table(text: str, depth: int) -> MathAnswer | None:
     """Reads cases, a matrix, or a matrix or vector that is transposed."""
     if "\\begin" in text and ("cases" in text or text.startswith("\\{")):
-        cases = _CASES.fullmatch(text)
+        cases = _CASES_ENVIRONMENT.fullmatch(text)
         if cases is not None:
             return _read_cases(cases["rows"], depth)
     if "^" in text and (transposed := _read_transposed(text, depth)) is not None:
         return transposed
     # A matrix without brackets of its own may have brackets around it.
-    matrix = _MATRIX.fullmatch(text.strip("()[] ")) if "matrix" in text else None
+    matrix = _MATRIX_ENVIRONMENT.fullmatch(text.strip("()[] ")) if "matrix" in text else None
     if matrix is None:
         return None
     without_lines = matrix["rows"].replace("\\hline", " ")
     rows = [row for row in _MATRIX_ROW_END.split(without_lines) if row.strip()]
-    if not rows or len(rows) > MOST_PARTS or matrix["bracket"] in ("v", "V"):
+    if not rows or len(rows) > MOST_PARTS_OF_ANSWER or matrix["bracket"] in ("v", "V"):
         return Scalar(matrix[0])  # empty, too large to read, or a determinant or a norm
     cells = [split_at_top(row, ("&",)) for row in rows]
     return Matrix(tuple(tuple(read_answer(cell, depth + 1) for cell in row) for row in cells))
@@ -250,11 +252,11 @@ def _read_equation_or_region(text: str, depth: int) -> MathAnswer | None:
         return equation
     if "\\cup" in text:
         parts = split_at_top(text, ("\\cup",))
-        if 1 < len(parts) <= MOST_PARTS:
+        if 1 < len(parts) <= MOST_PARTS_OF_ANSWER:
             return Union(tuple(read_answer(part, depth + 1) for part in parts))
     # The set {x | x > 3} is read by `_read_group`, which removes what is before the condition.
     is_set = _split_brackets(text)[0] == "{"
-    return _read_region(text, depth) if not is_set and _SIGN.search(text) else None
+    return _read_region(text, depth) if not is_set and _INEQUALITY_SIGN.search(text) else None
 
 
 def _read_both_signs(text: str, depth: int) -> MathAnswer | None:
@@ -272,20 +274,20 @@ def _read_both_signs(text: str, depth: int) -> MathAnswer | None:
 
 def _read_number_with_thousands(text: str) -> MathAnswer | None:
     r"""Reads ``12,000 \text{ km}``, whose comma doesn't separate the parts of a list."""
-    thousands = _THOUSANDS.match(text)
-    if thousands is None or re.search(r"[\d,;]", text[thousands.end() :]) or _AND.search(text):
+    thousands = _NUMBER_WITH_THOUSANDS.match(text)
+    if thousands is None or re.search(r"[\d,;]", text[thousands.end() :]) or _AND_OR_OR.search(text):
         return None  # not such a number, or a list: 12,000, 5
     return _read_scalar(text.replace(",", ""))
 
 
 def _remove_text_commands(text: str) -> str | None:
     r"""Returns a text without ``\text``; None if it has other commands or signs of LaTeX."""
-    plain = " ".join(_TEXT.sub(r" \1 ", text).split()).strip(" .,")
+    plain = " ".join(_TEXT_COMMAND.sub(r" \1 ", text).split()).strip(" .,")
     return None if re.search(r"[\\{}^_$]", plain) else plain
 
 
 # \setminus \{1, 2\}, after \mathbb{R}
-_HOLES = re.compile(
+_SUBTRACTED_SET = re.compile(
     r"(?:\\(?:setminus|backslash|smallsetminus)|-) ?\\\{(?P<holes>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\\\}"
 )
 # all real numbers x, except for 1 and 2
@@ -303,14 +305,14 @@ _SETS_IN_WORDS = {
 
 def _read_reals(text: str) -> MathAnswer | None:
     r"""Reads the set of all real numbers, which may exclude some: ``\mathbb{R} \setminus \{0\}``."""
-    all_reals = BracketGroup("tuple", (_BELOW_ALL, _ABOVE_ALL))
+    all_reals = BracketGroup("tuple", (_MINUS_INFINITY, _INFINITY))
     if text.startswith("\\mathbb{R}"):
         exclusion = text[len("\\mathbb{R}") :].strip()
         if not exclusion:
             return all_reals
-        match = _HOLES.fullmatch(exclusion)
+        match = _SUBTRACTED_SET.fullmatch(exclusion)
     elif "real" in text.lower():
-        plain = " ".join(_TEXT.sub(r" \1 ", text).split()).rstrip(".")
+        plain = " ".join(_TEXT_COMMAND.sub(r" \1 ", text).split()).rstrip(".")
         match = _REALS_IN_WORDS.fullmatch(plain)
         if match is not None and not match["holes"]:
             return all_reals
@@ -347,19 +349,19 @@ def _intervals_between(holes: list[str]) -> MathAnswer | None:
     if not numbers:
         return None
     in_order = [Scalar(hole) for _, hole in sorted(set(numbers))]
-    ends = [_BELOW_ALL, *in_order, _ABOVE_ALL]
+    ends = [_MINUS_INFINITY, *in_order, _INFINITY]
     return Union(tuple(BracketGroup("tuple", pair) for pair in itertools.pairwise(ends)))
 
 
 def _rays_around(hole: Scalar) -> Union:
     """Returns the numbers below and above a hole."""
-    return Union((BracketGroup("tuple", (_BELOW_ALL, hole)), BracketGroup("tuple", (hole, _ABOVE_ALL))))
+    return Union((BracketGroup("tuple", (_MINUS_INFINITY, hole)), BracketGroup("tuple", (hole, _INFINITY))))
 
 
 def _read_cases(rows: str, depth: int) -> MathAnswer:
     r"""Reads ``\begin{cases}``: a system of equations, or the pieces of a function with their conditions."""
     cells = [split_at_top(row, ("&",)) for row in _ROW_END.split(rows) if row.strip()]
-    if len(cells) > MOST_PARTS:
+    if len(cells) > MOST_PARTS_OF_ANSWER:
         return Scalar(rows)
     if all(len(row) == 2 and "=" not in row[0] for row in cells):
         # The pieces of a function, as a set of pairs: they may be in any order.
@@ -389,7 +391,7 @@ def _make_system(parts: tuple[MathAnswer, ...]) -> MathAnswer:
 
 def _read_transposed(text: str, depth: int) -> MathAnswer | None:
     r"""Reads ``\begin{pmatrix} 1 & 2 \end{pmatrix}^T`` or ``(1, 2)^T``; None for any other text."""
-    match = _TRANSPOSED.fullmatch(text)
+    match = _TRANSPOSED_VECTOR.fullmatch(text)
     if match is None:
         return None
     inner = read_answer(match["inner"], depth + 1)
@@ -432,8 +434,8 @@ def _read_qualified(text: str) -> Qualified | None:
         return None  # the text was split within brackets, as in \{x \text{ where } x > 1\}
     # A condition about letters that the value doesn't have is not split off: "5 for n > 1" is a different
     # answer than 5.
-    condition_letters = set(_LETTER_ALONE.findall(_TEXT.sub(" ", condition)))
-    value_without_words = _TEXT.sub(" ", value)
+    condition_letters = set(_LETTER_ALONE.findall(_TEXT_COMMAND.sub(" ", condition)))
+    value_without_words = _TEXT_COMMAND.sub(" ", value)
     value_letters = set(re.sub(r"\\[A-Za-z]+", " ", value_without_words))
     if condition_letters and not condition_letters & value_letters:
         return None
@@ -460,7 +462,7 @@ def _split_condition(text: str) -> tuple[str, str] | None:
     in_signs = _CONDITION_IN_SIGNS.fullmatch(text)
     if in_signs is None or _NO_MERE_CONDITION.search(in_signs["condition"]):
         return None
-    if _SIGN.search(in_signs["value"]):
+    if _INEQUALITY_SIGN.search(in_signs["value"]):
         return None  # x > 2, x \ne 3 is one region
     return in_signs["value"].strip(" ,;("), in_signs["condition"]
 
@@ -468,7 +470,7 @@ def _split_condition(text: str) -> tuple[str, str] | None:
 def _read_ratio(text: str) -> MathAnswer | None:
     """Reads ``1:2:3``. Returns None for a text without a colon, and for words, equations and inequalities."""
     parts = split_at_top(text, (":",))
-    if len(parts) < 2 or _TEXT.search(text) or re.search(r"[=<>]", text):
+    if len(parts) < 2 or _TEXT_COMMAND.search(text) or re.search(r"[=<>]", text):
         return None
     return Ratio.read(parts)
 
@@ -491,7 +493,7 @@ def _read_group(text: str, depth: int) -> MathAnswer | None:
     pieces: list[str] = []
     for part in split_at_top(text, (",", ";")):
         pieces += [piece.strip() for piece in _split_at_and(part) if piece.strip()]
-    if 1 < len(pieces) <= MOST_PARTS:
+    if 1 < len(pieces) <= MOST_PARTS_OF_ANSWER:
         return _make_system(tuple(read_answer(piece, depth + 1) for piece in pieces))
     return None
 
@@ -510,11 +512,11 @@ def _flatten_lists(parts: tuple[MathAnswer, ...]) -> tuple[MathAnswer, ...]:
 
 def _read_parts(inner: str, depth: int) -> tuple[MathAnswer, ...]:
     parts = split_at_top(inner, (",", ";"))
-    return tuple(read_answer(part, depth + 1) for part in parts[:MOST_PARTS] if part.strip())
+    return tuple(read_answer(part, depth + 1) for part in parts[:MOST_PARTS_OF_ANSWER] if part.strip())
 
 
 def _split_at_and(text: str) -> list[str]:
-    return _AND.split(text) if _AND.search(text) else [text]
+    return _AND_OR_OR.split(text) if _AND_OR_OR.search(text) else [text]
 
 
 def _split_brackets(text: str) -> tuple[str, str, str]:
@@ -592,25 +594,29 @@ def _read_equation(text: str, depth: int) -> MathAnswer | None:
     for several equations."""
     text = _THOUSANDS_OF_A_SIDE.sub(lambda side: side[1] + side[2].replace(",", ""), text)
     sides = split_at_top(text, ("=",))
-    if len(sides) == 1 or any(re.search(r"[<>!:]\Z", side.strip()) for side in sides) or _SIGN.search(text):
+    if (
+        len(sides) == 1
+        or any(re.search(r"[<>!:]\Z", side.strip()) for side in sides)
+        or _INEQUALITY_SIGN.search(text)
+    ):
         return None  # the equals sign is within brackets or a part of <= or !=, or there is an inequality
-    if len(split_at_top(text, (",", ";"))) > 1 or _AND.search(text):
+    if len(split_at_top(text, (",", ";"))) > 1 or _AND_OR_OR.search(text):
         return None  # several equations
     first, last = sides[0].strip(), sides[-1].strip()
     if not first or not last:
         return None
-    if _NAME.fullmatch(first):
+    if _NAME_OF_VALUE.fullmatch(first):
         name = first.replace(" ", "")
         return Named(name, read_answer(last, depth + 1))
-    if _NAME.fullmatch(last) and len(sides) == 2 and "(" not in last:
+    if _NAME_OF_VALUE.fullmatch(last) and len(sides) == 2 and "(" not in last:
         return Named(last.replace(" ", ""), read_answer(first, depth + 1))
     return Equation(first, last, chain=len(sides) > 2)
 
 
 # x \ne 1
-_EXCLUDED = re.compile(r"(?P<name>[a-zA-Z]) ?\\ne(?![a-z])(?P<values>.+)")
+_UNEQUAL_VALUES = re.compile(r"(?P<name>[a-zA-Z]) ?\\ne(?![a-z])(?P<values>.+)")
 # |x - 1|, \lvert x \rvert
-_DISTANCE = re.compile(
+_ABSOLUTE_VALUE = re.compile(
     r"(?:\\[lr]?vert|\|) ?(?P<name>[a-zA-Z])(?: ?(?P<sign>[-+]) ?(?P<centre>[\d./]+))? ?(?:\\[lr]?vert|\|)"
 )
 
@@ -620,7 +626,7 @@ def _read_distance(signs: list[str], sides: list[str]) -> tuple[str, list[MathAn
 
     Returns None for any other inequality, and for one whose radius isn't positive, such as ``|x| > 0``.
     """
-    match = _DISTANCE.fullmatch(sides[0])
+    match = _ABSOLUTE_VALUE.fullmatch(sides[0])
     radius = exact_value(sides[1])
     if match is None or radius is None or radius <= 0 or signs[0] == "!=":
         return None
@@ -634,33 +640,33 @@ def _read_distance(signs: list[str], sides: list[str]) -> tuple[str, list[MathAn
         return match["name"], [
             BracketGroup("tuple", (low, high), "[" if is_closed else "(", "]" if is_closed else ")")
         ]
-    below = BracketGroup("tuple", (_BELOW_ALL, low), "(", "]" if is_closed else ")")
-    above = BracketGroup("tuple", (high, _ABOVE_ALL), "[" if is_closed else "(", ")")
+    below = BracketGroup("tuple", (_MINUS_INFINITY, low), "(", "]" if is_closed else ")")
+    above = BracketGroup("tuple", (high, _INFINITY), "[" if is_closed else "(", ")")
     return match["name"], [below, above]
 
 
 def _read_region(text: str, depth: int) -> MathAnswer | None:
     r"""Reads ``x > 3``, ``1 < x \le 2``, ``x < 1 \text{ or } x > 3`` as intervals of one unknown."""
     # x \ne 1, 2: one exclusion of several values
-    exclusion = _EXCLUDED.fullmatch(text)
-    if exclusion is not None and not _SIGN.search(exclusion["values"]):
+    exclusion = _UNEQUAL_VALUES.fullmatch(text)
+    if exclusion is not None and not _INEQUALITY_SIGN.search(exclusion["values"]):
         return _name_region({exclusion["name"]}, _intervals_between(_split_values(exclusion["values"])))
     pieces: list[str] = []
     for part in split_at_top(text, (",",)):
         pieces += _split_at_and(part)
     # x \ne 1, x \ne 2: every piece is an exclusion
-    exclusions = [_EXCLUDED.fullmatch(piece.strip()) for piece in pieces]
+    exclusions = [_UNEQUAL_VALUES.fullmatch(piece.strip()) for piece in pieces]
     if len(pieces) > 1 and all(exclusions):
         matches = [match for match in exclusions if match is not None]
         values = [match["values"].strip() for match in matches]
         return _name_region({match["name"] for match in matches}, _intervals_between(values))
     # ``x > 1 and x < 3`` is an intersection. "or" or a comma makes a union.
-    is_intersection = _MEETING_AND.search(text) is not None
+    is_intersection = _AND_OF_INTERSECTION.search(text) is not None
     rays: list[MathAnswer] = []
     names: set[str] = set()  # of the unknowns: a region has one
     for piece in pieces:
-        signs = [_SIGN_NAMES[sign] for sign in _SIGN.findall(piece)]
-        sides = [side.strip() for side in _SIGN.split(piece)]
+        signs = [_NAME_OF_INEQUALITY_SIGN[sign] for sign in _INEQUALITY_SIGN.findall(piece)]
+        sides = [side.strip() for side in _INEQUALITY_SIGN.split(piece)]
         region = _read_inequality(signs, sides, depth)
         if region is None:
             return None
@@ -688,9 +694,9 @@ def _intersect(rays: list[MathAnswer]) -> MathAnswer | None:
     if len(rays) != 2 or not all(isinstance(ray, BracketGroup) for ray in rays):
         return None
     # x > 1 begins at 1 and comes first. x < 2 begins below all numbers and comes second.
-    up, down = sorted(rays, key=lambda ray: ray.parts[0] == _BELOW_ALL)  # type: ignore[union-attr]
+    up, down = sorted(rays, key=lambda ray: ray.parts[0] == _MINUS_INFINITY)  # type: ignore[union-attr]
     assert isinstance(up, BracketGroup) and isinstance(down, BracketGroup)
-    if up.parts[1] != _ABOVE_ALL or down.parts[0] != _BELOW_ALL:
+    if up.parts[1] != _INFINITY or down.parts[0] != _MINUS_INFINITY:
         return None
     start, end = up.parts[0], down.parts[1]
     if not isinstance(start, Scalar) or not isinstance(end, Scalar):
@@ -710,7 +716,11 @@ def _read_inequality(signs: list[str], sides: list[str], depth: int) -> tuple[st
     if len(signs) == 1:
         distance = _read_distance(signs, sides)
         return distance if distance is not None else _read_inequality_of_one_sign(signs[0], sides, depth)
-    if len(signs) == 2 and _NAME.fullmatch(sides[1]) and {sign[0] for sign in signs} in ({"<"}, {">"}):
+    if (
+        len(signs) == 2
+        and _NAME_OF_VALUE.fullmatch(sides[1])
+        and {sign[0] for sign in signs} in ({"<"}, {">"})
+    ):
         if signs[0][0] == ">":  # 2 >= x > 1 is 1 < x <= 2
             signs, sides = [sign.replace(">", "<") for sign in signs[::-1]], sides[::-1]
         ends = read_answer(sides[0], depth + 1), read_answer(sides[2], depth + 1)
@@ -720,7 +730,7 @@ def _read_inequality(signs: list[str], sides: list[str], depth: int) -> tuple[st
     return None
 
 
-_MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
+_MIRRORED_SIGN = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
 """The sign after both sides are exchanged: ``3 < x`` is ``x > 3``."""
 
 
@@ -730,9 +740,9 @@ def _read_inequality_of_one_sign(
     """Reads an inequality with one sign. One of its sides has to be only an unknown (see
     `_read_inequality`)."""
     name, bound = sides
-    if not _NAME.fullmatch(name):
-        sign, name, bound = _MIRRORED.get(sign, sign), bound, name
-        if not _NAME.fullmatch(name):
+    if not _NAME_OF_VALUE.fullmatch(name):
+        sign, name, bound = _MIRRORED_SIGN.get(sign, sign), bound, name
+        if not _NAME_OF_VALUE.fullmatch(name):
             return None
     value = read_answer(bound, depth + 1)
     if not isinstance(value, Scalar):
@@ -740,20 +750,22 @@ def _read_inequality_of_one_sign(
     if sign == "!=":
         return name, list(_rays_around(value).parts)
     if sign in ("<", "<="):
-        return name, [BracketGroup("tuple", (_BELOW_ALL, value), "(", ")" if sign == "<" else "]")]
-    return name, [BracketGroup("tuple", (value, _ABOVE_ALL), "(" if sign == ">" else "[", ")")]
+        return name, [BracketGroup("tuple", (_MINUS_INFINITY, value), "(", ")" if sign == "<" else "]")]
+    return name, [BracketGroup("tuple", (value, _INFINITY), "(" if sign == ">" else "[", ")")]
 
 
 # ABC, AB': points of a figure, or a Roman number
-_LABEL = re.compile(r"[A-Z]{2,8}'?")
+_CAPITAL_LETTERS = re.compile(r"[A-Z]{2,8}'?")
 # \triangle ABC, \overline{AB}
-_FIGURE = re.compile(
+_GEOMETRIC_FIGURE = re.compile(
     r"\\(?P<kind>triangle|angle|overline|overleftrightarrow|overrightarrow|vec|odot)"
     r" ?\{? ?(?P<letters>[A-Z]{1,4}) ?\}?"
 )
-# Yes, because 7 is prime. The reason must not have a word that may say the contrary (`_CONTRARY`).
-_VERDICT = re.compile(r"(yes|no|true|false)(?:[,;:.!]| because| since| -) *(?P<reason>.+)", re.IGNORECASE)
-_CONTRARY = {
+# Yes, because 7 is prime. The reason must not have a word that may say the contrary (`_CONTRARY_WORDS`).
+_VERDICT_WITH_REASON = re.compile(
+    r"(yes|no|true|false)(?:[,;:.!]| because| since| -) *(?P<reason>.+)", re.IGNORECASE
+)
+_CONTRARY_WORDS = {
     "yes": r"\b(?:no|not|false|or|but|maybe|if|unless|impossible|cannot|never)\b|n't\b",
     "true": r"\b(?:no|not|false|or|but|maybe|if|unless)\b|n't\b",
     "no": r"\b(?:yes|true|or|but|maybe|unless)\b"
@@ -770,7 +782,7 @@ _NO_SOLUTION = re.compile(
 
 def _read_figure(text: str) -> Words | None:
     r"""Reads a triangle, an angle or a line by its points: ``\angle ABC`` is ``\angle CBA``."""
-    match = _FIGURE.fullmatch(text)
+    match = _GEOMETRIC_FIGURE.fullmatch(text)
     if match is None:
         return None
     letters = match["letters"].lower()
@@ -789,28 +801,28 @@ def _read_words(text: str) -> Words | Scalar | None:
     figure = _read_figure(text)
     if figure is not None:
         return figure
-    is_only_text = _TEXT.fullmatch(text) is not None
-    plain = _TEXT.sub(lambda match: f" {match[1]} ", text)
+    is_only_text = _TEXT_COMMAND.fullmatch(text) is not None
+    plain = _TEXT_COMMAND.sub(lambda match: f" {match[1]} ", text)
     # "yes, because …" is read as "yes", unless the reason has a word that may contradict it.
-    verdict = _VERDICT.fullmatch(" ".join(plain.split()))
-    if verdict is not None and not re.search(_CONTRARY[verdict[1].lower()], verdict["reason"].lower()):
+    verdict = _VERDICT_WITH_REASON.fullmatch(" ".join(plain.split()))
+    if verdict is not None and not re.search(_CONTRARY_WORDS[verdict[1].lower()], verdict["reason"].lower()):
         return Words(verdict[1].lower())
     if re.search(r"[\\^_=<>{}]", plain):
         return None  # signs of a formula
     plain = " ".join(plain.split())
-    if _LABEL.fullmatch(plain):
+    if _CAPITAL_LETTERS.fullmatch(plain):
         return Words(plain.lower())  # AB or IV: letters of a formula would be factors in any order
     if _NO_SOLUTION.fullmatch(plain.lower().rstrip(".")):
         return Scalar("\\emptyset")
     if plain.lower().rstrip(".") in _SETS_IN_WORDS:
         return Scalar(_SETS_IN_WORDS[plain.lower().rstrip(".")])
-    choice = _CHOICE.fullmatch(plain)
+    choice = _CHOSEN_OPTION.fullmatch(plain)
     if choice and (is_only_text or plain != choice[1]):  # \text{B} and (B) are choices, and B is a variable
         return Words(choice[1].lower())
     if any(character.isdigit() for character in plain):
         return None  # a number with its unit
-    # `_CALLED` has names of functions, such as sin.
-    plain_words = [word for word in _WORD.findall(plain) if word.lower() not in _CALLED]
+    # `_FUNCTION_NAMES` has names of functions, such as sin.
+    plain_words = [word for word in _WORD_OF_LETTERS.findall(plain) if word.lower() not in _FUNCTION_NAMES]
     if is_only_text and not plain_words and plain:
         return None  # \text{x} or \text{sin}, a formula in an upright font
     # abc may be a product of three letters, but "even" is a word, and so is any text within \text.
@@ -818,7 +830,7 @@ def _read_words(text: str) -> Words | Scalar | None:
     if not are_words and plain.lower() not in _SHORT_WORDS:
         return None
     if "," in plain:  # a list of words, which `_read_group` splits unless it has too many parts
-        return None if len(plain.split(",")) <= MOST_PARTS else Words(plain.lower())
+        return None if len(plain.split(",")) <= MOST_PARTS_OF_ANSWER else Words(plain.lower())
     plain = re.sub(r"[^\w\s:/-]", "", plain.lower()).strip()
     return Words(" ".join(re.sub(r"^(?:the|a|an)\s", "", plain).split()))
 
@@ -836,7 +848,7 @@ def _read_scalar(text: str) -> MathAnswer:
         text = inner.strip()
     measured = split_unit(text)
     formula = measured.formula
-    if _THOUSANDS.fullmatch(formula):
+    if _NUMBER_WITH_THOUSANDS.fullmatch(formula):
         formula = formula.replace(",", "")
-    formula = _SCIENTIFIC.sub(r"\1 \\cdot 10^{\2}", formula)  # 1.2e5
+    formula = _SCIENTIFIC_NUMBER.sub(r"\1 \\cdot 10^{\2}", formula)  # 1.2e5
     return Scalar(formula, measured.unit, measured.percent)

@@ -10,9 +10,9 @@ import json
 import re
 from typing import Any
 
-from treetune.tasks.graders.extraction import ANSWER, Box, boxes, last_between
+from treetune.tasks.graders.extraction import OPENING_TAG, Box, find_boxes, last_between
 
-LONGEST = 2000
+MOST_CHARACTERS_OF_ANSWER = 2000
 """The greatest length of an answer, in characters. No data set has an answer of 500."""
 
 # Text between boxes that are parts of one answer: ", ", " \\text{ and } ", "$, $x_2 = "
@@ -22,18 +22,18 @@ _BETWEEN_BOXES = re.compile(
 )
 # x = and x_1 = $ at the end of the text before a box
 _NAME_BEFORE = re.compile(r"((?:[A-Za-z]|\\[a-z]{2,8})(?:_\{?\w\}?)?)\s*=\s*[$\s]*\Z")
-_LONGEST_NAME = 30
+_LONGEST_NAME_BEFORE_BOX = 30
 """The number of characters before a box in which a name such as ``x_1 = $`` is searched."""
-_LONGEST_GAP = 80
+_LONGEST_GAP_BETWEEN_BOXES = 80
 """The most characters between two boxes that are parts of one answer."""
-MOST_BOXES = 60
+MOST_JOINED_BOXES = 60
 """The most boxes that are joined to one answer."""
 
 # **58** and __58__, but not the powers of x**2 * y**2
-_BOLD = re.compile(r"(?<![\w)\]}*])(\*\*|__)(?=[^\s*])([^*\n]{1,200}?)(?<=\S)\1(?![\w*])")
+_BOLD_TEXT = re.compile(r"(?<![\w)\]}*])(\*\*|__)(?=[^\s*])([^*\n]{1,200}?)(?<=\S)\1(?![\w*])")
 # Texts before an answer, one kind in each line: "The answer to part (b) is ", "the solutions are ", a heading
 # "## Final Answer", Chinese and Japanese, other languages.
-_MARKER = re.compile(
+_ANSWER_MARKER = re.compile(
     r"\banswers?\b[^.,\n:：=]{0,40}?(?:\b(?:is|are|be|equals)\b|[:：=])\s*[:：]?\s*"
     r"|solutions?\s*(?:is|are|[:：=])\s*[:：]?\s*"
     r"|^(?:[#>]|[^\S\n])*+(?:(?:the|my)\s+)?(?:final\s+)?answer\s*$"
@@ -44,20 +44,20 @@ _MARKER = re.compile(
 # The full stop of a sentence, not of a number or an abbreviation
 _END_OF_SENTENCE = re.compile(r"\.(?=\s+[A-Z])|。")
 # "The answer is not 5"
-_DENIED = re.compile(r"\bnot\b|n't\b|\bnever\b|\bcannot\b", re.IGNORECASE)
+_DENIAL = re.compile(r"\bnot\b|n't\b|\bnever\b|\bcannot\b", re.IGNORECASE)
 # $58$, $$58$$, \(58\), \[58\] directly after a marker
-_DISPLAY = re.compile(r"\s*(\$\$?|\\\(|\\\[)(.*?)(\$\$?|\\\)|\\\])", re.DOTALL)
+_FORMULA_IN_DELIMITERS = re.compile(r"\s*(\$\$?|\\\(|\\\[)(.*?)(\$\$?|\\\)|\\\])", re.DOTALL)
 # "therefore, simply " before an answer
-_LEAD = re.compile(
+_LEADING_WORDS = re.compile(
     r"\A(?:(?:therefore|thus|hence|then|so|simply|indeed|just|clearly|exactly|equal\s+to|given\s+by|that)\b[,:]?\s*)+",
     re.IGNORECASE,
 )
 # "The number of ways is 58"
-_SENTENCE = re.compile(r"\A[A-Za-z]{2,}\b.*\s(?:is|are|equals)\s+(?P<end>.+)\Z")
+_SENTENCE_WITH_ANSWER = re.compile(r"\A[A-Za-z]{2,}\b.*\s(?:is|are|equals)\s+(?P<end>.+)\Z")
 # ", because it is even" up to the end of the line
-_REASON = re.compile(r"(?:,|(?<!\s))\s++(?:because|since)\b.*\Z", re.IGNORECASE)
+_REASON_AT_END = re.compile(r"(?:,|(?<!\s))\s++(?:because|since)\b.*\Z", re.IGNORECASE)
 # The text before the answer in golds of some data sets
-_INSTRUCTION = re.compile(r"[Tt]he (?:final )?answer is:?\s*")
+_ANNOUNCEMENT_OF_GOLD = re.compile(r"[Tt]he (?:final )?answer is:?\s*")
 
 
 def find_answer(response: str, gold_parts: int = 1) -> str | None:
@@ -68,30 +68,30 @@ def find_answer(response: str, gold_parts: int = 1) -> str | None:
         gold_parts: The number of answers that the gold lists. If it lists N > 1 answers, the last N boxes of
             a paragraph can be the answer together, with any words between them.
     """
-    in_boxes = boxes(response)
-    tagged_at = response.rfind(ANSWER)
+    in_boxes = find_boxes(response)
+    tagged_at = response.rfind(OPENING_TAG)
     # The later of a box and an <answer> counts.
     if in_boxes and in_boxes[-1][0] > tagged_at:
-        return _from_boxes(response, in_boxes, gold_parts) or None
+        return _read_boxes(response, in_boxes, gold_parts) or None
     if tagged_at >= 0:
         tagged = last_between(response[tagged_at:], unclosed=True)
         # Within the tags there may be a sentence ("The answer is 5"). A long text there isn't an answer.
-        if tagged and len(tagged) <= LONGEST:
+        if tagged and len(tagged) <= MOST_CHARACTERS_OF_ANSWER:
             return find_answer(tagged, gold_parts) or _strip_bold(tagged)
     if in_boxes:  # before an <answer> that is empty or too long
-        return _from_boxes(response, in_boxes, gold_parts) or None
+        return _read_boxes(response, in_boxes, gold_parts) or None
     return _answer_after_marker(response)
 
 
 def find_gold(gold: str) -> str:
     """Returns the answer in a gold, which may be a solution with a box, a JSON list, or only the answer."""
-    if in_boxes := boxes(gold):
+    if in_boxes := find_boxes(gold):
         return _join_boxes(gold, in_boxes)
     items = json_list(gold)
     if items is not None:
         return ", ".join(items)
     # The golds of some data sets say "The answer is" before the answer.
-    return _INSTRUCTION.split(gold)[-1].strip()
+    return _ANNOUNCEMENT_OF_GOLD.split(gold)[-1].strip()
 
 
 def json_list(gold: str) -> list[str] | None:
@@ -100,7 +100,7 @@ def json_list(gold: str) -> list[str] | None:
     Two ascending integers such as ``[3, 5]`` aren't a list of answers, but a closed interval.
     """
     text = gold.strip()
-    if not (text.startswith("[") and text.endswith("]")) or len(text) > LONGEST:
+    if not (text.startswith("[") and text.endswith("]")) or len(text) > MOST_CHARACTERS_OF_ANSWER:
         return None
     try:
         items = json.loads(text)
@@ -114,17 +114,17 @@ def json_list(gold: str) -> list[str] | None:
     )
     if not items or is_interval:
         return None
-    return [_item(item) for item in items]
+    return [_text_of_item(item) for item in items]
 
 
-def _item(item: Any) -> str:
+def _text_of_item(item: Any) -> str:
     """Returns an item of a JSON list as the text of an answer: ``(1, 2)`` for [1, 2], ``true`` for True."""
     if isinstance(item, list):
-        return f"({', '.join(_item(part) for part in item)})"
+        return f"({', '.join(_text_of_item(part) for part in item)})"
     return item if isinstance(item, str) else json.dumps(item)
 
 
-def _from_boxes(response: str, in_boxes: list[Box], gold_parts: int) -> str:
+def _read_boxes(response: str, in_boxes: list[Box], gold_parts: int) -> str:
     r"""Returns the answer in the last box, or in the last boxes if they are parts of one answer.
 
     If the gold lists two answers, ``The roots are \boxed{1}, which is simple, and \boxed{2}.`` gives ``1,
@@ -152,20 +152,22 @@ def _join_boxes(text: str, in_boxes: list[Box]) -> str:
     """Returns the content of the last box, together with those of preceding boxes that are separated from it
     only by commas, names or "and"."""
     first = len(in_boxes) - 1
-    while first > 0 and len(in_boxes) - first < MOST_BOXES:
+    while first > 0 and len(in_boxes) - first < MOST_JOINED_BOXES:
         _, end_of_previous, _ = in_boxes[first - 1]
         start_of_next, _, _ = in_boxes[first]
         gap = text[end_of_previous:start_of_next]
         # A box on the next line, without any word before it, repeats or corrects the previous one.
         replaces_previous = "\n" in gap and not gap.strip(" \n\r\t$.*")
-        is_separate = len(gap) > _LONGEST_GAP or "\n\n" in gap or _BETWEEN_BOXES.fullmatch(gap) is None
+        is_separate = (
+            len(gap) > _LONGEST_GAP_BETWEEN_BOXES or "\n\n" in gap or _BETWEEN_BOXES.fullmatch(gap) is None
+        )
         if replaces_previous or is_separate:
             break
         first -= 1
     contents: list[str] = []
     names: list[str] = []
     for start, _, content in in_boxes[first:]:
-        name = _NAME_BEFORE.search(text[max(0, start - _LONGEST_NAME) : start])
+        name = _NAME_BEFORE.search(text[max(0, start - _LONGEST_NAME_BEFORE_BOX) : start])
         names.append(name[1] if name is not None else "")
         contents.append(content.strip())
     if len(set(contents)) == 1:
@@ -180,15 +182,15 @@ def _answer_after_marker(response: str) -> str | None:
 
     None if there is no marker, or nothing after it.
     """
-    tail = _strip_bold(response[-LONGEST:])
+    ending = _strip_bold(response[-MOST_CHARACTERS_OF_ANSWER:])
     # "The answer is not 5" states no answer.
-    markers = [match for match in _MARKER.finditer(tail) if not _DENIED.search(match[0])]
+    markers = [match for match in _ANSWER_MARKER.finditer(ending) if not _DENIAL.search(match[0])]
     if not markers:
         return None
-    after_marker = tail[markers[-1].end() :]
+    after_marker = ending[markers[-1].end() :]
     # A formula directly after the marker is the answer if nothing follows it in its line. It may itself have
     # several lines, as in \[ … \].
-    display = _DISPLAY.match(after_marker)
+    display = _FORMULA_IN_DELIMITERS.match(after_marker)
     if display and not after_marker[display.end() :].partition("\n")[0].strip(" .*。"):
         return display[2].strip() or None
     # If there is no such formula, the answer is in the first sentence of the first line that isn't empty.
@@ -196,14 +198,14 @@ def _answer_after_marker(response: str) -> str | None:
     end = _END_OF_SENTENCE.search(line)
     line = line[: end.start()] if end else line
     # Removes "therefore, simply" before the answer, and ", because …" after it.
-    line = _REASON.sub("", _LEAD.sub("", line.strip(" #>")))
+    line = _REASON_AT_END.sub("", _LEADING_WORDS.sub("", line.strip(" #>")))
     # The heading "Final Answer" may be followed by "The number of ways is 58".
-    sentence = _SENTENCE.match(line)
-    if sentence is not None and not _DENIED.search(line):
-        line = _LEAD.sub("", sentence["end"])
+    sentence = _SENTENCE_WITH_ANSWER.match(line)
+    if sentence is not None and not _DENIAL.search(line):
+        line = _LEADING_WORDS.sub("", sentence["end"])
     return line.strip() or None
 
 
 def _strip_bold(text: str) -> str:
     """Removes Markdown's asterisks around a phrase, but not those of ``x**2``."""
-    return _BOLD.sub(r"\2", text)
+    return _BOLD_TEXT.sub(r"\2", text)

@@ -192,7 +192,7 @@ class Date:
             match = pattern.fullmatch(text)
             if match is None:
                 continue
-            month = _month(match["month"])
+            month = _number_of_month(match["month"])
             day = int(match["day"]) if match["day"] else None
             is_year_first = match.start("year") == 0
             if month is not None and month > 12 and day is not None and day <= 12 and not is_year_first:
@@ -203,7 +203,7 @@ class Date:
         return None
 
 
-def _month(text: str) -> int | None:
+def _number_of_month(text: str) -> int | None:
     """Returns the number of a month: 1 for ``January``, ``jan``, ``janu`` and ``01``. Returns None for any
     other word.
 

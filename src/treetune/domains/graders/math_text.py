@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Callable
 from typing import NamedTuple
 
-from treetune.tasks.graders.extraction import boxes, braces
+from treetune.tasks.graders.extraction import find_boxes, find_braces
 
 _ASCII_SIGNS = {
     "−": "-", "–": "-", "—": "-", "﹣": "-", "－": "-", "＋": "+", "．": ".", "，": ",", "％": "%", "／": "/",
@@ -75,7 +75,7 @@ _MOST_FORMATTED_GROUPS = 12
 _TEXT_COMMAND = r"\\(?:mathrm|mathit|mathbf|mathsf|text|textrm|textit|operatorname\*?|rm) ?"
 
 
-def _constant(match: re.Match[str]) -> str:
+def _constant_with_space(match: re.Match[str]) -> str:
     r"""Returns the constant of ``\mathrm{i}`` or ``\mathrm{e}`` with a space before it."""
     return " " + (match[1] or match[2])
 
@@ -129,7 +129,7 @@ _SIZES_SPACES_AND_RELATIONS = [
     _rewriting(".", r"(?<![A-Za-z])([aApP])\. ?[mM](?:\.|(?![A-Za-z]))", r"\1m"),
 ]  # fmt: skip
 
-_COMMAND = re.compile(r"\\([A-Za-z]+)")
+_LATEX_COMMAND = re.compile(r"\\([A-Za-z]+)")
 _PLAIN_COMMANDS = {
     "tfrac": r"\frac", "dfrac": r"\frac", "cfrac": r"\frac", "sfrac": r"\frac", "nicefrac": r"\frac",
     "xfrac": r"\frac", "flatfrac": r"\frac",
@@ -156,7 +156,7 @@ _FONTS_AND_NOTATION = [
     _rewriting(
         "\\",
         _TEXT_COMMAND + r"\{ ?([ei]) ?\}(?=.)|(?<=.)" + _TEXT_COMMAND + r"\{ ?([ei]) ?\}",
-        _constant,
+        _constant_with_space,
     ),
     # \mathrm{e}   \mathrm{C}(5,2)
     _rewriting("\\", r"\\(?:mathrm|operatorname\*?|mathit) ?\{ ?([eiCP]) ?\}", r" \1"),
@@ -226,7 +226,7 @@ _ROW_END_AT_THE_END = re.compile(r"\\\\(?=\s*\Z)")
 _BACKSLASH_AT_THE_END = re.compile(r"(?<!\\)\\\Z")
 
 
-def undressed(text: str) -> str:
+def normalise_notation(text: str) -> str:
     """Returns the normalised text: with ASCII signs, simple commands and single spaces, and without dollars
     and a full stop at the end.
 
@@ -236,18 +236,18 @@ def undressed(text: str) -> str:
     if not text.isascii():
         text = _SUPERSCRIPT.sub(lambda match: "^{" + match[0].translate(_SUPERSCRIPTS) + "}", text)
         text = _SUBSCRIPT.sub(lambda match: "_{" + match[0].translate(_SUBSCRIPTS) + "}", text)
-        text = "".join(map(_character, text))
+        text = "".join(map(_to_ascii, text))
     # Colours and fonts around groups are removed next, since they would separate what the patterns below look
     # for.
     if "\\" in text:
         text = _remove_formatting_of_groups(text)
-        text = _content_of_a_box(text)
+        text = _take_content_of_a_box(text)
     # Sizes and spaces follow, which may be between any two signs. After that commands get their simple names,
     # since the patterns for fonts and notation know only the simple ones (``\frac`` and not ``\dfrac``).
     for rewriting in _SIZES_SPACES_AND_RELATIONS:
         text = rewriting.apply(text)
     if "\\" in text:
-        text = _COMMAND.sub(lambda command: _PLAIN_COMMANDS.get(command[1], command[0]), text)
+        text = _LATEX_COMMAND.sub(lambda command: _PLAIN_COMMANDS.get(command[1], command[0]), text)
     for rewriting in _FONTS_AND_NOTATION:
         text = rewriting.apply(text)
     # An escaped dollar is a currency, and any other one only begins or ends a formula.
@@ -261,11 +261,11 @@ def undressed(text: str) -> str:
     return _BACKSLASH_AT_THE_END.sub("", text).strip()
 
 
-def _content_of_a_box(text: str) -> str:
+def _take_content_of_a_box(text: str) -> str:
     """Returns the content of a text that is only a box, or a box in a box. Returns any other text as it
     is."""
     while True:
-        boxed = boxes(text)
+        boxed = find_boxes(text)
         if len(boxed) != 1:
             return text
         start, end, content = boxed[0]
@@ -282,7 +282,7 @@ def _remove_formatting_of_groups(text: str) -> str:
         opening = _FORMATTING_OF_A_GROUP.search(text, position)
         if opening is None:
             break
-        closing = braces(text).get(opening.end() - 1)
+        closing = find_braces(text).get(opening.end() - 1)
         if closing is None:  # an unclosed brace: the group stays as it is
             position = opening.end()
             continue
@@ -299,7 +299,7 @@ def _remove_formatting_of_groups(text: str) -> str:
     return text
 
 
-def _character(character: str) -> str:
+def _to_ascii(character: str) -> str:
     r"""Returns a character's notation in ASCII: ``-`` for a dash, ``5`` for a fullwidth or Arabic 5,
     ``\frac{3}{4}`` for ¾. Letters and other characters stay."""
     if character in _ASCII_SIGNS:
@@ -308,6 +308,6 @@ def _character(character: str) -> str:
     if digit is not None:
         return str(digit)
     if unicodedata.decomposition(character).startswith("<fraction>"):
-        above, _, below = unicodedata.normalize("NFKC", character).partition("⁄")
-        return rf"\frac{{{above}}}{{{below}}}"
+        numerator, _, denominator = unicodedata.normalize("NFKC", character).partition("⁄")
+        return rf"\frac{{{numerator}}}{{{denominator}}}"
     return character

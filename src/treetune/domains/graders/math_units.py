@@ -15,10 +15,10 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-MOST_WORDS = 6
+MOST_WORDS_OF_UNIT = 6
 """The most words of a unit. A longer text is a sentence."""
 
-LARGEST_POWER = 6
+LARGEST_POWER_OF_UNIT = 6
 """The largest power of a unit, such as 2 in ``s^2``."""
 
 
@@ -35,7 +35,7 @@ class UnitOfMeasure:
 
 
 # dimension: {unit: how many of the dimension's first unit it is}
-_TABLE: dict[str, dict[str, int | Fraction]] = {
+_SIZES_OF_UNITS: dict[str, dict[str, int | Fraction]] = {
     "length": {"m": 1, "mm": Fraction(1, 1000), "cm": Fraction(1, 100), "dm": Fraction(1, 10), "km": 1000,
                "um": Fraction(1, 10**6), "nm": Fraction(1, 10**9), "in": Fraction(254, 10000),
                "ft": Fraction(3048, 10000), "yd": Fraction(9144, 10000), "mi": Fraction(1609344, 1000)},
@@ -53,7 +53,7 @@ _TABLE: dict[str, dict[str, int | Fraction]] = {
     "data": {"bit": 1, "byte": 8},
 }  # fmt: skip
 
-_DERIVED: dict[str, tuple[dict[str, int], Fraction]] = {
+_DERIVED_UNITS: dict[str, tuple[dict[str, int], Fraction]] = {
     "l": ({"length": 3}, Fraction(1, 1000)), "ml": ({"length": 3}, Fraction(1, 10**6)),
     "acre": ({"length": 2}, Fraction("4046.8564224")), "hectare": ({"length": 2}, Fraction(10000)),
     "mph": ({"length": 1, "time": -1}, Fraction(1609344, 3600000)),
@@ -70,7 +70,7 @@ _DERIVED: dict[str, tuple[dict[str, int], Fraction]] = {
     "V": ({"mass": 1, "length": 2, "time": -3, "current": -1}, Fraction(1000)),
 }  # fmt: skip
 
-_SPELLINGS = {
+_UNIT_OF_SPELLING = {
     "meter": "m", "metre": "m", "millimeter": "mm", "millimetre": "mm", "centimeter": "cm",
     "centimetre": "cm",
     "kilometer": "km", "kilometre": "km", "decimeter": "dm", "decimetre": "dm", "inch": "in", "inche": "in",
@@ -94,7 +94,7 @@ _TEMPERATURE = re.compile(
     r"(?:degrees? |\^\\circ ?)(?P<symbol>[CF])|(?:degrees? |\^\\circ ?)?(?P<name>[Cc]elsius|[Ff]ahrenheit)"
     r"|(?P<kelvin>K|[Kk]elvins?)"
 )
-_POWERS = {"squared": 2, "cubed": 3}
+_POWER_OF_WORD = {"squared": 2, "cubed": 3}
 _TEMPERATURE_SYMBOLS = {"C": "celsius", "F": "fahrenheit"}
 _SYMBOLS_OF_MONEY = {"USD": "dollar", "€": "euro", "£": "sterling", "¥": "yen", "₹": "rupee"}
 
@@ -122,9 +122,9 @@ _ORDINAL_PART = re.compile(
 # "reduced", "doubled", but not "seeds"
 _PARTICIPLE = re.compile(r"(?!(?:seed|bed|weed|steed|breed|shed|sled|thread|bead|head)s?\Z)[a-z]{2,}ed")
 # m, s^2, ft^{3}, oz.
-_FACTOR = re.compile(r"(?P<name>[A-Za-z'¢€£¥₹.-]+)(?:\^\(?\{?(?P<power>-?\d)\}?\)?)?")
+_FACTOR_OF_UNIT = re.compile(r"(?P<name>[A-Za-z'¢€£¥₹.-]+)(?:\^\(?\{?(?P<power>-?\d)\}?\)?)?")
 # The end of "cups of flour"
-_OF = re.compile(r"(?<=\w) of [a-z ]+\Z")
+_OF_AND_NOUN = re.compile(r"(?<=\w) of [a-z ]+\Z")
 
 
 def read_unit(text: str) -> UnitOfMeasure | None:
@@ -134,9 +134,9 @@ def read_unit(text: str) -> UnitOfMeasure | None:
         return temperature
     text = re.sub(r"\\cdot|\\times|[*·]", " ", text)
     text = re.sub(r"(?<![A-Za-z])per(?![A-Za-z])", "/", text)
-    if len(text.split()) > MOST_WORDS or re.search(r"[^-A-Za-z'¢€£¥₹./^\d{}() ]", text):
+    if len(text.split()) > MOST_WORDS_OF_UNIT or re.search(r"[^-A-Za-z'¢€£¥₹./^\d{}() ]", text):
         return None  # a sentence, or a sign that no unit has
-    text = _OF.sub("", " ".join(text.split()))
+    text = _OF_AND_NOUN.sub("", " ".join(text.split()))
     # In km/h/s the unit before the first slash is a factor, and all units after it are divisors.
     numerator, *denominators = re.sub(" ?/ ?", "/", text).split("/")
     products = [(product, -1) for product in denominators]
@@ -185,16 +185,16 @@ def _read_product(text: str) -> UnitOfMeasure | None:
         if symbol.lower().rstrip(".") in ("square", "sq", "cubic", "cu"):
             next_power = 2 if symbol.lower().startswith("s") else 3
             continue
-        match = _FACTOR.fullmatch(symbol)
-        unit = None if match is None else _look_up(match["name"])
+        match = _FACTOR_OF_UNIT.fullmatch(symbol)
+        unit = None if match is None else _look_up_unit(match["name"])
         if match is None or unit is None:  # as in "red balls": not a product of units, but perhaps a noun
             return _read_noun(text)
         power = int(match["power"]) if match["power"] else next_power
         next_power = 1
-        if index < len(factors) and factors[index].lower() in _POWERS:
-            power = _POWERS[factors[index].lower()]
+        if index < len(factors) and factors[index].lower() in _POWER_OF_WORD:
+            power = _POWER_OF_WORD[factors[index].lower()]
             index += 1
-        if abs(power) > LARGEST_POWER:
+        if abs(power) > LARGEST_POWER_OF_UNIT:
             return None
         for dimension, exponent in unit.dimensions:
             powers[dimension] = powers.get(dimension, 0) + exponent * power
@@ -204,22 +204,22 @@ def _read_product(text: str) -> UnitOfMeasure | None:
     return UnitOfMeasure(tuple(sorted(powers.items())), factor)
 
 
-def _look_up(name: str) -> UnitOfMeasure | None:
+def _look_up_unit(name: str) -> UnitOfMeasure | None:
     """Finds a unit by its symbol, name or plural. The case of letters matters for symbols: ``mA``, ``Pa``."""
     name = name.rstrip(".")
     lower = name.lower()
     # A single capital isn't read as a small letter: M scales its number, and m is a metre. L is a litre.
     spellings = (name, lower, lower.removesuffix("s")) if len(name) > 1 or name == "L" else (name,)
     for spelling in spellings:
-        spelling = _SPELLINGS.get(spelling, spelling)
-        for dimension, sizes in _TABLE.items():
+        spelling = _UNIT_OF_SPELLING.get(spelling, spelling)
+        for dimension, sizes in _SIZES_OF_UNITS.items():
             if spelling in sizes:
                 return UnitOfMeasure(((dimension, 1),), Fraction(sizes[spelling]))
-        if spelling in _DERIVED:
-            powers, factor = _DERIVED[spelling]
+        if spelling in _DERIVED_UNITS:
+            powers, factor = _DERIVED_UNITS[spelling]
             return UnitOfMeasure(tuple(sorted(powers.items())), factor)
     if name in _SYMBOLS_OF_MONEY:
-        return _look_up(_SYMBOLS_OF_MONEY[name])
+        return _look_up_unit(_SYMBOLS_OF_MONEY[name])
     return None
 
 
@@ -268,7 +268,7 @@ class Scalar:
     """Whether it has a percent sign."""
 
 
-_SCALES: dict[str, int | Fraction] = {
+_SCALE_OF_WORD: dict[str, int | Fraction] = {
     "dozen": 12, "score": 20, "gross": 144, "pair": 2, "pairs": 2, "k": 10**3, "hundred": 10**2,
     "thousand": 10**3,
     "million": 10**6, "billion": 10**9, "trillion": 10**12, "bn": 10**9, "tenths": Fraction(1, 10),
@@ -278,9 +278,9 @@ _SCALES: dict[str, int | Fraction] = {
 # USD 5, -€5, £-5, or \frac after the symbol
 _MONEY_FIRST = re.compile(r"(?P<sign>- ?)?(?P<symbol>USD|€|£|¥|₹) ?(?P<rest>-?[\d.\\].*)", re.DOTALL)
 # ^\circ and ^\circ C at the end
-_DEGREES = re.compile(r"\^\\circ ?(?P<scale>[CF])?\s*\Z")
+_DEGREE_SIGN_AT_END = re.compile(r"\^\\circ ?(?P<scale>[CF])?\s*\Z")
 _OF_AN_ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
-_TEXT = re.compile(r"\\text ?\{([^{}]*)\}")
+_TEXT_COMMAND = re.compile(r"\\text ?\{([^{}]*)\}")
 # A number's or formula's end before its unit: a digit, a bracket, 2i, 3\pi, 5!, 3x
 _END_OF_NUMBER = re.compile(r"(?:[\d})\]iπ!]|\\pi|(?<![A-Za-z\\])[a-z])\Z")
 # The " cm^2", " square feet" or "€" after a digit or a bracket
@@ -294,7 +294,7 @@ _NOT_UNITS = {
     "min",
 }  # fmt: skip
 # "1 hour ", "30 minutes, ", "USD 2 and " in a sum of quantities
-_QUANTITY = re.compile(
+_QUANTITY_IN_SUM = re.compile(
     r"(?P<number>USD ?\d+(?:\.\d+)?|\d+(?:\.\d+)?) ?(?P<unit>[A-Za-z]{1,12}\.?)?"
     r"(?:\s*(?:,|and|, and)\s*|\s+|\Z)"
 )
@@ -311,7 +311,7 @@ def split_unit(text: str) -> Scalar:
     money = _MONEY_FIRST.fullmatch(text)
     if money is not None:
         return _read_money(money) or Scalar(text)
-    degrees = _DEGREES.search(text)
+    degrees = _DEGREE_SIGN_AT_END.search(text)
     # In \sin 30^\circ the sign of degrees belongs to the sine's argument, and the sine itself has no unit.
     if degrees is not None and not _OF_AN_ANGLE.search(text):
         number = text[: degrees.start()].strip()
@@ -329,7 +329,7 @@ def split_unit(text: str) -> Scalar:
 def _read_money(money: re.Match[str]) -> Scalar | None:
     """Reads an amount of money after its currency. Returns None for ``€5 \\text{ cm}`` and ``€5%``, which are
     no amounts of money."""
-    currency = _look_up(_SYMBOLS_OF_MONEY[money["symbol"]])
+    currency = _look_up_unit(_SYMBOLS_OF_MONEY[money["symbol"]])
     amount = split_unit(money["rest"])
     if amount.percent:
         return None
@@ -347,10 +347,10 @@ def _split_text(text: str) -> tuple[str, str]:
     ("5", "cm^2"): without ``\text``, the text is the words after the number, if these are not variables or a
     function. Both are "" if there is no number with such a text.
     """
-    upright = _TEXT.search(text)
+    upright = _TEXT_COMMAND.search(text)
     if upright is not None:
         number = text[: upright.start()].rstrip(" (~")
-        unit_text = re.sub(r"[{}~]", "", _TEXT.sub(r" \1 ", text[upright.start() :]))
+        unit_text = re.sub(r"[{}~]", "", _TEXT_COMMAND.sub(r" \1 ", text[upright.start() :]))
         unit_text = re.sub(r"\s*\^\s*", "^", " ".join(unit_text.split())).strip("()")
         return (number, unit_text) if _END_OF_NUMBER.search(number) else ("", "")
     plain = _PLAIN_UNIT.search(text)
@@ -380,7 +380,7 @@ def _is_product(first_word: str, unit_text: str, gap: str) -> bool:
     """
     if len(first_word) == 2 and not gap:
         return first_word.lower() not in _WRITTEN_WITHOUT_SPACE
-    if _look_up(first_word) is not None:
+    if _look_up_unit(first_word) is not None:
         return False
     return all(len(letters) <= 3 for letters in re.findall(r"[A-Za-z]+", unit_text))
 
@@ -393,14 +393,15 @@ def _read_measured(number: str, unit_text: str) -> Scalar | None:
     """
     if not unit_text.endswith("m."):  # "p.m." must not become a unit
         unit_text = unit_text.rstrip(" .").strip()
-    first, _, rest = unit_text.partition(" ")
-    if first.lower() in _POWERS:  # "5 squared" is 25, and in "5 feet squared" the word belongs to the unit
-        number = f"({number})^{_POWERS[first.lower()]}"
-        unit_text = rest.strip()
-    elif first.lower() in _SCALES:
-        scale = Fraction(_SCALES[first.lower()])
+    first_word, _, other_words = unit_text.partition(" ")
+    if first_word.lower() in _POWER_OF_WORD:
+        # "5 squared" is 25, and in "5 feet squared" the word belongs to the unit.
+        number = f"({number})^{_POWER_OF_WORD[first_word.lower()]}"
+        unit_text = other_words.strip()
+    elif first_word.lower() in _SCALE_OF_WORD:
+        scale = Fraction(_SCALE_OF_WORD[first_word.lower()])
         number = f"\\frac{{{scale.numerator}}}{{{scale.denominator}}} \\cdot ({number})"
-        unit_text = rest.strip().removeprefix("of ").strip()
+        unit_text = other_words.strip().removeprefix("of ").strip()
     if not unit_text:
         return Scalar(number)
     if unit_text.lower() in ("percent", "per cent"):
@@ -430,11 +431,11 @@ def sum_of_quantities(text: str) -> Scalar | None:
     it isn't, the text states several answers, and the result is None.
     """
     # \text{ cm} becomes its content.
-    text = " ".join(_TEXT.sub(r" \1 ", text).split())
+    text = " ".join(_TEXT_COMMAND.sub(r" \1 ", text).split())
     position = 0
     parts: list[tuple[Fraction, UnitOfMeasure]] = []
     while position < len(text):
-        match = _QUANTITY.match(text, position)
+        match = _QUANTITY_IN_SUM.match(text, position)
         if match is None:
             return None
         number = match["number"]  # with the currency in "USD 2"
@@ -458,7 +459,7 @@ def sum_of_quantities(text: str) -> Scalar | None:
     return Scalar(formula, smallest)
 
 
-def conversion(unit: UnitOfMeasure, other: UnitOfMeasure) -> tuple[Fraction, Fraction] | None:
+def factor_and_offset_between(unit: UnitOfMeasure, other: UnitOfMeasure) -> tuple[Fraction, Fraction] | None:
     """Returns the factor and the summand that convert a number of `unit` to `other`.
 
     Example: from °C to K they are 1 and 273.15. Returns None if the units have different dimensions. A degree

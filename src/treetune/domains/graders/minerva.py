@@ -19,34 +19,34 @@ from typing_extensions import override
 from treetune.domains.graders.formulas import (
     Absurd,
     NotAFormula,
-    mixed_numbers_added,
     read_expression,
     same_value,
+    write_mixed_numbers_as_sums,
 )
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.extraction import braces
+from treetune.tasks.graders.extraction import find_braces
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
-LONGEST = 100_000
+MOST_CHARACTERS_OF_RESPONSE = 100_000
 """The most characters of a response that is read. The paper's answers of 1,024 tokens are much shorter."""
 
-MOST_ANSWERS = 50
+MOST_GOLDS = 50
 """The most answers of a gold. The time for comparing them grows with the square of their number."""
 
-_BETWEEN = ", "
+_ANSWER_SEPARATOR = ", "
 """Separates the answers of a response in the extracted text. An answer never has a space itself."""
 
-CLOSE = 1e-3
+TOLERANCE = 1e-3
 """Two numbers are equal if their absolute difference is smaller: 0.0001 equals 0.0002."""
 
-_TOO_HARD = re.compile(r"%|\^\{|\^\(|\^\d\d|\^\d+\^|\d{3,}!")
+_TOO_HARD_TO_EVALUATE = re.compile(r"%|\^\{|\^\(|\^\d\d|\^\d+\^|\d{3,}!")
 """Signs of a formula that the paper's code doesn't evaluate: a percent sign, an exponent in brackets or of
 two digits, a power of a power, and a factorial of a number of three digits."""
 _NO_FORMULA = re.compile(r"\\[{}]|\\div(?![A-Za-z])|[÷|]|(?<!\\sqrt)\[")
 """Signs of a text that the paper's code doesn't read as a formula. For it, braces are a set and square
 brackets a list, which equal no number."""
-_DRESS = re.compile(
+_FORMATTING_COMMAND = re.compile(
     r"\\(?:[mh]box|fbox|boxed|text[a-z]{0,2}|math(?:it|sf|tt)|emph|underline|overline|boldsymbol|bm|cancel"
     r"|operatorname|displaystyle|degree|bf|it|rm)(?![A-Za-z])"
 )
@@ -60,8 +60,8 @@ class Minerva(Grader):
 
     It accepts 500 for 5 (as a percentage), 0.0002 for 0.0001, and an interval with other brackets. It rejects
     1024 for ``2^{10}``, `50%` for a half, and every matrix with several lines. If the problem's data has a
-    worked ``solution``, the gold is the answer in that. A response of more than `LONGEST` characters, which
-    the paper's code would read, has the outcome ``error``.
+    worked ``solution``, the gold is the answer in that. A response of more than `MOST_CHARACTERS_OF_RESPONSE`
+    characters, which the paper's code would read, has the outcome ``error``.
     """
 
     votes_by_value: ClassVar[bool] = True
@@ -78,22 +78,22 @@ class Minerva(Grader):
 
     @override
     def grade(self, response: str, problem: Problem) -> Grade:
-        if len(response) > LONGEST:
-            message = f"not read: {len(response)} characters, more than {LONGEST}"
+        if len(response) > MOST_CHARACTERS_OF_RESPONSE:
+            message = f"not read: {len(response)} characters, more than {MOST_CHARACTERS_OF_RESPONSE}"
             return Grade(reward=0.0, outcome="error", message=message)
         answer = self.after_thought(response, problem)
-        answers = extract(answer or "", problem.prompt)
+        answers = extract_answers(answer or "", problem.prompt)
         gold_answers = _gold_answers(problem)
         if not answers:
             return Grade(reward=0.0, outcome="no_answer")
         correct = lists_agree(answers, gold_answers)
-        return Grade(reward=float(correct), outcome="ok", extracted=_BETWEEN.join(answers))
+        return Grade(reward=float(correct), outcome="ok", extracted=_ANSWER_SEPARATOR.join(answers))
 
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
         # Each text is a list of answers. Only as many of them count as the gold has, from the end.
         count = len(set(_gold_answers(problem)))
-        return lists_agree(answer.split(_BETWEEN)[-count:], other.split(_BETWEEN)[-count:])
+        return lists_agree(answer.split(_ANSWER_SEPARATOR)[-count:], other.split(_ANSWER_SEPARATOR)[-count:])
 
 
 def _gold_answers(problem: Problem) -> list[str]:
@@ -103,7 +103,7 @@ def _gold_answers(problem: Problem) -> list[str]:
         text = problem.gold
     if "boxed" not in text and "he answer is" not in text:
         text = f"\\boxed{{{text.strip()}}}"  # only an answer: write it in the form of a solution
-    return extract(text, problem.prompt)
+    return extract_answers(text, problem.prompt)
 
 
 # The text of an answer
@@ -116,10 +116,10 @@ MOST_BOXES = 50
 """The most boxes that are read, the last ones."""
 
 _LAST_NUMBER = re.compile(r"-?\d*\.?\d+")
-_OUTPUT = re.compile(r"```output\n(.*?)```", re.DOTALL)
-_AND = re.compile(r"\\text\{\s*and\s*\}")
+_PROGRAM_OUTPUT = re.compile(r"```output\n(.*?)```", re.DOTALL)
+_AND_IN_TEXT = re.compile(r"\\text\{\s*and\s*\}")
 
-_FIRST: list[tuple[str, str]] = [
+_RULES_BEFORE_UNIT: list[tuple[str, str]] = [
     (r"\n", ""),
     (r"\.+$", ""),
     (r"\\!", ""),
@@ -127,7 +127,7 @@ _FIRST: list[tuple[str, str]] = [
     (r"\\[tdc]frac", r"\\frac"),
     (r"\\left|\\right", ""),
 ]
-_THEN: list[tuple[str, str]] = [
+_RULES_AFTER_UNIT: list[tuple[str, str]] = [
     (r"\^\\circ|\^\{\\circ\}", ""),
     (r"\{[cm]?m\}(?:\^[23])?", ""),
     (r"p\.m\.$", ""),
@@ -140,18 +140,20 @@ _THEN: list[tuple[str, str]] = [
     (r"\\cdot", ""),
     (r"infinity", r"\\infty"),
 ]
-_LAST: list[tuple[str, str]] = [
+_RULES_AFTER_INFINITY: list[tuple[str, str]] = [
     (r"\\mathbf|\\mathrm", ""),
     (r"\\mbox\{[^{}]*\}", ""),
 ]
-_UNIT = re.compile(r"\\text\{.*?\}$")
-_ZEROS = re.compile(r"(\d)\.0+(?!\d)")
-_ROOT = re.compile(r"\\(sqrt|tan)([A-Za-z0-9]+)")
-_FRAC = re.compile(r"\\frac(?:(?P<above>[^\s{}\\])(?P<below>[^\s{}\\])|(?P<first>[^\s{}\\])(?=\{))")
-_SLASH = re.compile(r"(-?\d+|-?\d*\\sqrt\{\d+\})/(-?\d+|-?\d*\\sqrt\{\d+\})")
+_UNIT_AT_END = re.compile(r"\\text\{.*?\}$")
+_ZEROS_AFTER_POINT = re.compile(r"(\d)\.0+(?!\d)")
+_ROOT_WITHOUT_BRACES = re.compile(r"\\(sqrt|tan)([A-Za-z0-9]+)")
+_FRACTION_WITHOUT_BRACES = re.compile(
+    r"\\frac(?:(?P<above>[^\s{}\\])(?P<below>[^\s{}\\])|(?P<first>[^\s{}\\])(?=\{))"
+)
+_FRACTION_WITH_SLASH = re.compile(r"(-?\d+|-?\d*\\sqrt\{\d+\})/(-?\d+|-?\d*\\sqrt\{\d+\})")
 
 
-def extract(text: str, question: str) -> list[str]:
+def extract_answers(text: str, question: str) -> list[str]:
     """Returns the normalised answers in a text.
 
     The question decides whether commas separate several answers. The steps and their order are those of the
@@ -160,12 +162,12 @@ def extract(text: str, question: str) -> list[str]:
     answers = []
     for part in _find_answers(text):
         line = part.strip().split("\n", 1)[0].lstrip(":").strip()[:LONGEST_ANSWER]
-        answer = normalise(line.rstrip("/").rstrip(".").rstrip("/"))
+        answer = normalise_answer(line.rstrip("/").rstrip(".").rstrip("/"))
         # A comma within brackets belongs to a pair or an interval.
         if "separated by commas" in question and not re.search(r"[()\[\]]", answer):
             answers += [part.strip() for part in answer.split(",")]
         else:
-            answers += [part.strip() for part in _AND.split(answer)]
+            answers += [part.strip() for part in _AND_IN_TEXT.split(answer)]
     return answers
 
 
@@ -176,11 +178,11 @@ def _find_answers(text: str) -> list[str]:
     ("final answer is $…$. I hope"), boxes, the text after "the answer is", the output of a program, and the
     last number.
     """
-    _, start, rest = text.partition("final answer is $")
-    if start and "$. I hope" in rest:
-        return [rest.partition("$. I hope")[0]]
+    _, start, text_after = text.partition("final answer is $")
+    if start and "$. I hope" in text_after:
+        return [text_after.partition("$. I hope")[0]]
     if "boxed" in text:
-        pairs, contents = braces(text), []
+        pairs, contents = find_braces(text), []
         for box in list(re.finditer(r"boxed\{", text))[-MOST_BOXES:]:
             end = pairs.get(box.end() - 1)
             if end is not None:  # the box is closed
@@ -188,36 +190,37 @@ def _find_answers(text: str) -> list[str]:
                 percent = "%" if text[end + 1 : end + 2] == "%" else ""
                 contents.append(text[box.end() : end] + percent)
         return contents
-    _, marker, rest = text.rpartition("he answer is")  # "The" or "the"
+    _, marker, text_after = text.rpartition("he answer is")  # "The" or "the"
     if marker:
-        return [rest]
-    outputs = _OUTPUT.findall(text)
+        return [text_after]
+    outputs = _PROGRAM_OUTPUT.findall(text)
     if outputs:
         return [outputs[-1]]
     numbers = _LAST_NUMBER.findall(text.replace(",", ""))
     return numbers[-1:]
 
 
-def normalise(text: str) -> str:
+def normalise_answer(text: str) -> str:
     """Returns an answer in the form for comparison, by applying the rules one after the other.
 
     The rules and their order are those of the paper's code, with their mistakes (see the head of this file).
     """
-    text = _apply_rules(_FIRST, text.strip())
-    without_unit = _UNIT.sub("", text).strip()
-    text = _apply_rules(_THEN, without_unit or text)  # an answer that is all \text{…} isn't a unit
+    text = _apply_rules(_RULES_BEFORE_UNIT, text.strip())
+    without_unit = _UNIT_AT_END.sub("", text).strip()
+    # An answer that is all \text{…} isn't a unit.
+    text = _apply_rules(_RULES_AFTER_UNIT, without_unit or text)
     if "\\infty" not in text:
         text = text.replace("inf", "\\infty")
-    text = _apply_rules(_LAST, text)
+    text = _apply_rules(_RULES_AFTER_INFINITY, text)
     if "j" in text and "i" not in text:  # 2j is another notation of 2i
         text = text.replace("j", "i")
-    text = _ZEROS.sub(r"\1", text)  # 5.00 becomes 5
+    text = _ZEROS_AFTER_POINT.sub(r"\1", text)  # 5.00 becomes 5
     if text.startswith("."):
         text = "0" + text
-    text = _ROOT.sub(r"\\\1{\2}", text)  # \sqrt3 becomes \sqrt{3}
+    text = _ROOT_WITHOUT_BRACES.sub(r"\\\1{\2}", text)  # \sqrt3 becomes \sqrt{3}
     text = text.replace(" ", "")
-    text = _FRAC.sub(_brace_fraction, text)
-    match = _SLASH.fullmatch(text)
+    text = _FRACTION_WITHOUT_BRACES.sub(_brace_fraction, text)
+    match = _FRACTION_WITH_SLASH.fullmatch(text)
     if match:  # 1/2 becomes \frac{1}{2}
         text = rf"\frac{{{match[1]}}}{{{match[2]}}}"
     return text.rstrip("\\,.")
@@ -239,7 +242,7 @@ def _apply_rules(rules: list[tuple[str, str]], text: str) -> str:
 
 # Equality
 
-DEEPEST = 5
+MOST_NESTED_COMPARISONS = 5
 """The most brackets and equations within each other that are compared."""
 
 
@@ -248,7 +251,7 @@ def lists_agree(answers: list[str], golds: list[str]) -> bool:
     ``len(golds)`` answers count."""
     golds = list(dict.fromkeys(golds))
     answers = list(dict.fromkeys(answers))[-len(golds) :] if golds else []
-    if not answers or len(golds) > MOST_ANSWERS:
+    if not answers or len(golds) > MOST_GOLDS:
         return False
     agreement = [[are_equal_answers(answer, gold_answer) for gold_answer in golds] for answer in answers]
     every_answer_has_a_gold = all(map(any, agreement))
@@ -261,7 +264,7 @@ def are_equal_answers(answer: str, gold: str) -> bool:
     if "\\cup" in answer and "\\cup" in gold:
         return lists_agree(answer.split("\\cup"), gold.split("\\cup"))
     number, gold_number = _read_float(answer.replace(",", "")), _read_float(gold.replace(",", ""))
-    if number is not None and gold_number is not None and abs(number - gold_number) < CLOSE:
+    if number is not None and gold_number is not None and abs(number - gold_number) < TOLERANCE:
         return True
     return answer == gold or _is_math_equal(answer, gold)
 
@@ -288,13 +291,13 @@ def _read_number(text: str) -> float | None:
 
 def _is_math_equal(answer: str, gold: str, depth: int = 0) -> bool:
     """Compares two normalised answers: as numbers, pairs, matrices, equations or formulas, in this order."""
-    if depth > DEEPEST:
+    if depth > MOST_NESTED_COMPARISONS:
         return False
     number, gold_number = _read_number(answer), _read_number(gold)
     if number is not None and gold_number is not None:
         # A percentage equals the number without its sign, either way.
         accepted = (gold_number / 100, gold_number, gold_number * 100)
-        return any(math.isclose(number, value, rel_tol=1e-9, abs_tol=CLOSE) for value in accepted)
+        return any(math.isclose(number, value, rel_tol=1e-9, abs_tol=TOLERANCE) for value in accepted)
     if _is_bracketed(answer) and _is_bracketed(gold):
         parts, gold_parts = answer[1:-1].split(","), gold[1:-1].split(",")
         if _are_math_equal(parts, gold_parts, depth + 1):
@@ -354,21 +357,23 @@ def _read_matrix(text: str) -> list[list[str]] | None:
 
 def _are_equal_formulas(answer: str, gold: str) -> bool:
     """Compares two formulas by their values. Returns False for formulas that the paper's code can't read."""
-    if any(_TOO_HARD.search(text) or _NO_FORMULA.search(text) for text in (answer, gold)):
+    if any(_TOO_HARD_TO_EVALUATE.search(text) or _NO_FORMULA.search(text) for text in (answer, gold)):
         return False
     expression, gold_expression = _read_expression(answer), _read_expression(gold)
     if expression is None or gold_expression is None:
         return False
     if len(expression.free_symbols | gold_expression.free_symbols) > 2:
         return False  # the paper's code compares formulas of at most two unknowns
-    return same_value(expression, gold_expression, tolerance=CLOSE)
+    return same_value(expression, gold_expression, tolerance=TOLERANCE)
 
 
 def _read_expression(text: str) -> Any:
     """Returns a text as an expression of sympy; None if it isn't a formula, or would be too expensive."""
-    # `_DRESS` finds commands such as \text: they are removed, and the text in their braces is kept. With
-    # `reads_choices=False`, C(10,3) is a variable before a pair, and not a binomial coefficient.
+    # `_FORMATTING_COMMAND` finds commands such as \text: they are removed, and the text in their braces is
+    # kept. With `reads_choices=False`, C(10,3) is a variable before a pair, and not a binomial coefficient.
     try:
-        return read_expression(mixed_numbers_added(_DRESS.sub("", text)), reads_choices=False)
+        return read_expression(
+            write_mixed_numbers_as_sums(_FORMATTING_COMMAND.sub("", text)), reads_choices=False
+        )
     except (NotAFormula, Absurd):
         return None

@@ -11,11 +11,11 @@ from annotated_types import Le, MinLen
 from typing_extensions import override
 
 from treetune.tasks.graders.base import Grader, Isolation
-from treetune.tasks.graders.extraction import boxes
+from treetune.tasks.graders.extraction import find_boxes
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
-_LONGEST_LINE = 100
+_LONGEST_LINE_OF_LETTER = 100
 """Lines with so many characters or more are not tried as a line of only a letter and signs around it."""
 _LONGEST_LABEL = 2000
 """The number of characters that are read of a text whose beginning may be a letter."""
@@ -24,16 +24,16 @@ _LONGEST_REMARK = 200
 
 # \boxed, \text before a brace, and the signs of LaTeX, Markdown and quotations
 _MARKUP = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|textit|mathit)\s?(?=\{)|[{}$*_`\"'“”‘’\[\]]")
-_PLAIN_FORMS: dict[int, str] = {0xFF21 + index: chr(0x41 + index) for index in range(26)}
-_PLAIN_FORMS |= {0xFF41 + index: chr(0x61 + index) for index in range(26)}
-_PLAIN_FORMS |= {
+_ASCII_OF_FULLWIDTH: dict[int, str] = {0xFF21 + index: chr(0x41 + index) for index in range(26)}
+_ASCII_OF_FULLWIDTH |= {0xFF41 + index: chr(0x61 + index) for index in range(26)}
+_ASCII_OF_FULLWIDTH |= {
     ord(wide): plain
     for wide, plain in zip("：（）．。，；！＝【】「」\u3000、", ":()..,;!=[][] ,", strict=True)
 }
 """The plain form of each fullwidth letter and sign: A for ``Ａ``. Each plain form is a single character, so
 the offsets in a text stay the same."""
 # 答案是, 选择, 정답은, "Antwort: ", "Réponse est"
-_OTHER_LANGUAGES = (
+_ANSWER_IS_IN_OTHER_LANGUAGES = (
     r"(?:答案|答え|正解|选项|選項)[ \t*_]*(?:应该是|應該是|应为|為|为|是|选|選|は|:|=)"
     r"|(?:故|因此|所以|应|應|我)?(?:选择|選擇|选|選)|(?:정답|답)(?:은|는)?[ \t]*:?"
     r"|(?:\b(?:Antwort|Réponse|Respuesta|Resposta|Risposta|Ответ)\b|الإجابة|उत्तर)"
@@ -42,16 +42,16 @@ _OTHER_LANGUAGES = (
 # "The answer is therefore option B", "Final answer:\nB", "I choose B", "Option B is correct"
 _ANSWER_IS = re.compile(
     r"(?:\b(?:answer|choice|option)\b[ \t*_]*(?:(?:is|(?:would|must|should) be)\b|[:=]|\n)"
-    rf"|\bI (?:choose|pick|select)\b|{_OTHER_LANGUAGES})"
+    rf"|\bI (?:choose|pick|select)\b|{_ANSWER_IS_IN_OTHER_LANGUAGES})"
     r"[ \t*_:]*(?:(?:therefore|thus|hence|clearly)\b[ \t*_:]*)?(?:\n[ \t*_]*)?"
     r"(?:(?:option|choice|answer|the letter)\b[ \t*_:]*)?(?=(?P<text>[^\n]{0,200}))"
     r"|\b(?:option|choice|answer) \(?(?P<named>[A-Z])\)? is (?:the )?(?:correct|right|best)\b",
     re.IGNORECASE,
 )
 # b, (B), B.
-_ALONE = re.compile(r"\(?(?P<letter>[A-Za-z])\)?\s*[.,;:!]?\s*")
+_ONLY_A_LETTER = re.compile(r"\(?(?P<letter>[A-Za-z])\)?\s*[.,;:!]?\s*")
 # The label of (B) Paris, B: Paris, Option B, B because …, B是, but not of "A dog"
-_LABEL = re.compile(
+_LABEL_OF_OPTION = re.compile(
     r"(?:option |choice )?"
     r"(?:\((?P<inner>[A-Z])\)[.,:;]?|(?P<letter>[A-Z])"
     r"(?:[).:,;]|(?= (?:because|since|as|given)\b| [-–—] )|(?=[^\x00-\x7f])))(?=\s|$|[^\x00-\x7f])"
@@ -59,33 +59,35 @@ _LABEL = re.compile(
 # "The correct answer" of the line "The correct answer B". A match can begin only at the first space of a run
 # of spaces, and takes the whole run. (When each space was tried as the beginning, 20,000 spaces took 20
 # seconds.)
-_LABELLED = re.compile(
+_WORDS_BEFORE_LETTER = re.compile(
     r"(?<!\s)\s*+(?:the )?(?:(?:correct|right|final|best) )?(?:answer|option|choice)\s++(?=\W*[A-Z]\W*$)",
     re.IGNORECASE,
 )
 # <answer>B</answer>, also where it isn't closed
-_TAG = re.compile(r"<answer>(?P<text>[^<]{0,2000})(?:</answer>|\Z)", re.IGNORECASE)
+_ANSWER_TAG = re.compile(r"<answer>(?P<text>[^<]{0,2000})(?:</answer>|\Z)", re.IGNORECASE)
 # A + B, B = C
 _FORMULA_OF_LETTERS = re.compile(r"\s*[A-Za-z](?:\s*[-+*=^]\s*[A-Za-z\d]{1,20})+\s*")
-_FORMULA = re.compile(r"[+=^<>|\\\d]|[A-Za-z]\s*[-*]\s*[A-Za-z]")
+_SIGN_OF_FORMULA = re.compile(r"[+=^<>|\\\d]|[A-Za-z]\s*[-*]\s*[A-Za-z]")
 """A box without a letter that has one of these signs contains a formula, and not a choice."""
 
 # A letter that names an option, and neither the word I nor the article of "A dog"
-_OPTION = r"(?:[B-HJ-Z](?![\w'’])|A(?![\w'’])(?! (?!is\b)[a-z])|I(?=\)|\W*$))"
-_SAYS = re.compile(rf"(?<!\w){_OPTION}|\A\W*(?i:not|no|none|neither|all|any|both|either|un\w+)\b")
+_LETTER_OF_OPTION = r"(?:[B-HJ-Z](?![\w'’])|A(?![\w'’])(?! (?!is\b)[a-z])|I(?=\)|\W*$))"
+_LETTER_OR_REFUSAL = re.compile(
+    rf"(?<!\w){_LETTER_OF_OPTION}|\A\W*(?i:not|no|none|neither|all|any|both|either|un\w+)\b"
+)
 """A letter, or the refusal to choose one. A statement without them, such as "the choice is the only one that
 fits", doesn't count as a choice."""
-_HEDGED = re.compile(
+_OTHER_CHOICE_IN_REMARK = re.compile(
     r"\A\W*(?:and\b\W*)?\(?[A-Z](?:[).,:;/]|$)|(?:[,/;&]|\band\b)\W*[A-Z]\)"
     r"|\b(?i:or|maybe|perhaps|possibly|probably|alternatively|wait|actually|rather)\b"
     r"(?:\W*\b(?:it|is|be|may|might|could|also|even|well|option|choice|answer|the|actually|maybe|rather)\b){0,6}"
-    rf"\W*?{_OPTION}",
+    rf"\W*?{_LETTER_OF_OPTION}",
 )
 """A remark after a choice that names another choice, such as "or C" in "B or C"."""
 # The beginning of a reason, in which other options may be named
-_REASON = re.compile(r"\b(?:because|since|[Bb]oth|[Ee]ither|[Nn]either)\b")
+_BEGINNING_OF_REASON = re.compile(r"\b(?:because|since|[Bb]oth|[Ee]ither|[Nn]either)\b")
 # The end of "B or the correct " and of "\boxed{B}, ", before another choice
-_JOINED = re.compile(
+_JOIN_BEFORE_CHOICE = re.compile(
     r"(?:\b(?:or|and)\b[^\w\n]*(?:(?:the|correct|right|best|final)\s+)*|\}[^\S\n]*[$,/&]*[^\S\n]*)\Z"
 )
 
@@ -127,63 +129,63 @@ class MultipleChoice(Grader):
 
     @override
     def extract(self, response: str, problem: Problem) -> str | None:
-        text = response.translate(_PLAIN_FORMS)
-        choices = [*self._in_boxes(text), *self._in_tags(text)]
-        alone = self._alone(text)
-        if alone is not None:
-            choices.append(alone)
-        choices += self._in_sentences(text)
+        text = response.translate(_ASCII_OF_FULLWIDTH)
+        choices = [*self._find_in_boxes(text), *self._find_in_tags(text)]
+        choice_in_line = self._find_letter_line(text)
+        if choice_in_line is not None:
+            choices.append(choice_in_line)
+        choices += self._find_in_sentences(text)
         if not choices:
             return None
         choices.sort(key=lambda choice: choice.start)  # stable: the order above decides about equal offsets
         last = choices[-1]
         # "B, or maybe C": another letter after the choice revokes it, unless it is in a reason.
         text_after_choice = _MARKUP.sub("", last.rest)
-        remark = _REASON.split(text_after_choice)[0]
-        for hedge in _HEDGED.finditer(remark):
+        remark = _BEGINNING_OF_REASON.split(text_after_choice)[0]
+        for hedge in _OTHER_CHOICE_IN_REMARK.finditer(remark):
             if re.findall("[A-Z]", hedge[0])[-1] != last.letter:
                 return None
         # "answer is B or the correct answer is C": two joined choices aren't a choice.
         if len(choices) > 1:
             second_last = choices[-2]
             between = text[max(second_last.start, last.start - _LONGEST_REMARK) : last.start]
-            if second_last.letter != last.letter and _JOINED.search(between):
+            if second_last.letter != last.letter and _JOIN_BEFORE_CHOICE.search(between):
                 return None
         return last.letter
 
-    def _in_boxes(self, text: str) -> Iterator[_StatedChoice]:
+    def _find_in_boxes(self, text: str) -> Iterator[_StatedChoice]:
         r"""Yields the choices in ``\boxed{…}``. A box with a formula that isn't only a letter contains no
         choice."""
-        for start, end, content in boxes(text):
+        for start, end, content in find_boxes(text):
             if _FORMULA_OF_LETTERS.fullmatch(content):
                 continue
-            letter, rest = self._letter(content)
-            text_after = text[end : end + _LONGEST_REMARK].partition("\n")[0]
+            letter, text_after_letter = self._read_letter(content)
+            text_after_box = text[end : end + _LONGEST_REMARK].partition("\n")[0]
             # A box with words and no letter ("none of these") is also a choice, which is no option's.
-            if letter or not _FORMULA.search(_MARKUP.sub("", content[:_LONGEST_LABEL])):
-                yield _StatedChoice(start, letter, rest + text_after)
+            if letter or not _SIGN_OF_FORMULA.search(_MARKUP.sub("", content[:_LONGEST_LABEL])):
+                yield _StatedChoice(start, letter, text_after_letter + text_after_box)
 
-    def _in_tags(self, text: str) -> Iterator[_StatedChoice]:
+    def _find_in_tags(self, text: str) -> Iterator[_StatedChoice]:
         """Yields the choices in ``<answer>…</answer>``."""
-        for tag in _TAG.finditer(text):
-            letter, rest = self._letter(tag["text"])
+        for tag in _ANSWER_TAG.finditer(text):
+            letter, text_after_letter = self._read_letter(tag["text"])
             # Without a letter, only a refusal to choose one is a choice: "none of these".
-            if letter or _SAYS.search(tag["text"]):
-                yield _StatedChoice(tag.start(), letter, rest)
+            if letter or _LETTER_OR_REFUSAL.search(tag["text"]):
+                yield _StatedChoice(tag.start(), letter, text_after_letter)
 
-    def _in_sentences(self, text: str) -> Iterator[_StatedChoice]:
+    def _find_in_sentences(self, text: str) -> Iterator[_StatedChoice]:
         """Yields the choices of "The answer is B" and "Option B is correct"."""
         for match in _ANSWER_IS.finditer(text):
             if match["named"]:  # the B of "Option B is correct"; otherwise `text` follows "The answer is"
-                letter, _ = self._letter(match["named"])
-                rest = text[match.end() : match.end() + _LONGEST_REMARK]
+                letter, _ = self._read_letter(match["named"])
+                text_after_letter = text[match.end() : match.end() + _LONGEST_REMARK]
             else:
-                letter, rest = self._letter(match["text"])
+                letter, text_after_letter = self._read_letter(match["text"])
             # "The answer is none of these" is a choice, too. "The answer is the one that fits" says nothing.
-            if letter or match["named"] or _SAYS.search(match["text"]):
-                yield _StatedChoice(match.start(), letter, rest.partition("\n")[0])
+            if letter or match["named"] or _LETTER_OR_REFUSAL.search(match["text"]):
+                yield _StatedChoice(match.start(), letter, text_after_letter.partition("\n")[0])
 
-    def _alone(self, answer: str) -> _StatedChoice | None:
+    def _find_letter_line(self, answer: str) -> _StatedChoice | None:
         """Returns the choice in the last line that is only a capital letter; None if there is no such line.
 
         If there are several such lines with different letters, the choice has no letter. An answer of only
@@ -192,20 +194,21 @@ class MultipleChoice(Grader):
         lines = answer.splitlines()
         is_one_line = sum(bool(line.strip()) for line in lines) == 1
         if is_one_line and "<answer" not in answer and "boxed" not in answer:  # other methods read these two
-            whole = answer.strip()
-            letter, rest = self._letter(_LABELLED.sub("", whole[:_LONGEST_LABEL]))
-            return None if letter is None else _StatedChoice(answer.index(whole), letter, rest)
+            only_line = answer.strip()
+            text = _WORDS_BEFORE_LETTER.sub("", only_line[:_LONGEST_LABEL])
+            letter, text_after = self._read_letter(text)
+            return None if letter is None else _StatedChoice(answer.index(only_line), letter, text_after)
         letter_lines: list[tuple[int, str]] = []
         position = 0
         for line in lines:
             start_of_line = position
             position += len(line) + 1
-            if not line.strip() or len(line) >= _LONGEST_LINE or "boxed" in line:
+            if not line.strip() or len(line) >= _LONGEST_LINE_OF_LETTER or "boxed" in line:
                 continue  # tested before the patterns below, since an answer may have 100,000 empty lines
-            text = _LABELLED.sub("", line)  # without "The correct answer" before the letter
-            plain = _ALONE.fullmatch(_MARKUP.sub("", text).strip())
-            letter, _ = self._letter(text)
-            if letter is not None and plain is not None and plain["letter"] == letter:
+            text = _WORDS_BEFORE_LETTER.sub("", line)  # without "The correct answer" before the letter
+            only_letter = _ONLY_A_LETTER.fullmatch(_MARKUP.sub("", text).strip())
+            letter, _ = self._read_letter(text)
+            if letter is not None and only_letter is not None and only_letter["letter"] == letter:
                 letter_lines.append((start_of_line, letter))
         if not letter_lines:
             return None
@@ -215,24 +218,24 @@ class MultipleChoice(Grader):
 
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
-        gold, _ = self._letter(problem.gold)
+        gold, _ = self._read_letter(problem.gold)
         if gold is None:
             raise ValueError(
                 f"the gold {problem.gold[:100]!r} is not one of the first {self.options} letters"
             )
         return Grade(reward=float(extracted == gold), outcome="ok")
 
-    def _letter(self, text: str) -> tuple[str | None, str]:
+    def _read_letter(self, text: str) -> tuple[str | None, str]:
         """Returns the letter at the beginning of a text, and the text after it.
 
         ``**b**`` is ("B", ""), ``(B) Paris`` is ("B", " Paris"), and ``Paris`` is (None, "").
         """
         text = " ".join(_MARKUP.sub("", text[:_LONGEST_LABEL]).split())
-        letter = rest = ""
-        if alone := _ALONE.fullmatch(text):
-            letter = alone["letter"].upper()
-        elif label := _LABEL.match(text):
+        letter = text_after = ""
+        if only_letter := _ONLY_A_LETTER.fullmatch(text):
+            letter = only_letter["letter"].upper()
+        elif label := _LABEL_OF_OPTION.match(text):
             letter = (label["inner"] or label["letter"]).upper()
-            rest = text[label.end() :]
+            text_after = text[label.end() :]
         is_option = letter != "" and ord(letter) - ord("A") < self.options
-        return (letter if is_option else None), rest
+        return (letter if is_option else None), text_after

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from typing_extensions import override
 
-from treetune.domains.graders.tagged import Tagged, all_plain, of_parts, plain
+from treetune.domains.graders.tagged import Tagged, comparable_text, comparable_texts, grade_parts
 from treetune.exceptions import UnreadableValue
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.extraction import find_values, last_box, read_value
@@ -24,7 +24,7 @@ MOST_ROWS = 100
 MOST_CELLS = 100
 """The most cells of a row."""
 
-UNNAMED = ""
+UNNAMED_COLUMN = ""
 """The name of a column whose cells were the keys of the rows: of 1 in ``{"1": {"pet": "cat"}}``."""
 
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
@@ -57,30 +57,30 @@ class ZebraGrader(Tagged):
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold = gold_table(problem.gold)
-        given, asked = self._split_columns(gold)
-        table = _read_answer_table(extracted, gold, asked)
+        given_columns, asked_columns = self._split_columns(gold)
+        table = _read_answer_table(extracted, gold, asked_columns)
         if table is None:
             return Grade(reward=0.0, outcome="ok", message="no table")
         if len(table.rows) > len(gold.rows):
             return Grade(reward=0.0, outcome="ok", message="more rows than there are positions")
-        filled_rows = _cells_to_fill(table, gold, given, asked)
+        filled_rows = _cells_to_fill(table, gold, given_columns, asked_columns)
         right = 0
         for filled_row, gold_row in zip(filled_rows, gold.rows, strict=True):
-            gold_cells = [gold_row[column] for column in asked]
+            gold_cells = [gold_row[column] for column in asked_columns]
             right += sum(map(operator.eq, filled_row, gold_cells))  # 0 for an empty row
-        return of_parts(right, len(asked) * len(gold.rows), pays=self.score == "cells")
+        return grade_parts(right, len(asked_columns) * len(gold.rows), pays=self.score == "cells")
 
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
         # Both answers are read with the gold's columns and positions.
         gold = gold_table(problem.gold)
-        given, asked = self._split_columns(gold)
+        given_columns, asked_columns = self._split_columns(gold)
         filled_rows = []
         for text in (answer, other):
-            table = _read_answer_table(text, gold, asked)
+            table = _read_answer_table(text, gold, asked_columns)
             if table is None or len(table.rows) > len(gold.rows):
                 return False
-            filled_rows.append(_cells_to_fill(table, gold, given, asked))
+            filled_rows.append(_cells_to_fill(table, gold, given_columns, asked_columns))
         return filled_rows[0] == filled_rows[1]
 
     def _split_columns(self, gold: ParsedTable) -> tuple[list[int], list[int]]:
@@ -88,22 +88,23 @@ class ZebraGrader(Tagged):
         if it asks for none."""
         # The question gives the columns in `given` only if all their cells are numbers. A column "House" may
         # also be an attribute that is asked for, such as the house's colour.
-        names = all_plain(self.given)
-        given = []
+        names = comparable_texts(self.given)
+        given_columns = []
         for column, name in enumerate(gold.header):
-            if name in names and all(_position(row[column]).isdigit() for row in gold.rows):
-                given.append(column)
-        asked = [column for column in range(len(gold.rows[0])) if column not in given]
-        if not asked:
+            if name in names and all(_number_of_position(row[column]).isdigit() for row in gold.rows):
+                given_columns.append(column)
+        asked_columns = [column for column in range(len(gold.rows[0])) if column not in given_columns]
+        if not asked_columns:
             raise ValueError(
                 f"the gold's columns {', '.join(gold.header)} are all among given: nothing is asked"
             )
-        return given, asked
+        return given_columns, asked_columns
 
 
 @dataclass(frozen=True)
 class ParsedTable:
-    """A table whose texts are in the form for comparison (`plain`). The header is empty if there is none.
+    """A table whose texts are in the form for comparison (`comparable_text`). The header is empty if there is
+    none.
 
     Example: ``ParsedTable(header=("position", "pet"), rows=(("1", "cat"), ("2", "dog")))``.
     """
@@ -128,29 +129,29 @@ def gold_table(gold: str) -> ParsedTable:
     return table
 
 
-def _position(cell: str) -> str:
+def _number_of_position(cell: str) -> str:
     """Returns the number in a position: "2" for ``house 2``, ``second`` and ``2``; else the cell itself."""
     if cell in _ORDINALS:
         return str(_ORDINALS.index(cell) + 1)
     return "".join(sign for sign in cell if sign.isdigit()) or cell
 
 
-def _read_answer_table(text: str, gold: ParsedTable, asked: Sequence[int]) -> ParsedTable | None:
+def _read_answer_table(text: str, gold: ParsedTable, asked_columns: Sequence[int]) -> ParsedTable | None:
     """Reads an answer's table.
 
-    `asked` has the indices of the gold's columns that the question asks for. If all their cells are single
-    letters, the answer may also be rows of letters: ``am/bn``.
+    `asked_columns` has the indices of the gold's columns that the question asks for. If all their cells are
+    single letters, the answer may also be rows of letters: ``am/bn``.
     """
     asked_cells: list[str] = []
     for row in gold.rows:
-        asked_cells += [row[column] for column in asked]
+        asked_cells += [row[column] for column in asked_columns]
     asks_letters = all(len(cell) == 1 for cell in asked_cells)
     letters = read_letters(text) if asks_letters else None
     return letters or read_table(text)
 
 
 def _cells_to_fill(
-    table: ParsedTable, gold: ParsedTable, given: Sequence[int], asked: Sequence[int]
+    table: ParsedTable, gold: ParsedTable, given_columns: Sequence[int], asked_columns: Sequence[int]
 ) -> list[list[str]]:
     """Returns, for each row of the gold, the asked cells of the answer's row with the same given cells.
 
@@ -159,69 +160,74 @@ def _cells_to_fill(
     Args:
         table: The table of the answer.
         gold: The table of the gold.
-        given: Indices of the gold's columns that the question gives, such as the numbers of the houses.
-        asked: Indices of the gold's columns that the question asks for.
+        given_columns: Indices of the gold's columns that the question gives, such as the numbers of the
+            houses.
+        asked_columns: Indices of the gold's columns that the question asks for.
     """
     # Each row of the answer has the asked cells first, then the given ones if there are any. Missing cells
     # are empty.
-    columns = _columns(table, gold, given, asked)
+    columns = _columns_of_answer(table, gold, given_columns, asked_columns)
     rows = []
     for row in table.rows:
         rows.append([row[column] if column < len(row) else "" for column in columns])
-    if len(columns) == len(asked):  # no column identifies the rows, so their order does
+    if len(columns) == len(asked_columns):  # no column identifies the rows, so their order does
         missing_rows: list[list[str]] = [[] for _ in range(len(gold.rows) - len(rows))]
         return [*rows, *missing_rows][: len(gold.rows)]
     # The given cells identify the rows: {("2",): [["cat", "tea"]]} if one row is that of house 2.
     rows_at: dict[tuple[str, ...], list[list[str]]] = {}
     for cells in rows:
-        asked_cells, given_cells = cells[: len(asked)], cells[len(asked) :]
-        rows_at.setdefault(tuple(map(_position, given_cells)), []).append(asked_cells)
+        asked_cells, given_cells = cells[: len(asked_columns)], cells[len(asked_columns) :]
+        rows_at.setdefault(tuple(map(_number_of_position, given_cells)), []).append(asked_cells)
     filled = []
     for gold_row in gold.rows:
-        candidates = rows_at.get(tuple(_position(gold_row[column]) for column in given), [])
+        candidates = rows_at.get(tuple(_number_of_position(gold_row[column]) for column in given_columns), [])
         filled.append(candidates[0] if len(candidates) == 1 else [])
     return filled
 
 
-def _columns(table: ParsedTable, gold: ParsedTable, given: Sequence[int], asked: Sequence[int]) -> list[int]:
+def _columns_of_answer(
+    table: ParsedTable, gold: ParsedTable, given_columns: Sequence[int], asked_columns: Sequence[int]
+) -> list[int]:
     """Returns the indices of the asked columns in the answer, and then those of the given columns.
 
-    `given` and `asked` are indices of the gold's columns: the question gives the columns `given`, and asks
-    for the columns `asked`. The answer may lack given columns: then the result has only the asked ones. The
-    answer's header tells which of its columns are meant. Without such a header, their order tells.
+    `given_columns` and `asked_columns` are indices of the gold's columns: the question gives the columns
+    `given_columns`, and asks for the columns `asked_columns`. The answer may lack given columns: then the
+    result has only the asked ones. The answer's header tells which of its columns are meant. Without such a
+    header, their order tells.
     """
     if table.header and len(set(table.header)) == len(table.header):
         column_of = {name: column for column, name in enumerate(table.header)}
-        if len(given) == 1 and UNNAMED in column_of:  # the keys of {"1": {"pet": "cat"}} are the positions
-            column_of.setdefault(gold.header[given[0]], column_of[UNNAMED])
-        if all(gold.header[column] in column_of for column in asked):
-            has_given = all(gold.header[column] in column_of for column in given)
-            columns = (*asked, *given) if has_given else asked
+        if len(given_columns) == 1 and UNNAMED_COLUMN in column_of:
+            # The keys of {"1": {"pet": "cat"}} are the positions.
+            column_of.setdefault(gold.header[given_columns[0]], column_of[UNNAMED_COLUMN])
+        if all(gold.header[column] in column_of for column in asked_columns):
+            has_given = all(gold.header[column] in column_of for column in given_columns)
+            columns = (*asked_columns, *given_columns) if has_given else asked_columns
             return [column_of[gold.header[column]] for column in columns]
-    if all(len(row) == len(asked) for row in table.rows):
-        return list(range(len(asked)))  # the rows have only the asked cells
-    return [*asked, *given]
+    if all(len(row) == len(asked_columns) for row in table.rows):
+        return list(range(len(asked_columns)))  # the rows have only the asked cells
+    return [*asked_columns, *given_columns]
 
 
 def read_table(text: str) -> ParsedTable | None:
     """Reads the table that the text is, or else the last table in it. The time is linear in the text.
 
     A table is ``{"header": […], "rows": [[…], …]}``, only its rows, a list of objects with the same keys, an
-    object of objects (whose keys become a column `UNNAMED`), any of these as the only value of an object, or
-    lines of Markdown.
+    object of objects (whose keys become a column `UNNAMED_COLUMN`), any of these as the only value of an
+    object, or lines of Markdown.
     """
     try:
-        table = _table_of(read_value(text))
+        table = _table_of_json_value(read_value(text))
     except UnreadableValue:
         # `find_values` yields the last value first.
-        tables = (_table_of(value) for _, value in find_values(text))
+        tables = (_table_of_json_value(value) for _, value in find_values(text))
         table = next((table for table in tables if table is not None), None)
     if table is not None:
         return table
-    return _markdown_table(text)
+    return _read_markdown_table(text)
 
 
-def _markdown_table(text: str) -> ParsedTable | None:
+def _read_markdown_table(text: str) -> ParsedTable | None:
     """Reads the last table in Markdown. Its header is the line above the last rule, ``|---|---|``."""
     lines = [line.strip() for line in text.split("\n")]
     rules = [number for number, line in enumerate(lines) if len(line) > 2 and not line.strip("|:- ")]
@@ -235,7 +241,7 @@ def _markdown_table(text: str) -> ParsedTable | None:
     for line in (lines[rule - 1], *lines[rule + 1 : end]):
         # One bar at each end, since |a|| has an empty cell at its end.
         cells.append([cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|")])
-    return _table(cells[0], cells[1:])
+    return _make_table(cells[0], cells[1:])
 
 
 def read_letters(text: str) -> ParsedTable | None:
@@ -243,30 +249,30 @@ def read_letters(text: str) -> ParsedTable | None:
     rows = text.split("/")
     if len(rows) > MOST_ROWS or not all(row.isalnum() and len(row) <= MOST_CELLS for row in rows):
         return None
-    return _table((), [list(row) for row in rows])
+    return _make_table((), [list(row) for row in rows])
 
 
-def _table_of(value: Any) -> ParsedTable | None:
+def _table_of_json_value(value: Any) -> ParsedTable | None:
     """Makes a table of a JSON value: rows, objects, or an object that contains them. None for other
     values."""
     if isinstance(value, Mapping):
-        keys = {plain(str(key)): inner for key, inner in value.items()}
+        keys = {comparable_text(str(key)): inner for key, inner in value.items()}
         if "rows" in keys:
-            return _table(keys.get("header", keys.get("columns", ())), keys["rows"])
+            return _make_table(keys.get("header", keys.get("columns", ())), keys["rows"])
         items = list(value.values())
         if len(items) == 1 and isinstance(items[0], Mapping | list | tuple):  # {"solution": a table}
-            return _table_of(items[0])
+            return _table_of_json_value(items[0])
         if not all(isinstance(item, Mapping) for item in items):
             return None
         # {"1": {"pet": "cat"}}: the keys are a column
-        value = [{UNNAMED: key, **row} for key, row in value.items()]
+        value = [{UNNAMED_COLUMN: key, **row} for key, row in value.items()]
     if isinstance(value, list | tuple) and value and all(isinstance(row, Mapping) for row in value):
         header = list(value[0])
-        return _table(header, [[row.get(name, "") for name in header] for row in value])
-    return _table((), value)
+        return _make_table(header, [[row.get(name, "") for name in header] for row in value])
+    return _make_table((), value)
 
 
-def _table(header: Any, rows: Any) -> ParsedTable | None:
+def _make_table(header: Any, rows: Any) -> ParsedTable | None:
     """Makes a table of a header and rows. Returns None if they aren't lists, or if the rows are too many or
     too long."""
     if not isinstance(header, list | tuple) or not isinstance(rows, list | tuple):
@@ -275,20 +281,20 @@ def _table(header: Any, rows: Any) -> ParsedTable | None:
         return None
     if not all(1 <= len(row) <= MOST_CELLS for row in rows):
         return None
-    return ParsedTable(tuple(all_plain(header)), tuple(tuple(all_plain(row)) for row in rows))
+    return ParsedTable(tuple(comparable_texts(header)), tuple(tuple(comparable_texts(row)) for row in rows))
 
 
 # Orders of names
 
-LONGEST_ORDER = 5_000
+MOST_CHARACTERS_OF_ORDER = 5_000
 """The most characters of an answer that are read. They suffice for hundreds of names."""
 
-_BETWEEN = re.compile(r"->|=>|[,;|\n<>←-⇿➔-➾]")
-_BETWEEN_OR_AND = re.compile(_BETWEEN.pattern + r"|\band\b")
-_SPACE = re.compile(r"\s+")
-_BEFORE = re.compile(r"^(?:[0-9]{1,3}[.):]|[-*•]|and)\s+")
+_SEPARATOR = re.compile(r"->|=>|[,;|\n<>←-⇿➔-➾]")
+_SEPARATOR_OR_AND = re.compile(_SEPARATOR.pattern + r"|\band\b")
+_SPACES = re.compile(r"\s+")
+_NUMBER_OR_BULLET = re.compile(r"^(?:[0-9]{1,3}[.):]|[-*•]|and)\s+")
 """A number, a bullet or "and" before a name."""
-_QUOTES = " \"'`*_.“”‘’"
+_SIGNS_AROUND_NAME = " \"'`*_.“”‘’"
 
 
 @Grader.register("ordering")
@@ -317,7 +323,7 @@ class OrderingGrader(Tagged):
                 reward=0.0, outcome="ok", message="other names than the gold's", numbers={"cells": 0.0}
             )
         right = sum(map(operator.eq, names, gold))
-        return of_parts(right, len(gold), pays=self.score == "places")
+        return grade_parts(right, len(gold), pays=self.score == "places")
 
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
@@ -336,12 +342,12 @@ def gold_names(gold: str) -> Sequence[str]:
 
 
 def read_names(text: str, gold: Sequence[str] = ()) -> list[str]:
-    """Reads names in their order, in the form for comparison (`plain`).
+    """Reads names in their order, in the form for comparison (`comparable_text`).
 
     The separators may depend on the gold: single letters need none, and "and" or a space is a separator only
     if there would be too few names otherwise.
     """
-    text = text.strip()[:LONGEST_ORDER]
+    text = text.strip()[:MOST_CHARACTERS_OF_ORDER]
     # A list in JSON or Python, perhaps as the only value of an object: {"order": ["Ann", "Bob"]}
     try:
         value = read_value(text)
@@ -350,28 +356,29 @@ def read_names(text: str, gold: Sequence[str] = ()) -> list[str]:
     if isinstance(value, dict) and len(value) == 1:
         (value,) = value.values()
     if isinstance(value, list | tuple) and not any(isinstance(name, list | tuple | dict) for name in value):
-        return [_name(str(name)) for name in value]
+        return [_comparable_name(str(name)) for name in value]
     # A list of names without quotes, such as [Ann, Bob], isn't a value. It is read as text.
     text = (last_box(text) or text).strip("[](){}")
     if text.isalnum() and gold and all(len(name) == 1 for name in gold):
-        return [plain(letter) for letter in text]
-    parts = _parts(_BETWEEN, text)
+        return [comparable_text(letter) for letter in text]
+    parts = _split_names(_SEPARATOR, text)
     if len(parts) < len(gold):
         # "Ann Bob Cid" has no separator but spaces, and "Ann, Bob and Cid" has further names after an "and".
-        parts = _parts(_SPACE if len(parts) == 1 else _BETWEEN_OR_AND, text)
+        parts = _split_names(_SPACES if len(parts) == 1 else _SEPARATOR_OR_AND, text)
     return parts
 
 
-def _parts(between: re.Pattern[str], text: str) -> list[str]:
+def _split_names(separator: re.Pattern[str], text: str) -> list[str]:
     """Splits a text into names, without numbers and bullets before them: "1. Ann; 2. Bob" is Ann and Bob."""
-    parts = [_BEFORE.sub("", part.strip(), count=1) for part in between.split(text)]
+    parts = [_NUMBER_OR_BULLET.sub("", part.strip(), count=1) for part in separator.split(text)]
     parts[0] = parts[0].rpartition(":")[2]  # "from left to right: …"
-    return [_name(part.strip(_QUOTES)) for part in parts if part.strip(_QUOTES)]
+    names = [part.strip(_SIGNS_AROUND_NAME) for part in parts]
+    return [_comparable_name(name) for name in names if name]
 
 
-def _name(text: str) -> str:
+def _comparable_name(text: str) -> str:
     """Returns a name without its article, and with one kind of apostrophe."""
-    return plain(text).replace("’", "'").removeprefix("the ")
+    return comparable_text(text).replace("’", "'").removeprefix("the ")
 
 
 # Grids
@@ -379,14 +386,14 @@ def _name(text: str) -> str:
 Grid = tuple[tuple[int, ...], ...]
 """Rows of cells, which have the same length."""
 
-LARGEST = 100
+LARGEST_GRID = 100
 """The most rows, and the most cells of a row. ARC's grids have up to 30."""
 
-_LONGEST_GRID = 10 * LARGEST * LARGEST
+_LONGEST_GRID = 10 * LARGEST_GRID * LARGEST_GRID
 """The most characters of a text that is read as a grid of lines: ten for each cell of the largest grid."""
 
-_AROUND = re.compile(r"\\(?:begin|end)\{[a-z]*matrix\}|```[a-z]*")
-_LINE = re.compile(r"[0-9]{1,100}|[0-9]{1,3}(?:[ ,|\t]+[0-9]{1,3})+")
+_MARKUP_AROUND_GRID = re.compile(r"\\(?:begin|end)\{[a-z]*matrix\}|```[a-z]*")
+_LINE_OF_GRID = re.compile(r"[0-9]{1,100}|[0-9]{1,3}(?:[ ,|\t]+[0-9]{1,3})+")
 
 
 @Grader.register("grid")
@@ -416,7 +423,7 @@ class GridGrader(Tagged):
         # Cells that only one of the two has count as wrong.
         rows, columns = max(len(gold), len(grid)), max(len(gold[0]), len(grid[0]))
         right = sum(sum(map(operator.eq, row, gold_row)) for row, gold_row in zip(grid, gold, strict=False))
-        return of_parts(right, rows * columns, pays=self.score == "cells")
+        return grade_parts(right, rows * columns, pays=self.score == "cells")
 
 
 @lru_cache(maxsize=1024)
@@ -430,14 +437,14 @@ def gold_grid(gold: str) -> Grid:
 
 def read_grid(text: str) -> Grid | None:
     """Reads the grid that the text is, or else the last grid in it. The time is linear in the text."""
-    grid = _grid_in_lines(text)
+    grid = _read_lines_of_grid(text)
     if grid is not None:
         return grid
     try:
-        return _grid(read_value(text))
+        return _make_grid(read_value(text))
     except UnreadableValue:
         # `find_values` yields the last value first.
-        grids = (_grid(value) for _, value in find_values(text, "["))
+        grids = (_make_grid(value) for _, value in find_values(text, "["))
         return next((grid for grid in grids if grid is not None), None)
 
 
@@ -446,42 +453,43 @@ def write_grid(grid: Grid) -> str:
     return "/".join("".join(map(str, row)) for row in grid)
 
 
-def _grid_in_lines(text: str) -> Grid | None:
+def _read_lines_of_grid(text: str) -> Grid | None:
     """Reads ``0 1\\n2 3``, ``01/23`` or a matrix of LaTeX; None for any other text."""
     if len(text) > _LONGEST_GRID:
         return None
-    text = _AROUND.sub("", text).replace("\\\\", "\n").replace("&", " ")  # a matrix of LaTeX becomes lines
+    # A matrix of LaTeX becomes lines.
+    text = _MARKUP_AROUND_GRID.sub("", text).replace("\\\\", "\n").replace("&", " ")
     lines = [line.strip(" \t\r[](),|") for line in re.split("[\n/;]", text) if line.strip()]
-    if not 1 <= len(lines) <= LARGEST or not all(map(_LINE.fullmatch, lines)):
+    if not 1 <= len(lines) <= LARGEST_GRID or not all(map(_LINE_OF_GRID.fullmatch, lines)):
         return None
     rows = [re.findall("[0-9]+", line) for line in lines]
     if all(len(row) == 1 for row in rows):  # 120/031: each digit is a cell
         rows = [list(row[0]) for row in rows]
-    return _grid(rows)
+    return _make_grid(rows)
 
 
-def _grid(rows: Any) -> Grid | None:
+def _make_grid(rows: Any) -> Grid | None:
     """Makes a grid of a JSON value; None unless it is a list of equally long rows of whole numbers."""
     if isinstance(rows, dict) and len(rows) == 1:  # {"output": [[1, 0], [0, 1]]}
         (rows,) = rows.values()
-    if not isinstance(rows, list | tuple) or not 1 <= len(rows) <= LARGEST:
+    if not isinstance(rows, list | tuple) or not 1 <= len(rows) <= LARGEST_GRID:
         return None
     if all(isinstance(row, str) and row.isdecimal() for row in rows):  # ["10", "01"]
         rows = [list(row) for row in rows]
-    if not all(isinstance(row, list | tuple) and 1 <= len(row) <= LARGEST for row in rows):
+    if not all(isinstance(row, list | tuple) and 1 <= len(row) <= LARGEST_GRID for row in rows):
         return None
     if len({len(row) for row in rows}) != 1:
         return None
     grid = []
     for row in rows:
-        cells = [number for cell in row if (number := _cell(cell)) is not None]
+        cells = [number for cell in row if (number := _read_cell(cell)) is not None]
         if len(cells) < len(row):  # a cell is no whole number
             return None
         grid.append(tuple(cells))
     return tuple(grid)
 
 
-def _cell(cell: Any) -> int | None:
+def _read_cell(cell: Any) -> int | None:
     """Returns the whole number of a cell: 3 for 3, 3.0 and "3". Returns None for any other cell."""
     if isinstance(cell, str) and len(cell) <= 3 and cell.isdecimal():
         return int(cell)

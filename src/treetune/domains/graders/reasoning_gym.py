@@ -10,12 +10,12 @@ from typing import Annotated, Any
 from annotated_types import MinLen
 from typing_extensions import override
 
-from treetune.contracts import Finding, lacking
+from treetune.contracts import Finding, report_missing
 from treetune.domains.sandbox.base import ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
-from treetune.domains.sandbox.served import LibraryScorer, scorer
+from treetune.domains.sandbox.served import LibraryScorer, shared_scorer
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.extraction import ANSWER, ANSWER_END, last_between
+from treetune.tasks.graders.extraction import CLOSING_TAG, OPENING_TAG, last_between
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, GradeOutcome, Problem
 
@@ -40,9 +40,9 @@ class ReasoningGymGrader(Grader):
     arithmetic or formulas. These are read as values, and never executed.
     """
 
-    opening: Annotated[str, MinLen(1)] = ANSWER
+    opening: Annotated[str, MinLen(1)] = OPENING_TAG
     """The tag before an answer."""
-    closing: Annotated[str, MinLen(1)] = ANSWER_END
+    closing: Annotated[str, MinLen(1)] = CLOSING_TAG
     """The tag after an answer."""
     unclosed: bool = False
     """Whether the answer may end without `closing`, because this is a stop string, which graders don't see.
@@ -66,7 +66,7 @@ class ReasoningGymGrader(Grader):
         # The scorers are a program that keeps running, and `can_begin` says that the sandbox can start such a
         # program.
         if self.sandbox.can_begin:
-            yield from lacking(self.sandbox.missing())
+            yield from report_missing(self.sandbox.missing())
         else:
             name = type(self.sandbox).__name__
             yield Finding(
@@ -98,4 +98,4 @@ class ReasoningGymGrader(Grader):
         return Grade(reward=scored.score, outcome="ok", message=scored.message)
 
     def _scorer(self) -> LibraryScorer:
-        return scorer(self.sandbox, self.limits, "reasoning_gym_scores", "reasoning_gym")
+        return shared_scorer(self.sandbox, self.limits, "reasoning_gym_scores", "reasoning_gym")

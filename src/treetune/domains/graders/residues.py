@@ -67,16 +67,16 @@ class Residue:
 
     __rmul__ = __mul__
 
-    def divide(self, below: Residue) -> Residue:
-        """Returns this number divided by `below`. Raises NotAFormula if `below` is 0.
+    def divide(self, divisor: Residue) -> Residue:
+        """Returns this number divided by `divisor`. Raises NotAFormula if `divisor` is 0.
 
         If both numbers are known exactly (`exact`), the quotient is computed exactly, too.
         """
-        if below.remainder == 0:
+        if divisor.remainder == 0:
             raise NotAFormula("a division by zero")
-        if self.exact is not None and below.exact is not None:
-            return Residue.of(self.exact / below.exact, self.prime)
-        return self._of_remainder(self.remainder * pow(below.remainder, -1, self.prime))
+        if self.exact is not None and divisor.exact is not None:
+            return Residue.of(self.exact / divisor.exact, self.prime)
+        return self._of_remainder(self.remainder * pow(divisor.remainder, -1, self.prime))
 
     def power(self, exponent: Residue) -> Residue:
         """Returns the power. Raises Absurd for an exponent that isn't an integer, or isn't known exactly."""
@@ -109,11 +109,11 @@ class Residue:
         chosen = min(chosen, top - chosen)  # C(n, k) is C(n, n - k)
         if chosen > LARGEST_PRODUCT:
             raise Absurd("a binomial coefficient of too many factors")
-        above = below = 1
+        product_above = product_below = 1
         for index in range(chosen):
-            above = above * (top - index) % self.prime
-            below = below * (index + 1) % self.prime
-        return self._of_remainder(above * pow(below, -1, self.prime))
+            product_above = product_above * (top - index) % self.prime
+            product_below = product_below * (index + 1) % self.prime
+        return self._of_remainder(product_above * pow(product_below, -1, self.prime))
 
     def _small_number(self, largest: int) -> int:
         """Returns this number as an integer. Raises Absurd unless it is one from 0 to `largest`."""

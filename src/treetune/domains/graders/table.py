@@ -16,20 +16,20 @@ from typing_extensions import override
 
 from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.extraction import last_box
-from treetune.tasks.graders.numeric import LONGEST, WrittenNumber, read_number
+from treetune.tasks.graders.numeric import MOST_CHARACTERS_OF_NUMBER, WrittenNumber, read_number
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
-MOST_ANSWERS = 50
+MOST_GOLD_ANSWERS = 50
 """The most answers of a gold."""
-LONGEST_BOX = 10 * LONGEST
+LONGEST_BOX = 10 * MOST_CHARACTERS_OF_NUMBER
 """The most characters of a box that are read. A longer box holds no answer to such a question, and to split
 it takes long."""
 
-_PERCENT = re.compile(r"%|\bper ?cent|\bpercent", re.IGNORECASE)
-_BARS = re.compile(r"\||\\mid\b|\\vert\b")
-_COMMAS = re.compile(r",(?!\d{3}(?!\d))|;|\band\b")
-_DRESS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textit)\s?(?=\{)|[{}$*`\"“”]|\\(?=[%$&#_])")
+_WORD_FOR_PERCENT = re.compile(r"%|\bper ?cent|\bpercent", re.IGNORECASE)
+_BAR = re.compile(r"\||\\mid\b|\\vert\b")
+_COMMA_OR_AND = re.compile(r",(?!\d{3}(?!\d))|;|\band\b")
+_MARKUP_AND_QUOTES = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textit)\s?(?=\{)|[{}$*`\"“”]|\\(?=[%$&#_])")
 
 
 @Grader.register("table")
@@ -69,7 +69,7 @@ class TableGrader(Grader):
         answers = split_answers(extracted[:LONGEST_BOX], len(golds))
         if len(answers) != len(golds):
             return Grade(reward=0.0, outcome="ok", message=f"{len(answers)} answers, of {len(golds)}")
-        right = self._matches(answers, golds, problem)
+        right = self._count_matches(answers, golds, problem)
         return Grade(reward=float(right == len(golds)), outcome="ok", numbers={"answers": right / len(golds)})
 
     @override
@@ -77,32 +77,32 @@ class TableGrader(Grader):
         # Both texts are split like answers, and not like golds: only a gold may be a JSON list.
         count = len(gold_answers(problem.gold))
         parts, other_parts = (split_answers(text[:LONGEST_BOX], count) for text in (answer, other))
-        if len(parts) != len(other_parts) or not 0 < len(parts) <= MOST_ANSWERS:
+        if len(parts) != len(other_parts) or not 0 < len(parts) <= MOST_GOLD_ANSWERS:
             return False
-        return self._matches(parts, other_parts, problem) == len(parts)
+        return self._count_matches(parts, other_parts, problem) == len(parts)
 
-    def _matches(self, answers: Sequence[str], golds: Sequence[str], problem: Problem) -> int:
+    def _count_matches(self, answers: Sequence[str], golds: Sequence[str], problem: Problem) -> int:
         """Returns the greatest number of answers that can be paired with equal golds, each gold once."""
-        may_lack_percent = self.percent == "asked" and _PERCENT.search(problem.prompt) is not None
+        may_lack_percent = self.percent == "asked" and _WORD_FOR_PERCENT.search(problem.prompt) is not None
         # The golds that each answer equals: [[0, 1], [0]] if the first answer equals both.
         equal_golds: list[list[int]] = []
         for answer in answers:
             equal_golds.append(
-                [index for index, gold in enumerate(golds) if self._same(answer, gold, may_lack_percent)]
+                [index for index, gold in enumerate(golds) if self._is_same(answer, gold, may_lack_percent)]
             )
         # Pairs each answer with a gold, and pairs earlier answers anew where this is needed. This is quick
         # enough, since there are few answers.
         answer_of_gold: dict[int, int] = {}
         return sum(_match_answer(index, equal_golds, answer_of_gold, set()) for index in range(len(answers)))
 
-    def _same(self, answer: str, gold: str, may_lack_percent: bool) -> bool:
+    def _is_same(self, answer: str, gold: str, may_lack_percent: bool) -> bool:
         """Compares two answers as texts, then as numbers, then as percentages without their sign."""
         if answer == gold:
             return True
-        number, gold_number = read_answer(answer), read_answer(gold)
+        number, gold_number = read_number_or_ratio(answer), read_number_or_ratio(gold)
         if number is None or gold_number is None:
             return False
-        value, gold_value = _value(number), _value(gold_number)
+        value, gold_value = _value_of_number(number), _value_of_number(gold_number)
         if self._is_near(value, gold_value):
             return True
         if not may_lack_percent or (number.percent and gold_number.percent):
@@ -116,7 +116,7 @@ class TableGrader(Grader):
 
 
 def _match_answer(
-    answer: int, equal_golds: Sequence[Sequence[int]], answer_of_gold: dict[int, int], tried: set[int]
+    answer: int, equal_golds: Sequence[Sequence[int]], answer_of_gold: dict[int, int], tried_golds: set[int]
 ) -> bool:
     """Pairs an answer with an equal gold, and returns whether this was possible.
 
@@ -126,19 +126,19 @@ def _match_answer(
         answer: The number of the answer.
         equal_golds: The numbers of the golds that each answer equals.
         answer_of_gold: The answer of each paired gold. A new pair is added here.
-        tried: The golds that were tried so far. They are not tried again.
+        tried_golds: The golds that were tried so far. They are not tried again.
     """
     for gold in equal_golds[answer]:
-        if gold not in tried:
-            tried.add(gold)
+        if gold not in tried_golds:
+            tried_golds.add(gold)
             is_free = gold not in answer_of_gold
-            if is_free or _match_answer(answer_of_gold[gold], equal_golds, answer_of_gold, tried):
+            if is_free or _match_answer(answer_of_gold[gold], equal_golds, answer_of_gold, tried_golds):
                 answer_of_gold[gold] = answer
                 return True
     return False
 
 
-def _value(number: WrittenNumber) -> Fraction:
+def _value_of_number(number: WrittenNumber) -> Fraction:
     """Returns a number's value: 0.12 for ``12 %``."""
     return number.value / 100 if number.percent else number.value
 
@@ -147,17 +147,17 @@ def _value(number: WrittenNumber) -> Fraction:
 def gold_answers(gold: str) -> Sequence[str]:
     """Returns the answers of a gold: two for ``12 % | Rome`` and for the JSON list ``["12 %", "Rome"]``.
 
-    Raises ValueError for a gold without an answer, or with more than `MOST_ANSWERS`.
+    Raises ValueError for a gold without an answer, or with more than `MOST_GOLD_ANSWERS`.
     """
     if gold.lstrip().startswith("["):
         answers = []
         for item in json.loads(gold):
             text = item if isinstance(item, str) else json.dumps(item)
-            answers.append(_plain(text))
+            answers.append(_comparable_answer(text))
     else:
         answers = split_answers(gold, expected=None)  # a gold is only split at "|"
-    if not any(answers) or len(answers) > MOST_ANSWERS:
-        raise ValueError(f"the gold {gold[:100]!r} contains no answer, or more than {MOST_ANSWERS}")
+    if not any(answers) or len(answers) > MOST_GOLD_ANSWERS:
+        raise ValueError(f"the gold {gold[:100]!r} contains no answer, or more than {MOST_GOLD_ANSWERS}")
     return tuple(answers)
 
 
@@ -167,30 +167,30 @@ def split_answers(text: str, expected: int | None) -> list[str]:
     If several are `expected` and there is no ``|``, the text is split at commas and "and", provided that this
     gives as many as expected: ``12 and Rome``.
     """
-    answers = _plain_parts(_BARS.split(text))
+    answers = _comparable_answers(_BAR.split(text))
     if expected is not None and expected > 1 and len(answers) == 1:
-        answers_between_commas = _plain_parts(_COMMAS.split(text))
+        answers_between_commas = _comparable_answers(_COMMA_OR_AND.split(text))
         if len(answers_between_commas) == expected:
             return answers_between_commas
     return answers
 
 
-def _plain_parts(texts: Sequence[str]) -> list[str]:
+def _comparable_answers(texts: Sequence[str]) -> list[str]:
     """Returns the texts as answers for comparison, without those that are empty."""
-    plain_texts = [_plain(text) for text in texts]
+    plain_texts = [_comparable_answer(text) for text in texts]
     return [text for text in plain_texts if text]
 
 
-def _plain(text: str) -> str:
+def _comparable_answer(text: str) -> str:
     r"""Returns an answer for comparison: ``new york`` for ``\text{New York}.``, ``1,200`` for ``1{,}200``."""
     text = text.replace("{,}", ",").replace("\\!", "")
-    return " ".join(_DRESS.sub(" ", text).casefold().split()).lstrip(" ,;:").rstrip(" .,;:")
+    return " ".join(_MARKUP_AND_QUOTES.sub(" ", text).casefold().split()).lstrip(" ,;:").rstrip(" .,;:")
 
 
 @lru_cache(maxsize=4096)
-def read_answer(text: str) -> WrittenNumber | None:
+def read_number_or_ratio(text: str) -> WrittenNumber | None:
     """Reads the number of an answer. A ratio is read as a fraction."""
     if re.fullmatch(r"\s*\d{1,15}(?:\.\d{1,15})?\s*:\s*\d{1,15}(?:\.\d{1,15})?\s*", text):
-        above, below = (Fraction(part.strip()) for part in text.split(":"))
-        return WrittenNumber(above / below) if below else None
+        numerator, denominator = (Fraction(part.strip()) for part in text.split(":"))
+        return WrittenNumber(numerator / denominator) if denominator else None
     return read_number(text)

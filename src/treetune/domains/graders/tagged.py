@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from treetune.exceptions import UnreadableValue
 from treetune.tasks.graders.base import Grader, Isolation
-from treetune.tasks.graders.extraction import ANSWER, ANSWER_END, last_between, read_value
+from treetune.tasks.graders.extraction import CLOSING_TAG, OPENING_TAG, last_between, read_value
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
@@ -31,9 +31,9 @@ class Tagged(Grader):
     `closing`, from the last `opening` that precedes it. The answer may have several lines.
     """
 
-    opening: Annotated[str, MinLen(1)] = ANSWER
+    opening: Annotated[str, MinLen(1)] = OPENING_TAG
     """The tag before an answer."""
-    closing: Annotated[str, MinLen(1)] = ANSWER_END
+    closing: Annotated[str, MinLen(1)] = CLOSING_TAG
     """The tag after an answer."""
     unclosed: bool = False
     """Whether the answer may end without `closing`, because this is a stop string, which graders don't see.
@@ -50,13 +50,13 @@ class Tagged(Grader):
     def extract(self, response: str, problem: Problem) -> str | None:
         return last_between(response, self.opening, self.closing, unclosed=self.unclosed)
 
-    def tagged(self, answer: str) -> str:
+    def write_in_tags(self, answer: str) -> str:
         """Returns an answer between the tags, for the end of a response. (If the closing tag is a newline,
         the end of the text takes its place.)"""
         return f"{self.opening}{answer}{self.closing}".rstrip("\n")
 
 
-def of_parts(right: int, parts: int, *, pays: bool, message: str | None = None) -> Grade:
+def grade_parts(right: int, parts: int, *, pays: bool, message: str | None = None) -> Grade:
     """Grades an answer of which `right` of `parts` parts are right.
 
     If `pays` is True, the reward is the share of right parts. If not, it is 1 if all parts are right, and
@@ -67,18 +67,18 @@ def of_parts(right: int, parts: int, *, pays: bool, message: str | None = None) 
     return Grade(reward=reward, outcome="ok", message=message, numbers={"cells": share})
 
 
-def plain(text: str) -> str:
+def comparable_text(text: str) -> str:
     """Returns a name or cell in the form for comparison: without case, and with single spaces."""
     return " ".join(text.casefold().split())
 
 
-def all_plain(texts: Sequence[object]) -> list[str]:
-    """Returns each of the objects as a text in the form for comparison (`plain`)."""
-    return [plain(str(text)) for text in texts]
+def comparable_texts(texts: Sequence[object]) -> list[str]:
+    """Returns each of the objects as a text in the form for comparison (`comparable_text`)."""
+    return [comparable_text(str(text)) for text in texts]
 
 
-_DRESS = re.compile(r"\\(?:boxed|text|textbf|mathrm)(?=\{)|</?[bi]>")
-_LABEL = re.compile(r"^(?:the )?(?:final )?answer(?: is|:)|^(?:it )?is\b", re.IGNORECASE)
+_MARKUP_AROUND_WORD = re.compile(r"\\(?:boxed|text|textbf|mathrm)(?=\{)|</?[bi]>")
+_LABEL_BEFORE_WORD = re.compile(r"^(?:the )?(?:final )?answer(?: is|:)|^(?:it )?is\b", re.IGNORECASE)
 
 
 @Grader.register("one_word")
@@ -95,28 +95,28 @@ class OneWord(Tagged):
         gold_word = strip_signs(problem.gold)
         if not gold_word:
             raise ValueError(f"the gold {problem.gold[:100]!r} contains no word")
-        # `_DRESS` matches commands and tags around the word, such as <b>. `_LABEL` matches what comes before
-        # the word, such as "Answer:".
-        word = _LABEL.sub("", _DRESS.sub("", extracted.strip()))
+        # `_MARKUP_AROUND_WORD` matches commands and tags around the word, such as <b>. `_LABEL_BEFORE_WORD`
+        # matches what comes before the word, such as "Answer:".
+        word = _LABEL_BEFORE_WORD.sub("", _MARKUP_AROUND_WORD.sub("", extracted.strip()))
         return Grade(reward=float(strip_signs(word) == gold_word), outcome="ok")
 
 
 def strip_signs(text: str) -> str:
     """Returns a text without case, from its first letter or digit to its last."""
-    text = plain(unicodedata.normalize("NFC", text))
-    first = next((i for i, sign in enumerate(text) if sign.isalnum()), len(text))
-    last = next((i for i in range(len(text), first, -1) if text[i - 1].isalnum()), first)
-    return text[first:last]
+    text = comparable_text(unicodedata.normalize("NFC", text))
+    start = next((i for i, sign in enumerate(text) if sign.isalnum()), len(text))
+    end = next((i for i in range(len(text), start, -1) if text[i - 1].isalnum()), start)
+    return text[start:end]
 
 
 # Short texts
 
-LONGEST = 10_000
+MOST_COMPARED_CHARACTERS = 10_000
 """The most characters of an answer that are compared."""
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-_KEYS = ("target", "answers", "answer", "text", "gold")
+_KEYS_OF_GOLDS = ("target", "answers", "answer", "text", "gold")
 """The keys under which a gold that is an object may have its texts. The first of them that it has counts."""
 
 
@@ -132,7 +132,7 @@ class ExactMatch(Tagged):
 
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
-        answer = words(extracted)
+        answer = comparable_words(extracted)
         right = bool(answer) and any(answer == gold for gold in gold_words(problem.gold))
         return Grade(reward=float(right), outcome="ok")
 
@@ -149,11 +149,11 @@ class F1(Tagged):
 
     @override
     def verdict(self, extracted: str, problem: Problem) -> float:
-        answer = words(extracted)
-        return max(overlap(answer, gold) for gold in gold_words(problem.gold))
+        answer = comparable_words(extracted)
+        return max(f1_score(answer, gold) for gold in gold_words(problem.gold))
 
 
-def overlap(answer: Sequence[str], gold: Sequence[str]) -> float:
+def f1_score(answer: Sequence[str], gold: Sequence[str]) -> float:
     """Returns the F1 score of two bags of words; 0 if one is empty."""
     if not answer or not gold:
         return 0.0
@@ -161,10 +161,10 @@ def overlap(answer: Sequence[str], gold: Sequence[str]) -> float:
     return 2 * common / (len(answer) + len(gold))
 
 
-def words(text: str) -> Sequence[str]:
+def comparable_words(text: str) -> Sequence[str]:
     """Returns the words of a text in small letters, without punctuation and articles. A text that has nothing
     else keeps them, so that the option A isn't equal to "the", and + isn't equal to -."""
-    text = unicodedata.normalize("NFC", text[:LONGEST]).lower()
+    text = unicodedata.normalize("NFC", text[:MOST_COMPARED_CHARACTERS]).lower()
     without_punctuation = text.translate(_PUNCTUATION)
     without_articles = _ARTICLES.sub(" ", without_punctuation).split()
     return tuple(without_articles or without_punctuation.split() or text.split())
@@ -179,9 +179,9 @@ def gold_words(gold: str) -> Sequence[Sequence[str]]:
             value: Any = read_value(gold)
         except UnreadableValue:  # a text that begins with a bracket
             value = gold
-        if isinstance(value, dict):  # the first of `_KEYS` that it has holds the golds
-            value = next((value[key] for key in _KEYS if key in value), ())
+        if isinstance(value, dict):  # the first of `_KEYS_OF_GOLDS` that it has holds the golds
+            value = next((value[key] for key in _KEYS_OF_GOLDS if key in value), ())
         golds = [str(text) for text in value] if isinstance(value, list | tuple) else [str(value)]
     if not golds or not any(map(str.strip, golds)):
         raise ValueError(f"the gold {gold[:100]!r} contains no answer: give a text, or a JSON list of texts")
-    return tuple(words(text) for text in golds if text.strip())
+    return tuple(comparable_words(text) for text in golds if text.strip())

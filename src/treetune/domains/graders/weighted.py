@@ -16,7 +16,7 @@ from treetune.rollouts.numbers import NumberGroup
 from treetune.tasks.graders.base import GradeBy, Grader, Isolation, MetricSums, ServiceContext
 from treetune.vocabulary import Grade, Problem, TextCodec, Trajectory
 
-PREFIX = "rewards/"
+METRIC_PREFIX = "rewards/"
 """The beginning of the keys of single rewards among a grade's numbers."""
 
 
@@ -30,8 +30,8 @@ def rewards(answers: Sequence[Trajectory], codec: TextCodec) -> list[dict[str, f
     for answer in answers:
         single_rewards: dict[str, float] = {}
         for key, value in answer.grade.numbers.items():
-            if key.startswith(PREFIX):
-                single_rewards[key.removeprefix(PREFIX)] = value
+            if key.startswith(METRIC_PREFIX):
+                single_rewards[key.removeprefix(METRIC_PREFIX)] = value
         rewards_by_answer.append(single_rewards)
     return rewards_by_answer
 
@@ -124,7 +124,7 @@ class WeightedService:
             rewards_backwards = reversed(grade.step_rewards or (grade.reward,))
             pairs = zip_longest(steps_backwards, rewards_backwards, fillvalue=0.0)
             steps_backwards = [sum_so_far + weight * reward for sum_so_far, reward in pairs]
-            numbers |= {**grade.numbers, PREFIX + name: grade.reward}
+            numbers |= {**grade.numbers, METRIC_PREFIX + name: grade.reward}
             if first_with_answer.outcome == "no_answer":
                 first_with_answer = grade
         if not math.isfinite(total):
@@ -132,7 +132,7 @@ class WeightedService:
         step_rewards = tuple(reversed(steps_backwards))
         return replace(first_with_answer, reward=total, numbers=numbers, step_rewards=step_rewards)
 
-    def counted(self) -> MetricSums:
+    def take_counts(self) -> MetricSums:
         return {}
 
     def close(self) -> None:

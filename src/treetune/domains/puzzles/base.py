@@ -20,7 +20,7 @@ from treetune.vocabulary import Problem
 Wording = Literal["words", "symbols"]
 Clue = TypeVar("Clue")
 
-_VAIN = 2000
+_MOST_VAIN_DRAWS = 2000
 """The number of draws in a row without a new puzzle after which it is assumed that there are no more."""
 
 
@@ -79,7 +79,7 @@ class Puzzles(GeneratedTask):
 
     @override
     def generate(self, count: int) -> Sequence[Puzzle]:
-        return _distinct(self, count)
+        return _draw_distinct_puzzles(self, count)
 
     @override
     def problem(self, id: str, generated: Puzzle) -> Problem:
@@ -89,7 +89,7 @@ class Puzzles(GeneratedTask):
     def demonstration(self, problem: Problem, seed: int) -> str:
         generator = derived_random(seed, problem.id, "demonstration")
         *lines, answer = self.solution(problem, generator)
-        return "".join(f"{line}\n" for line in lines) + self.grader.tagged(answer)
+        return "".join(f"{line}\n" for line in lines) + self.grader.write_in_tags(answer)
 
     @override
     def alphabet(self) -> str:
@@ -100,7 +100,7 @@ class Puzzles(GeneratedTask):
 
 
 @lru_cache(maxsize=8)
-def _distinct(task: Puzzles, count: int) -> Sequence[Puzzle]:
+def _draw_distinct_puzzles(task: Puzzles, count: int) -> Sequence[Puzzle]:
     """Returns `count` puzzles with different keys. The first ones don't depend on `count`."""
     generator = derived_random(task.seed, task.kind)
     puzzles: dict[object, Puzzle] = {}
@@ -112,7 +112,7 @@ def _distinct(task: Puzzles, count: int) -> Sequence[Puzzle]:
             draws_in_vain = 0
             continue
         draws_in_vain += 1
-        if draws_in_vain == _VAIN:
+        if draws_in_vain == _MOST_VAIN_DRAWS:
             raise ValueError(
                 f"the splits need {count} puzzles (train_size + validation_size + test_size), and"
                 f" {len(puzzles)} different ones were found, the last {draws_in_vain} draws giving no new"
@@ -131,7 +131,9 @@ def needed_clues(generator: random.Random, clues: Sequence[tuple[Clue, int]], ta
     chosen = list(clues)
     for clue_and_arrangements in clues:
         clue, _ = clue_and_arrangements
-        arrangements_of_others = [arrangements for other, arrangements in chosen if other is not clue]
+        arrangements_of_others = [
+            arrangements for other_clue, arrangements in chosen if other_clue is not clue
+        ]
         if reduce(and_, arrangements_of_others, -1) == target:  # -1 has all bits: the set of everything
             chosen.remove(clue_and_arrangements)
     generator.shuffle(chosen)

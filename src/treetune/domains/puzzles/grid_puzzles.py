@@ -13,13 +13,13 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 from annotated_types import Ge, Le, MinLen
 from typing_extensions import override
 
-from treetune.domains.graders.puzzles import LARGEST, Grid, GridGrader, write_grid
+from treetune.domains.graders.puzzles import LARGEST_GRID, Grid, GridGrader, write_grid
 from treetune.domains.puzzles.base import Puzzle, Puzzles
 from treetune.tasks.base import Task
 from treetune.vocabulary import Problem
 
 GRADER = GridGrader()
-EMPTY = 0
+EMPTY_CELL = 0
 """The value of an empty cell."""
 
 RuleName = Literal[
@@ -35,12 +35,12 @@ def _fall(grid: Grid) -> Grid:
     """Moves the cells that aren't empty to the bottom of their columns, in their order."""
     fallen_columns = []
     for column in _transpose(grid):
-        full_cells = [cell for cell in column if cell != EMPTY]
-        fallen_columns.append((*[EMPTY] * column.count(EMPTY), *full_cells))
+        full_cells = [cell for cell in column if cell != EMPTY_CELL]
+        fallen_columns.append((*[EMPTY_CELL] * column.count(EMPTY_CELL), *full_cells))
     return _transpose(tuple(fallen_columns))
 
 
-def _exchange(grid: Grid, colours: dict[int, int]) -> Grid:
+def _exchange_colours(grid: Grid, colours: dict[int, int]) -> Grid:
     return tuple(tuple(colours.get(cell, cell) for cell in row) for row in grid)
 
 
@@ -78,10 +78,14 @@ _RULES: dict[RuleName, tuple[str, str, Callable[..., Grid]]] = {
     "recolour": (
         "c",
         "exchange {0} and {1}",
-        lambda grid, one, other: _exchange(grid, {one: other, other: one}),
+        lambda grid, first, second: _exchange_colours(grid, {first: second, second: first}),
     ),
     "double": ("x", "make every cell a square of two by two cells", _double),
-    "fill": ("o", "put {0} in the place of every 0", lambda grid, colour: _exchange(grid, {EMPTY: colour})),
+    "fill": (
+        "o",
+        "put {0} in the place of every 0",
+        lambda grid, colour: _exchange_colours(grid, {EMPTY_CELL: colour}),
+    ),
 }
 """The symbol of each rule, its words, in which ``{0}`` is a colour, and its function, which gets the grid and
 the rule's colours."""
@@ -124,14 +128,14 @@ def rules_of(names: Sequence[RuleName], colours: int) -> Sequence[GridTransforma
     return tuple(rules)
 
 
-def applied(rules: Sequence[GridTransformation], grid: Grid) -> Grid:
+def apply_rules(rules: Sequence[GridTransformation], grid: Grid) -> Grid:
     """Returns the grid after all rules, one after the other."""
     for rule in rules:
         grid = rule(grid)
     return grid
 
 
-def explanations(
+def find_explanations(
     rules: Sequence[GridTransformation], count: int, examples: Sequence[tuple[Grid, Grid]]
 ) -> Iterator[tuple[GridTransformation, ...]]:
     """Yields all chains of `count` rules that turn the first grid of every example into its second."""
@@ -144,10 +148,10 @@ def explanations(
                 yield ()
             return
         for rule in rules:
-            yield from ((rule, *rest) for rest in chains(rule(grid), count - 1))
+            yield from ((rule, *further_rules) for further_rules in chains(rule(grid), count - 1))
 
     for chain in chains(question, count):
-        if all(applied(chain, before) == after for before, after in further_examples):
+        if all(apply_rules(chain, input_grid) == output_grid for input_grid, output_grid in further_examples):
             yield chain
 
 
@@ -190,10 +194,10 @@ class GridPuzzles(Puzzles):
         if len(set(self.rules)) != len(self.rules):
             raise ValueError(f"rules {list(self.rules)} names one of them twice")
         largest = max(self.rows[1], self.columns[1]) * 2 ** self.steps[1]
-        if "double" in self.rules and largest > LARGEST:
+        if "double" in self.rules and largest > LARGEST_GRID:
             raise ValueError(
-                f"rule 'double' makes grids of {largest} cells a side here, and the grader reads {LARGEST}: "
-                "choose smaller rows, columns or steps"
+                f"rule 'double' makes grids of {largest} cells a side here, and the grader reads"
+                f" {LARGEST_GRID}: choose smaller rows, columns or steps"
             )
 
     @override
@@ -207,18 +211,20 @@ class GridPuzzles(Puzzles):
             for _ in range(row_count):
                 grid.append(tuple(generator.randrange(self.colours) for _ in range(column_count)))
             grids.append(tuple(grid))
-        question, answer = grids[-1], applied(chain, grids[-1])
-        pairs = [(grid, applied(chain, grid)) for grid in grids[:-1]]
+        question, answer = grids[-1], apply_rules(chain, grids[-1])
+        pairs = [(grid, apply_rules(chain, grid)) for grid in grids[:-1]]
         if answer == question:
             return None  # the rules change nothing
         if pairs and any(
-            applied(explanation, question) != answer
-            for explanation in explanations(all_rules, len(chain), pairs)
+            apply_rules(explanation, question) != answer
+            for explanation in find_explanations(all_rules, len(chain), pairs)
         ):
             return None  # other rules explain the pairs, too, and lead to another answer
         # The key is the puzzle in symbols: ``120/031=021/130;211/003>`` with pairs, and ``mt:120/031>`` with
         # the rules where no pairs are shown. Equal puzzles have equal keys.
-        key = "".join(f"{write_grid(before)}={write_grid(after)};" for before, after in pairs)
+        key = "".join(
+            f"{write_grid(input_grid)}={write_grid(output_grid)};" for input_grid, output_grid in pairs
+        )
         key = f"{key or ''.join(rule.symbol for rule in chain) + ':'}{write_grid(question)}>\n"
         prompt = key if self.wording == "symbols" else self._in_words(chain, pairs, question)
         return Puzzle(prompt, json.dumps(answer), key, {"grid": question, "rules": list(map(tuple, chain))})
@@ -228,17 +234,19 @@ class GridPuzzles(Puzzles):
     ) -> str:
         """Writes the prompt in English, with the example pairs, or with the rules if there are no pairs."""
         if pairs:
-            shown = "\n\n".join(
-                f"Example {number}\nInput: {json.dumps(before)}\nOutput: {json.dumps(after)}"
-                for number, (before, after) in enumerate(pairs, start=1)
+            examples = "\n\n".join(
+                f"Example {number}\nInput: {json.dumps(input_grid)}\nOutput: {json.dumps(output_grid)}"
+                for number, (input_grid, output_grid) in enumerate(pairs, start=1)
             )
-            rule = f"The same rule turns each input grid into its output grid.\n\n{shown}\n\nNow the input is"
+            rule = (
+                f"The same rule turns each input grid into its output grid.\n\n{examples}\n\nNow the input is"
+            )
         else:
             steps = "; then ".join(map(str, chain))
             rule = f"A grid is changed as follows: {steps}.\nThe grid is"
         return (
             f"{rule} {json.dumps(question)}\nWhat is the output? Think first, and end with the grid as a list"
-            f" of rows: {self.grader.tagged('[[…], […]]')}"
+            f" of rows: {self.grader.write_in_tags('[[…], […]]')}"
         )
 
     @override

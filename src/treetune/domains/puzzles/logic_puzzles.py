@@ -25,8 +25,8 @@ it is immediately to the left of the second. ``between``: there is a certain num
 them."""
 
 LETTERS = "abcdefghijkl"
-LIST = '["…", "…"]'
-ORDERING = OrderingGrader()
+EXAMPLE_LIST = '["…", "…"]'
+ORDERING_GRADER = OrderingGrader()
 
 THEMES: dict[str, tuple[str, ...]] = {
     "books on a shelf": ("atlas", "novel", "cookbook", "diary", "dictionary", "thriller", "poem", "manual"),
@@ -73,7 +73,7 @@ class OrderingPuzzles(Puzzles):
     ``between`` (the number of objects between two)."""
     letters: Annotated[int, Ge(2), Le(len(LETTERS))] = 7
     """The number of different letters for objects in symbols."""
-    grader: OrderingGrader = ORDERING
+    grader: OrderingGrader = ORDERING_GRADER
 
     kind: ClassVar[str] = "ordering puzzles"
     ranges: ClassVar[tuple[str, ...]] = ("objects",)
@@ -81,14 +81,14 @@ class OrderingPuzzles(Puzzles):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        most = self.objects[1]
+        most_objects = self.objects[1]
         if set(self.clues) == {"between"}:
             raise ValueError(
                 "clues is only ['between'], and such clues hold for the mirror image of an order, too: add"
                 " another kind"
             )
-        if self.wording == "symbols" and self.letters < most:
-            raise ValueError(f"letters is {self.letters}, too few to name {most} objects")
+        if self.wording == "symbols" and self.letters < most_objects:
+            raise ValueError(f"letters is {self.letters}, too few to name {most_objects} objects")
 
     @override
     def draw_puzzle(self, generator: random.Random) -> Puzzle:
@@ -96,25 +96,25 @@ class OrderingPuzzles(Puzzles):
         theme = generator.choice(list(THEMES))
         all_names = THEMES[theme] if self.wording == "words" else LETTERS[: self.letters]
         names = generator.sample(all_names, count)
-        order = generator.randrange(len(_orders(count)))
+        order = generator.randrange(len(_all_orders(count)))
         chosen = _unique_clues(generator, _clues_with_orders(count, self.clues), order)
-        solution = [names[number] for number in _orders(count)[order]]
+        solution = [names[number] for number in _all_orders(count)[order]]
         # This is drawn with both wordings, although only one uses it, so that both have the same puzzles.
         mirrored = [generator.random() < 0.5 for _ in chosen]
         if self.wording == "symbols":
-            prompt = f"{''.join(names)}:{','.join(_symbol(clue, names) for clue in chosen)}>\n"
+            prompt = f"{''.join(names)}:{','.join(_write_in_symbols(clue, names) for clue in chosen)}>\n"
         else:
             sentences = [
-                f"- {_sentence(clue, names, is_mirrored)}"
+                f"- {_write_in_words(clue, names, is_mirrored)}"
                 for clue, is_mirrored in zip(chosen, mirrored, strict=True)
             ]
             list_of_clues = "\n".join(sentences)
             prompt = (
                 f"There are {len(names)} {theme}: {', '.join(names)}. From left to right:\n{list_of_clues}\n"
                 "In which order are they, from the leftmost to the rightmost? Think first, and end with a"
-                f" list of all {len(names)} names: {self.grader.tagged(LIST)}"
+                f" list of all {len(names)} names: {self.grader.write_in_tags(EXAMPLE_LIST)}"
             )
-        key = (frozenset(names), frozenset(_symbol(clue, names) for clue in chosen))
+        key = (frozenset(names), frozenset(_write_in_symbols(clue, names) for clue in chosen))
         return Puzzle(prompt, json.dumps(solution), key, {"names": names, "clues": [*map(tuple, chosen)]})
 
     @override
@@ -122,21 +122,21 @@ class OrderingPuzzles(Puzzles):
         names: Sequence[str] = problem.data["names"]
         clues = [OrderingClue(*clue) for clue in problem.data["clues"]]
         symbols = self.wording == "symbols"
-        possible_orders = list(_orders(len(names)))  # those that satisfy all clues named so far
+        possible_orders = list(_all_orders(len(names)))  # those that satisfy all clues named so far
         while True:
             order = generator.choice(possible_orders)
-            tried = [names[number] for number in order]
-            violated = next((clue for clue in clues if not _is_true(clue, order)), None)
+            tried_names = [names[number] for number in order]
+            violated_clue = next((clue for clue in clues if not _is_true(clue, order)), None)
             # `draws_error` says whether the solution has an error in this step. The error is to give an order
             # as the answer although the order violates a clue.
-            if violated is None or self.draws_error(generator):
-                yield "".join(tried) if symbols else json.dumps(tried)
+            if violated_clue is None or self.draws_error(generator):
+                yield "".join(tried_names) if symbols else json.dumps(tried_names)
                 return
             if symbols:
-                yield f"{''.join(tried)}!{_symbol(violated, names)}"
+                yield f"{''.join(tried_names)}!{_write_in_symbols(violated_clue, names)}"
             else:
-                yield f"Not {', '.join(tried)}: {_sentence(violated, names, mirrored=False)}"
-            possible_orders = [other for other in possible_orders if _is_true(violated, other)]
+                yield f"Not {', '.join(tried_names)}: {_write_in_words(violated_clue, names, mirrored=False)}"
+            possible_orders = [other for other in possible_orders if _is_true(violated_clue, other)]
 
     @override
     def symbols(self) -> str:
@@ -166,7 +166,7 @@ def _unique_clues(
 
 
 @cache
-def _orders(count: int) -> Sequence[tuple[int, ...]]:
+def _all_orders(count: int) -> Sequence[tuple[int, ...]]:
     """Returns all orders of so many objects. Each lists the numbers of the objects from left to right."""
     return tuple(permutations(range(count)))
 
@@ -185,7 +185,7 @@ def _clues_with_orders(count: int, kinds: tuple[OrderingKind, ...]) -> Sequence[
                 clues += [OrderingClue("between", first, second, apart) for apart in range(1, count - 1)]
     clues_and_orders = []
     for clue in clues:
-        orders = sum(1 << number for number, order in enumerate(_orders(count)) if _is_true(clue, order))
+        orders = sum(1 << number for number, order in enumerate(_all_orders(count)) if _is_true(clue, order))
         clues_and_orders.append((clue, orders))
     return tuple(clues_and_orders)
 
@@ -198,29 +198,29 @@ def _is_true(clue: OrderingClue, order: Sequence[int]) -> bool:
     return distance == 1 if clue.kind == "next" else abs(distance) == clue.apart + 1
 
 
-def _symbol(clue: OrderingClue, names: Sequence[str]) -> str:
+def _write_in_symbols(clue: OrderingClue, names: Sequence[str]) -> str:
     """Writes a clue in symbols: ``a<c``, ``a/c`` or ``b1c``."""
     sign = {"left": "<", "next": "/", "between": str(clue.apart)}[clue.kind]
     return f"{names[clue.first]}{sign}{names[clue.second]}"
 
 
-def _sentence(clue: OrderingClue, names: Sequence[str], mirrored: bool) -> str:
+def _write_in_words(clue: OrderingClue, names: Sequence[str], mirrored: bool) -> str:
     """Writes a clue in English. A mirrored one has the same meaning with the objects exchanged: "b is
     somewhere to the right of a" for "a is somewhere to the left of b"."""
     first, second = names[clue.first], names[clue.second]
     if clue.kind == "between":
         first, second = (second, first) if mirrored else (first, second)
         return f"{clue.apart} of them {'is' if clue.apart == 1 else 'are'} between {first} and {second}."
-    where = "immediately" if clue.kind == "next" else "somewhere"
+    adverb = "immediately" if clue.kind == "next" else "somewhere"
     if mirrored:
-        return f"{second} is {where} to the right of {first}."
-    return f"{first} is {where} to the left of {second}."
+        return f"{second} is {adverb} to the right of {first}."
+    return f"{first} is {adverb} to the left of {second}."
 
 
-ONE_WORD = OneWord()
-NODES = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+ONE_WORD_GRADER = OneWord()
+NODE_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SYLLABLES = ("ba", "de", "fi", "go", "ku", "la", "me", "ni", "po", "ru", "sa", "te", "vi", "wo", "zu", "yo")
-NAMES = ("Ada", "Ben", "Cem", "Dora", "Ezra", "Fay", "Gil", "Hugo", "Ines", "Jon", "Kai", "Lea")
+PERSON_NAMES = ("Ada", "Ben", "Cem", "Dora", "Ezra", "Fay", "Gil", "Hugo", "Ines", "Jon", "Kai", "Lea")
 
 
 @Task.register("graph_paths")
@@ -246,7 +246,7 @@ class GraphPaths(Puzzles):
     goal's chain."""
     parents: Annotated[int, Ge(1), Le(10)] = 3
     """The most edges into a node."""
-    grader: OneWord = ONE_WORD
+    grader: OneWord = ONE_WORD_GRADER
 
     kind: ClassVar[str] = "graph paths"
     ranges: ClassVar[tuple[str, ...]] = ("lookahead",)
@@ -254,20 +254,20 @@ class GraphPaths(Puzzles):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        most = self.lookahead[1]
-        nodes = 1 + self.paths * most
-        if self.wording == "symbols" and nodes > len(NODES):
+        most_edges = self.lookahead[1]
+        nodes = 1 + self.paths * most_edges
+        if self.wording == "symbols" and nodes > len(NODE_LETTERS):
             raise ValueError(
-                f"{self.paths} paths of {most} edges have {nodes} nodes, and there are {len(NODES)} letters"
-                " to name them: choose fewer paths or a smaller lookahead"
+                f"{self.paths} paths of {most_edges} edges have {nodes} nodes, and there are"
+                f" {len(NODE_LETTERS)} letters to name them: choose fewer paths or a smaller lookahead"
             )
 
     @override
     def draw_puzzle(self, generator: random.Random) -> Puzzle:
         length = generator.randint(*self.lookahead)
-        names = self._names(generator, 1 + self.paths * length)
-        start, *others = names
-        chains = [others[number * length : (number + 1) * length] for number in range(self.paths)]
+        names = self._draw_names(generator, 1 + self.paths * length)
+        start, *other_nodes = names
+        chains = [other_nodes[number * length : (number + 1) * length] for number in range(self.paths)]
         edges: list[tuple[str, str]] = []
         for chain in chains:
             edges += zip([start, *chain], chain, strict=False)  # (start, b), (b, c) for the chain [b, c]
@@ -277,12 +277,12 @@ class GraphPaths(Puzzles):
         if self.wording == "symbols":
             prompt = f"{','.join(map(''.join, edges))}:{start}>{goal}\n"
         else:
-            name = generator.choice(NAMES)
+            name = generator.choice(PERSON_NAMES)
             facts = "\n".join(f"Everyone who is {source} is also {target}." for source, target in edges)
             prompt = (
                 f"{facts}\n{name} is {start}. One can show step by step that {name} is {goal}. Which word"
                 f" comes first after {start!r} in that proof? Think first, and end with the word:"
-                f" {self.grader.tagged('…')}"
+                f" {self.grader.write_in_tags('…')}"
             )
         data = {"edges": edges, "start": start, "goal": goal}
         # Puzzles with the same start, goal and edges ask the same question.
@@ -313,12 +313,12 @@ class GraphPaths(Puzzles):
                 extra_edges.append((source, target))
         return extra_edges
 
-    def _names(self, generator: random.Random, count: int) -> list[str]:
+    def _draw_names(self, generator: random.Random, count: int) -> list[str]:
         """Draws different names of nodes: letters, or made-up words of three syllables."""
         if self.wording == "symbols":
             # The largest puzzle has the start, and `lookahead[1]` nodes on each of `paths` paths. Only as
             # many letters are used, so that the alphabet is small.
-            return generator.sample(NODES[: 1 + self.paths * self.lookahead[1]], count)
+            return generator.sample(NODE_LETTERS[: 1 + self.paths * self.lookahead[1]], count)
         names: dict[str, None] = {}  # as a set, in the order of the draws
         while len(names) < count:
             names["".join(generator.choice(SYLLABLES) for _ in range(3))] = None
@@ -342,4 +342,4 @@ class GraphPaths(Puzzles):
 
     @override
     def symbols(self) -> str:
-        return NODES[: 1 + self.paths * self.lookahead[1]] + ",:>"
+        return NODE_LETTERS[: 1 + self.paths * self.lookahead[1]] + ",:>"

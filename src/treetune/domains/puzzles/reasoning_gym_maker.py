@@ -20,11 +20,11 @@ from typing import Any
 from typing_extensions import override
 
 from treetune.config.errors import did_you_mean
-from treetune.domains.sandbox.inside.reasoning_gym_scores import as_settings, import_data_set, packed
+from treetune.domains.sandbox.inside.reasoning_gym_scores import import_data_set, make_settings, pack
 from treetune.processes.worker import die_with_parent
 from treetune.seeds import derive_seed
 
-CHUNK = 500
+CHUNK_SIZE = 500
 """The number of problems with one seed. The library makes problem i of a data set with seed + i."""
 
 _MOST_VAIN_DRAWS = 1000
@@ -67,22 +67,22 @@ def make_problems(request: Mapping[str, Any]) -> dict[str, Any]:
     Each question occurs once, in only one split. The settings are those that differ from the defaults.
     Example: for a request with ``"config": {"max_animals": 3}, "splits": [["train", 2]]`` the result is
     ``{"splits": {"train": [row, row]}, "config": {"max_animals": 3, "seed": 0}}``, of which ``config`` is a
-    text (`packed`). Raises Refused.
+    text (`pack`). Raises Refused.
     """
     kind, settings = open_data_set(request)
-    seen: set[str] = set()
+    seen_questions: set[str] = set()
     splits: dict[str, list[dict[str, str]]] = {}
     for split, count in request["splits"]:
-        rows = _rows(kind, settings, request, split)
-        splits[split] = _distinct(rows, seen, request["dataset"], split, count)
+        rows = _draw_problems(kind, settings, request, split)
+        splits[split] = _take_distinct(rows, seen_questions, request["dataset"], split, count)
     defaults = type(settings)()
-    changed = {}
+    changed_settings = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if value != getattr(defaults, field.name):
-            changed[field.name] = value
+            changed_settings[field.name] = value
     # The scorer makes a data set with these settings only to call its scoring, for which any seed will do.
-    return {"splits": splits, "config": packed(changed | {"seed": 0})}
+    return {"splits": splits, "config": pack(changed_settings | {"seed": 0})}
 
 
 def open_data_set(request: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -97,8 +97,10 @@ def open_data_set(request: Mapping[str, Any]) -> tuple[Any, Any]:
         if key not in keys:
             raise Refused("config", f"data set {name!r} has no setting {key!r}", did_you_mean(key, keys))
     try:
-        settings = _at_level(factory.CURRICULA.get(name), settings_class, request)
-        settings = dataclasses.replace(settings, **as_settings(settings_class, config), seed=0, size=CHUNK)
+        settings = _settings_at_level(factory.CURRICULA.get(name), settings_class, request)
+        settings = dataclasses.replace(
+            settings, **make_settings(settings_class, config), seed=0, size=CHUNK_SIZE
+        )
         kind(config=settings)  # raises where the settings don't fit each other
     except Refused:
         raise
@@ -108,7 +110,7 @@ def open_data_set(request: Mapping[str, Any]) -> tuple[Any, Any]:
     return kind, settings
 
 
-def _at_level(curriculum_class: Any, settings_class: Any, request: Mapping[str, Any]) -> Any:
+def _settings_at_level(curriculum_class: Any, settings_class: Any, request: Mapping[str, Any]) -> Any:
     """Returns the settings at the requested levels, or the data set's defaults if the request has no levels.
 
     The request's `level` is for all attributes of the curriculum, and its `levels` has those of some
@@ -149,14 +151,16 @@ def _check_level(key: str, name: str, level: int, count: int) -> None:
         raise Refused(key, f"{name!r} has the levels 0 to {count - 1}, not {level}", "choose one of them")
 
 
-def _rows(kind: Any, settings: Any, request: Mapping[str, Any], split: str) -> Iterator[dict[str, str] | str]:
+def _draw_problems(
+    kind: Any, settings: Any, request: Mapping[str, Any], split: str
+) -> Iterator[dict[str, str] | str]:
     """Yields infinitely many problems. If the library fails to make one, it yields the error's text."""
     chunk = 0
     while True:
         # Some data sets draw with numpy, whose seeds have 32 bits. `seed + index` has to fit, too.
         seed = derive_seed(request["seed"], request["dataset"], split, chunk) % 2**31
         data_set = kind(config=dataclasses.replace(settings, seed=seed))
-        for index in range(CHUNK):
+        for index in range(CHUNK_SIZE):
             _seed_globals(seed + index)
             try:
                 entry = data_set[index]
@@ -168,7 +172,7 @@ def _rows(kind: Any, settings: Any, request: Mapping[str, Any], split: str) -> I
             yield {
                 "question": entry["question"],
                 "gold": "" if gold is None else str(gold),
-                "entry": packed(for_scorer),
+                "entry": pack(for_scorer),
             }
         chunk += 1
 
@@ -180,10 +184,10 @@ def _seed_globals(seed: int) -> None:
         sys.modules["numpy"].random.seed(seed)
 
 
-def _distinct(
-    rows: Iterator[dict[str, str] | str], seen: set[str], name: str, split: str, count: int
+def _take_distinct(
+    rows: Iterator[dict[str, str] | str], seen_questions: set[str], name: str, split: str, count: int
 ) -> list[dict[str, str]]:
-    """Draws rows until there are `count` with new questions, which are added to `seen`.
+    """Draws rows until there are `count` with new questions, which are added to `seen_questions`.
 
     Raises Refused after `_MOST_VAIN_DRAWS` consecutive draws that failed or repeated a question.
     """
@@ -191,7 +195,7 @@ def _distinct(
     vain_draws, failure = 0, ""
     while len(problems) < count:
         row = next(rows)  # a text is the error of a draw that failed
-        if isinstance(row, str) or row["question"] in seen:
+        if isinstance(row, str) or row["question"] in seen_questions:
             vain_draws += 1
             failure = row if isinstance(row, str) else failure
             if vain_draws == _MOST_VAIN_DRAWS:
@@ -200,7 +204,7 @@ def _distinct(
                 raise Refused(f"{split}_size", fault, "ask for fewer, or for harder ones")
             continue
         vain_draws = 0
-        seen.add(row["question"])
+        seen_questions.add(row["question"])
         problems.append(row)
     return problems
 

@@ -30,10 +30,10 @@ class Step(NamedTuple):
     symbols: str
     words: str
     line: str
-    value: Callable[[int], int]
+    apply: Callable[[int], int]
 
 
-def _steps(number: int) -> tuple[Step, ...]:
+def _steps_with_number(number: int) -> tuple[Step, ...]:
     """Returns the steps that add, subtract and multiply by a number."""
     return (
         Step(f"add {number}", f"add {number}", f"x=x+{number}", lambda x: x + number),
@@ -43,16 +43,16 @@ def _steps(number: int) -> tuple[Step, ...]:
 
 
 STEPS = (
-    *chain.from_iterable(map(_steps, range(2, 10))),
+    *chain.from_iterable(map(_steps_with_number, range(2, 10))),
     Step("square", "square it", "x=x*x", lambda x: x * x),
     Step("negate", "change its sign", "x=-x", lambda x: -x),
     Step("halve", "halve it, rounding down", "x=x//2", lambda x: x // 2),
     Step("last digit", "take the remainder of a division by ten", "x=x%10", lambda x: x % 10),
 )
 
-_KNOWN = {step.symbols: step for step in STEPS}
+_STEP_OF_SYMBOLS = {step.symbols: step for step in STEPS}
 GRADER = Code()
-_HEAD, _TAIL = "x=int(input())", "print(x)"
+_INPUT_LINE, _OUTPUT_LINE = "x=int(input())", "print(x)"
 
 
 @Task.register("short_programs")
@@ -85,44 +85,44 @@ class ShortPrograms(Puzzles):
                 f" steps: {described_steps}. End with the program in a block of code."
             )
         # With the wording "symbols", an answer has no line that reads the number. The grader puts the line
-        # `_HEAD` before such an answer.
-        data = {"steps": names} | ({"prefix": _HEAD} if self.wording == "symbols" else {})
-        return Puzzle(prompt, gold_of(program), names, data)
+        # `_INPUT_LINE` before such an answer.
+        data = {"steps": names} | ({"prefix": _INPUT_LINE} if self.wording == "symbols" else {})
+        return Puzzle(prompt, write_gold(program), names, data)
 
     @override
     def demonstration(self, problem: Problem, seed: int) -> str:
         generator = derived_random(seed, problem.id, "demonstration")
         *lines, answer = self.solution(problem, generator)
         program = "".join(f"{line}\n" for line in lines) + answer
-        return program if self.wording == "symbols" else f"```python\n{_HEAD}\n{program}\n```"
+        return program if self.wording == "symbols" else f"```python\n{_INPUT_LINE}\n{program}\n```"
 
     @override
     def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
         for name in problem.data["steps"]:
-            step = _KNOWN[name]
+            step = _STEP_OF_SYMBOLS[name]
             if self.draws_error(generator):
                 step = _draw_other_step(step, generator)
             yield step.line
-        yield _TAIL
+        yield _OUTPUT_LINE
 
     @override
     def alphabet(self) -> str:
         if self.wording == "words":
             return super().alphabet()
-        written = "".join(step.symbols + step.line for step in STEPS) + _TAIL
-        return "".join(sorted(set(written + ",:\n")))
+        characters = "".join(step.symbols + step.line for step in STEPS) + _OUTPUT_LINE
+        return "".join(sorted(set(characters + ",:\n")))
 
 
 def _draw_other_step(step: Step, generator: random.Random) -> Step:
     """Returns another step: with probability 0.5 the same operation with another number, if there is one."""
     kind = step.symbols.split()[0]  # "add" of "add 3"
-    others = [other for other in STEPS if other != step]
-    alike = [other for other in others if other.symbols.split()[0] == kind]
-    unlike = [other for other in others if other.symbols.split()[0] != kind]
+    other_steps = [other_step for other_step in STEPS if other_step != step]
+    alike = [other_step for other_step in other_steps if other_step.symbols.split()[0] == kind]
+    unlike = [other_step for other_step in other_steps if other_step.symbols.split()[0] != kind]
     return generator.choice(alike if alike and generator.random() < 0.5 else unlike)
 
 
-def gold_of(program: Sequence[Step]) -> str:
+def write_gold(program: Sequence[Step]) -> str:
     """Returns the program's output for each input, in the form that the grader `code` reads."""
     outputs = [str(run_steps(program, value)) for value in INPUTS]
     return json.dumps({"inputs": [str(value) for value in INPUTS], "outputs": outputs})
@@ -131,5 +131,5 @@ def gold_of(program: Sequence[Step]) -> str:
 def run_steps(program: Sequence[Step], value: int) -> int:
     """Returns what becomes of a number by the steps of a program."""
     for step in program:
-        value = step.value(value)
+        value = step.apply(value)
     return value

@@ -94,7 +94,7 @@ def kinds_of(level: int) -> tuple[ClueKind, ...]:
     return KINDS[:level] if level <= len(KINDS) else KINDS[level - len(KINDS) :]
 
 
-def arrangements(objects: int, attributes: int) -> int:
+def count_arrangements(objects: int, attributes: int) -> int:
     """Returns the number of arrangements of so many objects and attributes."""
     return int(math.factorial(objects) ** attributes)
 
@@ -114,7 +114,7 @@ class ZebraShape:
         """Returns the attributes' values at each position, in the arrangement with this number."""
         # An order says which value of an attribute is at each position. The number of an arrangement has a
         # digit for each attribute: the number of the attribute's order. The base is the number of orders.
-        orders = _orders(self.objects)
+        orders = _all_orders(self.objects)
         chosen = []
         for _ in range(self.attributes):
             arrangement, order = divmod(arrangement, len(orders))
@@ -146,13 +146,13 @@ class ZebraShape:
         item_places = tuple(generator.choice(places) for _ in items) if kind in ("xor", "or", "nor") else ()
         return ZebraClue(kind, items, item_places)
 
-    def true_of(self, clue: ZebraClue) -> int:
+    def true_arrangements(self, clue: ZebraClue) -> int:
         """Returns the set of arrangements for which the clue is true."""
-        at = _positions(self)
+        arrangements_at = _arrangements_by_position(self)
         # `first` and `second` have, for each position, the set of arrangements with the clue's first or
         # second item there. `&` means that two things hold at once, and `|` that at least one of them does.
-        first = at[clue.items[0]]
-        second = at[clue.items[1]] if len(clue.items) > 1 else first
+        first = arrangements_at[clue.items[0]]
+        second = arrangements_at[clue.items[1]] if len(clue.items) > 1 else first
         last = self.objects - 1
         match clue.kind:
             case "at":
@@ -162,29 +162,29 @@ class ZebraShape:
             case "middle":
                 return first[last // 2]
             case "parity":
-                return _any(
+                return _union(
                     first[position] for position in range(self.objects) if position % 2 == clue.places[0]
                 )
             case "same":
-                return _any(
+                return _union(
                     first_set & second_set for first_set, second_set in zip(first, second, strict=True)
                 )
             case "apart":
-                return self.all ^ self.true_of(clue._replace(kind="same"))
+                return self.all ^ self.true_arrangements(clue._replace(kind="same"))
             case "adjacent":
-                return _any(
+                return _union(
                     first[position] & (second[position + 1]) | first[position + 1] & second[position]
                     for position in range(last)
                 )
             case "before":
-                return _any(first[position] & _any(second[position + 1 :]) for position in range(last))
+                return _union(first[position] & _union(second[position + 1 :]) for position in range(last))
             case "between":
-                third = at[clue.items[2]]
-                return _any(
+                third = arrangements_at[clue.items[2]]
+                return _union(
                     first[position]
                     & (
-                        _any(second[:position]) & _any(third[position + 1 :])
-                        | _any(third[:position]) & _any(second[position + 1 :])
+                        _union(second[:position]) & _union(third[position + 1 :])
+                        | _union(third[:position]) & _union(second[position + 1 :])
                     )
                     for position in range(1, last)
                 )
@@ -195,7 +195,7 @@ class ZebraShape:
 
     @property
     def all(self) -> int:
-        return (1 << arrangements(self.objects, self.attributes)) - 1
+        return (1 << count_arrangements(self.objects, self.attributes)) - 1
 
 
 def unique_clues(
@@ -214,7 +214,7 @@ def unique_clues(
         clue = shape.random_clue(generator, generator.choice(list(kinds)))
         if clue is None:
             continue
-        true_arrangements = shape.true_of(clue)
+        true_arrangements = shape.true_arrangements(clue)
         is_true = true_arrangements & target
         excludes_none = possible & true_arrangements == possible
         if not is_true or excludes_none:
@@ -228,41 +228,41 @@ def unique_clues(
     return needed_clues(generator, chosen, target)
 
 
-def random_arrangement(generator: random.Random, among: int) -> int:
-    """Returns one of the arrangements of the set `among`, with equal probabilities. (The set 0b1010 contains
-    the arrangements 1 and 3.)"""
-    # `rank` says which of the set bits is drawn: 0 is the lowest. The loop halves `among`, and keeps the half
-    # that has this bit. `number` counts the bits below the part that is kept.
-    rank = generator.randrange(among.bit_count())
+def random_arrangement(generator: random.Random, arrangements: int) -> int:
+    """Returns one of the arrangements of the set `arrangements`, with equal probabilities. (The set 0b1010
+    contains the arrangements 1 and 3.)"""
+    # `rank` says which of the set bits is drawn: 0 is the lowest. The loop halves `arrangements`, and keeps
+    # the half that has this bit. `number` counts the bits below the part that is kept.
+    rank = generator.randrange(arrangements.bit_count())
     number = 0
-    width = among.bit_length()
+    width = arrangements.bit_length()
     while width > 1:
-        half = width // 2
-        lower_bits = among & ((1 << half) - 1)
+        half_width = width // 2
+        lower_bits = arrangements & ((1 << half_width) - 1)
         set_below = lower_bits.bit_count()
         if rank < set_below:
-            among, width = lower_bits, half
+            arrangements, width = lower_bits, half_width
         else:
             rank -= set_below
-            number += half
-            among, width = among >> half, width - half
+            number += half_width
+            arrangements, width = arrangements >> half_width, width - half_width
     return number
 
 
-def _any(sets: Iterable[int]) -> int:
+def _union(sets: Iterable[int]) -> int:
     """Returns the union of sets of arrangements."""
     return reduce(or_, sets, 0)
 
 
 @cache
-def _orders(objects: int) -> Sequence[tuple[int, ...]]:
+def _all_orders(objects: int) -> Sequence[tuple[int, ...]]:
     return tuple(permutations(range(objects)))
 
 
 @lru_cache(maxsize=8)
-def _positions(shape: ZebraShape) -> dict[AttributeValue, list[int]]:
+def _arrangements_by_position(shape: ZebraShape) -> dict[AttributeValue, list[int]]:
     """Returns for each item and each position the set of arrangements that have the item there."""
-    orders, count = _orders(shape.objects), arrangements(shape.objects, shape.attributes)
+    orders, count = _all_orders(shape.objects), count_arrangements(shape.objects, shape.attributes)
     positions: dict[AttributeValue, list[int]] = {}
     for attribute, value in shape.items:
         # Arrangements are numbered (see `ZebraShape.rows`). Counting up, the digit of this attribute stays
@@ -310,7 +310,7 @@ class ZebraPuzzles(Puzzles):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        count = arrangements(self.objects[1], self.attributes[1])
+        count = count_arrangements(self.objects[1], self.attributes[1])
         if count > MOST_ARRANGEMENTS:
             raise ValueError(
                 f"{self.objects[1]} objects with {self.attributes[1]} attributes have {count:,} arrangements,"
@@ -324,7 +324,7 @@ class ZebraPuzzles(Puzzles):
     @override
     def draw_puzzle(self, generator: random.Random) -> Puzzle | None:
         shape = ZebraShape(generator.randint(*self.objects), generator.randint(*self.attributes))
-        arrangement = generator.randrange(arrangements(shape.objects, shape.attributes))
+        arrangement = generator.randrange(count_arrangements(shape.objects, shape.attributes))
         clues = unique_clues(generator, shape, kinds_of(self.level), arrangement)
         if clues is None:
             return None
@@ -335,14 +335,14 @@ class ZebraPuzzles(Puzzles):
         else:
             header = generator.sample(list(ATTRIBUTES), shape.attributes)
             values = [generator.sample(ATTRIBUTES[name][1], shape.objects) for name in header]
-        clue_texts = [self._clue(clue, header, values) for clue in clues]
+        clue_texts = [self._write_clue(clue, header, values) for clue in clues]
         data = {
             "shape": (shape.objects, shape.attributes),
             "header": header,
             "values": values,
             "clues": clues,
         }
-        gold = _as_json(header, _table(shape, arrangement, values))
+        gold = _as_json(header, _table_of_names(shape, arrangement, values))
         key = (tuple(map(tuple, values)), frozenset(clue_texts))
         return Puzzle(self._prompt(shape, header, values, clue_texts), gold, key, data)
 
@@ -362,14 +362,14 @@ class ZebraPuzzles(Puzzles):
         )
         listed = "\n".join(f"- {clue}" for clue in clue_texts)
         example = {"header": [POSITION, *header], "rows": [["1", *("…" for _ in header)], ["…"]]}
-        table = self.grader.tagged(json.dumps(example, ensure_ascii=False))
+        table = self.grader.write_in_tags(json.dumps(example, ensure_ascii=False))
         return (
             f"{shape.objects} people live in a row, at positions 1 to {shape.objects} from left to right."
             f" They differ in everything that is listed here:\n{attributes}\nIt is known that:\n{listed}\n"
             f"Who has what? Think first, and end with a table: {table}"
         )
 
-    def _clue(self, clue: ZebraClue, header: Sequence[str], values: Sequence[Sequence[str]]) -> str:
+    def _write_clue(self, clue: ZebraClue, header: Sequence[str], values: Sequence[Sequence[str]]) -> str:
         """Writes a clue: ``Ann is at position 2.``, or ``a@2`` in symbols."""
         symbols = self.wording == "symbols"
 
@@ -392,19 +392,21 @@ class ZebraPuzzles(Puzzles):
         clues: Sequence[ZebraClue] = problem.data["clues"]
         possible = shape.all
         while True:
-            tried = random_arrangement(generator, possible)
-            rows = _table(shape, tried, values)
-            # A clue's set of arrangements has the bit `tried` if the clue is true for the table.
-            violated = next((clue for clue in clues if not shape.true_of(clue) >> tried & 1), None)
+            arrangement = random_arrangement(generator, possible)
+            rows = _table_of_names(shape, arrangement, values)
+            # A clue's set of arrangements has the bit `arrangement` if the clue is true for the table.
+            violated_clue = next(
+                (clue for clue in clues if not shape.true_arrangements(clue) >> arrangement & 1), None
+            )
             symbols = self.wording == "symbols"
             table = "/".join(map("".join, rows)) if symbols else "; ".join(map(", ".join, rows))
             # The error is to give a table as the answer although it violates a clue.
-            if violated is None or self.draws_error(generator):
+            if violated_clue is None or self.draws_error(generator):
                 yield table if symbols else _as_json(problem.data["header"], rows)
                 return
-            clue = self._clue(violated, problem.data["header"], values)
+            clue = self._write_clue(violated_clue, problem.data["header"], values)
             yield f"{table}:{clue}" if symbols else f"Not {table}: {clue}"
-            possible &= shape.true_of(violated)
+            possible &= shape.true_arrangements(violated_clue)
 
     @override
     def symbols(self) -> str:
@@ -419,7 +421,7 @@ def _as_json(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return json.dumps({"header": [POSITION, *header], "rows": numbered})
 
 
-def _table(shape: ZebraShape, arrangement: int, values: Sequence[Sequence[str]]) -> list[list[str]]:
+def _table_of_names(shape: ZebraShape, arrangement: int, values: Sequence[Sequence[str]]) -> list[list[str]]:
     """Returns the rows of an arrangement with the names of its values."""
     rows = []
     for row in shape.rows(arrangement):

@@ -108,7 +108,7 @@ class Sandbox(Registrable):
         remedy. A trial run shows whether the sandbox works.
 
         A sandbox has no `check` that would yield these messages, since a part may hold a sandbox that its
-        other settings don't use. The `check` of a part that uses its sandbox yields them (`lacking`).
+        other settings don't use. The `check` of a part that uses its sandbox yields them (`report_missing`).
         """
         raise NotImplementedError
 

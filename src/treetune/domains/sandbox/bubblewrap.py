@@ -26,23 +26,23 @@ from typing_extensions import override
 
 from treetune.domains.sandbox.base import ProgramLimits, ProgramOutcome, ResourceUsage, Sandbox
 from treetune.domains.sandbox.program import (
-    BOOT,
+    BOOT_FILE,
     PYTHON_FLAGS,
     START_SECONDS,
-    descendants,
+    find_descendants,
     follow_program,
+    measure_usage,
     read_only_descriptor,
     resource_limits,
     start_program,
-    usage_of,
     wait_until_readable,
 )
 from treetune.exceptions import SandboxUnavailable
 
-WORK = "/work"
+WORK_FOLDER = "/work"
 """The work folder: the current folder, HOME and TMPDIR. Only this and /dev/shm are writable."""
 
-_PACKAGES = "/packages"
+_PACKAGES_FOLDER = "/packages"
 """The folder from which programs import the packages that are installed next to this one."""
 _SHARED_MEMORY_MIB = 16
 """The size of /dev/shm."""
@@ -80,7 +80,7 @@ class Bubblewrap(Sandbox):
 
     @override
     def missing(self) -> Sequence[str]:
-        return _missing(self)
+        return _find_missing(self)
 
     @override
     def run(
@@ -156,14 +156,14 @@ class ConfinedProgram:
             open_fds |= {info_read, info_write}
             hold_read, hold_write = os.pipe()
             open_fds |= {hold_read, hold_write}
-            command = _command(sandbox.packages, limits.disk_mib, filter_fd, info_write, hold_read)
+            command = _sandbox_command(sandbox.packages, limits.disk_mib, filter_fd, info_write, hold_read)
             self.process = start_program(
                 command,
                 code,
                 files,
                 _resource_limits(limits),
-                work=WORK,
-                path=[WORK, _PACKAGES] if sandbox.packages else [WORK],
+                work=WORK_FOLDER,
+                path=[WORK_FOLDER, _PACKAGES_FOLDER] if sandbox.packages else [WORK_FOLDER],
                 uid=_choose_uid(),
                 stdin=stdin,
                 descriptors=(filter_fd, info_write, hold_read),
@@ -187,9 +187,11 @@ class ConfinedProgram:
         Each file counts as `_FILE_BYTES` of memory. The reason is that an empty file takes memory of the
         kernel, but no room on the disk, so the disk's size does not limit the number of empty files.
         """
-        usage = usage_of(descendants(self.process.pid))
+        usage = measure_usage(find_descendants(self.process.pid))
         try:
-            disks = [os.statvfs(f"/proc/{self._init_pid}/root{folder}") for folder in (WORK, "/dev/shm")]
+            disks = [
+                os.statvfs(f"/proc/{self._init_pid}/root{folder}") for folder in (WORK_FOLDER, "/dev/shm")
+            ]
         except OSError:  # the first process of the sandbox has ended
             return usage
         files = sum(disk.f_files - disk.f_ffree for disk in disks)
@@ -204,14 +206,14 @@ class ConfinedProgram:
         # The first process of a namespace ends after all others in it. Bubblewrap runs outside of the
         # namespace, waits for this first process, and then ends too. It is not killed itself, because the
         # namespace's first process would then become a zombie of the machine's first process.
-        ended = wait_until_readable(self._init_fd, _END_SECONDS)
+        has_ended = wait_until_readable(self._init_fd, _END_SECONDS)
         os.close(self._init_fd)
         self._init_fd = -1
         try:
             self.process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
-        if not ended:
+        if not has_ended:
             raise RuntimeError(f"programs in a sandbox did not end in {_END_SECONDS:g} s after being killed")
 
 
@@ -233,7 +235,7 @@ def _read_process_number(info_fd: int) -> int:
     return int(json.loads(text)["child-pid"])
 
 
-def _command(packages: bool, disk_mib: int, filter_fd: int, info_fd: int, hold_fd: int) -> list[str]:
+def _sandbox_command(packages: bool, disk_mib: int, filter_fd: int, info_fd: int, hold_fd: int) -> list[str]:
     """Returns the command that starts boot.py in a sandbox, without boot.py's arguments.
 
     Args:
@@ -254,11 +256,12 @@ def _command(packages: bool, disk_mib: int, filter_fd: int, info_fd: int, hold_f
             else ("--unshare-user",)
         ),
         *_root_folder(),
-        *(("--ro-bind", sysconfig.get_path("purelib"), _PACKAGES) if packages else ()),
-        *("--ro-bind", str(BOOT), "/boot.py"),
-        *("--perms", "1777", "--size", str(disk_mib << 20), "--tmpfs", WORK, "--symlink", WORK, "/tmp"),
+        *(("--ro-bind", sysconfig.get_path("purelib"), _PACKAGES_FOLDER) if packages else ()),
+        *("--ro-bind", str(BOOT_FILE), "/boot.py"),
+        *("--perms", "1777", "--size", str(disk_mib << 20), "--tmpfs", WORK_FOLDER),
+        *("--symlink", WORK_FOLDER, "/tmp"),
         # /dev/stdin usually leads to /proc, which is missing here. `inside/cases.py` writes inputs to .stdin.
-        *("--symlink", f"{WORK}/.stdin", "/dev/stdin"),
+        *("--symlink", f"{WORK_FOLDER}/.stdin", "/dev/stdin"),
         *("--perms", "1777", "--size", str(_SHARED_MEMORY_MIB << 20), "--tmpfs", "/dev/shm"),
         *("--remount-ro", "/", "--chdir", "/"),
         *("--seccomp", str(filter_fd), "--info-fd", str(info_fd), "--block-fd", str(hold_fd)),
@@ -280,26 +283,26 @@ def _root_folder() -> tuple[str, ...]:
         if prefix == Path("/usr"):
             python_libraries = [Path(sysconfig.get_path("stdlib"))]
     files = [Path(os.path.realpath(sys.executable)), Path("/etc/ld.so.cache"), Path("/usr/share/zoneinfo")]
-    bound = [path for path in (*system_libraries, *python_libraries, *files) if path.exists()]
+    bound_paths = [path for path in (*system_libraries, *python_libraries, *files) if path.exists()]
     options: list[str] = []
     # By default bubblewrap gives a parent folder the permissions that it has outside of the sandbox. Then the
     # program's user couldn't read a Python in root's home. So the parents are made here, with permissions for
     # everybody. Except for what is bound, they are empty.
     parents = {Path("/dev")}
-    for path in bound:
+    for path in bound_paths:
         parents |= set(path.parents)
     for folder in sorted(parents - {Path("/")}):
         options += ["--perms", "0755", "--dir", str(folder)]
-    for path in dict.fromkeys(bound):
+    for path in dict.fromkeys(bound_paths):
         if path.is_symlink() and path in system_libraries:
             options += ["--symlink", os.readlink(path), str(path)]
         else:
             options += ["--ro-bind", str(path), str(path)]
     # An empty folder is mounted over each folder with packages that are installed for all users.
     for name in ("site-packages", "dist-packages"):
-        installed = Path(sysconfig.get_path("stdlib"), name)
-        if installed.is_dir():
-            options += ["--size", "4096", "--tmpfs", str(installed), "--remount-ro", str(installed)]
+        folder = Path(sysconfig.get_path("stdlib"), name)
+        if folder.is_dir():
+            options += ["--size", "4096", "--tmpfs", str(folder), "--remount-ro", str(folder)]
     for device in ("null", "random", "urandom"):
         options += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
     return tuple(options)
@@ -329,10 +332,10 @@ def _choose_uid() -> int | None:
 def uids_of_programs() -> range:
     """Returns the user numbers of this process's programs. The range is empty unless this process is root and
     the numbers are mapped."""
-    first = _FIRST_UID + os.getpid() * _UIDS_OF_A_PROCESS  # so that no two processes share a number
-    if os.geteuid() != 0 or first not in _mapped_uids():
+    first_uid = _FIRST_UID + os.getpid() * _UIDS_OF_A_PROCESS  # so that no two processes share a number
+    if os.geteuid() != 0 or first_uid not in _mapped_uids():
         return range(0)
-    return range(first, first + _UIDS_OF_A_PROCESS)
+    return range(first_uid, first_uid + _UIDS_OF_A_PROCESS)
 
 
 @cache
@@ -340,9 +343,9 @@ def _mapped_uids() -> range:
     """Returns the largest range of user numbers in the user namespace of this process."""
     largest = range(0)
     for line in Path("/proc/self/uid_map").read_text().splitlines():
-        first, _, count = map(int, line.split())
+        first_uid, _, count = map(int, line.split())
         if count > len(largest):
-            largest = range(first, first + count)
+            largest = range(first_uid, first_uid + count)
     return largest
 
 
@@ -373,7 +376,7 @@ _NO_NAMESPACES = (
 
 
 @cache
-def _missing(sandbox: Bubblewrap) -> tuple[str, ...]:
+def _find_missing(sandbox: Bubblewrap) -> tuple[str, ...]:
     """Returns the messages of `Sandbox.missing`. They are cached, so that the trial program runs only once in
     this process."""
     if sys.platform != "linux":
@@ -416,7 +419,7 @@ _AUDIT_ARCH = {_X86_64: 0xC000003E, _AARCH64: 0xC00000B7}
 
 # System call: its numbers on x86-64 and on 64-bit ARM (None where it doesn't exist), as in the kernel's
 # tables arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
-_REFUSED: dict[str, tuple[int | None, int | None]] = {
+_REFUSED_CALLS: dict[str, tuple[int | None, int | None]] = {
     # other processes
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
     "process_madvise": (440, 440), "pidfd_getfd": (438, 438), "kcmp": (312, 272),
@@ -465,7 +468,7 @@ error is added to the last one."""
 # Operations of the classic Berkeley packet filter.
 _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
 _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT = 0x15, 0x35, 0x45
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
+_NUMBER_OFFSET, _ARCHITECTURE_OFFSET, _FIRST_ARGUMENT_OFFSET = 0, 4, 16
 """Offsets in the description of a call that the filter reads (`struct seccomp_data`)."""
 _ARGUMENT_BYTES = 8
 
@@ -495,54 +498,54 @@ def system_call_filter() -> bytes:
         raise ValueError(
             f"the sandbox filters the system calls of x86_64 and aarch64, not those of {machine}"
         )
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in _instructions(machine))
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in _filter_instructions(machine))
 
 
-def _instructions(machine: str) -> list[_Instruction]:
+def _filter_instructions(machine: str) -> list[_Instruction]:
     """Returns the filter's program. It reads the number of a system call, and ends with the first result
     whose condition holds: the process is killed, or the call is refused with an error. If no condition holds,
     the call is allowed."""
     column = 0 if machine == _X86_64 else 1  # the place of this machine's number in each pair of call numbers
     program = [
-        _Instruction(_LOAD, 0, 0, _ARCHITECTURE),
+        _Instruction(_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
         # Another architecture's calls have other numbers, which this filter would misread.
-        *_unless(_IF_EQUAL, _AUDIT_ARCH[machine], _KILL),
-        _Instruction(_LOAD, 0, 0, _NUMBER),
+        *_return_unless(_IF_EQUAL, _AUDIT_ARCH[machine], _KILL),
+        _Instruction(_LOAD, 0, 0, _NUMBER_OFFSET),
     ]
     if machine == _X86_64:
         # From this number on, the same calls have other numbers, which the filter doesn't list.
-        program += _if(_IF_AT_LEAST, _FIRST_X32_CALL, _KILL)
-    for numbers in _REFUSED.values():
+        program += _return_if(_IF_AT_LEAST, _FIRST_X32_CALL, _KILL)
+    for numbers in _REFUSED_CALLS.values():
         number = numbers[column]
         if number is not None:
-            program += _if(_IF_EQUAL, number, _ERRNO | errno.EPERM)
+            program += _return_if(_IF_EQUAL, number, _ERRNO | errno.EPERM)
     # The flags of clone3 are in memory, which a filter can't read. Without clone3 libraries use `clone`.
-    program += _if(_IF_EQUAL, _CLONE3[column], _ERRNO | errno.ENOSYS)
-    refuse_namespaces = _if(_IF_ANY_BIT, _NEW_NAMESPACES, _ERRNO | errno.EPERM)
+    program += _return_if(_IF_EQUAL, _CLONE3[column], _ERRNO | errno.ENOSYS)
+    refuse_namespaces = _return_if(_IF_ANY_BIT, _NEW_NAMESPACES, _ERRNO | errno.EPERM)
     program += _check_argument(_CLONE[column], argument=0, rules=refuse_namespaces)
-    refuse_other_sockets = _unless(_IF_EQUAL, _AF_UNIX, _ERRNO | errno.EACCES)
+    refuse_other_sockets = _return_unless(_IF_EQUAL, _AF_UNIX, _ERRNO | errno.EACCES)
     program += _check_argument(_SOCKET[column], argument=0, rules=refuse_other_sockets)
     refuse_shared_memory = [
         _Instruction(_AND, 0, 0, _SHARED_ANONYMOUS),
-        *_if(_IF_EQUAL, _SHARED_ANONYMOUS, _ERRNO | errno.EPERM),
+        *_return_if(_IF_EQUAL, _SHARED_ANONYMOUS, _ERRNO | errno.EPERM),
     ]
     program += _check_argument(_MMAP[column], argument=3, rules=refuse_shared_memory)
     refuse_typing: list[_Instruction] = []
     for request in _TYPE_INTO_TERMINAL:
-        refuse_typing += _if(_IF_EQUAL, request, _ERRNO | errno.EPERM)
+        refuse_typing += _return_if(_IF_EQUAL, request, _ERRNO | errno.EPERM)
     program += _check_argument(_IOCTL[column], argument=1, rules=refuse_typing)
     # A process may change its own limits (process number 0), and no other's.
-    refuse_other_processes = _unless(_IF_EQUAL, 0, _ERRNO | errno.EPERM)
+    refuse_other_processes = _return_unless(_IF_EQUAL, 0, _ERRNO | errno.EPERM)
     program += _check_argument(_PRLIMIT[column], argument=0, rules=refuse_other_processes)
     return [*program, _Instruction(_RETURN, 0, 0, _ALLOW)]
 
 
-def _if(test: int, value: int, result: int) -> list[_Instruction]:
+def _return_if(test: int, value: int, result: int) -> list[_Instruction]:
     """Returns instructions that end the filter with a result if the loaded value passes the test."""
     return [_Instruction(test, 0, 1, value), _Instruction(_RETURN, 0, 0, result)]
 
 
-def _unless(test: int, value: int, result: int) -> list[_Instruction]:
+def _return_unless(test: int, value: int, result: int) -> list[_Instruction]:
     """Returns instructions that end the filter with a result if the loaded value does not pass the test."""
     return [_Instruction(test, 1, 0, value), _Instruction(_RETURN, 0, 0, result)]
 
@@ -554,7 +557,7 @@ def _check_argument(number: int, argument: int, rules: list[_Instruction]) -> li
     The filter reads 32 bits at a time. So the rules get the lower half of the argument, which has everything
     that they test. `number` is that of the call, and `argument` counts from 0.
     """
-    load_argument = _Instruction(_LOAD, 0, 0, _FIRST_ARGUMENT + _ARGUMENT_BYTES * argument)
+    load_argument = _Instruction(_LOAD, 0, 0, _FIRST_ARGUMENT_OFFSET + _ARGUMENT_BYTES * argument)
     allow = _Instruction(_RETURN, 0, 0, _ALLOW)
     body = [load_argument, *rules, allow]
     # A call with another number skips the whole body.

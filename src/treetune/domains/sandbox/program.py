@@ -35,7 +35,7 @@ from typing_extensions import override
 from treetune.domains.sandbox.base import KilledBy, ProgramLimits, ProgramOutcome, ResourceUsage, Sandbox
 from treetune.exceptions import SandboxUnavailable
 
-BOOT = Path(__file__).parent / "inside" / "boot.py"
+BOOT_FILE = Path(__file__).parent / "inside" / "boot.py"
 
 PYTHON_FLAGS = ("-s", "-P", "-S", "-X", "utf8")
 """Python imports nothing from the user's or the working directory. It leaves out `site`, which takes half of
@@ -80,7 +80,7 @@ def start_program(
     """Starts a program, and returns when it is about to begin.
 
     Args:
-        command: Starts `BOOT` (inside/boot.py), which sets everything below and then runs the program.
+        command: Starts `BOOT_FILE` (inside/boot.py), which sets everything below and then runs the program.
         code: The program.
         files: Texts by file name, which boot.py writes to the work folder.
         limits: Limits of each process, by their names in the module `resource`.
@@ -196,7 +196,7 @@ _MEMORY_FIELDS = (b"RssAnon:", b"RssShmem:", b"VmSwap:")
 """Lines of /proc/PID/status that together are a process's memory; files that it has mapped don't count."""
 
 
-def usage_of(pids: Iterable[int]) -> ResourceUsage:
+def measure_usage(pids: Iterable[int]) -> ResourceUsage:
     """Returns what all these processes use together. A process that has ended counts as nothing.
 
     Pages that processes share after a fork count once for each of them.
@@ -223,13 +223,13 @@ def usage_of(pids: Iterable[int]) -> ResourceUsage:
     return ResourceUsage(memory, tasks, seconds)
 
 
-def descendants(root: int) -> list[int]:
+def find_descendants(root: int) -> list[int]:
     """Returns the processes that `root` or one of its descendants started, in any order.
 
     It reads /proc/PID/task/TID/children, which is cheaper than reading the parent of every process of the
     machine.
     """
-    seen = {root}
+    found_pids = {root}
     to_visit = [root]
     while to_visit:
         pid = to_visit.pop()
@@ -240,9 +240,9 @@ def descendants(root: int) -> list[int]:
                     children |= {int(child) for child in file.read().split()}
         except (FileNotFoundError, ProcessLookupError):
             pass  # it has ended: its children have another parent by now
-        to_visit += children - seen
-        seen |= children
-    return list(seen - {root})
+        to_visit += children - found_pids
+        found_pids |= children
+    return list(found_pids - {root})
 
 
 def follow_program(
@@ -397,7 +397,7 @@ class _UnconfinedProgram:
         self.work = tempfile.TemporaryDirectory(prefix="program-", ignore_cleanup_errors=True)
         try:
             self.process = start_program(
-                [sys.executable, *PYTHON_FLAGS, str(BOOT)],
+                [sys.executable, *PYTHON_FLAGS, str(BOOT_FILE)],
                 code,
                 files,
                 resource_limits(limits),
@@ -413,13 +413,13 @@ class _UnconfinedProgram:
             raise
 
     def usage(self) -> ResourceUsage:
-        return usage_of([self.process.pid, *descendants(self.process.pid)])
+        return measure_usage([self.process.pid, *find_descendants(self.process.pid)])
 
     def kill(self) -> None:
         if self.process.returncode is None:  # once it is reaped, another process may have its number
             # Both ways of ending processes are needed: a descendant may have left the program's group, and
             # one whose parent has ended is found only as a member of the group.
-            for pid in (self.process.pid, *descendants(self.process.pid)):
+            for pid in (self.process.pid, *find_descendants(self.process.pid)):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(ProcessLookupError):

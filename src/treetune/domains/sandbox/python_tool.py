@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from treetune.domains.sandbox.base import KilledBy, ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap, ConfinedProgram
-from treetune.domains.sandbox.inside import source
-from treetune.domains.sandbox.served import ask, end, frame_request
+from treetune.domains.sandbox.inside import read_source
+from treetune.domains.sandbox.served import ask_program, end_program, frame_request
 
 _LINE_BYTES = 64
 """An upper bound for the bytes of the line before a reply and of the line within it that says how much was
@@ -49,7 +49,7 @@ class PythonTool:
         # A reply has at most `most_bytes` of output and, if something was left out, a line that says so, for
         # which `_LINE_BYTES` has room. So the slice keeps a whole reply. It only cuts what the code may have
         # written in addition.
-        return text[: self.most_bytes + _LINE_BYTES] if outcome.stdout else _ENDED
+        return text[: self.most_bytes + _LINE_BYTES] if outcome.stdout else _MESSAGE_OF_END
 
     def session(self) -> PythonSession:
         """Returns one sandbox for many calls, in which names stay defined. Close it, or use it in a `with`
@@ -66,7 +66,8 @@ class PythonTool:
 
     def _console(self) -> str:
         """Returns the program that runs the model's code: `inside/console.py`."""
-        return source("console").replace("MOST = 4000", f"MOST = {self.most_bytes}", 1)
+        limit = f"MOST_REPLY_BYTES = {self.most_bytes}"
+        return read_source("console").replace("MOST_REPLY_BYTES = 4000", limit, 1)
 
 
 class PythonSession(AbstractContextManager["PythonSession"]):
@@ -112,8 +113,8 @@ class PythonSession(AbstractContextManager["PythonSession"]):
                     self._sandbox, self._tool._console(), {}, limits_of_session, stdin=subprocess.PIPE
                 )
             # Bytes of a reply: its text, the line before it, and the line that says what was left out.
-            most = self._tool.most_bytes + _LINE_BYTES
-            text, killed_by = ask(self._program, _encode_code(code), limits, most)
+            most_bytes = self._tool.most_bytes + _LINE_BYTES
+            text, killed_by = ask_program(self._program, _encode_code(code), limits, most_bytes)
         except BaseException:  # e.g. an interrupt, after which the console's state isn't known
             self.close()
             raise
@@ -124,7 +125,7 @@ class PythonSession(AbstractContextManager["PythonSession"]):
         # names so far: `run` finds no earlier calls that it would have to run again.
         self.close()
         self._calls = []
-        return _message_of_kill(killed_by, limits) if killed_by else _ENDED
+        return _message_of_kill(killed_by, limits) if killed_by else _MESSAGE_OF_END
 
     @override
     def __getstate__(self) -> dict[str, object]:
@@ -138,14 +139,14 @@ class PythonSession(AbstractContextManager["PythonSession"]):
         far again. Safe to call twice."""
         program, self._program = self._program, None
         if program is not None:
-            end(program)
+            end_program(program)
 
     @override
     def __exit__(self, *error: object) -> None:
         self.close()
 
 
-_ENDED = "[the code ended the interpreter]\n"
+_MESSAGE_OF_END = "[the code ended the interpreter]\n"
 """The text that the model reads if there is no reply, and no limit was exceeded."""
 
 

@@ -9,11 +9,11 @@ A message is a line with the number of its bytes, and the bytes: ``b"5\\nhello"`
     score ────────── request ────► inside/scoring.py: serve
       │                              forks, or takes a child
       │                              that is still clean ───────► reads the answer, scores it
-      │ waits in `ask`               waits for the child ◄─────── score, or what it raised
+      │ waits in `ask_program`               waits for the child ◄─────── score, or what it raised
       ◄───────── reply ──────────────┘
 
 `LibraryScorer` holds a lock, so only one answer is in the sandbox at a time. `serve` waits for the child as
-long as an answer may take. Then it kills the child, and replies that the answer was late. `ask` waits
+long as an answer may take. Then it kills the child, and replies that the answer was late. `ask_program` waits
 `_SPARE_SECONDS` longer, and looks at the limits of time and memory every `LOOK_SECONDS`. If the sandbox has
 exceeded a limit, or its pipe ends, the sandbox is ended, and the answer is scored once more in a new one. The
 first reply, after the library's import, may take `_START_SECONDS`.
@@ -47,10 +47,11 @@ def frame_request(body: bytes) -> bytes:
     return b"%d\n%b" % (len(body), body)
 
 
-def ask(
-    running: RunningProgram, request: bytes, limits: ProgramLimits, most: int
+def ask_program(
+    running: RunningProgram, request: bytes, limits: ProgramLimits, most_bytes: int
 ) -> tuple[bytes | None, KilledBy | None]:
-    """Sends a request. Returns the reply, of at most `most` bytes, and the limit that the program exceeded.
+    """Sends a request. Returns the reply, of at most `most_bytes` bytes, and the limit that the program
+    exceeded.
 
     One of the two is always None: the limit if there is a reply, and the reply if there is none. If there is
     no reply for another reason than a limit, both are None.
@@ -80,9 +81,9 @@ def ask(
                     data = os.read(replies, 1 << 16)
                     received += data
                     # The program has ended, or its reply is too long.
-                    if not data or len(received) > most + _HEADER_BYTES:
+                    if not data or len(received) > most_bytes + _HEADER_BYTES:
                         return None, None
-            reply = _whole_reply(received)
+            reply = _read_reply(received)
             if reply is not None:
                 return reply, None
             now = time.monotonic()
@@ -93,7 +94,7 @@ def ask(
                 next_look = min(now + LOOK_SECONDS, start + limits.seconds)
 
 
-def _whole_reply(data: bytearray) -> bytes | None:
+def _read_reply(data: bytearray) -> bytes | None:
     """Returns the body of a reply, ``hello`` of ``5\\nhello``. Returns None while the reply is incomplete,
     and for data that isn't a reply."""
     length, newline, body = bytes(data).partition(b"\n")
@@ -103,7 +104,7 @@ def _whole_reply(data: bytearray) -> bytes | None:
     return body
 
 
-def end(running: RunningProgram) -> None:
+def end_program(running: RunningProgram) -> None:
     """Ends a program and all that it started. Safe to call twice."""
     running.kill()
     running.process.wait()
@@ -184,7 +185,7 @@ class LibraryScorer:
         Raises SandboxUnavailable if there is no sandbox, or the library can't be imported in it.
         """
         with self._lock:
-            self._start()
+            self._start_sandbox()
 
     def score(self, answer: str, problem: Mapping[str, Any]) -> LibraryScore:
         """Scores an answer. `problem` must be JSON data in the form that the score module reads.
@@ -198,8 +199,8 @@ class LibraryScorer:
         with self._lock:
             # Try twice, because an earlier answer, or the machine, may have ended the sandbox.
             for _ in range(2):
-                running = self._start()
-                reply, killed_by = self._ask(running, request, limits)
+                running = self._start_sandbox()
+                reply, killed_by = self._ask_or_close(running, request, limits)
                 if reply is not None:
                     return _read_score(json.loads(reply))
             limit = f" ({killed_by})" if killed_by else ""
@@ -209,9 +210,9 @@ class LibraryScorer:
         """Ends the sandbox. The next answer begins another one."""
         running, self._running = self._running, None
         if running is not None:
-            end(running)
+            end_program(running)
 
-    def _start(self) -> RunningProgram:
+    def _start_sandbox(self) -> RunningProgram:
         """Returns the running sandbox. If there is none, begins one and imports the library in it.
 
         Raises SandboxUnavailable if no sandbox can begin, or the library can't be imported in it.
@@ -232,7 +233,9 @@ class LibraryScorer:
         all_answers = replace(self._limits, cpu_seconds=_LIFETIME_CPU_SECONDS)
         self._running = self._sandbox.begin(program + call, all_answers)
         # The request is empty, because the program sends its first reply unasked, when it is ready.
-        first_reply, killed_by = self._ask(self._running, b"", replace(self._limits, seconds=_START_SECONDS))
+        first_reply, killed_by = self._ask_or_close(
+            self._running, b"", replace(self._limits, seconds=_START_SECONDS)
+        )
         status = {"failed": killed_by or "it ended"} if first_reply is None else json.loads(first_reply)
         if "failed" in status:
             self.close()
@@ -241,12 +244,12 @@ class LibraryScorer:
             )
         return self._running
 
-    def _ask(
+    def _ask_or_close(
         self, running: RunningProgram, request: bytes, limits: ProgramLimits
     ) -> tuple[bytes | None, KilledBy | None]:
-        """Calls `ask`, and ends the sandbox if it gives no reply."""
+        """Calls `ask_program`, and ends the sandbox if it gives no reply."""
         try:
-            reply, killed_by = ask(running, request, limits, _REPLY_BYTES)
+            reply, killed_by = ask_program(running, request, limits, _REPLY_BYTES)
         except BaseException:  # e.g. at the deadline: the next request must not get this one's reply
             self.close()
             raise
@@ -256,7 +259,7 @@ class LibraryScorer:
 
 
 @lru_cache(maxsize=8)
-def scorer(sandbox: Sandbox, limits: ProgramLimits, score_module: str, package: str) -> LibraryScorer:
+def shared_scorer(sandbox: Sandbox, limits: ProgramLimits, score_module: str, package: str) -> LibraryScorer:
     """Returns the scorer with these settings, which all callers in this process share. It ends with the
     process."""
     new_scorer = LibraryScorer(sandbox, limits, score_module, package)

@@ -18,10 +18,10 @@ from treetune.contracts import Need, OneLine
 from treetune.engine.requests import Request
 from treetune.lab.analyzers.figures import (
     Bootstrap,
-    legend_below,
+    draw_legend_below,
+    draw_points_with_bars,
+    make_panels,
     mean_of,
-    panels,
-    points_with_bars,
     style_of,
 )
 from treetune.lab.analyzers.points import OfCheckpoints
@@ -32,7 +32,12 @@ from treetune.lab.analyzers.true_values import (
     choose_states,
     continue_prefixes,
 )
-from treetune.lab.analyzers.value_accuracy import CRITIC, CriticFunction, label_of, order_of
+from treetune.lab.analyzers.value_accuracy import (
+    CRITIC,
+    CriticFunction,
+    label_of_estimator,
+    order_of_estimator,
+)
 from treetune.rollouts.answers import split_steps
 from treetune.rollouts.context import RolloutContext
 from treetune.runtime.analysis import ONE_LINE_REMEDY, Analyzer, Findings
@@ -173,7 +178,7 @@ class ActionRanking(OfCheckpoints):
         budget = context.settings.token_budget(prompt_ids, sampling.max_tokens)
         request = Request(
             prompt_ids=state.token_ids,
-            seed=_seed(context, state),
+            seed=_seed_of_next_steps(context, state),
             n=self.alternatives,
             sampling=replace(sampling, max_tokens=budget - state.start),
             reads_logprobs=False,
@@ -209,34 +214,36 @@ class ActionRanking(OfCheckpoints):
         checkpoints."""
         by_checkpoint = {}
         for point in sorted({row["checkpoint"] for row in rows}):
-            by_checkpoint[str(point)] = self._numbers([row for row in rows if row["checkpoint"] == point])
+            by_checkpoint[str(point)] = self._mean_scores([row for row in rows if row["checkpoint"] == point])
         return {
             "rollouts": self.rollouts,
             "alternatives": self.alternatives,
-            "all": self._numbers(rows),
+            "all": self._mean_scores(rows),
             "by_checkpoint": by_checkpoint,
         }
 
-    def _numbers(self, rows: Sequence[RankedState]) -> dict[str, Any]:
+    def _mean_scores(self, rows: Sequence[RankedState]) -> dict[str, Any]:
         """Returns the mean scores of each estimator over the rows, with intervals, and the scores by
         chance."""
         bootstrap = Bootstrap([row["problem"] for row in rows], self.seed)
         scores: dict[str, Callable[[RankedState, list[float]], float]] = {
-            "pairwise": lambda row, predicted: pairwise(row["truths"], predicted),
-            "pairwise_clear": lambda row, predicted: pairwise(row["truths"], predicted, row["truth_errors"]),
-            "best": lambda row, predicted: best(row["truths"], predicted),
+            "pairwise": lambda row, predicted: score_pairs(row["truths"], predicted),
+            "pairwise_clear": lambda row, predicted: score_pairs(
+                row["truths"], predicted, row["truth_errors"]
+            ),
+            "best": lambda row, predicted: score_best(row["truths"], predicted),
         }
-        names: dict[str, None] = {}  # a dictionary as an ordered set
+        estimator_names: dict[str, None] = {}  # a dictionary as an ordered set
         for row in rows:
-            names |= dict.fromkeys(row["predictions"])
+            estimator_names |= dict.fromkeys(row["predictions"])
         estimators: dict[str, dict[str, Any]] = {}
-        for name in names:
+        for name in estimator_names:
             estimators[name] = {}
-            for measure, score in scores.items():
-                scores_of_rows = [score(row, row["predictions"][name]) for row in rows]
+            for measure, score_row in scores.items():
+                scores_of_rows = [score_row(row, row["predictions"][name]) for row in rows]
                 estimators[name][measure] = bootstrap(mean_of(scores_of_rows))
         # For equal predictions, `best` is the probability that a step drawn at random is the best.
-        best_by_chance = [best(row["truths"], [0.0] * len(row["truths"])) for row in rows]
+        best_by_chance = [score_best(row["truths"], [0.0] * len(row["truths"])) for row in rows]
         return {
             "states": len(rows),
             "steps": math.fsum(len(row["truths"]) for row in rows) / len(rows),
@@ -251,11 +258,11 @@ class ActionRanking(OfCheckpoints):
     @staticmethod
     @override
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-        figure, axes = panels(["Pairs of next steps in the right order", "The best next step found"])
+        figure, axes = make_panels(["Pairs of next steps in the right order", "The best next step found"])
         estimator_names: set[str] = set()
         for result in results.values():
             estimator_names |= result["numbers"]["all"]["estimators"].keys()
-        names = sorted(estimator_names, key=order_of)
+        names = sorted(estimator_names, key=order_of_estimator)
         for i, (label, result) in enumerate(results.items()):
             numbers = result["numbers"]["all"]
             # Experiments are next to each other at each estimator's position on the x axis.
@@ -264,27 +271,27 @@ class ActionRanking(OfCheckpoints):
             style = style_of(i) | {"linestyle": "none"}
             for panel, measure in zip(axes, ("pairwise", "best"), strict=True):
                 scores = [measures[measure] for measures in numbers["estimators"].values()]
-                points_with_bars(panel, xs, scores, label=label, **style)
+                draw_points_with_bars(panel, xs, scores, label=label, **style)
                 panel.axhline(
                     numbers["chance"][measure], color=style["color"], linestyle=":", linewidth=1,
                     label=f"{label}: chance",
                 )  # fmt: skip
         for panel in axes:
-            panel.set_xticks(range(len(names)), [label_of(name) for name in names])
+            panel.set_xticks(range(len(names)), [label_of_estimator(name) for name in names])
             panel.set_xlim(-0.6, len(names) - 0.4)
             panel.set_ylim(0, 1.02)
-        legend_below(figure, axes[0])
+        draw_legend_below(figure, axes[0])
         return figure
 
 
-def _seed(context: RolloutContext, state: ChosenState) -> int:
+def _seed_of_next_steps(context: RolloutContext, state: ChosenState) -> int:
     """Returns the seed of a state's next steps, which other states and continuations don't share."""
     return derive_seed(
         context.seed, context.iteration, state.trajectory.problem.id, repr(state.prefix_ids), "steps"
     )
 
 
-def pairwise(
+def score_pairs(
     truths: Sequence[float], predictions: Sequence[float], errors: Sequence[float] | None = None
 ) -> float:
     """Returns the share of pairs that the predictions put in the true order. Equal predictions count half.
@@ -307,7 +314,7 @@ def pairwise(
     return math.fsum(scores) / len(scores) if scores else math.nan
 
 
-def best(truths: Sequence[float], predictions: Sequence[float]) -> float:
+def score_best(truths: Sequence[float], predictions: Sequence[float]) -> float:
     """Returns the probability that the step with the highest prediction is truly the best.
 
     If several steps have the highest prediction, one of them is drawn at random."""

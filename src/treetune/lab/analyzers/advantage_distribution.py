@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from treetune.contracts import Advantages, Need
 from treetune.credit.vineppo import step_advantages
-from treetune.lab.analyzers.figures import COLOURS, legend_below, panels
+from treetune.lab.analyzers.figures import FIGURE_COLOURS, draw_legend_below, make_panels
 from treetune.lab.analyzers.points import OfIterations, spread_evenly
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.runtime.base import PolicyIteration
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from treetune.runtime.resources import RunResources
     from treetune.runtime.session import Session
 
-QUANTILES = (5, 25, 50, 75, 95)
+PERCENTS_OF_QUANTILES = (5, 25, 50, 75, 95)
 
 AdvantageRow = Mapping[str, Any]
 
@@ -167,11 +167,11 @@ class AdvantageDistribution(OfIterations):
     @staticmethod
     @override
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-        figure, (shares, along, values) = panels(
+        figure, (shares, along, values) = make_panels(
             ["Advantages of steps", "… by relative step: median and 5 – 95 %", "Values by relative step"]
         )
         for i, (label, result) in enumerate(results.items()):
-            numbers, colour = result["numbers"], COLOURS[i % len(COLOURS)]
+            numbers, colour = result["numbers"], FIGURE_COLOURS[i % len(FIGURE_COLOURS)]
             histogram = numbers["advantage"]["histogram"]
             shares.stairs(histogram["shares"], histogram["edges"], color=colour, label=label)
             for axes, kind in ((along, "advantage"), (values, "value")):
@@ -191,7 +191,7 @@ class AdvantageDistribution(OfIterations):
         for axes in (along, values):
             axes.set_xlim(0, 1)
             axes.set_xlabel("relative step", fontsize=8)
-        legend_below(figure, shares)
+        draw_legend_below(figure, shares)
         return figure
 
 
@@ -231,5 +231,5 @@ def describe(values: Sequence[float | None]) -> dict[str, Any]:
         "mean": fmean(numbers),
         "deviation": pstdev(numbers),
         "zero": math.fsum(value == 0.0 for value in numbers) / len(numbers),
-        "quantiles": {str(percent): cuts[percent - 1] for percent in QUANTILES},
+        "quantiles": {str(percent): cuts[percent - 1] for percent in PERCENTS_OF_QUANTILES},
     }

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.config.build import build
-from treetune.lab.analyzers.figures import save
+from treetune.lab.analyzers.figures import save_figure
 from treetune.processes import lifetime
 from treetune.runtime.analysis import STATES, Analyzer, read_result, write_result
 from treetune.runtime.base import PolicyIteration, Runtime
@@ -23,12 +23,12 @@ from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
 from treetune.store.files import replace_folder, write_json
 
-JOURNAL = "journal"
+JOURNAL_NAME = "journal"
 
-Plain = Mapping[str, Any]
+PlainSettings = Mapping[str, Any]
 
 
-def run_analyzers(root: Runtime, plain: Plain) -> int:
+def run_analyzers(root: Runtime, plain: PlainSettings) -> int:
     """Writes ``analyses/<name>/`` for every analyzer of an experiment, and returns the exit code.
 
     An analyzer that fails, for example because a checkpoint is missing, is reported at the end, and the exit
@@ -44,7 +44,7 @@ def run_analyzers(root: Runtime, plain: Plain) -> int:
     _refuse_unusable(config, directory, plain)
     config.model.check_at_start()  # before anything heavy is imported
     failed: dict[str, str] = {}  # messages by the analyzer's label
-    pending: list[tuple[Analyzer, Plain, list[int]]] = []
+    pending: list[tuple[Analyzer, PlainSettings, list[int]]] = []
     # An analyzer that the configuration names twice with the same settings is carried out once.
     settings_by_analyzer = dict(zip(config.analyzers, plain["analyzers"], strict=True))
     for analyzer, settings in settings_by_analyzer.items():
@@ -59,7 +59,7 @@ def run_analyzers(root: Runtime, plain: Plain) -> int:
         needs_engine = any(analyzer.needs_engine for analyzer, *_ in pending)
         with (
             Session.open(config, plain, "analysis") as session,
-            PolicyServer.start(session, needed=needs_engine) as server,
+            PolicyServer.start(session, needs_engine=needs_engine) as server,
             RunResources.open(session, server) as resources,
         ):
             for analyzer, settings, points in pending:
@@ -70,7 +70,7 @@ def run_analyzers(root: Runtime, plain: Plain) -> int:
     return 1 if failed else 0
 
 
-def _refuse_unusable(config: PolicyIteration, directory: ExperimentDirectory, plain: Plain) -> None:
+def _refuse_unusable(config: PolicyIteration, directory: ExperimentDirectory, plain: PlainSettings) -> None:
     """Raises ValueError where nothing can be analysed: the configuration has no analyzers, there are several
     processes, or the folder has no run of this configuration."""
     if not config.analyzers:
@@ -94,14 +94,16 @@ def _collect_failure(analyzer: Analyzer, failed: dict[str, str]) -> Iterator[Non
         failed[analyzer.label] = str(error) or type(error).__name__
 
 
-def _is_done(directory: ExperimentDirectory, analyzer: Analyzer, settings: Plain, points: list[int]) -> bool:
+def _is_done(
+    directory: ExperimentDirectory, analyzer: Analyzer, settings: PlainSettings, points: list[int]
+) -> bool:
     if not directory.is_analysed(analyzer.label):
         return False
     result = read_result(directory.analysis(analyzer.label))
     return (result["settings"], result["points"]) == (settings, points)
 
 
-def _analyse(resources: RunResources, analyzer: Analyzer, settings: Plain, points: list[int]) -> None:
+def _analyse(resources: RunResources, analyzer: Analyzer, settings: PlainSettings, points: list[int]) -> None:
     """Carries out one analysis. Its folder appears when it is finished.
 
     `points` are the numbers of finished iterations whose weights are analysed.
@@ -111,7 +113,7 @@ def _analyse(resources: RunResources, analyzer: Analyzer, settings: Plain, point
     folder = session.directory.analysis(analyzer.label)
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     unfinished.mkdir(parents=True, exist_ok=True)
-    findings = analyzer.analyse(resources, points, unfinished / JOURNAL)
+    findings = analyzer.analyse(resources, points, unfinished / JOURNAL_NAME)
     result = {
         "analyzer": analyzer.type_name,
         "experiment": session.config.experiment_name,
@@ -121,8 +123,8 @@ def _analyse(resources: RunResources, analyzer: Analyzer, settings: Plain, point
         "numbers": findings.numbers,
     }
     # The journal is only needed to resume. It is by far the largest file.
-    shutil.rmtree(unfinished / JOURNAL, ignore_errors=True)
-    save(analyzer.draw({session.config.experiment_name: result}), unfinished)
+    shutil.rmtree(unfinished / JOURNAL_NAME, ignore_errors=True)
+    save_figure(analyzer.draw({session.config.experiment_name: result}), unfinished)
     write_result(unfinished, result, findings.states, STATES)
     replace_folder(unfinished, folder)
     session.console.say(f"{analyzer.label}: {folder} ({result['seconds']:.0f} s)")
@@ -150,10 +152,10 @@ def compare_analyses(name: str, experiments: Sequence[str], output: Path) -> Pat
         label, _, experiment = text.rpartition("=")
         folder = _folder_of_analysis(Path(experiment), name)
         if not label:
-            label = _read(folder)["experiment"]
+            label = _read_result(folder)["experiment"]
         folders_by_label.setdefault(label, []).append(folder)
 
-    result_by_label = {label: _pool(label, folders) for label, folders in folders_by_label.items()}
+    result_by_label = {label: _pool_results(label, folders) for label, folders in folders_by_label.items()}
     analyzer_names = sorted({result["analyzer"] for result in result_by_label.values()})
     if len(analyzer_names) != 1:
         raise ValueError(
@@ -163,7 +165,7 @@ def compare_analyses(name: str, experiments: Sequence[str], output: Path) -> Pat
     [analyzer_name] = analyzer_names
     analyzer: Any = Analyzer.registered()[analyzer_name]
     output.parent.mkdir(parents=True, exist_ok=True)
-    save(analyzer.draw(result_by_label), output.parent, output.name)
+    save_figure(analyzer.draw(result_by_label), output.parent, output.name)
     write_json(output.with_name(f"{output.name}.json"), result_by_label)
     return output
 
@@ -180,7 +182,7 @@ def _folder_of_analysis(experiment: Path, name: str) -> Path:
     )
 
 
-def _read(folder: Path) -> dict[str, Any]:
+def _read_result(folder: Path) -> dict[str, Any]:
     result = read_result(folder)
     if result["analyzer"] not in Analyzer.registered():
         registered = ", ".join(sorted(Analyzer.registered()))
@@ -190,10 +192,10 @@ def _read(folder: Path) -> dict[str, Any]:
     return result
 
 
-def _pool(label: str, folders: Sequence[Path]) -> Mapping[str, Any]:
+def _pool_results(label: str, folders: Sequence[Path]) -> Mapping[str, Any]:
     """Returns one result of several analyses by one analyzer with the same settings: the numbers of all their
     states together."""
-    results = [_read(folder) for folder in folders]
+    results = [_read_result(folder) for folder in folders]
     if len(results) == 1:
         return results[0]
     if any(result["settings"] != results[0]["settings"] for result in results):

@@ -85,9 +85,9 @@ class CreditBench(OfCheckpoints):
             )
         if self.truth is not None:
             yield from self.truth.check(experiment)
-        yield from required_critics("methods", self.methods, experiment)
+        yield from find_missing_models("methods", self.methods, experiment)
         credits = {name: method.credit for name, method in self.with_rollouts.items()}
-        yield from required_critics("with_rollouts", credits, experiment)
+        yield from find_missing_models("with_rollouts", credits, experiment)
         for name, method in self.with_rollouts.items():
             if name in self.methods:
                 yield Finding(f"{name!r} is in methods, too", ("with_rollouts", name), "rename one of them")
@@ -103,20 +103,22 @@ class CreditBench(OfCheckpoints):
         return Findings(
             {
                 "truth": None if self.truth is None else self.truth.describe_settings(),
-                "by_checkpoint": {str(point): self._at(resources, point, work) for point in points},
+                "by_checkpoint": {
+                    str(point): self._measure_checkpoint(resources, point, work) for point in points
+                },
             }
         )
 
-    def _at(self, resources: RunResources, point: int, work: Path) -> dict[str, Any]:
+    def _measure_checkpoint(self, resources: RunResources, point: int, work: Path) -> dict[str, Any]:
         """Returns the numbers of a checkpoint, above all the gain, cost and bias of each method.
 
         For each of `methods` there are also the seconds that it takes. If there are true values,
         `measure_method` compares the method's values with them.
         """
-        from treetune.lab.analyzers.credit_measures import CreditOfMethod, measure_method, reliability
+        from treetune.lab.analyzers.credit_measures import CreditOfMethod, measure_method, measure_reliability
         from treetune.lab.analyzers.gradients import problem_gradients
         from treetune.lab.analyzers.stored import answers_at, context_at
-        from treetune.lab.arena.gain import TRUE_ADVANTAGES, gain
+        from treetune.lab.arena.gain import TRUE_ADVANTAGES, measure_gain
 
         resources.server.load_checkpoint(point)
         # `origin` is "stored" if the run stored the answers, and "sampled" if they are sampled now.
@@ -128,7 +130,7 @@ class CreditBench(OfCheckpoints):
         if self.truth is not None:
             with resources.phase(f"true values after iteration {point}", "states") as show:
                 context = context_at(resources, point, work, self.seed, "truth", show)
-                truths = true_values(self.truth, context, resources.session, point, answers)
+                truths = find_true_values(self.truth, context, resources.session, point, answers)
             episodes = [
                 make_episode(context, answer, truth.advantages, truth.values)
                 for truth, answer in zip(truths, answers, strict=True)
@@ -140,7 +142,7 @@ class CreditBench(OfCheckpoints):
         for name in sorted(self.methods, key=lambda name: -getattr(self.methods[name], "samples", 0)):
             with resources.phase(f"{name} after iteration {point}", "continuations") as show:
                 context = replace(context, log=replace(context.log, progress=show))
-                with speed.measured():
+                with speed.measure_block():
                     methods[name] = credit_of_method(context, self.methods[name], answers)
         reference = credit_of_method(context, Rloo(), answers)  # gains are relative to RLOO
         sampled_tokens = sum(len(answer.response_ids) for answer in answers)
@@ -156,7 +158,9 @@ class CreditBench(OfCheckpoints):
         for (name, method), gradients in zip(methods.items(), gradients_of_methods, strict=True):
             is_unbiased = name == TRUE_ADVANTAGES or self.methods[name].is_unbiased(context)
             cost = 1 + method.tokens / sampled_tokens  # in units of sampling the answers
-            numbers[name] = gain(reference_gradients, true_gradients, gradients, cost, is_unbiased, self.seed)
+            numbers[name] = measure_gain(
+                reference_gradients, true_gradients, gradients, cost, is_unbiased, self.seed
+            )
             if truths:
                 numbers[name] |= measure_method(truths, method, self.seed)
             numbers[name]["seconds"] = speed.seconds(method.tokens)
@@ -170,13 +174,13 @@ class CreditBench(OfCheckpoints):
                 )
             cost = method.tokens / sampled_tokens  # the method's tokens include those of its own answers
             # The method counts as biased, so that `gain` scales its gradient to the length of the true one.
-            numbers[name] = gain(
+            numbers[name] = measure_gain(
                 reference_gradients, true_gradients, gradients, cost, unbiased=False, seed=self.seed
             )
         return {
             "answers": origin,
             "solved": mean([answer.reward for answer in answers]),
-            "truth_reliability": reliability(truths) if truths else None,
+            "truth_reliability": measure_reliability(truths) if truths else None,
             "methods": numbers,
         }
 
@@ -200,14 +204,15 @@ def _check_problems(name: str, episodes: Sequence[Episode], problems: Sequence[P
     credited = list(dict.fromkeys(episode.group for episode in episodes))
     expected = [problem.id for problem in problems]
     if credited != expected:
-        without = [problem for problem in expected if problem not in credited]
+        problems_without_credit = [problem for problem in expected if problem not in credited]
         raise ValueError(
-            f"credit_bench: {name!r} gave no advantages to the answers to {', '.join(without)}, so that its"
-            " gradients can't be compared problem by problem: choose other problems, or leave it out"
+            f"credit_bench: {name!r} gave no advantages to the answers to"
+            f" {', '.join(problems_without_credit)}, so that its gradients can't be compared problem by"
+            " problem: choose other problems, or leave it out"
         )
 
 
-def true_values(
+def find_true_values(
     truth: TrueValues,
     context: RolloutContext,
     session: Session,
@@ -238,7 +243,7 @@ class Speed:
         self._engine, self._tokens, self._seconds = engine, 0, 0.0
 
     @contextmanager
-    def measured(self) -> Iterator[None]:
+    def measure_block(self) -> Iterator[None]:
         """Adds the tokens that are sampled in the block, and their seconds, to the measurement."""
         assert self._engine is not None
         tokens_before, began = self._engine.tokens, time.perf_counter()
@@ -258,7 +263,7 @@ class Speed:
         return self._seconds * tokens / self._tokens if self._tokens else None
 
 
-def required_critics(
+def find_missing_models(
     key: str, methods: Mapping[str, Credit], experiment: PolicyIteration
 ) -> Iterator[Finding]:
     """Yields a finding for each method that needs something that an analysis doesn't have: a critic that the

@@ -39,7 +39,7 @@ class Truth:
         return [after - before for before, after in zip(self.values, values_after, strict=True)]
 
 
-def reliability(truths: Sequence[Truth]) -> float | None:
+def measure_reliability(truths: Sequence[Truth]) -> float | None:
     """Returns the share of the variance of the true advantages, as estimated, that is not estimation error.
 
     A method's correlation with the estimated true advantages is its correlation with the exact ones, times

@@ -13,10 +13,16 @@ from typing_extensions import override
 
 from treetune.contracts import Finding, Need, OneLine
 from treetune.credit.base import Credit
-from treetune.lab.analyzers.credit_bench import required_critics
-from treetune.lab.analyzers.figures import COLOURS, MARKS, legend_below, panels, points_with_bars
+from treetune.lab.analyzers.credit_bench import find_missing_models
+from treetune.lab.analyzers.figures import (
+    FIGURE_COLOURS,
+    MARKERS,
+    draw_legend_below,
+    draw_points_with_bars,
+    make_panels,
+)
 from treetune.lab.analyzers.points import OfIterations, PointChoice, check_samples_answers
-from treetune.lab.analyzers.step_credit import StepCredit, step_credit
+from treetune.lab.analyzers.step_credit import StepCredit, make_step_credit
 from treetune.rollouts.selection import All
 from treetune.runtime.analysis import ONE_LINE_REMEDY, Analyzer, Findings
 from treetune.runtime.base import PolicyIteration
@@ -29,7 +35,7 @@ if TYPE_CHECKING:
 
     from treetune.runtime.resources import RunResources
 
-SPREAD = 0.6
+MARKER_SPREAD = 0.6
 """The share of the distance between two steps over which the methods' points are spread."""
 AXIS_LABELS = {"values": "value before the step", "advantages": "advantage of the step"}
 
@@ -37,9 +43,9 @@ AXIS_LABELS = {"values": "value before the step", "advantages": "advantage of th
 def draw_microscope(answers: Mapping[str, Mapping[str, Any]]) -> Figure:
     """Draws a column for each answer, with its values above and its advantages below.
 
-    `answers` has the row of each answer (see `_row`), by the title of its column."""
+    `answers` has the row of each answer (see `_make_row`), by the title of its column."""
     titles = [f"{title} ({'right' if row['correct'] else 'wrong'})" for title, row in answers.items()]
-    figure, axes = panels(titles * 2, rows=2)  # a panel per answer in each of the two rows
+    figure, axes = make_panels(titles * 2, rows=2)  # a panel per answer in each of the two rows
     ordered_methods: dict[str, None] = {}  # a dictionary as an ordered set
     for row in answers.values():
         ordered_methods |= dict.fromkeys(row["credit"])
@@ -50,27 +56,27 @@ def draw_microscope(answers: Mapping[str, Mapping[str, Any]]) -> Figure:
                 if name not in row["credit"]:
                     continue
                 # The methods' points of a step are next to each other.
-                shift = SPREAD * (number / max(len(methods) - 1, 1) - 0.5)
+                shift = MARKER_SPREAD * (number / max(len(methods) - 1, 1) - 0.5)
                 positions, points = [], []
                 for step, point in enumerate(row["credit"][name][kind], 1):
                     if point:  # None: the method has no value before this step
                         positions.append(step + shift)
                         points.append(point)
                 style = {
-                    "color": COLOURS[number % len(COLOURS)],
+                    "color": FIGURE_COLOURS[number % len(FIGURE_COLOURS)],
                     # Methods that share a colour have different marks: each time the colours begin again, the
                     # marks are shifted by one.
-                    "marker": MARKS[(number // len(COLOURS) + number) % len(MARKS)],
+                    "marker": MARKERS[(number // len(FIGURE_COLOURS) + number) % len(MARKERS)],
                     "linestyle": "none",
                     "label": name,
                 }
-                points_with_bars(panel, positions, points, **style)
+                draw_points_with_bars(panel, positions, points, **style)
             panel.set_xticks(range(1, len(row["steps"]) + 1))
             panel.set_xlabel("step", fontsize=8)
             panel.set_ylabel(label, fontsize=8)
             if kind == "advantages":
                 panel.axhline(0, color="#999999", linewidth=0.8)
-    legend_below(figure, axes[len(answers)], columns=6)
+    draw_legend_below(figure, axes[len(answers)], columns=6)
     return figure
 
 
@@ -128,7 +134,7 @@ class CreditMicroscope(OfIterations):
     @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         yield from super().check(experiment)
-        yield from required_critics("methods", self.methods, experiment)
+        yield from find_missing_models("methods", self.methods, experiment)
         for name in (OWN_CREDIT, TRUE_CREDIT):
             if name in self.methods:
                 yield Finding(f"a method is called {name!r}", ("methods", name), "give it another name")
@@ -191,7 +197,7 @@ class CreditMicroscope(OfIterations):
         codec = session.model.codec
         return {
             "costs": costs,
-            "answers": [_row(answer, credits, codec) for answer in chosen],
+            "answers": [_make_row(answer, credits, codec) for answer in chosen],
         }
 
     def _choose_groups(self, graded: Sequence[Trajectory], point: int) -> list[Trajectory]:
@@ -266,7 +272,7 @@ class CreditMicroscope(OfIterations):
             for advantage, end in zip(step_advantages(values, answer.reward), answer.step_ends):
                 advantages += [advantage] * (end - start)
                 start = end
-            credit_by_answer[answer.id] = step_credit(
+            credit_by_answer[answer.id] = make_step_credit(
                 answer.step_ends,
                 answer.reward,
                 advantages,
@@ -295,7 +301,7 @@ def _credit_by_answer(answers: Sequence[Trajectory], episodes: Sequence[Episode]
         episode = episode_by_answer.get(answer.id)
         if episode is None or episode.advantages is None:
             continue
-        credit_by_answer[answer.id] = step_credit(
+        credit_by_answer[answer.id] = make_step_credit(
             answer.step_ends,
             answer.reward,
             episode.advantages.tolist(),
@@ -313,7 +319,7 @@ def choose_answers(answers: Sequence[Trajectory], credits: Credits, count: int) 
     come first. A second answer to a problem comes only after the first answers to all problems. Answers for
     which a method has no credit are left out.
     """
-    disagreements = _disagreements(answers, credits)
+    disagreements = _measure_disagreements(answers, credits)
     candidates = [answer for answer in answers if answer.id in disagreements]
     candidates.sort(key=lambda answer: (-disagreements[answer.id], answer.id))
     right = _different_problems([answer for answer in candidates if answer.grade.correct])
@@ -335,7 +341,7 @@ def _different_problems(answers: Sequence[Trajectory]) -> list[Trajectory]:
     return first + others
 
 
-def _disagreements(answers: Sequence[Trajectory], credits: Credits) -> dict[str, float]:
+def _measure_disagreements(answers: Sequence[Trajectory], credits: Credits) -> dict[str, float]:
     """Returns how much the methods disagree on each answer, by the answer's id.
 
     Each method's advantages are first divided by their root mean square. The disagreement is the variance of
@@ -367,7 +373,7 @@ def _disagreements(answers: Sequence[Trajectory], credits: Credits) -> dict[str,
     return disagreements
 
 
-def _row(answer: Trajectory, credits: Credits, codec: TextCodec) -> dict[str, Any]:
+def _make_row(answer: Trajectory, credits: Credits, codec: TextCodec) -> dict[str, Any]:
     """Returns everything that the report shows of an answer, as JSON."""
     starts = (0, *answer.step_ends[:-1])
     return {

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Gt
 from typing_extensions import override
 
-from treetune.credit.episodes import scoring_row
+from treetune.credit.episodes import make_scoring_row
 from treetune.lab.analyzers.figures import (
     Bootstrap,
-    iteration_axis,
-    legend_below,
+    draw_legend_below,
+    draw_points_with_bars,
+    label_iteration_axis,
+    make_panels,
     mean_of,
-    panels,
-    points_with_bars,
     style_of,
 )
 from treetune.lab.analyzers.points import OfCheckpoints, PointChoice
@@ -67,13 +67,13 @@ class WeightDistance(OfCheckpoints):
             if point:  # the start weights (0) are in no checkpoint
                 folder = session.directory.checkpoint(point) / "policy"
                 weights, _ = read_policy(folder, trust_remote_code=trust_remote_code)
-            numbers[str(point)] = distances(weights, start)
+            numbers[str(point)] = measure_distances(weights, start)
         return Findings({"by_checkpoint": numbers})
 
     @staticmethod
     @override
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-        figure, (along, groups) = panels(
+        figure, (along, groups) = make_panels(
             ["Relative distance to the start weights", "… of the last checkpoint, by group"]
         )
         group_names: dict[str, None] = {}  # a dictionary as an ordered set
@@ -90,11 +90,11 @@ class WeightDistance(OfCheckpoints):
             positions = [names.index(name) for name in last]
             relative = [distance["relative"] for distance in last.values()]
             groups.plot(positions, relative, linestyle="none", **style)
-        iteration_axis(along)
+        label_iteration_axis(along)
         groups.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor")
         for axes in (along, groups):
             axes.set_ylim(bottom=0)
-        legend_below(figure, along)
+        draw_legend_below(figure, along)
         return figure
 
 
@@ -108,7 +108,7 @@ def group_of(name: str) -> str:
     return "head" if "head" in name else "rest"
 
 
-def distances(weights: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> dict[str, Any]:
+def measure_distances(weights: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> dict[str, Any]:
     """Returns the distance to the start of all weights together and of each group.
 
     Example: `{"all": {"absolute": 0.41, "relative": 0.002}, "groups": {"layer 0": {…}, "head": {…}}}`.
@@ -138,7 +138,7 @@ def _distance(squared_change: float, squared_size: float) -> dict[str, float | N
     return {"absolute": math.sqrt(squared_change), "relative": relative}
 
 
-ESTIMATORS: tuple[KlEstimator, ...] = ("k1", "k3")
+KL_ESTIMATORS: tuple[KlEstimator, ...] = ("k1", "k3")
 
 
 @Analyzer.register("kl_to_reference")
@@ -200,7 +200,7 @@ class KlToReference(OfCheckpoints):
         assert sampling is not None
         # Greedy answers (temperature 0) are scored at temperature 1.
         models = StoredModels(session, point, sampling.temperature or 1.0)
-        sequences = Sequences.of([scoring_row(answer) for answer in answers])
+        sequences = Sequences.of([make_scoring_row(answer) for answer in answers])
         # Log-probs of the checkpoint and of the start weights, for each token of all answers.
         policy_N, start_N = models.policy_logprobs(sequences), models.ref_logprobs(sequences)
         kl = answer_kl(policy_N, start_N, sequences.starts)
@@ -227,7 +227,7 @@ class KlToReference(OfCheckpoints):
             correct = [float(row["reward"] >= CORRECT_SCORE) for row in rows_there]
             tokens = sum(row["tokens"] for row in rows_there)
             estimates = {}
-            for name in ESTIMATORS:
+            for name in KL_ESTIMATORS:
                 estimates[str(name)] = bootstrap(mean_of([row[name] for row in rows_there]))
             numbers[str(point)] = {
                 "answers": len(rows_there),
@@ -241,7 +241,7 @@ class KlToReference(OfCheckpoints):
     @staticmethod
     @override
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-        figure, (along, gain) = panels(
+        figure, (along, gain) = make_panels(
             ["KL of an answer to the start, in nats", "Mean reward against KL (k1)"]
         )
         for i, (label, result) in enumerate(results.items()):
@@ -249,22 +249,22 @@ class KlToReference(OfCheckpoints):
             by_point = result["numbers"]["by_checkpoint"]
             numbers = list(by_point.values())
             iterations = [int(point) for point in by_point]
-            for name, line_style in zip(ESTIMATORS, ("-", ":"), strict=True):
+            for name, line_style in zip(KL_ESTIMATORS, ("-", ":"), strict=True):
                 estimates = [of_point[name] for of_point in numbers]
                 line = style | {"linestyle": line_style, "label": f"{label}, {name}"}
-                points_with_bars(along, iterations, estimates, **line)
+                draw_points_with_bars(along, iterations, estimates, **line)
             distances_k1 = [of_point["k1"]["value"] for of_point in numbers]
-            points_with_bars(gain, distances_k1, [of_point["reward"] for of_point in numbers], **style)
-        iteration_axis(along)
+            draw_points_with_bars(gain, distances_k1, [of_point["reward"] for of_point in numbers], **style)
+        label_iteration_axis(along)
         gain.set_xlabel("nats per answer", fontsize=8)
-        legend_below(figure, along)
+        draw_legend_below(figure, along)
         return figure
 
 
 def answer_kl(policy_N: Tensor, start_N: Tensor, starts: Sequence[int]) -> dict[str, list[float]]:
     """Returns the KL of each answer, by estimator. Answer i has the tokens ``starts[i]:starts[i + 1]``."""
     kl_by_estimator: dict[str, list[float]] = {}
-    for name in ESTIMATORS:
+    for name in KL_ESTIMATORS:
         kl_N = kl_estimate(policy_N.double(), start_N.double(), name)
         kl_by_estimator[name] = [float(kl_N[start:end].sum()) for start, end in itertools.pairwise(starts)]
     return kl_by_estimator

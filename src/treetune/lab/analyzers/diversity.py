@@ -15,11 +15,11 @@ from typing_extensions import override
 
 from treetune.lab.analyzers.figures import (
     Bootstrap,
-    iteration_axis,
-    legend_below,
+    draw_legend_below,
+    draw_points_with_bars,
+    label_iteration_axis,
+    make_panels,
     mean_of,
-    panels,
-    points_with_bars,
     style_of,
 )
 from treetune.lab.analyzers.points import OfIterations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 TokenTuple = tuple[int, ...]
 """The token ids of an answer, or of an n-gram."""
 
-MEASURES = ("unique_answers", "distinct_results", "distinct_ngrams", "overlap")
+DIVERSITY_MEASURES = ("unique_answers", "distinct_results", "distinct_ngrams", "overlap")
 
 
 @Analyzer.register("diversity")
@@ -75,7 +75,7 @@ class Diversity(OfIterations):
                         # "Nothing extracted" (None) counts as one final answer.
                         "distinct_results": len({answer.grade.extracted for answer in answers}) / len(ids),
                         "distinct_ngrams": distinct_ngrams(ids, self.order),
-                        "overlap": overlap(ids, self.order),
+                        "overlap": measure_overlap(ids, self.order),
                     }
                 )
         return Findings(self.summarise(rows), rows)
@@ -87,7 +87,7 @@ class Diversity(OfIterations):
             rows_there = [row for row in rows if row["iteration"] == point]
             bootstrap = Bootstrap([row["problem"] for row in rows_there], seed=point)
             numbers: dict[str, Any] = {"problems": len(rows_there)}
-            for measure in MEASURES:
+            for measure in DIVERSITY_MEASURES:
                 # `mean_of` leaves out NaN: problems for which a measure is not defined.
                 values = [math.nan if row[measure] is None else row[measure] for row in rows_there]
                 numbers[measure] = bootstrap(mean_of(values))
@@ -103,20 +103,20 @@ class Diversity(OfIterations):
             "Different n-grams",
             "Overlap of pairs of answers",
         ]
-        figure, axes = panels(titles, rows=2)
+        figure, axes = make_panels(titles, rows=2)
         for i, (label, result) in enumerate(results.items()):
             style = style_of(i) | {"label": label}
             by_point = result["numbers"]["by_iteration"]
-            for panel, measure in zip(axes, MEASURES, strict=True):
+            for panel, measure in zip(axes, DIVERSITY_MEASURES, strict=True):
                 xs = [int(point) for point in by_point]
-                points_with_bars(panel, xs, [numbers[measure] for numbers in by_point.values()], **style)
+                draw_points_with_bars(panel, xs, [numbers[measure] for numbers in by_point.values()], **style)
         for panel in axes:
-            iteration_axis(panel, "finished iterations when the answers were sampled")
-        legend_below(figure, axes[0])
+            label_iteration_axis(panel, "finished iterations when the answers were sampled")
+        draw_legend_below(figure, axes[0])
         return figure
 
 
-def ngrams(ids: TokenTuple, n: int) -> Counter[TokenTuple]:
+def count_ngrams(ids: TokenTuple, n: int) -> Counter[TokenTuple]:
     return Counter(ids[i : i + n] for i in range(len(ids) - n + 1))
 
 
@@ -130,13 +130,13 @@ def distinct_ngrams(answers: Sequence[TokenTuple], order: int) -> float | None:
     for n in range(1, order + 1):
         counts: Counter[TokenTuple] = Counter()
         for answer in answers:
-            counts.update(ngrams(answer, n))
+            counts.update(count_ngrams(answer, n))
         if counts:
             shares.append(len(counts) / counts.total())
     return sum(shares) / len(shares) if shares else None
 
 
-def overlap(answers: Sequence[TokenTuple], order: int) -> float | None:
+def measure_overlap(answers: Sequence[TokenTuple], order: int) -> float | None:
     """Returns the mean, over pairs of answers, of the share of n-grams that the two have in common (Dice's
     coefficient).
 
@@ -147,7 +147,7 @@ def overlap(answers: Sequence[TokenTuple], order: int) -> float | None:
     for first, second in itertools.combinations(answers, 2):
         shares = []
         for n in range(1, order + 1):
-            first_counts, second_counts = ngrams(first, n), ngrams(second, n)
+            first_counts, second_counts = count_ngrams(first, n), count_ngrams(second, n)
             total = first_counts.total() + second_counts.total()
             if total:
                 shares.append(2 * (first_counts & second_counts).total() / total)

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4d4d4d", "#a6761d")
+FIGURE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4d4d4d", "#a6761d")
 """Six colours that are distinct for colour-blind readers, too (Okabe and Ito, "Color Universal Design",
 2008), and two more."""
-MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 PANEL_INCHES = (4.6, 3.6)
 PNG_DOTS_PER_INCH = 130
 
@@ -26,10 +26,10 @@ NumberWithInterval = Mapping[str, float | None]
 
 def style_of(number: int) -> dict[str, Any]:
     """Returns the colour and the mark of the line with this number."""
-    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKS[number % len(MARKS)]}
+    return {"color": FIGURE_COLOURS[number % len(FIGURE_COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
 
 
-def panels(titles: Sequence[str], *, rows: int = 1) -> tuple[Figure, list[Axes]]:
+def make_panels(titles: Sequence[str], *, rows: int = 1) -> tuple[Figure, list[Axes]]:
     """Returns a figure that has a panel for each title, arranged in `rows` rows, and the list of its
     panels."""
     # pyplot would keep figures in global state, and may open a window.
@@ -48,7 +48,7 @@ def panels(titles: Sequence[str], *, rows: int = 1) -> tuple[Figure, list[Axes]]
     return figure, axes
 
 
-def iteration_axis(axes: Axes, label: str = "finished iterations") -> None:
+def label_iteration_axis(axes: Axes, label: str = "finished iterations") -> None:
     """Labels the x axis, and sets its ticks to whole numbers."""
     from matplotlib.ticker import MaxNLocator
 
@@ -56,7 +56,7 @@ def iteration_axis(axes: Axes, label: str = "finished iterations") -> None:
     axes.set_xlabel(label, fontsize=8)
 
 
-def legend_below(figure: Figure, axes: Axes, columns: int = 4) -> None:
+def draw_legend_below(figure: Figure, axes: Axes, columns: int = 4) -> None:
     """Draws one legend for all panels, outside of them."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
@@ -66,7 +66,7 @@ def legend_below(figure: Figure, axes: Axes, columns: int = 4) -> None:
         )  # fmt: skip
 
 
-def points_with_bars(
+def draw_points_with_bars(
     axes: Axes, xs: Sequence[float], numbers: Sequence[NumberWithInterval], **style: Any
 ) -> None:
     """Draws a point with its interval for each number that has a value. `style` is passed to matplotlib."""
@@ -86,7 +86,7 @@ def points_with_bars(
     axes.errorbar(drawn_xs, values, yerr=[below, above], **full_style)
 
 
-def save(figure: Figure, folder: Path, name: str = "figure") -> None:
+def save_figure(figure: Figure, folder: Path, name: str = "figure") -> None:
     """Writes the figure as ``name.png`` and ``name.svg``. The same figure always gives the same bytes."""
     import matplotlib
 
@@ -95,8 +95,8 @@ def save(figure: Figure, folder: Path, name: str = "figure") -> None:
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
 
 
-RESAMPLES = 1000
-INTERVAL = 0.95
+NUMBER_OF_RESAMPLES = 1000
+INTERVAL_SHARE = 0.95
 
 Statistic = Callable[[Any], float]
 """A function of the indices of some rows (an integer array, in which an index may occur more than once) that
@@ -116,7 +116,7 @@ class Bootstrap:
         generator = np.random.default_rng(derive_seed(seed, "bootstrap"))
         self._all = np.arange(len(clusters))
         self._resamples = []
-        for _ in range(RESAMPLES if members else 0):
+        for _ in range(NUMBER_OF_RESAMPLES if members else 0):
             # Whole clusters are drawn with replacement, because the rows of a cluster are not independent.
             drawn_clusters = generator.integers(len(members), size=len(members))
             self._resamples.append(np.concatenate([members[i] for i in drawn_clusters]))
@@ -134,7 +134,7 @@ class Bootstrap:
         resampled = resampled[np.isfinite(resampled)]
         if not math.isfinite(value) or not len(resampled):
             return {"value": None, "low": None, "high": None}
-        tail_percent = 100 * (1 - INTERVAL) / 2
+        tail_percent = 100 * (1 - INTERVAL_SHARE) / 2
         low = float(np.percentile(resampled, tail_percent))
         high = float(np.percentile(resampled, 100 - tail_percent))
         return {"value": float(value), "low": low, "high": high}
@@ -167,7 +167,7 @@ def correlation(x: Any, y: Any) -> float:
     return float((dx * dy).sum()) / scale if scale > 0 else math.nan
 
 
-def right_side(estimates: Any, truths: Any, threshold: float = 0.5) -> Any:
+def share_on_right_side(estimates: Any, truths: Any, threshold: float = 0.5) -> Any:
     """Returns 1 where estimate and true value are on the same side of the threshold, 0 where they are on
     different sides, and 1/2 where one of them equals it.
     """

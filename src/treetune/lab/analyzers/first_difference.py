@@ -18,19 +18,19 @@ from treetune.engine.journal import completions_of_row
 from treetune.engine.requests import Completion
 from treetune.exceptions import Damaged
 from treetune.runtime.directory import EPISODES, ITERATION_METRICS, SUMMARY, TRAJECTORIES, ExperimentDirectory
-from treetune.store.checksums import KEY, SUMS, damage_of, read_record, verify_stream
+from treetune.store.checksums import CHECKSUM_KEY, CHECKSUMS_FILE, find_damage, read_record, verify_stream
 from treetune.store.journal import read_journal
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TIMED = ("seconds", "memory/", "time", "speed", "tokens_per_second", "sync_", "restarts")
+PARTS_OF_TIMED_NAMES = ("seconds", "memory/", "time", "speed", "tokens_per_second", "sync_", "restarts")
 """Parts of names of numbers. A number whose name has one of these parts depends on time, and so differs
 between any two runs."""
 
 CHUNK_BYTES = 1 << 20
 
-SEAL, SEAL_BYTES = b"checksum", 128
+CHECKSUM_WORD, MOST_CHECKSUM_BYTES = b"checksum", 128
 """The word with which the checksum at the end of a file begins, and the largest number of bytes from this
 word to the end of the file."""
 
@@ -84,11 +84,11 @@ def find_first_difference(first: Path, second: Path) -> FirstDifference | None:
     Raises ValueError for a folder without a run, and for runs without a common iteration.
     """
     first_run, second_run = ExperimentDirectory(first), ExperimentDirectory(second)
-    common = sorted(_iterations(first_run) & _iterations(second_run))
+    common = sorted(_require_iterations(first_run) & _require_iterations(second_run))
     if not common:
         raise ValueError(f"{first} and {second} have no iteration in common")
     for number in common:
-        for phase, path, compare in _comparisons(first_run, number):
+        for phase, path, compare in _list_comparisons(first_run, number):
             name = path.relative_to(first)
             if not (path.exists() and (second / name).exists()):
                 continue
@@ -101,7 +101,7 @@ def find_first_difference(first: Path, second: Path) -> FirstDifference | None:
     return None
 
 
-def _iterations(run: ExperimentDirectory) -> set[int]:
+def _require_iterations(run: ExperimentDirectory) -> set[int]:
     """Returns the numbers of a run's iterations. Raises ValueError for a folder without any."""
     iterations = run.iterations()
     if not iterations:
@@ -109,7 +109,7 @@ def _iterations(run: ExperimentDirectory) -> set[int]:
     return set(iterations)
 
 
-def _comparisons(
+def _list_comparisons(
     run: ExperimentDirectory, number: int
 ) -> Iterator[tuple[str, Path, Callable[[Path, Path], Difference]]]:
     """Yields the files and folders of an iteration to compare, in the order in which a run writes them.
@@ -125,7 +125,7 @@ def _comparisons(
     yield "training (metrics)", folder / ITERATION_METRICS, _compare_numbers
     for name, phase in PHASE_BY_FOLDER.items():
         folder_of_checkpoint = run.checkpoint(finished) / name
-        for path in _files(folder_of_checkpoint):
+        for path in _files_to_compare(folder_of_checkpoint):
             yield phase, path, _compare_tensors if path.suffix == ".safetensors" else _compare_bytes
         yield phase, folder_of_checkpoint, _compare_checksums_of_folders
     # Each evaluation set has a folder with a summary, which has a digest of the set's answers.
@@ -134,8 +134,8 @@ def _comparisons(
             yield "evaluation", run.evaluation(finished, label) / SUMMARY, _compare_numbers
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
+def _files_to_compare(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS_FILE)
 
 
 def _compare_tensors(first: Path, second: Path) -> Difference:
@@ -255,7 +255,7 @@ def _difference_of_values(a: Any, b: Any) -> tuple[str, Any, Any] | None:
 
 
 def _is_timed(name: str) -> bool:
-    return any(word in name for word in TIMED)
+    return any(word in name for word in PARTS_OF_TIMED_NAMES)
 
 
 def _compare_numbers(first: Path, second: Path) -> Difference:
@@ -267,7 +267,7 @@ def _compare_numbers(first: Path, second: Path) -> Difference:
         except ValueError as error:
             raise ValueError(f"{path} is not valid JSON ({error}): it was damaged or cut off") from error
         # Checksums of intact files differ, too, since they cover numbers that depend on time.
-        objects.append({name: member for name, member in value.items() if name != KEY})
+        objects.append({name: member for name, member in value.items() if name != CHECKSUM_KEY})
     difference = _difference_of_values(*objects)
     if difference is None:
         # One of the files may still be damaged, in a number that depends on time or in its checksum. Each
@@ -310,8 +310,8 @@ def _compare_missing_checksums(first: Path, second: Path) -> Difference:
     for path in (first, second):
         with path.open("rb") as file:
             sizes.append(file.seek(0, os.SEEK_END))  # the position of the end
-            file.seek(max(0, sizes[-1] - SEAL_BYTES))  # a checksum is at the end of its file
-            has_checksum.append(SEAL in file.read())
+            file.seek(max(0, sizes[-1] - MOST_CHECKSUM_BYTES))  # a checksum is at the end of its file
+            has_checksum.append(CHECKSUM_WORD in file.read())
     if sizes[0] != sizes[1] or has_checksum[0] == has_checksum[1]:
         return None
     states = ["present" if present else "missing or damaged" for present in has_checksum]
@@ -323,7 +323,7 @@ def _compare_checksums_of_folders(first: Path, second: Path) -> Difference:
     compared before."""
 
     def verify(path: Path) -> None:
-        if damage := damage_of(path):
+        if damage := find_damage(path):
             raise Damaged(damage)
 
     return _compare_checksums(first, second, verify)
@@ -358,11 +358,13 @@ def _read_requests(folder: Path, phase: str) -> dict[str, list[dict[str, Any]]]:
             with contextlib.suppress(ValueError, TypeError):
                 key, stored_samples = row
                 samples = zip(completions_of_row(row), stored_samples, strict=True)
-                samples_by_request[key] = [_sample(completion, stored) for completion, stored in samples]
+                samples_by_request[key] = [
+                    _make_comparable(completion, stored) for completion, stored in samples
+                ]
     return samples_by_request
 
 
-def _sample(completion: Completion, stored: list[Any]) -> dict[str, Any]:
+def _make_comparable(completion: Completion, stored: list[Any]) -> dict[str, Any]:
     """Returns what is compared of a sample: first its numbers, and then the stored texts of its token ids and
     log-probs.
 

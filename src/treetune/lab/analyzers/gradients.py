@@ -16,7 +16,7 @@ from treetune.lab.analyzers.stored import StoredModels
 from treetune.objectives.further_inputs import TeacherObjective, teacher_of
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.seeds import derive_seed
-from treetune.store.files import whole_file
+from treetune.store.files import write_atomically
 from treetune.trainer.base import Layout, Trainer
 from treetune.trainer.batches import Minibatch, micro_batches
 from treetune.trainer.preparation import prepare
@@ -116,7 +116,7 @@ class Loss:
         return total, gradients
 
 
-SKETCH = 4096
+SKETCH_SIZE = 4096
 """The size of a gradient's projection. The squared length of a projection has the gradient's squared length
 as its expectation, and an error of 2 %."""
 
@@ -143,8 +143,8 @@ def problem_gradients(
             continues.
 
     Returns:
-        An array of shape [credits, problems, `SKETCH`], with problems in the order of their first answers. A
-        row of `SKETCH` numbers is the projection of a gradient, its sketch.
+        An array of shape [credits, problems, `SKETCH_SIZE`], with problems in the order of their first
+        answers. A row of `SKETCH_SIZE` numbers is the projection of a gradient, its sketch.
     """
     import numpy as np
     import torch
@@ -165,13 +165,13 @@ def problem_gradients(
     for index, episode in enumerate(credits[0]):
         units_by_problem.setdefault(episode.group, []).append((index,))
 
-    sketches_CPS = torch.zeros(len(credits), len(units_by_problem), SKETCH)
+    sketches_CPS = torch.zeros(len(credits), len(units_by_problem), SKETCH_SIZE)
     for problem_index, units in enumerate(units_by_problem.values()):
         # One file for each credit, so that another credit can be added to those that are stored.
         file_of_credit: dict[int, Path] = {}
         if store is not None:
             for credit_index, loss in enumerate(losses):
-                file_of_credit[credit_index] = store / f"{_digest(loss, units, point, seed)}.npy"
+                file_of_credit[credit_index] = store / f"{_hash_of_inputs(loss, units, point, seed)}.npy"
         missing = []
         for credit_index in range(len(credits)):
             file = file_of_credit.get(credit_index)
@@ -183,7 +183,7 @@ def problem_gradients(
             sketches_CPS[missing, problem_index] = _project_gradients(losses, missing, units, projection)
         for credit_index in missing:
             if store is not None:
-                with whole_file(file_of_credit[credit_index], "wb") as out:
+                with write_atomically(file_of_credit[credit_index], "wb") as out:
                     np.save(out, sketches_CPS[credit_index, problem_index].numpy())
         show(problem_index + 1, len(units_by_problem))
     return sketches_CPS.numpy()
@@ -191,8 +191,8 @@ def problem_gradients(
 
 @dataclass(frozen=True)
 class Projection:
-    """A random projection of gradients with D numbers to `SKETCH` bins: each number of a gradient is added to
-    one bin, with a sign."""
+    """A random projection of gradients with D numbers to `SKETCH_SIZE` bins: each number of a gradient is
+    added to one bin, with a sign."""
 
     bins_D: Tensor
     """The bin of each of the gradient's numbers, from 0."""
@@ -206,19 +206,19 @@ class Projection:
 
         generator = torch.Generator()
         generator.manual_seed(derive_seed(seed, "sketch") % 2**63)
-        bins_D = torch.randint(SKETCH, (size,), generator=generator)
+        bins_D = torch.randint(SKETCH_SIZE, (size,), generator=generator)
         signs_D = torch.randint(2, (size,), generator=generator, dtype=torch.int8) * 2 - 1
         return Projection(bins_D, signs_D)
 
     def project(self, gradient: Sequence[Tensor]) -> Tensor:
-        """Returns the projection of a gradient, shape [`SKETCH`], in float64.
+        """Returns the projection of a gradient, shape [`SKETCH_SIZE`], in float64.
 
         The gradient is given in parts, one for each parameter. Projecting a part at a time needs less memory
         than projecting the whole gradient.
         """
         import torch
 
-        sketch_S = torch.zeros(SKETCH, dtype=torch.float64)
+        sketch_S = torch.zeros(SKETCH_SIZE, dtype=torch.float64)
         start = 0
         for part in gradient:
             end = start + part.numel()
@@ -232,7 +232,7 @@ def _project_gradients(
     losses: Sequence[Loss], indices: Sequence[int], units: Sequence[Unit], projection: Projection
 ) -> Tensor:
     """Returns the projected policy gradients of some of the losses over one problem's answers, shape
-    [indices, `SKETCH`].
+    [indices, `SKETCH_SIZE`].
 
     Args:
         losses: The losses with the different credits. They have the same policy and train the same tokens, so
@@ -246,7 +246,7 @@ def _project_gradients(
     scorer, policy = models.scorer, models.policy
     parameters = list(policy.parameters())
     minibatch = Minibatch.of(sequences, units, losses[0].settings.objective)
-    sketches_LS = torch.zeros(len(indices), SKETCH)
+    sketches_LS = torch.zeros(len(indices), SKETCH_SIZE)
     for batch in micro_batches(sequences, minibatch.units, scorer.settings, scorer.ranks, keep_units=False):
         # One forward pass serves all losses: only the weights of the log-probs differ.
         logprobs_N, *_ = policy(batch.inputs, scorer.temperature)
@@ -278,7 +278,7 @@ def _with_trained_tokens_of(reference: Sequence[Episode], episodes: Sequence[Epi
     return same_tokens
 
 
-def _digest(loss: Loss, units: Sequence[Unit], point: int, seed: int) -> str:
+def _hash_of_inputs(loss: Loss, units: Sequence[Unit], point: int, seed: int) -> str:
     """Returns a hash of what a problem's gradient with a credit depends on.
 
     The hash covers the tokens of the problem's answers, which of the tokens are trained, their advantages,

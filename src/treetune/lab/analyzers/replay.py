@@ -25,7 +25,7 @@ from treetune.runtime.directory import (
     metrics_row,
     sampling_version,
 )
-from treetune.runtime.generation import assign_credit, episodes_of_first, read_shaping_memory
+from treetune.runtime.generation import assign_credit, read_shaping_memory, send_episodes_of_first
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
@@ -90,7 +90,7 @@ def compare_steps(steps: Mapping[str, ReplayedStep]) -> dict[str, Any]:
     if other is not None:
         result["cosine_of_gradients"] = _cosine(own.gradient, other.gradient)
         result["cosine_of_changes"] = _cosine(own.change.double(), other.change.double())
-        result["correlation_of_advantages"] = _correlation(own.episodes, other.episodes)
+        result["correlation_of_advantages"] = _correlation_of_advantages(own.episodes, other.episodes)
     return result
 
 
@@ -99,7 +99,7 @@ def _cosine(first: Tensor, second: Tensor) -> float | None:
     return float(first @ second) / lengths if lengths else None
 
 
-def _correlation(first: Sequence[Episode], second: Sequence[Episode]) -> float | None:
+def _correlation_of_advantages(first: Sequence[Episode], second: Sequence[Episode]) -> float | None:
     """Returns the correlation of the two trainings' advantages, over the tokens that both train.
 
     Returns None where the correlation is not defined."""
@@ -152,7 +152,7 @@ def rows_of_answers(steps: Mapping[str, ReplayedStep]) -> Iterator[dict[str, Any
         }
 
 
-WHETHER_SAME = {
+TEXT_BY_SAMENESS = {
     True: "the resulting weights are bit-identical to the run's",
     False: "the resulting weights differ from the run's",
     None: "the resulting weights can't be compared with the run's: a checkpoint or the trainer's state is not"
@@ -174,7 +174,7 @@ def describe_result(result: Mapping[str, Any]) -> Iterator[str]:
                 f" weights {step['change_norm']:.6g}  {step['sampled_tokens']} tokens sampled"
             )
     own = result["own"]
-    yield f"own    {_describe_unlike_record(own['unlike_record'])}; {WHETHER_SAME[own['same_as_run']]}"
+    yield f"own    {_describe_unlike_record(own['unlike_record'])}; {TEXT_BY_SAMENESS[own['same_as_run']]}"
     if "other" in result:
         for key, title in (
             ("cosine_of_gradients", "cosine of the gradients"),
@@ -194,23 +194,24 @@ def _describe_unlike_record(unlike: Sequence[str] | None) -> str:
     return "all training metrics, the gradient norm included, equal those that the run recorded"
 
 
-REPLACEABLE = ("credit", "selection", "shaping", "trainer")
+REPLACEABLE_KEYS = ("credit", "selection", "shaping", "trainer")
 """The keys that a replay may change: those that take effect after the answers are sampled."""
 
-JOURNAL, STATE = "journal", "state"
-"""Names in the folder of a replay. JOURNAL begins the names of the journals of its samples, one for each
-rank. STATE is the folder of the trainer's state, which is deleted at the end."""
+JOURNAL_PREFIX, STATE_FOLDER = "journal", "state"
+"""Names in the folder of a replay. JOURNAL_PREFIX begins the names of the journals of its samples, one for
+each rank. STATE_FOLDER is the folder of the trainer's state, which is deleted at the end."""
 
 
 def replay(
     path: Path,
     iteration: int,
-    own: PolicyIteration,
+    run_config: PolicyIteration,
     plain: Mapping[str, Any],
-    other: PolicyIteration | None,
+    changed_config: PolicyIteration | None,
     exact: bool = False,
 ) -> dict[str, Any]:
-    """Trains an iteration of a run again as the run did, and, if there is `other`, also as `other` says.
+    """Trains an iteration of a run again as the run did, and, if there is a `changed_config`, also as
+    it says.
 
     Nothing that the run stored is sampled again. Further continuations that the other credit needs are
     sampled with the weights of that iteration, and kept in the result's folder ``analyses/replay-…``. Results
@@ -221,9 +222,9 @@ def replay(
     Args:
         path: the run's directory.
         iteration: the number of the iteration, counted from 1.
-        own: the run's experiment.
-        plain: the configuration from which `own` was built, as a dictionary.
-        other: the changed experiment, if there is one.
+        run_config: the run's experiment.
+        plain: the configuration from which `run_config` was built, as a dictionary.
+        changed_config: the changed experiment, if there is one.
         exact: what to do where the optimiser's state before that iteration is not stored any more. If true,
             it is computed by training the earlier iterations again from their episodes. If false, the
             optimiser starts without a state.
@@ -235,47 +236,51 @@ def replay(
     _require_files(directory, point)
     # With the run's credit, selection and shaping, the stored episodes are trained. With others, credit is
     # assigned again.
-    assigns_credit = other is not None and not _make_same_episodes(own, other)
-    if other is not None and other.credit.asks_critic and not own.credit.needs_critic:
+    assigns_credit = changed_config is not None and not _have_same_episodes(run_config, changed_config)
+    if (
+        changed_config is not None
+        and changed_config.credit.asks_critic
+        and not run_config.credit.needs_critic
+    ):
         raise ValueError(
             f"the run in {path} trained no critic, which the other credit needs: replay it with a credit"
             " that needs none"
         )
-    if other is not None and other.credit.trainer_scores.reference and assigns_credit:
+    if changed_config is not None and changed_config.credit.trainer_scores.reference and assigns_credit:
         raise ValueError(
             "the other credit needs the trainer's reference model, which a replay of credit doesn't have: set"
             " its scorer to 'policy'"
         )
     # The run's folder may have another name or place than when it was trained.
-    config = replace(own, directory=str(path.parent), experiment_name=path.name)
-    variants = {"own": config} | ({} if other is None else {"other": other})
+    config = replace(run_config, directory=str(path.parent), experiment_name=path.name)
+    variants = {"own": config} | ({} if changed_config is None else {"other": changed_config})
     label = f"replay-{iteration:04d}"
-    if other is not None:
+    if changed_config is not None:
         # Each change has its own folder, in which a later replay of the same change finds the samples.
-        label += f"-{config_hash({key: repr(getattr(other, key)) for key in REPLACEABLE})[:8]}"
+        label += f"-{config_hash({key: repr(getattr(changed_config, key)) for key in REPLACEABLE_KEYS})[:8]}"
     folder = directory.analysis(label)
     work = folder.with_name(f".{folder.name}.unfinished")
-    needs_engine = other is not None and other.credit.needs_engine and assigns_credit
+    needs_engine = changed_config is not None and changed_config.credit.needs_engine and assigns_credit
     steps: dict[str, ReplayedStep] = {}
     with (
         Session.open(config, plain, "analysis") as session,
-        PolicyServer.start(session, needed=needs_engine) as server,
+        PolicyServer.start(session, needs_engine=needs_engine) as server,
         RunResources.open(session, server) as resources,
     ):
-        state = _state_before(session, point, work / STATE if exact else None)
+        state = _state_before(session, point, work / STATE_FOLDER if exact else None)
         for name, variant in variants.items():
-            steps[name] = _replay(resources, variant, point, state, work, folder)
+            steps[name] = _replay_step(resources, variant, point, state, work, folder)
         result = compare_steps(steps)
         if session.ranks.is_first:
             work.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(work / STATE, ignore_errors=True)  # large, and no part of the result
+            shutil.rmtree(work / STATE_FOLDER, ignore_errors=True)  # large, and no part of the result
             write_result(work, {"iteration": iteration, **result}, rows_of_answers(steps), ADVANTAGES)
             replace_folder(work, folder)
         session.ranks.barrier("the replay is written")
     return result | {"folder": str(folder)}
 
 
-def _make_same_episodes(first: PolicyIteration, second: PolicyIteration) -> bool:
+def _have_same_episodes(first: PolicyIteration, second: PolicyIteration) -> bool:
     """Returns whether both experiments make the same episodes of the same answers."""
     return all(getattr(first, key) == getattr(second, key) for key in ("credit", "selection", "shaping"))
 
@@ -297,11 +302,12 @@ def _require_files(directory: ExperimentDirectory, point: int) -> None:
         )
 
 
-def _state_before(session: Session, point: int, rebuilt: Path | None) -> Path | None:
+def _state_before(session: Session, point: int, rebuilt_folder: Path | None) -> Path | None:
     """Returns the folder of the trainer's state before an iteration, or None for a trainer without a state.
 
     The state is read where it is stored. Where the state was deleted, it is computed from stored episodes and
-    saved in `rebuilt`; if `rebuilt` is None, the state isn't computed. All ranks call this function together.
+    saved in `rebuilt_folder`; if `rebuilt_folder` is None, the state isn't computed. All ranks call this
+    function together.
     """
     directory, config = session.directory, session.config
     stored = directory.checkpoint(point) / "trainer"
@@ -310,7 +316,7 @@ def _state_before(session: Session, point: int, rebuilt: Path | None) -> Path | 
         return None
     if stored.is_dir():
         return stored
-    if rebuilt is None:
+    if rebuilt_folder is None:
         session.console.say(
             f"the trainer's state after iteration {point} was deleted (only the two newest are kept): the"
             " step is that of a new optimiser; --exact computes the state from the earlier episodes"
@@ -323,44 +329,44 @@ def _state_before(session: Session, point: int, rebuilt: Path | None) -> Path | 
             " epochs: replay it without --exact"
         )
     trainer = make_trainer(session)
-    for earlier in range(point):
-        path = directory.iteration(earlier) / EPISODES
+    for earlier_point in range(point):
+        path = directory.iteration(earlier_point) / EPISODES
         if not path.is_file():
             raise ValueError(f"{path} is missing, which --exact needs: replay without it")
         episodes = read_episodes(path)
         if episodes:
-            trainer.train(earlier, episodes)
-            session.console.say(f"iteration {earlier + 1} of {point} trained again")
-    trainer.save(rebuilt)
+            trainer.train(earlier_point, episodes)
+            session.console.say(f"iteration {earlier_point + 1} of {point} trained again")
+    trainer.save(rebuilt_folder)
     trainer.policy.close()
     session.ranks.barrier("the state is written")
-    return rebuilt
+    return rebuilt_folder
 
 
-def _replay(
+def _replay_step(
     resources: RunResources,
     config: PolicyIteration,
     point: int,
     state: Path | None,
     work: Path,
-    earlier: Path,
+    earlier_folder: Path,
 ) -> ReplayedStep:
     """Assigns credit to the iteration's answers, and trains on the episodes.
 
-    Training starts from the trainer's `state`, or else from the stored weights. `earlier` is the folder of an
-    earlier replay with the same settings, whose samples are used again if it exists.
+    Training starts from the trainer's `state`, or else from the stored weights. `earlier_folder` is the
+    folder of an earlier replay with the same settings, whose samples are used again if it exists.
     """
-    session, own = resources.session, resources.session.config
+    session, run_config = resources.session, resources.session.config
     folder = session.directory.iteration(point)
     metrics: Metrics = {}
     tokens = 0
-    if _make_same_episodes(own, config):  # credit, selection and shaping are the run's
+    if _have_same_episodes(run_config, config):  # credit, selection and shaping are the run's
         episodes = read_episodes(folder / EPISODES)
     else:
         all_trees = trees_of(read_trajectories(folder / TRAJECTORIES))
         trees = contiguous_share(all_trees, session.ranks.rank, session.ranks.world_size)
-        journal = work / f"{JOURNAL}-{session.ranks.rank}.jsonl"
-        earlier_journals = sorted(earlier.glob(f"{JOURNAL}-*.jsonl"))
+        journal = work / f"{JOURNAL_PREFIX}-{session.ranks.rank}.jsonl"
+        earlier_journals = sorted(earlier_folder.glob(f"{JOURNAL_PREFIX}-*.jsonl"))
         episodes, metrics, tokens = assign_credit_again(
             resources, config, point, trees, "other credit", journal, earlier_journals
         )
@@ -372,7 +378,7 @@ def _replay(
     try:
         return _train_and_compare(session, point, state, episodes, metrics, tokens)
     finally:
-        session.config = own
+        session.config = run_config
 
 
 def assign_credit_again(
@@ -380,9 +386,9 @@ def assign_credit_again(
     config: PolicyIteration,
     point: int,
     trees: Sequence[Tree],
-    what: str,
+    phase_name: str,
     journal: Path,
-    journals: Sequence[Path] = (),
+    further_journals: Sequence[Path] = (),
 ) -> tuple[list[Episode], Metrics, int]:
     """Assigns `config`'s credit to stored answers of an iteration.
 
@@ -392,26 +398,26 @@ def assign_credit_again(
     Args:
         point: the iteration, counted from 0.
         trees: this rank's share of the answers.
-        what: a name for the console.
-        journals: further journals to read.
+        phase_name: a name for the console.
+        further_journals: further journals to read.
 
     Returns:
         The episodes, the metrics of credit, and the number of tokens that were sampled.
     """
-    session, own = resources.session, resources.session.config
+    session, run_config = resources.session, resources.session.config
     engine = resources.server.engine if config.credit.needs_engine else None
     if engine is not None:
-        resources.server.load_checkpoint(sampling_version(own, point))
+        resources.server.load_checkpoint(sampling_version(run_config, point))
     tokens_before = 0 if engine is None else engine.tokens
     stored = sorted(session.directory.journals(point).glob("*.jsonl"))
-    with resources.phase(f"iteration {point + 1}: {what}", "continuations") as show:
-        # The rollout and seed are the run's own (`own`), so that continuations have the run's seeds.
+    with resources.phase(f"iteration {point + 1}: {phase_name}", "continuations") as show:
+        # The rollout and seed are the run's own (`run_config`), so that continuations have the run's seeds.
         context = resources.context(
-            own.rollout,
-            seed=own.seed,
+            run_config.rollout,
+            seed=run_config.seed,
             iteration=point,
             journal=journal if engine is not None else None,
-            journals=[*stored, *journals],
+            journals=[*stored, *further_journals],
             progress=show,
         )
         scores = ModelScores(critic=credit_critic_at(resources, point))
@@ -420,7 +426,7 @@ def assign_credit_again(
         # Reward shaping may depend on what it remembers of earlier iterations.
         context = replace(context, shaping_memory=read_shaping_memory(session, point), model_scores=scores)
         selected, metrics = assign_credit(session.ranks, config, context, trees)
-        episodes = episodes_of_first(session.ranks, "selected episodes", selected)
+        episodes = send_episodes_of_first(session.ranks, "selected episodes", selected)
     return episodes, metrics, 0 if engine is None else engine.tokens - tokens_before
 
 
@@ -458,30 +464,31 @@ def _train_and_compare(
                 parameter.copy_(stored)
 
     # Train.
-    before = {name: tensor.clone() for name, tensor in trainer.weights().items()}
+    weights_before = {name: tensor.clone() for name, tensor in trainer.weights().items()}
     loss = Loss(session, point, episodes)
-    # `parts` has the gradient of each parameter. A unit is an episode, or a pair that the objective compares.
-    _, parts = loss.gradients(units_of(episodes, in_pairs=loss.settings.objective.needs_pairs))
-    gradient = torch.cat([part.detach().flatten().double().cpu() for part in parts])
+    # `gradient_parts` has the gradient of each parameter. A unit is an episode, or a pair that the objective
+    # compares.
+    _, gradient_parts = loss.gradients(units_of(episodes, in_pairs=loss.settings.objective.needs_pairs))
+    gradient = torch.cat([part.detach().flatten().double().cpu() for part in gradient_parts])
     metrics = metrics | trainer.train(point, episodes)
-    after = trainer.weights()
-    names = sorted(after)
-    change = torch.cat([(after[name] - before[name]).flatten().float() for name in names])
+    weights_after = trainer.weights()
+    names = sorted(weights_after)
+    change = torch.cat([(weights_after[name] - weights_before[name]).flatten().float() for name in names])
 
     # Compare the result with the run's.
     next_policy = session.directory.checkpoint(point + 1) / "policy"
     # A new optimiser in place of a deleted state takes another step than the run did.
     has_runs_state = not point or restarts or state is not None
-    same, different_tensor = None, None
+    is_same, different_tensor = None, None
     if next_policy.is_dir() and has_runs_state:
         from treetune.models.policy_files import read_policy
 
         stored_weights, _ = read_policy(next_policy)
-        different_tensor = first_different_tensor(stored_weights, after, float(change.norm()))
-        same = different_tensor is None
+        different_tensor = first_different_tensor(stored_weights, weights_after, float(change.norm()))
+        is_same = different_tensor is None
     trainer.policy.close()
     unlike = _unlike_record(session.directory.iteration(point) / ITERATION_METRICS, metrics)
-    return ReplayedStep(episodes, gradient, change, metrics, same, different_tensor, unlike, tokens)
+    return ReplayedStep(episodes, gradient, change, metrics, is_same, different_tensor, unlike, tokens)
 
 
 def first_different_tensor(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-QUANTILE = 1.959963984540054
+NORMAL_QUANTILE = 1.959963984540054
 """The 97.5 % quantile of the standard normal distribution: half the width of a 95 % interval in units of the
 standard error."""
 
@@ -28,7 +28,7 @@ class Shown:
         """
         if error is None:
             return Shown(value)
-        half_width = QUANTILE * error
+        half_width = NORMAL_QUANTILE * error
         low = max(value - half_width, least)
         high = min(value + half_width, most)
         return Shown(value, min(low, value), max(high, value))
@@ -50,7 +50,7 @@ class StepCredit:
         return asdict(self)
 
 
-def step_credit(
+def make_step_credit(
     step_ends: Sequence[int],
     reward: float,
     advantages: Sequence[float],

@@ -21,13 +21,13 @@ from treetune.objectives.further_inputs import DistributionObjective, teacher_of
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.model_scores import Critic, Distributions, ModelScores
-from treetune.rollouts.single_turn import for_fixed_problems
+from treetune.rollouts.single_turn import adapt_to_fixed_problems
 from treetune.rollouts.storage import read_trajectories
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import TRAJECTORIES
 from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
-from treetune.runtime.training import critic_for_credit
+from treetune.runtime.training import make_critic_for_credit
 from treetune.seeds import derive_seed
 from treetune.tasks.drawing import draw_problems
 from treetune.trainer.base import Layout
@@ -92,7 +92,7 @@ def rollout_that_samples(config: PolicyIteration) -> Rollout:
     """
     for rollout in (config.rollout, config.evaluation.rollout):
         if rollout is not None and rollout.needs_engine and rollout.sampling is not None:
-            return for_fixed_problems(rollout)
+            return adapt_to_fixed_problems(rollout)
     raise ValueError(
         "nothing in the experiment samples from the policy: give evaluation.rollout,"
         " e.g. {type: 'single_turn', max_tokens: 256}"
@@ -169,7 +169,7 @@ def credit_critic_at(resources: RunResources, point: int) -> Critic | None:
     def values(sequences: Sequences) -> Tensor:
         return StoredModels(session, point, session.temperature).values(sequences)
 
-    return critic_for_credit(session, resources.server, values)
+    return make_critic_for_credit(session, resources.server, values)
 
 
 def answers_at(

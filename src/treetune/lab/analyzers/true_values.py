@@ -111,7 +111,7 @@ def find_values_once(
     the reward of unfinished answers, the context's seed, the settings of `truth`, the prompt and the answer
     so far. Another call with the same states only reads them, and an interrupted call resumes.
     """
-    keys = [_key(state) for state in states]
+    keys = [_hash_of_state(state) for state in states]
     state_by_key = dict(zip(keys, states, strict=True))
     file = (
         session.directory.path / "truths" / f"{_file_name_of_settings(truth, context, session, point)}.jsonl"
@@ -143,7 +143,7 @@ def _stored_values(file: Path) -> Iterator[tuple[str, EstimatedValue]]:
         yield key, EstimatedValue(value, noise)
 
 
-def _key(state: StateIds) -> str:
+def _hash_of_state(state: StateIds) -> str:
     """Returns a hash of a state, under which its value is stored."""
     digest = hashlib.blake2b(repr((state.problem.id, state.problem.gold)).encode(), digest_size=12)
     for ids in (state.prompt_ids, state.begun_ids):
@@ -456,10 +456,10 @@ class _StateBatch:
             for sample in range(samples):
                 # At first the model's batch has one row for each state. All samples of a state share this
                 # row, whose number is that of the state.
-                path = _Path(number, sample, number, weight=1.0, ids=[], text=self._text(number, []))
+                path = _Path(number, sample, number, weight=1.0, ids=[], text=self._decode_answer(number, []))
                 self.paths.append(path)
 
-    def _text(self, state: int, ids: Sequence[int]) -> str:
+    def _decode_answer(self, state: int, ids: Sequence[int]) -> str:
         begun: list[int] = self.states[state].begun_ids.tolist()
         return self.context.codec.decode([*begun, *ids])
 
@@ -512,12 +512,12 @@ class _StateBatch:
             self.paths, right_tokens, drawn_shares_W.tolist(), tokens.tolist(), strict=True
         ):
             if right_token is not None:
-                yield self._child(path, right_token, path.weight * (1 - share))
-            yield self._child(path, token, path.weight * share)
+                yield self._extend_path(path, right_token, path.weight * (1 - share))
+            yield self._extend_path(path, token, path.weight * share)
 
-    def _child(self, path: _Path, token: int, weight: float) -> _Path:
+    def _extend_path(self, path: _Path, token: int, weight: float) -> _Path:
         ids = [*path.ids, token]
-        text = self._text(path.state, ids) if self._task_with_decisions(path.state) else ""
+        text = self._decode_answer(path.state, ids) if self._task_with_decisions(path.state) else ""
         return _Path(path.state, path.sample, path.row, weight, ids, text)
 
     def _right_token(self, path: _Path) -> int | None:
@@ -557,7 +557,7 @@ class _StateBatch:
         if reward is None and not ended and unfinished_reward is not None:
             reward = unfinished_reward
         if reward is None:
-            text = self._text(path.state, path.ids)
+            text = self._decode_answer(path.state, path.ids)
             reward = self.context.grader.submit(text, problem).result().reward
         self.earned[path.state, path.sample] += path.weight * reward
         return True

@@ -15,16 +15,16 @@ from typing_extensions import override
 
 from treetune.contracts import Need, OneLine
 from treetune.lab.analyzers.figures import (
-    COLOURS,
-    MARKS,
+    FIGURE_COLOURS,
+    MARKERS,
     Bootstrap,
     correlation,
-    iteration_axis,
-    legend_below,
+    draw_legend_below,
+    draw_points_with_bars,
+    label_iteration_axis,
+    make_panels,
     mean_of,
-    panels,
-    points_with_bars,
-    right_side,
+    share_on_right_side,
 )
 from treetune.lab.analyzers.points import OfCheckpoints
 from treetune.lab.analyzers.true_values import (
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from treetune.runtime.resources import RunResources
 
-LINES = ("-", "--", ":", "-.")
+LINE_STYLES = ("-", "--", ":", "-.")
 
 
 def draw_values(results: Mapping[str, Mapping[str, Any]]) -> Figure:
@@ -58,11 +58,11 @@ def draw_values(results: Mapping[str, Mapping[str, Any]]) -> Figure:
         titles.append("Error along training")
     # `errors_by_position` and `sides_by_position` are the second and third panel. `training` has a panel only
     # if there are several checkpoints.
-    figure, (errors, errors_by_position, sides_by_position, *training) = panels(titles)
+    figure, (errors, errors_by_position, sides_by_position, *training) = make_panels(titles)
     estimator_names: set[str] = set()
     for result in results.values():
         estimator_names |= result["numbers"]["all"]["estimators"].keys()
-    estimators = sorted(estimator_names, key=order_of)
+    estimators = sorted(estimator_names, key=order_of_estimator)
 
     for index, (name, result) in enumerate(results.items()):
         numbers = result["numbers"]["all"]
@@ -74,27 +74,27 @@ def draw_values(results: Mapping[str, Mapping[str, Any]]) -> Figure:
         for estimator, errors_of_estimator in numbers["estimators"].items():
             column = estimators.index(estimator)
             style = {
-                "color": COLOURS[column % len(COLOURS)],
-                "marker": MARKS[index % len(MARKS)],
-                "linestyle": LINES[index % len(LINES)],
-                "label": f"{name}: {label_of(estimator)}",
+                "color": FIGURE_COLOURS[column % len(FIGURE_COLOURS)],
+                "marker": MARKERS[index % len(MARKERS)],
+                "linestyle": LINE_STYLES[index % len(LINE_STYLES)],
+                "label": f"{name}: {label_of_estimator(estimator)}",
             }
             mean_error = errors_of_estimator["within"]["mean_absolute_error"]
-            points_with_bars(errors, [column + shift], [mean_error], **style)
+            draw_points_with_bars(errors, [column + shift], [mean_error], **style)
             bins = errors_of_estimator["by_position"]
             mean_errors = [of_bin["mean_absolute_error"] for of_bin in bins]
-            points_with_bars(errors_by_position, positions, mean_errors, **style)
+            draw_points_with_bars(errors_by_position, positions, mean_errors, **style)
             accuracies = [of_bin["accuracy"] for of_bin in bins]
-            points_with_bars(sides_by_position, positions, accuracies, **style)
+            draw_points_with_bars(sides_by_position, positions, accuracies, **style)
             for axes in training:
                 error_by_checkpoint = _error_by_checkpoint(result["numbers"]["by_checkpoint"], estimator)
                 checkpoints = list(error_by_checkpoint)
-                points_with_bars(axes, checkpoints, list(error_by_checkpoint.values()), **style)
+                draw_points_with_bars(axes, checkpoints, list(error_by_checkpoint.values()), **style)
 
     for axes in training:
         axes.set_ylim(bottom=0)
-        iteration_axis(axes)
-    errors.set_xticks(range(len(estimators)), [label_of(estimator) for estimator in estimators])
+        label_iteration_axis(axes)
+    errors.set_xticks(range(len(estimators)), [label_of_estimator(estimator) for estimator in estimators])
     errors.set_xlim(-0.6, len(estimators) - 0.4)
     errors.set_ylim(bottom=0)
     errors_by_position.set_ylim(bottom=0)
@@ -103,7 +103,7 @@ def draw_values(results: Mapping[str, Mapping[str, Any]]) -> Figure:
         axes.set_xlabel("share of the answer's tokens before the state", fontsize=8)
     rollouts = sorted({str(result["numbers"]["rollouts"]) for result in results.values()})
     errors.set_ylabel(f"against {' and '.join(rollouts)} rollouts a state", fontsize=8)
-    legend_below(figure, errors_by_position)
+    draw_legend_below(figure, errors_by_position)
     return figure
 
 
@@ -116,12 +116,12 @@ def _error_by_checkpoint(by_checkpoint: Mapping[str, Any], estimator: str) -> di
     return error_by_checkpoint
 
 
-def label_of(estimator: str) -> str:
+def label_of_estimator(estimator: str) -> str:
     """Returns ``MC, K = 9`` for ``monte_carlo_9``, and other names as they are."""
     return f"MC, K = {estimator.removeprefix('monte_carlo_')}" if "_" in estimator else estimator
 
 
-def order_of(estimator: str) -> tuple[bool, int]:
+def order_of_estimator(estimator: str) -> tuple[bool, int]:
     """Returns a key that sorts Monte Carlo by K, and then the critic."""
     k = estimator.removeprefix("monte_carlo_")
     return (not k.isdigit(), int(k) if k.isdigit() else 0)
@@ -236,10 +236,14 @@ class ValueAccuracy(OfCheckpoints):
         by_checkpoint = {}
         for point in sorted({row["checkpoint"] for row in rows}):
             rows_of_checkpoint = [row for row in rows if row["checkpoint"] == point]
-            by_checkpoint[str(point)] = self._numbers(rows_of_checkpoint)
-        return {"rollouts": self.rollouts, "all": self._numbers(rows), "by_checkpoint": by_checkpoint}
+            by_checkpoint[str(point)] = self._measure_estimators(rows_of_checkpoint)
+        return {
+            "rollouts": self.rollouts,
+            "all": self._measure_estimators(rows),
+            "by_checkpoint": by_checkpoint,
+        }
 
-    def _numbers(self, rows: Sequence[ValuedState]) -> dict[str, Any]:
+    def _measure_estimators(self, rows: Sequence[ValuedState]) -> dict[str, Any]:
         """Returns the errors of every estimator in these rows."""
         # The state before the first step (0) is only the prompt.
         within = [row for row in rows if row["step"] > 0]
@@ -254,12 +258,12 @@ class ValueAccuracy(OfCheckpoints):
         estimators = {}
         for name in names:
             estimators[name] = {
-                "within": errors(within, name, self.seed),
-                "prompts": errors(prompts, name, self.seed),
-                "by_position": [errors(rows_of_bin, name, self.seed) for rows_of_bin in rows_by_bin],
+                "within": measure_errors(within, name, self.seed),
+                "prompts": measure_errors(prompts, name, self.seed),
+                "by_position": [measure_errors(rows_of_bin, name, self.seed) for rows_of_bin in rows_by_bin],
             }
         return {
-            "states": {"within": _describe(within), "prompts": _describe(prompts)},
+            "states": {"within": _describe_states(within), "prompts": _describe_states(prompts)},
             "bins": edges,
             "estimators": estimators,
         }
@@ -270,7 +274,7 @@ class ValueAccuracy(OfCheckpoints):
         return draw_values(results)
 
 
-def errors(rows: Sequence[ValuedState], name: str, seed: int) -> dict[str, Any]:
+def measure_errors(rows: Sequence[ValuedState], name: str, seed: int) -> dict[str, Any]:
     """Returns the errors of one estimator on these states, with 95 % intervals over problems.
 
     The errors are ``mean_absolute_error``; ``mean_squared_error``; ``bias``, the mean of estimate − true
@@ -284,7 +288,7 @@ def errors(rows: Sequence[ValuedState], name: str, seed: int) -> dict[str, Any]:
     bootstrap = Bootstrap([row["problem"] for row in rows], seed)
     if not rows:
         no_interval = bootstrap(mean_of([]))
-        return {"states": 0} | dict.fromkeys(MEASURES, no_interval)
+        return {"states": 0} | dict.fromkeys(ERROR_MEASURES, no_interval)
     # S states, R repeats.
     truths_S1 = np.array([[row["truth"]] for row in rows])
     estimates_SR = np.array([row["estimates"][name] for row in rows], dtype=float)
@@ -296,14 +300,14 @@ def errors(rows: Sequence[ValuedState], name: str, seed: int) -> dict[str, Any]:
         "mean_squared_error": bootstrap(mean_of(np.square(differences_SR).mean(1))),
         "bias": bootstrap(mean_of(differences_SR.mean(1))),
         "correlation": bootstrap(lambda chosen: correlation(estimates_SR[chosen], truths_SR[chosen])),
-        "accuracy": bootstrap(mean_of(right_side(estimates_SR, truths_SR).mean(1))),
+        "accuracy": bootstrap(mean_of(share_on_right_side(estimates_SR, truths_SR).mean(1))),
     }
 
 
-MEASURES = ("mean_absolute_error", "mean_squared_error", "bias", "correlation", "accuracy")
+ERROR_MEASURES = ("mean_absolute_error", "mean_squared_error", "bias", "correlation", "accuracy")
 
 
-def _describe(rows: Sequence[ValuedState]) -> dict[str, Any]:
+def _describe_states(rows: Sequence[ValuedState]) -> dict[str, Any]:
     """Returns the number of states and of their problems, the mean true value, and its mean standard
     error."""
     if not rows:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from treetune.lab.arena.languages import Language, table
+from treetune.lab.arena.languages import Language, make_language
 
 
 def diluted(language: Language, steps: int, wordings: int = 2, tokens: int = 1) -> Language:
@@ -60,7 +60,7 @@ def diluted(language: Language, steps: int, wordings: int = 2, tokens: int = 1) 
         return int(language.wordings_TS[choice_by_position[position], status])
 
     correct = np.flatnonzero(language.correct_S).tolist()
-    return table(steps * tokens, len(language.correct_S), chances, wordings_of, correct, step=tokens)
+    return make_language(steps * tokens, len(language.correct_S), chances, wordings_of, correct, step=tokens)
 
 
 def by_luck(steps: int, choices: int, effect: float, right: float = 0.25, success: float = 0.25) -> Language:
@@ -93,8 +93,8 @@ def by_luck(steps: int, choices: int, effect: float, right: float = 0.25, succes
 
     def chances(position: int, status: int) -> Mapping[int, float]:
         # A status up to `choices` is the number of right choices so far, and the two higher ones say that the
-        # answer is correct or wrong. `table` asks for every status at every position, also where no answer
-        # has it.
+        # answer is correct or wrong. `make_language` asks for every status at every position, also where no
+        # answer has it.
         if status > choices:
             return {status: 1.0}
         if position == steps:  # the environment's token
@@ -107,4 +107,4 @@ def by_luck(steps: int, choices: int, effect: float, right: float = 0.25, succes
         # A step without a choice is written by one of two tokens, which mean the same.
         return 1 if position in positions_of_choices or position == steps else 2
 
-    return table(steps + 1, choices + 3, chances, wordings, [is_correct])
+    return make_language(steps + 1, choices + 3, chances, wordings, [is_correct])

@@ -11,7 +11,7 @@ their V can be compared directly:
 
 A biased credit is compared after scaling it, which a learning rate could do as well. With g its mean
 gradient and t the true one, it is multiplied by s = |t|² / (g·t), so that the part of s·g along t is t
-itself. The part of s·g across t is its bias, and counts as noise of a batch of `BATCH` problems:
+itself. The part of s·g across t is its bias, and counts as noise of a batch of `BATCH_OF_PROBLEMS` problems:
 
     V(biased credit) = s² V + BATCH · |s·g − t|²
 """
@@ -25,7 +25,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from treetune.lab.analyzers.figures import COLOURS, MARKS, RESAMPLES, legend_below, panels, points_with_bars
+from treetune.lab.analyzers.figures import (
+    FIGURE_COLOURS,
+    MARKERS,
+    NUMBER_OF_RESAMPLES,
+    draw_legend_below,
+    draw_points_with_bars,
+    make_panels,
+)
 from treetune.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -35,15 +42,15 @@ Gradients: TypeAlias = NDArray[np.float32]
 """The gradient of each problem, [problems, parameters]."""
 TRUE_ADVANTAGES = "true advantages"
 """The name of the method that takes its advantages from exact values. No result recommends it."""
-BATCH = 64
+BATCH_OF_PROBLEMS = 64
 """The number of problems of the batch in which a bias counts as noise."""
-RATIOS = (0.25, 1.0, 3.0, 10.0)
+TRAINING_COST_RATIOS = (0.25, 1.0, 3.0, 10.0)
 """The values of ρ for which tables have a column. ρ is about 0.25 on a small CPU. For the VinePPO paper's
 models and settings on H100s, `treetune plan` gives about 2 for one epoch without a reference model, and 3 to
 4 for two epochs with one."""
 
 
-def gain(
+def measure_gain(
     reference_ND: Gradients,
     true_ND: Gradients,
     credit_ND: Gradients,
@@ -95,7 +102,7 @@ def gain(
     (value,), (bias,) = _gain_and_bias(columns_NM.mean(0)[:, None], unbiased).tolist()
     # A resample is given by how often it contains each problem.
     generator = np.random.default_rng(derive_seed(seed, "bootstrap"))
-    counts_RN = generator.multinomial(problems, np.full(problems, 1 / problems), size=RESAMPLES)
+    counts_RN = generator.multinomial(problems, np.full(problems, 1 / problems), size=NUMBER_OF_RESAMPLES)
     # A resample whose gain is not defined (NaN) counts as a gain of 0.
     gains_R = np.nan_to_num(_gain_and_bias((counts_RN @ columns_NM).T / problems, unbiased)[0])
     low, high = (float(np.percentile(gains_R, percent)) for percent in (2.5, 97.5))
@@ -173,9 +180,10 @@ def _gain_and_bias(means_MR: NDArray[np.float64], unbiased: bool) -> NDArray[np.
             # The part across t is the rest of the scaled gradient. By Pythagoras' theorem, its squared length
             # is that of the whole scaled gradient minus |t|².
             missed_R = np.maximum(scale_R**2 * credit_length_R - length_R, 0)
-        # The bias counts as noise of a batch of `BATCH` problems. The variances here are those of one
-        # problem: they are `BATCH` times as large as a batch's. So the bias is multiplied by `BATCH`, too.
-        gain_R = variance_R / (scale_R**2 * credit_variance_R + BATCH * missed_R)
+        # The bias counts as noise of a batch of `BATCH_OF_PROBLEMS` problems. The variances here are those of
+        # one problem: they are `BATCH_OF_PROBLEMS` times as large as a batch's. So the bias is multiplied by
+        # `BATCH_OF_PROBLEMS`, too.
+        gain_R = variance_R / (scale_R**2 * credit_variance_R + BATCH_OF_PROBLEMS * missed_R)
         bias_R = np.where(length_R > 0, missed_R / (length_R + missed_R), np.nan)
         return np.stack([gain_R, bias_R])
 
@@ -195,8 +203,8 @@ def half_width(score: Mapping[str, Any]) -> float:
     return (interval["high"] - interval["low"]) / 2 / interval["value"]
 
 
-COLUMNS = ["method", "gain per answer ↑", "cost ↓", "gain per token ↑"]
-COLUMNS += [f"at ρ = {rho:g} ↑" for rho in RATIOS]
+TABLE_COLUMNS = ["method", "gain per answer ↑", "cost ↓", "gain per token ↑"]
+TABLE_COLUMNS += [f"at ρ = {rho:g} ↑" for rho in TRAINING_COST_RATIOS]
 
 
 def gain_table(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -208,7 +216,9 @@ def gain_table(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
     for name, score in by_gain:
         value, cost, bias = score["gain"]["value"], score["cost"], score["bias"]
         # The gain at each ρ. ρ is the cost of training a token, in units of sampling one.
-        at_ratios = ["–" if value is None else f"{at_ratio(value, cost, rho):.2f}" for rho in RATIOS]
+        at_ratios = [
+            "–" if value is None else f"{at_ratio(value, cost, rho):.2f}" for rho in TRAINING_COST_RATIOS
+        ]
         bias_text = "–"
         if bias is not None:
             bias_text = f"{bias:.3f}" if bias else "0"  # an unbiased credit has a bias of exactly 0
@@ -223,10 +233,10 @@ def gain_table(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 score["problems"],
             ]
         )
-    return markdown([*COLUMNS, "bias → 0", "problems"], rows)
+    return markdown_table([*TABLE_COLUMNS, "bias → 0", "problems"], rows)
 
 
-def markdown(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
     """Returns a table in Markdown as lines. The first column is aligned to the left, the others to the
     right."""
     alignment = ["---", *["---:"] * (len(heads) - 1)]
@@ -246,7 +256,8 @@ def draw_gain(by_panel: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure
     ρ is the cost of training a token, in units of sampling one. A line for each ρ joins the points that are
     worth as much as RLOO; a method above the line is worth more. Gains below 0.05 are outside of the figure.
     """
-    figure, axes = panels(list(by_panel), rows=math.ceil(len(by_panel) / 4))  # at most four panels in a row
+    rows = math.ceil(len(by_panel) / 4)  # at most four panels in a row
+    figure, axes = make_panels(list(by_panel), rows=rows)
     ordered_methods: dict[str, None] = {}  # a dictionary as an ordered set
     for scores in by_panel.values():
         ordered_methods |= dict.fromkeys(scores)
@@ -254,7 +265,7 @@ def draw_gain(by_panel: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure
     for panel, scores in zip(axes, by_panel.values(), strict=True):
         highest_cost = 2 * max(1.0, *(score["cost"] for score in scores.values()))
         costs = np.geomspace(1.0, highest_cost, 50)
-        for rho, line_style in zip(RATIOS, ("-", "--", "-.", ":"), strict=True):
+        for rho, line_style in zip(TRAINING_COST_RATIOS, ("-", "--", "-.", ":"), strict=True):
             # These gains solve gain × (1 + ρ) / (cost + ρ) = 1, where 1 is RLOO's own gain at this ρ.
             gains_like_rloo = (costs + rho) / (1 + rho)
             panel.plot(costs, gains_like_rloo, color="#999999", linewidth=0.8, linestyle=line_style)
@@ -263,19 +274,19 @@ def draw_gain(by_panel: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure
         for name, score in scores.items():
             number = methods.index(name)
             style = {
-                "color": COLOURS[number % len(COLOURS)],
+                "color": FIGURE_COLOURS[number % len(FIGURE_COLOURS)],
                 # Methods that share a colour have different marks.
-                "marker": MARKS[(number // len(COLOURS) + number) % len(MARKS)],
+                "marker": MARKERS[(number // len(FIGURE_COLOURS) + number) % len(MARKERS)],
                 "linestyle": "none",
                 "label": name,
             }
-            points_with_bars(panel, [score["cost"]], [score["gain"]], **style)
+            draw_points_with_bars(panel, [score["cost"]], [score["gain"]], **style)
         panel.set(xscale="log", yscale="log", xlim=(0.7, highest_cost))
         panel.set_ylim(bottom=max(0.05, panel.get_ylim()[0]))
         panel.set_xlabel("cost: sampled tokens over RLOO's", fontsize=8)
         panel.set_ylabel("gain per answer: V(RLOO) / V", fontsize=8)
     columns_by_panels = {1: 3, 2: 4}  # a figure of one or two panels is narrow
-    legend_below(figure, axes[0], columns=columns_by_panels.get(len(by_panel), 6))
+    draw_legend_below(figure, axes[0], columns=columns_by_panels.get(len(by_panel), 6))
     return figure
 
 

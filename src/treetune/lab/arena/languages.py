@@ -324,7 +324,7 @@ def _uniform(seeds: NDArray[np.uint64], counter: int) -> NDArray[np.float64]:
 # The languages
 
 
-def table(
+def make_language(
     length: int,
     statuses: int,
     chances: Callable[[int, int], Mapping[int, float]],
@@ -375,7 +375,7 @@ def decision(length: int, deciding: int, success: float = 0.25) -> Language:
             return {1: success, 2: 1 - success}
         return {status: 1.0}
 
-    return table(length, 3, chances, lambda position, status: 1 if position == deciding else 2, [1])
+    return make_language(length, 3, chances, lambda position, status: 1 if position == deciding else 2, [1])
 
 
 def uneven(length: int, success: float = 0.25) -> Language:
@@ -394,7 +394,7 @@ def uneven(length: int, success: float = 0.25) -> Language:
     def wordings(position: int, status: int) -> int:
         return 1 if position == length // 2 else 1 + position
 
-    return table(length, 3, chances, wordings, [1])
+    return make_language(length, 3, chances, wordings, [1])
 
 
 def every_choice(length: int, success: float = 0.25) -> Language:
@@ -408,7 +408,7 @@ def every_choice(length: int, success: float = 0.25) -> Language:
     def chances(position: int, status: int) -> Mapping[int, float]:
         return {1: 1.0} if status == 1 else {0: right, 1: 1 - right}  # status 1: something was wrong
 
-    return table(length, 2, chances, lambda position, status: 2 if status == 1 else 1, [0])
+    return make_language(length, 2, chances, lambda position, status: 2 if status == 1 else 1, [0])
 
 
 def majority(length: int, success: float = 0.25) -> Language:
@@ -423,7 +423,7 @@ def majority(length: int, success: float = 0.25) -> Language:
             return {status + 1: right, status: 1 - right} if status <= position else {status: 1.0}
 
         correct = range(length // 2 + 1, length + 1)
-        return table(length, length + 1, chances, lambda position, status: 1, correct)
+        return make_language(length, length + 1, chances, lambda position, status: 1, correct)
 
     # Bisection: the chance of a right choice at which a share of `success` answers is correct. Fifty halvings
     # are nearly as exact as a float.
@@ -458,7 +458,7 @@ def luck(length: int, good: float = 0.6, bad: float = 0.1, success: float = 0.25
     def wordings(position: int, status: int) -> int:
         return 1 if position in (0, length - 1) else 2
 
-    return table(length, 5, chances, wordings, [3])
+    return make_language(length, 5, chances, wordings, [3])
 
 
 def wordy(
@@ -472,7 +472,7 @@ def wordy(
     def chances_of_token(position: int, status: int) -> Mapping[int, float]:
         return chances(position // 3, status) if position % 3 == 0 else {status: 1.0}
 
-    return table(3 * steps, statuses, chances_of_token, lambda position, status: 4, correct, step=3)
+    return make_language(3 * steps, statuses, chances_of_token, lambda position, status: 4, correct, step=3)
 
 
 def slips(steps: int = 12, wrong: float = 0.11, repaired: float = 0.0) -> Language:
@@ -525,7 +525,7 @@ def walk(steps: int = 12, up: float = 0.44, levels: int = 7) -> Language:
     return wordy(steps, levels, chances, correct)
 
 
-CHOICES: Mapping[str, Callable[[int, float], Language]] = {
+CHOICE_LANGUAGES: Mapping[str, Callable[[int, float], Language]] = {
     "first": lambda length, success: decision(length, 0, success),
     "middle": lambda length, success: decision(length, length // 2, success),
     "last": lambda length, success: decision(length, length - 1, success),
@@ -535,8 +535,9 @@ CHOICES: Mapping[str, Callable[[int, float], Language]] = {
     "all": every_choice,
 }
 """For each thing that may decide an answer, a function that returns such a language. Its arguments are the
-number of choices and the chance of a correct answer: ``CHOICES["first"](8, 0.25)`` is "first of 8"."""
-WORDY: Mapping[str, Callable[[], Language]] = {
+number of choices and the chance of a correct answer: ``CHOICE_LANGUAGES["first"](8, 0.25)`` is "first of
+8"."""
+WORDY_LANGUAGES: Mapping[str, Callable[[], Language]] = {
     "slips": slips,
     "repair": partial(slips, wrong=0.16, repaired=0.11),
     "fork": fork,
@@ -548,7 +549,7 @@ LANGUAGES = (
     *("middle of 8", "middle of 32"),
     *("last of 2", "last of 8", "last of 32"),
     *("majority of 9", "majority of 33", "luck of 16", "all of 8", "first of 8 at 5 %"),
-    *WORDY,
+    *WORDY_LANGUAGES,
 )
 """The languages of the arena. They don't change, so that scores can be compared with earlier ones."""
 
@@ -560,16 +561,17 @@ def language_of(name: str) -> Language:
     In a language of N choices a quarter of the answers is correct, unless the name has a percentage. Raises
     ValueError for another name.
     """
-    if name in WORDY:
-        return WORDY[name]()
+    if name in WORDY_LANGUAGES:
+        return WORDY_LANGUAGES[name]()
     match = re.fullmatch(r"(\w+) of ([1-9]\d?)(?: at ([1-9]\d?) %)?", name)
-    if match is None or match[1] not in CHOICES:
+    if match is None or match[1] not in CHOICE_LANGUAGES:
         raise ValueError(
-            f"there is no language {name!r}: choose one of {', '.join(WORDY)}, or 'WHAT of N' or 'WHAT of N"
-            f" at P %', where WHAT is one of {', '.join(CHOICES)} and N the number of choices"
+            f"there is no language {name!r}: choose one of {', '.join(WORDY_LANGUAGES)}, or 'WHAT of N'"
+            f" or 'WHAT of N at P %', where WHAT is one of {', '.join(CHOICE_LANGUAGES)} and N the number of"
+            " choices"
         )
-    make_language, length, percent = CHOICES[match[1]], int(match[2]), int(match[3] or 25)
-    return make_language(length, percent / 100)
+    make_choice_language, length, percent = CHOICE_LANGUAGES[match[1]], int(match[2]), int(match[3] or 25)
+    return make_choice_language(length, percent / 100)
 
 
 # Task, grader and engine of a language
@@ -619,12 +621,12 @@ class LanguageTask(Task):
         return [Problem(id=f"{number:05d}", prompt="1", gold=gold, data=data) for number in range(self.count)]
 
 
-PRIVILEGED = -1
+PRIVILEGED_TOKEN = -1
 """The first of the three tokens of a prompt that tells the policy that the answer will be correct."""
 
 
 class TableEngine(Engine):
-    """Samples from a language's table. Every prompt is a single token, or begins with `PRIVILEGED`."""
+    """Samples from a language's table. Every prompt is a single token, or begins with `PRIVILEGED_TOKEN`."""
 
     version = 0
     scores = True
@@ -655,7 +657,7 @@ class TableEngine(Engine):
             next_round: list[Request | Deferred] = []
             for request in this_round:
                 if isinstance(request, ScoreRequest):
-                    is_privileged = request.prompt_ids[0] == PRIVILEGED
+                    is_privileged = request.prompt_ids[0] == PRIVILEGED_TOKEN
                     # The prompt has a single token, or three where it says that the answer will be correct.
                     begun_ids = request.prompt_ids[3 if is_privileged else 1 :]
                     text_ids = request.text_ids.tolist()

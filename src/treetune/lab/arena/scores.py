@@ -25,22 +25,22 @@ from treetune.credit.base import Credit
 from treetune.credit.rloo import Rloo
 from treetune.credit.values.base import ValueEstimator
 from treetune.exceptions import ConfigError
-from treetune.lab.analyzers.figures import panels, save
+from treetune.lab.analyzers.figures import make_panels, save_figure
 from treetune.lab.arena.gain import (
-    COLUMNS,
-    RATIOS,
+    TABLE_COLUMNS,
+    TRAINING_COST_RATIOS,
     TRUE_ADVANTAGES,
     at_ratio,
     best_at,
     draw_gain,
-    gain,
     gain_table,
     half_width,
-    markdown,
+    markdown_table,
+    measure_gain,
     with_interval,
 )
 from treetune.lab.arena.languages import (
-    CHOICES,
+    CHOICE_LANGUAGES,
     LANGUAGES,
     Language,
     TrueAdvantages,
@@ -63,9 +63,9 @@ from treetune.vocabulary import Column, Episode, Trajectory
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ANSWERS = 8
+ANSWERS_PER_PROBLEM = 8
 """The number of answers to each problem."""
-AT_ONCE = 125
+PROBLEMS_AT_ONCE = 125
 """The number of problems whose answers get credit before the precision of the gain is tested again."""
 CRITIC_PROBLEMS = 32
 """The number of problems from whose answers the critic learns."""
@@ -121,40 +121,41 @@ def methods_of(module: str) -> dict[str, ScoredMethod]:
     return methods
 
 
-def scores(
+def score_methods(
     language: Language,
     methods: Mapping[str, ScoredMethod],
     seed: int = 1,
-    most: int = 2000,
+    most_problems: int = 2000,
     precision: float = 0.1,
     seconds: float = math.inf,
 ) -> dict[str, dict[str, Any]]:
     """Returns the scores of each method on a language, a small artificial task. The main score is the gain.
 
     A method assigns credit to more and more problems until half the width of its gain's interval is below
-    `precision` times the gain, or until it has `most` problems, or has used `seconds` of CPU time. Raises
-    ValueError for advantages that are not finite, and for a method that declares itself unbiased but isn't.
+    `precision` times the gain, or until it has `most_problems` problems, or has used `seconds` of CPU time.
+    Raises ValueError for advantages that are not finite, and for a method that declares itself unbiased but
+    isn't.
     """
     critic = fitted_critic(language, derive_seed(seed, "critic"))
-    context = with_critic(context_of(language, most, seed), critic)
+    context = with_critic(context_of(language, most_problems, seed), critic)
     # The answers to which all methods without a rollout give credit.
-    shared, _ = SingleTurn(samples=ANSWERS, max_tokens=language.length + 1).run(
+    shared_trees, _ = SingleTurn(samples=ANSWERS_PER_PROBLEM, max_tokens=language.length + 1).run(
         context, context.task.problems("train")
     )
     # The gain is the variance of RLOO's gradients (the reference), divided by that of the method's gradients.
-    reference_ND, _ = gradients_of(language, context, ScoredMethod(Rloo()), shared)
-    true_ND, _ = gradients_of(language, context, ScoredMethod(TrueAdvantages()), shared)
+    reference_ND, _ = gradients_of(language, context, ScoredMethod(Rloo()), shared_trees)
+    true_ND, _ = gradients_of(language, context, ScoredMethod(TrueAdvantages()), shared_trees)
     scores_by_name = {}
     with _manual_garbage_collection():
         for name, method in methods.items():
             began = time.process_time()
             # `TrueAdvantages` declares nothing, but its gradient is the true one.
             unbiased = name == TRUE_ADVANTAGES or method.credit.is_unbiased(context)
-            # Gradients and measures of steps, in blocks of `AT_ONCE` problems. The score is computed anew
-            # after each block, from all blocks so far.
+            # Gradients and measures of steps, in blocks of `PROBLEMS_AT_ONCE` problems. The score is computed
+            # anew after each block, from all blocks so far.
             blocks, blocks_of_steps, tokens = [], [], 0
-            for start in range(0, most, AT_ONCE):
-                credited = assign_credit(context, method, shared[start : start + AT_ONCE])
+            for start in range(0, most_problems, PROBLEMS_AT_ONCE):
+                credited = assign_credit(context, method, shared_trees[start : start + PROBLEMS_AT_ONCE])
                 tokens += credited.tokens
                 block_ND = language.gradients(credited.answers, credited.episodes, credited.groups)
                 if not np.isfinite(block_ND).all():
@@ -167,8 +168,8 @@ def scores(
 
                 credit_ND = np.concatenate(blocks)
                 # An answer has one more token than a language is long: the end token.
-                cost = tokens / len(credit_ND) / (ANSWERS * (language.length + 1))
-                score = gain(reference_ND, true_ND, credit_ND, cost, unbiased, seed)
+                cost = tokens / len(credit_ND) / (ANSWERS_PER_PROBLEM * (language.length + 1))
+                score = measure_gain(reference_ND, true_ND, credit_ND, cost, unbiased, seed)
                 score["seconds"] = time.process_time() - began
                 score |= step_measures(blocks_of_steps, seed)
                 gc.collect()
@@ -260,7 +261,7 @@ def fitted_critic(language: Language, seed: int) -> Critic:
     mean reward of the answers that had the same status after the same number of tokens. One correct and one
     wrong answer are added to each count, so that a state without answers is worth one half."""
     context = context_of(language, CRITIC_PROBLEMS, seed)
-    trees, _ = SingleTurn(samples=ANSWERS, max_tokens=language.length + 1).run(
+    trees, _ = SingleTurn(samples=ANSWERS_PER_PROBLEM, max_tokens=language.length + 1).run(
         context, context.task.problems("train")
     )
     positions = np.arange(language.length + 1)
@@ -282,7 +283,9 @@ def fitted_critic(language: Language, seed: int) -> Critic:
 # Pages
 
 
-def summary(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+def summarise_scores(
+    scores_by_language: Mapping[str, Mapping[str, Mapping[str, Any]]],
+) -> dict[str, dict[str, Any]]:
     """Returns the geometric means of each method's measures over all languages.
 
     The measures are the gain per answer ("gain"), the gain per token ("token"), the gain at each ρ ("0.25",
@@ -292,30 +295,30 @@ def summary(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[
     Methods that were not scored in every language are left out. A gain that could not be measured counts as
     1e-6, as a geometric mean needs positive numbers."""
     means_by_method = {}
-    first, *others = by_language.values()
+    first, *others = scores_by_language.values()
     for name in first:
         if not all(name in scores for scores in others):
             continue
-        scores_of_method = [scores[name] for scores in by_language.values()]
+        scores_of_method = [scores[name] for scores in scores_by_language.values()]
         gains = [(max(score["gain"]["value"] or 0.0, 1e-6), score["cost"]) for score in scores_of_method]
         means = {
             "gain": geometric_mean([value for value, _ in gains]),
             "token": geometric_mean([value / cost for value, cost in gains]),
         }
-        for rho in RATIOS:
+        for rho in TRAINING_COST_RATIOS:
             means[f"{rho:g}"] = geometric_mean([at_ratio(value, cost, rho) for value, cost in gains])
         means["cost"] = geometric_mean([cost for _, cost in gains])
         means_by_method[name] = means
     return dict(sorted(means_by_method.items(), key=lambda item: -item[1]["token"]))
 
 
-def summary_table(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
-    """Returns `summary` as a table in Markdown, as lines."""
-    keys = ("gain", "cost", "token", *(f"{rho:g}" for rho in RATIOS))
+def summary_table(scores_by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
+    """Returns the result of `summarise_scores` as a table in Markdown, as lines."""
+    keys = ("gain", "cost", "token", *(f"{rho:g}" for rho in TRAINING_COST_RATIOS))
     rows = []
-    for name, means in summary(by_language).items():
+    for name, means in summarise_scores(scores_by_language).items():
         rows.append([name, *(f"{means[key]:.2f}" for key in keys)])
-    return markdown(COLUMNS, rows)
+    return markdown_table(TABLE_COLUMNS, rows)
 
 
 def rank_correlation(first: Mapping[str, Any], second: Mapping[str, Any]) -> float:
@@ -339,7 +342,7 @@ def rank_correlation(first: Mapping[str, Any], second: Mapping[str, Any]) -> flo
     return float(spearmanr(*zip(*pairs, strict=True)).statistic)
 
 
-def draw_map(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure | None:
+def draw_map(scores_by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure | None:
     """Draws the best method for each language in which a quarter of the answers is correct.
 
     A language is a small artificial task. In ``first of 8``, an answer makes eight choices, and the first one
@@ -351,7 +354,7 @@ def draw_map(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figu
     majority."""
     # The language of each cell, by what decides in it and by half the number of its choices.
     cells: dict[tuple[str, int], str] = {}
-    for language, scores_of_language in by_language.items():
+    for language, scores_of_language in scores_by_language.items():
         shape, separator, choices = language.partition(" of ")
         has_gain = any(score["gain"]["value"] for score in scores_of_language.values())
         # A name with a percentage has another share of correct answers than a quarter.
@@ -362,13 +365,13 @@ def draw_map(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figu
         return None
     halves = sorted({half for _, half in cells})
     shapes_with_cells = {shape for shape, _ in cells}
-    shapes = [shape for shape in CHOICES if shape in shapes_with_cells]
-    figure, axes = panels([f"ρ = {rho:g}" for rho in RATIOS], rows=2)
+    shapes = [shape for shape in CHOICE_LANGUAGES if shape in shapes_with_cells]
+    figure, axes = make_panels([f"ρ = {rho:g}" for rho in TRAINING_COST_RATIOS], rows=2)
     figure.set_size_inches(2 + 2.6 * len(halves), 1.2 + 1.1 * len(shapes))
-    for panel, rho in zip(axes, RATIOS, strict=True):
+    for panel, rho in zip(axes, TRAINING_COST_RATIOS, strict=True):
         log_gains = np.full((len(shapes), len(halves)), np.nan)
         for (shape, half), language in cells.items():  # `shape` is what decides, such as "first"
-            best, gain_of_best = best_at(by_language[language], rho)
+            best, gain_of_best = best_at(scores_by_language[language], rho)
             row, column = shapes.index(shape), halves.index(half)
             log_gains[row, column] = math.log2(gain_of_best)
             label = f"{best.replace(', ', chr(10))}\n{gain_of_best:.1f} ×"
@@ -381,31 +384,41 @@ def draw_map(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figu
     return figure
 
 
-def write_page(folder: Path, by_language: Mapping[str, Any], command: str, trained: Sequence[str]) -> None:
+def write_page(
+    folder: Path, scores_by_language: Mapping[str, Any], command: str, trained: Sequence[str]
+) -> None:
     """Writes arena.md, the page with the scores, and its figures.
 
     One figure, the map, shows the best method for each language (`draw_map`). It leaves out the methods in
     `trained`, whose critics or exact values cost tokens that aren't counted.
     """
-    lines = ["# Arena: what a credit method gains", "", f"    {command}", "", PREFACE, ""]
-    lines += ["## All languages (geometric means)", "", *summary_table(by_language), ""]
+    lines = ["# Arena: what a credit method gains", "", f"    {command}", "", PAGE_PREFACE, ""]
+    lines += ["## All languages (geometric means)", "", *summary_table(scores_by_language), ""]
     lines += ["![gain over cost](arena.png)", ""]
     without_trained = {}
-    for language, scores_of_language in by_language.items():
+    for language, scores_of_language in scores_by_language.items():
         without_trained[language] = {
             name: score for name, score in scores_of_language.items() if name not in trained
         }
     figure = draw_map(without_trained)
     if figure is not None:
-        save(figure, folder, "arena_map")
-        lines += ["## Which credit for which task", "", MAP, "", "![which credit where](arena_map.png)", ""]
-    for language, scores_of_language in by_language.items():
+        save_figure(figure, folder, "arena_map")
+        lines += [
+            "## Which credit for which task",
+            "",
+            MAP_CAPTION,
+            "",
+            "![which credit where](arena_map.png)",
+            "",
+        ]
+    for language, scores_of_language in scores_by_language.items():
         lines += [f"## {language}", "", *gain_table(scores_of_language), ""]
     (folder / "arena.md").write_text("\n".join(lines))
-    save(draw_gain(by_language), folder, "arena")
+    save_figure(draw_gain(scores_by_language), folder, "arena")
 
 
-PREFACE = """Which credit method gives the least noisy gradient for its cost? A method gets eight answers to
+PAGE_PREFACE = """\
+Which credit method gives the least noisy gradient for its cost? A method gets eight answers to
 each problem of a small artificial task, called a language, whose exact gradient is known. *Gain per answer*:
 gradient variance of RLOO, divided by that of the method; RLOO is 1, higher is better. *Cost*: tokens sampled
 by rollout and credit, divided by RLOO's. *Gain per token*: gain per answer divided by cost. *At ρ*: gain
@@ -415,7 +428,8 @@ gradient's squared length that is orthogonal to the true gradient; 0 is unbiased
 bootstraps over problems. *True advantages* are computed from exact values, at no cost; an optimal baseline
 can be slightly better. The *critic* was trained on the answers to 32 problems; its cost does not include
 them. Figures omit gains below 0.05."""
-MAP = """Each cell has the method with the largest gain at equal cost, compared with RLOO with eight answers.
+MAP_CAPTION = """\
+Each cell has the method with the largest gain at equal cost, compared with RLOO with eight answers.
 Critics and true advantages are left out, since training the critic and knowing the values cost nothing
 here."""
 
@@ -436,23 +450,23 @@ def _methods_to_score(modules: Sequence[str], names: Sequence[str] | None) -> di
     return {name: methods[name] for name in names}
 
 
-def _read_scores(scores_file: Path, seed: int, most: int) -> dict[str, Any]:
+def _read_scores(scores_file: Path, seed: int, most_problems: int) -> dict[str, Any]:
     """Returns stored scores by language. Raises ValueError where they were made with other settings, or by an
     earlier version."""
     stored = json.loads(scores_file.read_text())
-    if (stored["seed"], stored["problems"]) != (seed, most):
+    if (stored["seed"], stored["problems"]) != (seed, most_problems):
         raise ValueError(
             f"{scores_file} has the scores of --seed {stored['seed']} --problems {stored['problems']}:"
             " give these, or another folder"
         )
-    by_language: dict[str, Any] = stored["scores"]
-    for scores_of_language in by_language.values():
+    scores_by_language: dict[str, Any] = stored["scores"]
+    for scores_of_language in scores_by_language.values():
         if not all("decisive" in score for score in scores_of_language.values()):
             raise ValueError(
                 f"{scores_file} was written by an earlier version, which did not measure single steps: give"
                 " another folder as --output"
             )
-    return by_language
+    return scores_by_language
 
 
 def run_arena(
@@ -461,35 +475,36 @@ def run_arena(
     languages: Sequence[str] | None,
     output: Path | None,
     seed: int,
-    most: int,
+    most_problems: int,
     against: Path | None,
 ) -> None:
     """Scores the methods of some modules, or all shipped ones, and compares the scores with the arena.json of
     other seeds.
 
     Scores are kept in arena.json of `output`. Shipped methods that have a score there are not scored again.
-    Methods of modules are scored again each time, since modules change. `most` is the largest number of
-    problems of a language. Raises ValueError for an unknown language, for fewer than two problems, and where
-    the folder has scores of another seed or number of problems.
+    Methods of modules are scored again each time, since modules change. `most_problems` is the largest number
+    of problems of a language. Raises ValueError for an unknown language, for fewer than two problems, and
+    where the folder has scores of another seed or number of problems.
 
     Args:
         names: The methods of `modules`, or the shipped ones, that are scored; None or empty: all of them.
     """
-    if most < 2:
-        raise ValueError(f"--problems is {most}: at least 2 are needed to estimate noise")
+    if most_problems < 2:
+        raise ValueError(f"--problems is {most_problems}: at least 2 are needed to estimate noise")
     scores_to_compare = None if against is None else json.loads(against.read_text())["scores"]
     language_by_name = {name: language_of(name) for name in languages or LANGUAGES}
     methods = _methods_to_score(modules, names)
     scores_file = None if output is None else output / "arena.json"
-    by_language: dict[str, Any] = {}
+    scores_by_language: dict[str, Any] = {}
     if scores_file is not None and scores_file.is_file():
-        by_language = _read_scores(scores_file, seed, most)
+        scores_by_language = _read_scores(scores_file, seed, most_problems)
     for language_name, language in language_by_name.items():
-        scores_of_language = by_language.setdefault(language_name, {})
-        to_score = {
+        scores_of_language = scores_by_language.setdefault(language_name, {})
+        methods_to_score = {
             name: method for name, method in methods.items() if modules or name not in scores_of_language
         }
-        scores_of_language |= scores(language, to_score, seed, most, seconds=5.0)  # of CPU time a method
+        # `seconds` of CPU time, for each method.
+        scores_of_language |= score_methods(language, methods_to_score, seed, most_problems, seconds=5.0)
         for name in methods:
             score = scores_of_language[name]
             numbers = f"gain {with_interval(score['gain']):24} cost {score['cost']:7.2f}"
@@ -497,19 +512,19 @@ def run_arena(
             say(f"{'':47} finds the decisive step {with_interval(score['decisive'])}")
         if scores_file is not None:  # after each language, so that a kill loses the scores of only one
             scores_file.parent.mkdir(parents=True, exist_ok=True)
-            write_json(scores_file, {"seed": seed, "problems": most, "scores": by_language})
-    say("\n".join(summary_table(by_language)))
+            write_json(scores_file, {"seed": seed, "problems": most_problems, "scores": scores_by_language})
+    say("\n".join(summary_table(scores_by_language)))
     if scores_to_compare is not None:
-        correlation = rank_correlation(by_language, scores_to_compare)
+        correlation = rank_correlation(scores_by_language, scores_to_compare)
         say(f"rank correlation of the gains per token with those of {against}: {correlation:.3f}")
     if output is not None:
-        command = ["treetune arena", *modules, f"--seed {seed}", f"--problems {most}"]
+        command = ["treetune arena", *modules, f"--seed {seed}", f"--problems {most_problems}"]
         if names:
             command.append(f"--methods {shlex.join(names)}")
-        if list(by_language) != list(LANGUAGES):
-            command.append(f"--languages {shlex.join(by_language)}")
+        if list(scores_by_language) != list(LANGUAGES):
+            command.append(f"--languages {shlex.join(scores_by_language)}")
         # These methods use a critic or exact values, whose cost in tokens is not counted.
         with_critic = [name for name, method in methods.items() if method.credit.needs_critic]
         not_recommended = [TRUE_ADVANTAGES, HINDSIGHT_RATIO, *with_critic]
-        write_page(output, by_language, " ".join(command), not_recommended)
-        write_steps_page(output, by_language, " ".join(command))
+        write_page(output, scores_by_language, " ".join(command), not_recommended)
+        write_steps_page(output, scores_by_language, " ".join(command))

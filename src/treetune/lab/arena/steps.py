@@ -26,19 +26,19 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from treetune.lab.analyzers.figures import RESAMPLES
+from treetune.lab.analyzers.figures import NUMBER_OF_RESAMPLES
 from treetune.lab.arena.languages import Language
 from treetune.seeds import derive_seed
 from treetune.vocabulary import Episode, Trajectory
 
 Steps: TypeAlias = NDArray[np.float64]
 """A number for each step of each answer, [answers, steps]."""
-DIGITS = 9
+COMPARED_DIGITS = 9
 """Numbers of an answer that agree in this many digits, relative to the answer's largest one, count as equal.
 If they didn't, rounding would decide their ranks."""
-SMALLEST = 1e-9
+LARGEST_ROUNDING_ERROR = 1e-9
 """Numbers up to this size are rounding, and count as 0."""
-MEASURES = ("truth", "fluency", "decisive", "chance")
+STEP_MEASURES = ("truth", "fluency", "decisive", "chance")
 
 
 class StepSums(NamedTuple):
@@ -101,9 +101,9 @@ def step_measures(blocks: Sequence[StepSums], seed: int) -> dict[str, Any]:
     problems = sum(len(block.sums["truth"]) for block in blocks)
     generator = np.random.default_rng(derive_seed(seed, "bootstrap"))
     # A resample R of the bootstrap is described by how often it contains each problem N.
-    times_RN = generator.multinomial(problems, np.full(problems, 1 / problems), size=RESAMPLES)
+    times_RN = generator.multinomial(problems, np.full(problems, 1 / problems), size=NUMBER_OF_RESAMPLES)
     measures: dict[str, dict[str, float | None]] = {}
-    for name in MEASURES:
+    for name in STEP_MEASURES:
         sums_N = np.concatenate([block.sums[name] for block in blocks])
         counts_N = np.concatenate([block.counts[name] for block in blocks])
         if not counts_N.sum():
@@ -161,7 +161,7 @@ def decisive_hits(credit_NS: Steps, true_NS: Steps) -> NDArray[np.float64]:
     """
     is_decisive_NS, is_largest_NS = _is_largest(true_NS), _is_largest(credit_NS)
     hits_N = (is_decisive_NS & is_largest_NS).sum(1) / is_largest_NS.sum(1)
-    has_decisive_step_N = np.abs(true_NS).max(1) > SMALLEST
+    has_decisive_step_N = np.abs(true_NS).max(1) > LARGEST_ROUNDING_ERROR
     return np.where(has_decisive_step_N, hits_N, np.nan)
 
 
@@ -172,11 +172,11 @@ def _sum_by_step(language: Language, values_NT: NDArray[np.float64]) -> Steps:
 
 
 def _scale_and_round(values_NS: Steps) -> Steps:
-    """Returns the values divided by the answer's largest one in size, rounded to `DIGITS`."""
+    """Returns the values divided by the answer's largest one in size, rounded to `COMPARED_DIGITS`."""
     largest_N1 = np.abs(values_NS).max(1, keepdims=True)
     # Division by infinity gives a row of zeros for an answer whose values are all rounding errors.
-    divisor_N1 = np.where(largest_N1 > SMALLEST, largest_N1, np.inf)
-    return np.round(values_NS / divisor_N1, DIGITS)
+    divisor_N1 = np.where(largest_N1 > LARGEST_ROUNDING_ERROR, largest_N1, np.inf)
+    return np.round(values_NS / divisor_N1, COMPARED_DIGITS)
 
 
 def _is_largest(values_NS: Steps) -> NDArray[np.bool_]:

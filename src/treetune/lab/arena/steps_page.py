@@ -9,13 +9,13 @@ from statistics import fmean
 from typing import Any
 
 from treetune.lab.analyzers.figures import NumberWithInterval
-from treetune.lab.arena.gain import markdown
-from treetune.lab.arena.steps import MEASURES
+from treetune.lab.arena.gain import markdown_table
+from treetune.lab.arena.steps import STEP_MEASURES
 
 Scores = Mapping[str, Mapping[str, Any]]
 """The scores of each method on one language, as `scores.scores` returns them."""
 
-PREFACE = """\
+STEPS_PREFACE = """\
 Does a credit find the step of an answer that mattered? In the arena's toy languages the exact advantage of
 every step is known, so the credits of an answer's steps can be compared with it. The credit of a step is the
 mean advantage of its tokens.
@@ -36,14 +36,14 @@ ratio, exact*: the probability of a step given that the answer is correct, over 
 policy, minus 1."""
 
 
-def write_steps_page(folder: Path, by_language: Mapping[str, Scores], command: str) -> None:
+def write_steps_page(folder: Path, scores_by_language: Mapping[str, Scores], command: str) -> None:
     """Writes arena_steps.md: a table of means over the arena's toy languages, and a table for each language.
 
     `command` is the command that made the scores.
     """
-    lines = ["# Arena: which credit finds the decisive step", "", f"    {command}", "", PREFACE, ""]
-    lines += ["## All languages (means)", "", *steps_table(mean_over_languages(by_language)), ""]
-    for language, scores in by_language.items():
+    lines = ["# Arena: which credit finds the decisive step", "", f"    {command}", "", STEPS_PREFACE, ""]
+    lines += ["## All languages (means)", "", *steps_table(mean_over_languages(scores_by_language)), ""]
+    for language, scores in scores_by_language.items():
         lines += [f"## {language}", "", *steps_table(scores), ""]
     (folder / "arena_steps.md").write_text("\n".join(lines))
 
@@ -64,7 +64,7 @@ def steps_table(scores: Scores) -> list[str]:
         "finds the decisive step ↑",
         "against chance",
     ]
-    return markdown(heads, rows)
+    return markdown_table(heads, rows)
 
 
 def compare_with_chance(score: Mapping[str, Any]) -> str:
@@ -77,7 +77,7 @@ def compare_with_chance(score: Mapping[str, Any]) -> str:
     return "below" if decisive["high"] < chance["value"] else "at"
 
 
-def mean_over_languages(by_language: Mapping[str, Scores]) -> dict[str, dict[str, NumberWithInterval]]:
+def mean_over_languages(scores_by_language: Mapping[str, Scores]) -> dict[str, dict[str, NumberWithInterval]]:
     """Returns the measures of each method that was scored in every language, as means over the languages.
 
     The languages are the arena's toy languages, in which the true advantages are known. The interval is the
@@ -85,20 +85,20 @@ def mean_over_languages(by_language: Mapping[str, Scores]) -> dict[str, dict[str
     the sum of their squares, divided by the number of languages. A measure that is not defined in a language
     is a mean over the other languages.
     """
-    first, *others = by_language.values()
+    first, *others = scores_by_language.values()
     means_by_method = {}
     for name in first:
         if not all(name in scores for scores in others):
             continue
         means: dict[str, NumberWithInterval] = {}
-        for measure in MEASURES:
-            numbers = [scores[name][measure] for scores in by_language.values()]
-            means[measure] = _mean(numbers)
+        for measure in STEP_MEASURES:
+            numbers = [scores[name][measure] for scores in scores_by_language.values()]
+            means[measure] = _mean_of_numbers(numbers)
         means_by_method[name] = means
     return means_by_method
 
 
-def _mean(numbers: Sequence[NumberWithInterval]) -> NumberWithInterval:
+def _mean_of_numbers(numbers: Sequence[NumberWithInterval]) -> NumberWithInterval:
     """Returns the mean of numbers with independent errors; those without a value are left out."""
     values, errors_below, errors_above = [], [], []
     for number in numbers:

@@ -49,7 +49,7 @@ from treetune.rollouts.context import RolloutContext
 from treetune.tree import Sharing, Tree, trees_of
 from treetune.vocabulary import Episode, Fork, Trajectory
 
-DIGITS = 9
+COMPARED_DIGITS = 9
 """Credits that agree in this many digits count as equal. If not, rounding would decide their ranks."""
 GROUPS_AT_ONCE = 1000
 """Groups that a credit gets in one call, as answers to as many problems. A call for each group would be slow,
@@ -179,7 +179,7 @@ class Audit:
 
 def _middle_ranks(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns P(X < x) + P(X = x) / 2 for each value x: ranks in which equal values share theirs."""
-    _, positions = np.unique(np.round(values, DIGITS), return_inverse=True)
+    _, positions = np.unique(np.round(values, COMPARED_DIGITS), return_inverse=True)
     weight_of_value = np.bincount(positions, weights)
     middle_of_value = np.cumsum(weight_of_value) - weight_of_value / 2
     return middle_of_value[positions]
@@ -359,9 +359,9 @@ def score_replays(table: TurnTable, size: int, alternatives: int, lam: float) ->
         table: The language: the turns that a policy can take, with their probabilities and rewards.
         size: The number of answers in a group.
         alternatives: The number of continuations of a state, n.
-        lam: 0 for VinePPO, A = r + V̂(s') − V̂(s); 1 for C3's replay (2603.06859), A = the answer's own return
-            − V̂(s). The answer's turn and the n alternatives are then n + 1 candidates in a fixed context, and
-            V̂(s) is the mean of the others.
+        lam: 0 for VinePPO, A = r + V̂(s') − V̂(s); 1 for C3's replay (2603.06859), A = the answer's own
+            return − V̂(s). The answer's turn and the n alternatives are then n + 1 candidates in a fixed
+            context, and V̂(s) is the mean of the others.
     """
     assert lam in (0.0, 1.0), "the audit has no mixture of both"
     answers = table.answers
@@ -375,7 +375,9 @@ def score_replays(table: TurnTable, size: int, alternatives: int, lam: float) ->
             state = turns_before[-1].reply.state if turns_before else table.start
             turns_left = table.max_turns - len(turns_before)
             # Continuations of different states are independent, so their variances add up.
-            noise += float(vector_P @ vector_P) * _variance(table.returns(state, turns_left)) / alternatives
+            noise += (
+                float(vector_P @ vector_P) * _variance_of(table.returns(state, turns_left)) / alternatives
+            )
             turns_of_continuations += alternatives * table.expected_turns(state, turns_left)
         turns_of_answers = sum(len(answer.turns) for answer in answers_of_group)
         turns_taken = turns_of_answers + turns_of_continuations
@@ -390,9 +392,9 @@ def _mean_gradient_of_replays(
 ) -> tuple[NDArray[np.float64], dict[tuple[PlayedTurn, ...], NDArray[np.float64]]]:
     """Returns the mean of a group's gradient over all continuations: the gradient with exact values.
 
-    Also returns a vector c_s for each state s that is continued: the gradient contains c_s · V̂(s), where V̂(s)
-    is the mean return of the state's continuations. A state is identified by the turns before it, so that
-    equal states of several answers are one state.
+    Also returns a vector c_s for each state s that is continued: the gradient contains c_s · V̂(s), where
+    V̂(s) is the mean return of the state's continuations. A state is identified by the turns before it, so
+    that equal states of several answers are one state.
     """
     size = len(answers)
     gradient_P = np.zeros_like(table.true_gradient)
@@ -455,7 +457,7 @@ def mean_distribution(distribution: Distribution, size: int) -> Distribution:
     return {total / size: chance for total, chance in sums.items()}
 
 
-def _variance(distribution: Distribution) -> float:
+def _variance_of(distribution: Distribution) -> float:
     mean = sum(number * chance for number, chance in distribution.items())
     return sum((number - mean) ** 2 * chance for number, chance in distribution.items())
 
@@ -601,7 +603,7 @@ def score_trees(
         for number, group in enumerate(block):
             # No turns come before a root, so the roots share nothing.
             answers = _join_branches((), [outcomes[index].answers for index in group.indices])
-            (tree,) = trees_of(_trajectories(table, answers, f"{number}"))
+            (tree,) = trees_of(_make_trajectories(table, answers, f"{number}"))
             trees.append(tree)
             answers_of_trees.append(answers)
         episodes, _ = credit.assign(context, trees)
@@ -637,7 +639,7 @@ def _advantages_of_turns(episode: Episode) -> tuple[NDArray[np.float64], NDArray
     return np.where(is_trained_K, episode.advantages[is_action_T], 0.0), is_trained_K
 
 
-def _trajectories(table: TurnTable, answers: Sequence[BranchedAnswer], problem: str) -> list[Trajectory]:
+def _make_trajectories(table: TurnTable, answers: Sequence[BranchedAnswer], problem: str) -> list[Trajectory]:
     """Returns the answers of a tree as rollouts make them: each with its fork from its parent."""
     trajectories = []
     for sample, answer in enumerate(answers):
@@ -668,11 +670,11 @@ def _reach_of_turns(tree: Tree) -> list[NDArray[np.float64]]:
 # Influence
 
 
-ENDS = -1
+END_SYMBOL = -1
 """Stands for "the answer ends" in place of a next action. As an index, it is that of the last column."""
 
 
-def influence(table: TurnTable) -> float:
+def measure_influence(table: TurnTable) -> float:
     """Returns the mutual information, in nats, of an action and the next one in a fixed context:
     I(A_t; A_{t+1} | turns before t), averaged over the contexts of all turns but the last. The answer's end
     counts as a next action.
@@ -752,11 +754,11 @@ def _pairs_of_actions(table: TurnTable) -> list[tuple[float, NDArray[np.float64]
     for answer in table.answers:
         for number, turn in enumerate(answer.turns):
             is_last = number + 1 == len(answer.turns)
-            following = ENDS if is_last else answer.turns[number + 1].action
+            following = END_SYMBOL if is_last else answer.turns[number + 1].action
             joint_by_context[answer.turns[:number]][turn.action, following] += answer.probability
     pairs = []
     for joint_AB in joint_by_context.values():
         weight = float(joint_AB.sum())
-        if joint_AB[:, :ENDS].any():  # all columns but the last one: `ENDS` is −1
+        if joint_AB[:, :END_SYMBOL].any():  # all columns but the last one: `END_SYMBOL` is −1
             pairs.append((weight, joint_AB / weight))
     return pairs

@@ -98,13 +98,13 @@ class TurnLanguage:
         of all later turns. A turn's expected reward is the probability that the turn is reached, times the
         probability that it earns 1.
         """
-        return self._later(self.reached * self.earns)
+        return self._sum_of_later_turns(self.reached * self.earns)
 
     def gradient_by_index(self, answers: int) -> NDArray[np.float64]:
         """Returns the expected gradient with the baseline by index, in groups of `answers` answers."""
-        return self._later(self.reached * self.earns * (1 - self.reached) ** (answers - 1))
+        return self._sum_of_later_turns(self.reached * self.earns * (1 - self.reached) ** (answers - 1))
 
-    def _later(self, terms_K: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _sum_of_later_turns(self, terms_K: NDArray[np.float64]) -> NDArray[np.float64]:
         """Returns (1 − c_t) Σ_{k>t} terms_k for each choice."""
         sums_K = np.cumsum(terms_K[::-1])[::-1]  # from each turn on, itself included
         return (1 - np.array(self.goes_on)) * sums_K[1:]

@@ -11,15 +11,16 @@ from treetune.lab.arena.gain import best_at, gain_table
 from treetune.runtime.analysis import read_result
 from treetune.runtime.directory import ExperimentDirectory
 
-NAME = "credit_worth"
+ANALYSIS_NAME = "credit_worth"
 """The name of the analysis that is described, and of the folder of its result."""
 
 
 def describe_worth(directory: ExperimentDirectory) -> list[str]:
-    """Returns lines about the analysis `NAME`: for each checkpoint a table, and the conclusion from it."""
+    """Returns lines about the analysis `ANALYSIS_NAME`: for each checkpoint a table, and the conclusion from
+    it."""
     lines = []
     rho = measured_ratio(directory.read_metrics())
-    by_checkpoint = read_result(directory.analysis(NAME))["numbers"]["by_checkpoint"]
+    by_checkpoint = read_result(directory.analysis(ANALYSIS_NAME))["numbers"]["by_checkpoint"]
     for point, numbers in by_checkpoint.items():
         methods = numbers["methods"]
         lines += [f"after {point} iterations ({numbers['solved']:.0%} solved):", *gain_table(methods)]

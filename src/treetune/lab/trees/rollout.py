@@ -42,7 +42,7 @@ from treetune.rollouts.answers import (
     CountedSamples,
     SampledRollout,
     apply_unfinished_reward,
-    before_stop,
+    cut_at_stop,
     is_decided,
     measure_trees,
     rank_share,
@@ -51,7 +51,7 @@ from treetune.rollouts.answers import (
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import mean, pool_columns
-from treetune.rollouts.numbers import Number, NumberGroup, declare
+from treetune.rollouts.numbers import Number, NumberGroup, declare_group
 from treetune.seeds import derive_seed
 from treetune.tasks.mixed import task_of
 from treetune.tree import Sharing, Tree, trees_of
@@ -67,7 +67,7 @@ from treetune.vocabulary import (
     joined,
 )
 
-declare(
+declare_group(
     NumberGroup(
         "tree",
         {
@@ -271,11 +271,11 @@ class _GrowingTree:
             answers = self.answers
             # Most branchings don't read grades: then the tree grows on while its answers are graded.
             if self.rollout.branching.needs_grades:
-                answers = await self._graded(grades)
+                answers = await self._wait_for_grades(grades)
             branches = self.rollout.branching.branches(answers, round_number)
-            requests = self._requests(branches, round_number)
+            requests = self._make_requests(branches, round_number)
             round_number += 1
-        graded_answers = await self._graded(grades)
+        graded_answers = await self._wait_for_grades(grades)
         # The nodes of a tree are whole segments. So the segments are cut where other answers fork off.
         cut_answers = []
         for answer, segments in zip(graded_answers, cut_at_forks(graded_answers), strict=True):
@@ -283,7 +283,7 @@ class _GrowingTree:
         (tree,) = trees_of(cut_answers)  # all answers are to one problem, so they make one tree
         return tree
 
-    async def _graded(self, grades: Sequence[Future[Grade]]) -> list[Trajectory]:
+    async def _wait_for_grades(self, grades: Sequence[Future[Grade]]) -> list[Trajectory]:
         """Waits for the grades of all answers so far, and returns the answers with them."""
         graded = []
         for answer, future in zip(self.answers, grades, strict=True):
@@ -302,7 +302,7 @@ class _GrowingTree:
             text = self.context.codec.decode(joined([sample.prefix_ids, completion.token_ids]))
             # If the answer gets `unfinished_reward` anyway, it is `decided`: no judge is asked about it.
             grade = self.context.grader.submit(
-                before_stop(text, self.sampling.stop),
+                cut_at_stop(text, self.sampling.stop),
                 self.problem,
                 decided=is_decided(completion.finish_reason, self.rollout.unfinished_reward),
             )
@@ -316,7 +316,7 @@ class _GrowingTree:
         no_tokens = joined([])
         return _RoundRequest(request, (_BranchSample(None, no_tokens),) * request.n)
 
-    def _requests(self, branches: Sequence[Branches], round_number: int) -> list[_RoundRequest]:
+    def _make_requests(self, branches: Sequence[Branches], round_number: int) -> list[_RoundRequest]:
         """Returns the requests of a round: one for each state from which answers branch.
 
         A state is the tokens with which an answer begins. Two answers may begin with the same tokens by
@@ -324,13 +324,13 @@ class _GrowingTree:
         separate requests for these two branches would get the same samples, whereas one request for both gets
         different samples.
         """
-        by_state: dict[bytes, list[_BranchSample]] = {}
-        for branch in self._affordable(branches):
+        samples_by_state: dict[bytes, list[_BranchSample]] = {}
+        for branch in self._affordable_branches(branches):
             prefix_ids = self.answers[branch.sample].response_ids[: branch.tokens]
-            samples = by_state.setdefault(prefix_ids.tobytes(), [])
+            samples = samples_by_state.setdefault(prefix_ids.tobytes(), [])
             samples += [_BranchSample(branch, prefix_ids)] * branch.further  # one for each new answer
         requests = []
-        for samples in by_state.values():
+        for samples in samples_by_state.values():
             prefix_ids = samples[0].prefix_ids
             state = repr(tuple(prefix_ids.tolist()))  # as text: seeds are derived from numbers and texts
             # The round is in the key: a state that branches again in a later round must get other samples.
@@ -344,7 +344,7 @@ class _GrowingTree:
             requests.append(_RoundRequest(request, tuple(samples)))
         return requests
 
-    def _affordable(self, branches: Sequence[Branches]) -> Sequence[Branches]:
+    def _affordable_branches(self, branches: Sequence[Branches]) -> Sequence[Branches]:
         """Returns the first of these branches, as many as `most_tokens` allows.
 
         Each new answer counts with the largest length that it may have.
@@ -368,7 +368,7 @@ class _GrowingTree:
         self.sampled_tokens += len(completion.token_ids)
         response_ids = joined([prefix_ids, completion.token_ids])
         text = self.context.codec.decode(response_ids)
-        prefix = () if branch is None else _prefix(self.answers[branch.sample].segments, branch.tokens)
+        prefix = () if branch is None else _cut_prefix(self.answers[branch.sample].segments, branch.tokens)
         self.answers.append(
             Trajectory(
                 problem=self.problem,
@@ -384,19 +384,19 @@ class _GrowingTree:
         )
 
 
-def _prefix(segments: Sequence[Segment], tokens: int) -> tuple[Segment, ...]:
+def _cut_prefix(segments: Sequence[Segment], tokens: int) -> tuple[Segment, ...]:
     """Returns the segments of the first `tokens` tokens. The last of them is cut where these tokens end."""
     prefix = []
     remaining_tokens = tokens
     for segment in segments:
         count = min(remaining_tokens, len(segment.token_ids))
         if count:
-            prefix.append(_part(segment, 0, count))
+            prefix.append(_cut_segment(segment, 0, count))
         remaining_tokens -= count
     return tuple(prefix)
 
 
-def _part(segment: Segment, start: int, end: int) -> Segment:
+def _cut_segment(segment: Segment, start: int, end: int) -> Segment:
     """Returns a segment of the tokens from `start` to `end` of a segment.
 
     Only the part with the last token keeps the seconds of the request. A sum over all parts of a segment then
@@ -429,11 +429,11 @@ def cut_at_forks(answers: Sequence[Trajectory]) -> list[tuple[Segment, ...]]:
             if other.fork is not None and other.fork.sample == answer.sample:
                 assert other.fork.tokens >= sampled_from, "an answer branches after its own fork"
                 cuts.add(other.fork.tokens - sampled_from)
-        parts = tuple(_part(sampled, start, end) for start, end in pairwise(sorted(cuts)))
+        parts = tuple(_cut_segment(sampled, start, end) for start, end in pairwise(sorted(cuts)))
         if answer.fork is None:
             cut.append(parts)
         else:
             # The answer that it forks from comes earlier, and has a cut at the fork already.
-            shared = _prefix(cut[answer.fork.sample], sampled_from)
+            shared = _cut_prefix(cut[answer.fork.sample], sampled_from)
             cut.append(shared + parts)
     return cut

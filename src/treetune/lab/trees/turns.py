@@ -130,8 +130,8 @@ class TurnTree(MultiTurn):
                 seed = derive_seed(context.seed, context.iteration, problem.id, self.seed_name, sample)
                 starts.append(Start(problem, prompt_ids, seed, segments))
             # `gather` keeps the order of the starts, so the order in which answers end does not matter.
-            sampled = await asyncio.gather(*(answering.answer(start) for start in starts))
-            for answer, fork in zip(sampled, forks, strict=True):
+            new_answers = await asyncio.gather(*(answering.answer(start) for start in starts))
+            for answer, fork in zip(new_answers, forks, strict=True):
                 answers.append(replace(answer, sample=len(answers), fork=fork))
             forks = []
             for branch in self.branching.branches(answers, round_number):

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treetune.models.policy_files import CHECKPOINTS
-from treetune.runtime.checkpoint_schedule import WHOLE_CHECKPOINTS
-from treetune.runtime.machine import in_units
+from treetune.runtime.checkpoint_schedule import MOST_WHOLE_CHECKPOINTS
+from treetune.runtime.machine import format_bytes
 from treetune.runtime.planning.memory import TrainerMemory, itemsize
 
-CHECKPOINTS_AT_ONCE = WHOLE_CHECKPOINTS + 1
+CHECKPOINTS_AT_ONCE = MOST_WHOLE_CHECKPOINTS + 1
 """Checkpoints with weights and trainer's state that exist at once: those that remain once a new one is
 written, and the new one while it is being written."""
 
@@ -47,9 +47,9 @@ class CheckpointSpace:
     @property
     def by_the_end(self) -> int:
         """Bytes at the end of the run: the checkpoints that exist at once, and the weights of older ones that
-        are kept. `WHOLE_CHECKPOINTS` of the checkpoints whose weights are kept are counted among the
+        are kept. `MOST_WHOLE_CHECKPOINTS` of the checkpoints whose weights are kept are counted among the
         former."""
-        return self.at_once + max(0, self.kept_weights - WHOLE_CHECKPOINTS) * self.weights
+        return self.at_once + max(0, self.kept_weights - MOST_WHOLE_CHECKPOINTS) * self.weights
 
     @property
     def problem(self) -> str | None:
@@ -58,9 +58,9 @@ class CheckpointSpace:
         if self.room is None or self.room >= self.at_once:
             return None
         return (
-            f"checkpoints: the disk of {self.folder} has room for {in_units(self.room)}, and {self.number}"
-            f" checkpoints of {in_units(self.weights + self.state)} exist at once: free some space, or set"
-            " directory (APP_DIRECTORY) to another disk"
+            f"checkpoints: the disk of {self.folder} has room for {format_bytes(self.room)}, and"
+            f" {self.number} checkpoints of {format_bytes(self.weights + self.state)} exist at once: free"
+            " some space, or set directory (APP_DIRECTORY) to another disk"
         )
 
     @property
@@ -70,13 +70,13 @@ class CheckpointSpace:
         if self.room is None or self.problem is not None or self.room >= self.by_the_end:
             return None
         return (
-            f"checkpoints take {in_units(self.by_the_end)} by the end of the run, and the disk of"
-            f" {self.folder} has room for {in_units(self.room)}: free some space, raise"
+            f"checkpoints take {format_bytes(self.by_the_end)} by the end of the run, and the disk of"
+            f" {self.folder} has room for {format_bytes(self.room)}: free some space, raise"
             " checkpoints.keep_every, or set directory (APP_DIRECTORY) to another disk"
         )
 
 
-def checkpoint_space(memory: TrainerMemory) -> CheckpointSpace:
+def plan_checkpoint_space(memory: TrainerMemory) -> CheckpointSpace:
     """Returns what the checkpoints of an experiment take. The room is known on this machine only."""
     experiment, machine = memory.experiment, memory.machine
     trainer = experiment.trainer
@@ -96,20 +96,20 @@ def checkpoint_space(memory: TrainerMemory) -> CheckpointSpace:
         # A short run has fewer checkpoints.
         number=min(CHECKPOINTS_AT_ONCE, experiment.iterations),
         kept_weights=experiment.iterations // every if every else 0,
-        room=_room(folder, folder / experiment.experiment_name) if machine.is_here else None,
+        room=_count_available_bytes(folder, folder / experiment.experiment_name) if machine.is_here else None,
     )
 
 
-def _room(folder: Path, experiment: Path) -> int:
+def _count_available_bytes(folder: Path, experiment: Path) -> int:
     """Returns the sum of the free bytes of a folder's disk and the bytes of the experiment's checkpoints.
 
     The sum is the room for all checkpoints of the experiment, those that are on the disk already included.
     """
     # The folder may not exist yet, but one of its parents does, on the same disk.
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
-    taken = 0
+    checkpoint_bytes = 0
     for file in (experiment / CHECKPOINTS).rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # a run that is under way deletes old checkpoints
             if file.is_file() and not file.is_symlink():
-                taken += file.stat().st_size
-    return shutil.disk_usage(existing).free + taken
+                checkpoint_bytes += file.stat().st_size
+    return shutil.disk_usage(existing).free + checkpoint_bytes

@@ -23,8 +23,8 @@ from typing import Any
 
 from treetune.engine.settings import TRANSFER_KEY, VERSIONS_AT_ONCE, VllmSettings
 from treetune.models.shapes import Shape
-from treetune.runtime.machine import GIB, SCORED_WITH_BYTES, Machine, in_units
-from treetune.runtime.planning.disk import CheckpointSpace, checkpoint_space
+from treetune.runtime.machine import GIB, SCORED_WITH_BYTES, Machine, format_bytes
+from treetune.runtime.planning.disk import CheckpointSpace, plan_checkpoint_space
 from treetune.runtime.planning.memory import (
     ASLEEP_BYTES,
     PROCESS_BYTES,
@@ -85,10 +85,10 @@ class MemoryUse:
         """The message for a use that doesn't fit, with its largest items."""
         assert self.room is not None
         largest = sorted(self.items, key=lambda item: -item.size)[:3]
-        parts = ", ".join(f"{item.what} {in_units(item.size)}" for item in largest)
+        parts = ", ".join(f"{item.what} {format_bytes(item.size)}" for item in largest)
         return (
-            f"{self.phase}: {self.where} has {in_units(self.room)}, and {in_units(self.needed)} are needed"
-            f" ({parts})"
+            f"{self.phase}: {self.where} has {format_bytes(self.room)}, and {format_bytes(self.needed)}"
+            f" are needed ({parts})"
         )
 
 
@@ -130,7 +130,7 @@ class Plan:
 
     @cached_property
     def checkpoints(self) -> CheckpointSpace:
-        return checkpoint_space(self.trainer)
+        return plan_checkpoint_space(self.trainer)
 
     @cached_property
     def engine(self) -> EngineMemory | None:
@@ -313,9 +313,9 @@ class Plan:
     def _uses_of_host(self) -> Iterator[MemoryUse]:
         """Yields the uses of a machine's own memory and of /dev/shm. On a CPU the models are there, too."""
         machine, trainer, engine = self.machine, self.trainer, self.engine
-        shared = self._shared_memory_item
+        shared_memory = self._shared_memory_item
         if self.sends_through_memory:
-            yield MemoryUse("sync", str(SHARED_MEMORY), (shared,), machine.shared_memory)
+            yield MemoryUse("sync", str(SHARED_MEMORY), (shared_memory,), machine.shared_memory)
         servers = servers_on_a_machine(engine.settings, machine) if engine is not None else 0
         ranks = machine.ranks
         if machine.device == "cpu":
@@ -324,7 +324,7 @@ class Plan:
                 *[MemoryItem(item.what, ranks * item.size) for item in self._training_items()],
             ]
             if engine is not None:
-                items += [MemoryItem("engine", servers * engine.on_cpu), shared]
+                items += [MemoryItem("engine", servers * engine.on_cpu), shared_memory]
             yield MemoryUse("training", "the machine", tuple(items), machine.host_memory)
             return
         # `RANK_BYTES` and `PROCESS_BYTES` were measured on a CPU. On a GPU, twice as much is assumed.
@@ -332,11 +332,11 @@ class Plan:
             "libraries of ranks and servers", ranks * 2 * RANK_BYTES + servers * 2 * PROCESS_BYTES
         )
         yield MemoryUse(
-            "start", "the machine", (libraries, *self._reading_items(), shared), machine.host_memory
+            "start", "the machine", (libraries, *self._reading_items(), shared_memory), machine.host_memory
         )
         copied_reference = 0 if trainer.reference_stays else trainer.reference
         # The bytes of the host for one sleeping server: the weights of all of its devices.
-        asleep = engine.weights * engine.settings.tensor_parallel_size if engine is not None else 0
+        weights_of_server = engine.weights * engine.settings.tensor_parallel_size if engine is not None else 0
         sleeps = engine is not None and engine.settings.sleep
         yield MemoryUse(
             "generation",
@@ -346,8 +346,8 @@ class Plan:
                 MemoryItem("offloaded by ZeRO", ranks * self._offloaded_bytes),
                 MemoryItem("the reference", ranks * copied_reference),
                 MemoryItem("put aside by the trainer", ranks * trainer.put_aside if sleeps else 0),
-                MemoryItem("put aside by sleeping engines", servers * asleep if sleeps else 0),
-                shared,
+                MemoryItem("put aside by sleeping engines", servers * weights_of_server if sleeps else 0),
+                shared_memory,
             ),
             machine.host_memory,
         )
@@ -357,7 +357,9 @@ class Plan:
                 "a checkpoint's weights, scored once for all ranks",
                 min(4 * self.shape.parameters, SCORED_WITH_BYTES),
             )
-            yield MemoryUse("evaluation", "the machine", (libraries, scored, shared), machine.host_memory)
+            yield MemoryUse(
+                "evaluation", "the machine", (libraries, scored, shared_memory), machine.host_memory
+            )
 
     @property
     def _shared_memory_item(self) -> MemoryItem:
@@ -378,13 +380,13 @@ class Plan:
         files.
         """
         trainer, ranks = self.experiment.trainer, self.machine.ranks
-        whole = itemsize(trainer) * self.shape.parameters
+        model_bytes = itemsize(trainer) * self.shape.parameters
         if not trainer.reads_in_parts:
-            yield MemoryItem("the whole model, read by each rank", ranks * whole)
+            yield MemoryItem("the whole model, read by each rank", ranks * model_bytes)
             return
-        yield MemoryItem("the whole model, read by the first rank", whole)
+        yield MemoryItem("the whole model, read by the first rank", model_bytes)
         # Each part is rounded up.
-        yield MemoryItem("each rank's part of the model", ranks * -(-whole // self.machine.world_size))
+        yield MemoryItem("each rank's part of the model", ranks * -(-model_bytes // self.machine.world_size))
 
     @property
     def _offloaded_bytes(self) -> int:
@@ -418,13 +420,13 @@ class Change:
     def as_jsonnet(self) -> str:
         return json.dumps(self.value)
 
-    def applied(self, plan: Plan) -> Plan | None:
+    def apply(self, plan: Plan) -> Plan | None:
         """Returns the plan with this change; None if the configuration refuses it."""
         try:
-            changed = _replace_at(plan.experiment, self.key.split("."), self.value)
+            changed_experiment = _replace_at(plan.experiment, self.key.split("."), self.value)
         except ValueError:
             return None
-        return replace(plan, experiment=changed)
+        return replace(plan, experiment=changed_experiment)
 
 
 @dataclass(frozen=True)
@@ -484,10 +486,10 @@ def find_remedy(plan: Plan) -> Remedy | None:
             continue
         # The memory of a larger machine's host is unknown.
         larger = replace(machine, ranks=gpus, nodes=nodes, host_memory=None, gpus=None)
-        on_more = replace(plan, machine=larger)
-        if on_more.fits:
+        plan_on_more_gpus = replace(plan, machine=larger)
+        if plan_on_more_gpus.fits:
             return Remedy((), gpus, nodes)
-        if (changes := _find_changes(on_more)) is not None:
+        if (changes := _find_changes(plan_on_more_gpus)) is not None:
             return Remedy(changes, gpus, nodes)
     return None
 
@@ -515,8 +517,8 @@ def _find_changes(plan: Plan) -> tuple[Change, ...] | None:
     # A larger share of the GPU for the engine leaves less for the trainer, so neither the largest nor the
     # smallest share is always the best one, and all are tried.
     smallest_sets = [_find_smallest_set(plan, share, others) for share in [None, *shares]]
-    helpful = [changes for changes in smallest_sets if changes is not None]
-    best = min(helpful, key=lambda changes: (len(changes), _cost(changes)), default=None)
+    fitting_sets = [changes for changes in smallest_sets if changes is not None]
+    best = min(fitting_sets, key=lambda changes: (len(changes), _cost(changes)), default=None)
     return None if best is None else _with_more_servers(plan, best)
 
 
@@ -526,17 +528,17 @@ def _with_more_servers(plan: Plan, changes: tuple[Change, ...]) -> tuple[Change,
     The plan fits with `changes` alone, too. But while a single server samples, the other GPUs are idle. If no
     more servers fit, or if the configuration sets the servers itself, returns `changes` as they are.
     """
-    changed = _plan_if_it_fits(plan, changes)
-    if changed is None or changed.engine is None:
+    changed_plan = _plan_if_it_fits(plan, changes)
+    if changed_plan is None or changed_plan.engine is None:
         return changes
-    settings = changed.engine.settings
+    settings = changed_plan.engine.settings
     if plan.machine.device == "cpu" or settings.devices or settings.servers != "one":
         return changes
     most_servers = plan.machine.ranks // settings.tensor_parallel_size
     for replicas in range(most_servers, settings.replicas_on("cuda"), -1):
-        with_replicas = (*changes, Change("engines.policy.replicas", replicas, 0))
-        if _plan_if_it_fits(plan, with_replicas):
-            return with_replicas
+        changes_with_replicas = (*changes, Change("engines.policy.replicas", replicas, 0))
+        if _plan_if_it_fits(plan, changes_with_replicas):
+            return changes_with_replicas
     return changes
 
 
@@ -561,15 +563,15 @@ def _find_smallest_set(
     if not _plan_if_it_fits(plan, tuple(chosen)):
         return None
     for change in sorted(strongest.values(), key=lambda change: -change.cost):
-        without = [other for other in chosen if other is not change]
+        remaining_changes = [other for other in chosen if other is not change]
         weaker = [
             candidate
             for candidate in candidates
             if candidate.key == change.key and candidate.cost < change.cost
         ]
-        alternatives = [without]
+        alternatives = [remaining_changes]
         for candidate in weaker:
-            alternatives.append([*without, candidate])
+            alternatives.append([*remaining_changes, candidate])
         for alternative in alternatives:
             if _plan_if_it_fits(plan, tuple(alternative)):
                 chosen = alternative
@@ -589,11 +591,11 @@ def _cost(changes: Iterable[Change]) -> int:
 def _plan_if_it_fits(plan: Plan, changes: tuple[Change, ...]) -> Plan | None:
     """Returns the plan with these changes. Returns None if the changed plan doesn't fit the machine, or if
     the configuration refuses a change."""
-    changed: Plan | None = plan
+    changed_plan: Plan | None = plan
     # ZeRO's stage is changed first, since some other changes are refused without it.
     for change in sorted(changes, key=lambda change: change.key != "trainer.zero_stage"):
-        changed = change.applied(changed) if changed is not None else None
-    return changed if changed is not None and changed.fits else None
+        changed_plan = change.apply(changed_plan) if changed_plan is not None else None
+    return changed_plan if changed_plan is not None and changed_plan.fits else None
 
 
 def _candidate_changes(plan: Plan) -> Iterator[Change]:

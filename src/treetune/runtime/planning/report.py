@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from treetune.credit.reward_models import reward_model_of
-from treetune.engine.settings import ON_THE_DEVICE, InProcessSettings
+from treetune.engine.settings import METHODS_ON_THE_DEVICE, InProcessSettings
 from treetune.objectives.further_inputs import ReferenceKlObjective, TeacherObjective
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
-from treetune.runtime.machine import in_units
+from treetune.runtime.machine import format_bytes
 from treetune.runtime.planning.memory import IterationWork, itemsize, servers_on_a_machine
 from treetune.runtime.planning.plan import MemoryUse, Plan, Remedy, find_remedy
 from treetune.store.held_folders import SHARED_MEMORY
@@ -106,22 +106,26 @@ def estimate_phases(plan: Plan) -> Iterator[PhaseSeconds]:
     iteration has, count by their mean."""
     work, experiment, machine = plan.work, plan.experiment, plan.machine
     if _can_estimate_sampling(plan) and work.is_sampled:
-        prompt_tokens = _prompt_tokens(work, work.problems)
-        yield _sampling(plan, "answers", work.answers, work.answer_tokens, work.context, prompt_tokens)
+        prompt_tokens = _count_prompt_tokens(work, work.problems)
+        yield _estimate_sampling(
+            plan, "answers", work.answers, work.answer_tokens, work.context, prompt_tokens
+        )
         if work.continuations:
             tokens = work.answer_tokens / 2  # on average they begin in the middle of an answer
-            yield _sampling(plan, "continuations", work.continuations, tokens, work.continued_context)
+            yield _estimate_sampling(
+                plan, "continuations", work.continuations, tokens, work.continued_context
+            )
         if work.further_answers:
-            yield _sampling(
+            yield _estimate_sampling(
                 plan, "answers for credit", work.further_answers, work.answer_tokens, work.context
             )
-    yield from _passes_of_trainer(plan)
+    yield from _estimate_trainer_passes(plan)
     if _can_estimate_sampling(plan):
         # Demonstrations need new weights in the engine only for evaluations.
         if work.is_sampled:
-            yield _sync(plan)
+            yield _estimate_sync(plan)
         if experiment.evaluation.sets:
-            yield _evaluation(plan)
+            yield _estimate_evaluation(plan)
     state_bytes = machine.world_size * (plan.trainer.policy.kept + plan.trainer.policy.on_host)
     yield PhaseSeconds(
         "checkpoints",
@@ -130,21 +134,21 @@ def estimate_phases(plan: Plan) -> Iterator[PhaseSeconds]:
     )
 
 
-def _passes_of_trainer(plan: Plan) -> Iterator[PhaseSeconds]:
+def _estimate_trainer_passes(plan: Plan) -> Iterator[PhaseSeconds]:
     """Yields the seconds of the trainer's passes: those that score, for training and for credit, and those of
     the optimiser's steps."""
     work, credit = plan.work, plan.experiment.credit
     forward = _ForwardPasses.of(plan)
     seconds_of_scoring = forward.seconds_of_scoring(work)
     basis = f"2 operations a weight and token; {forward.source}"
-    yield PhaseSeconds("scoring", _scoring_passes(plan) * seconds_of_scoring, basis)
+    yield PhaseSeconds("scoring", _count_scoring_passes(plan) * seconds_of_scoring, basis)
     if credit.trainer_passes:
         # The credit scores all answers, and selection leaves out some of them afterwards.
         # `seconds_of_scoring` is for a pass over the rows that remain, and is scaled to all answers.
         passes_over_rows = credit.trainer_passes * work.answers / max(work.rows, 1)
         basis = f"passes over all answers: {credit.trainer_passes}; {basis}"
         yield PhaseSeconds("scoring for credit", passes_over_rows * seconds_of_scoring, basis)
-    yield _training(plan, forward)
+    yield _estimate_training(plan, forward)
 
 
 @dataclass(frozen=True)
@@ -182,7 +186,7 @@ class _ForwardPasses:
         tokens_of_micro_batch = plan.trainer.micro_batch * trainer.sequence_parallel_size
         return _ForwardPasses(
             weights=plan.shape.parameters,
-            tokens=trained_tokens(plan.work, trainer.layout),
+            tokens=count_trained_tokens(plan.work, trainer.layout),
             operations_per_second=operations_per_second,
             launch_seconds=launch_seconds,
             groups=max(1, machine.world_size // trainer.sequence_parallel_size),
@@ -207,7 +211,7 @@ class _ForwardPasses:
         return compute_seconds + micro_batches * self.launch_seconds
 
 
-def _scoring_passes(plan: Plan) -> int:
+def _count_scoring_passes(plan: Plan) -> int:
     """Returns the number of passes over all rows before the first step: of the reference, of the policy if
     there are several steps (or a KL penalty in rewards or advantages), of the critic, of the reward model."""
     experiment, trainer = plan.experiment, plan.experiment.trainer
@@ -225,7 +229,7 @@ def _scoring_passes(plan: Plan) -> int:
     return passes
 
 
-def _training(plan: Plan, forward: _ForwardPasses) -> PhaseSeconds:
+def _estimate_training(plan: Plan, forward: _ForwardPasses) -> PhaseSeconds:
     """Returns the seconds of the optimiser's steps. They are counted in forward passes of the policy."""
     experiment, trainer = plan.experiment, plan.experiment.trainer
     has_teacher = isinstance(trainer.objective, TeacherObjective)
@@ -265,14 +269,14 @@ def _can_estimate_sampling(plan: Plan) -> bool:
     return samples_in_process and plan.machine.device == "cpu" and plan.shape.parameters >= TINY_MODEL
 
 
-def _prompt_tokens(work: IterationWork, problems: int) -> float:
+def _count_prompt_tokens(work: IterationWork, problems: int) -> float:
     """Returns the tokens of the prompts of `problems` problems. The tokens with which all prompts begin are
     computed once, and count once."""
     own_tokens = work.prompt_tokens - work.shared_prompt_tokens
     return work.shared_prompt_tokens + problems * own_tokens
 
 
-def _sync(plan: Plan) -> PhaseSeconds:
+def _estimate_sync(plan: Plan) -> PhaseSeconds:
     """Returns the seconds in which the engine gets the new weights."""
     trainer, engine, machine = plan.experiment.trainer, plan.engine, plan.machine
     canary_seconds = CANARY_S
@@ -293,12 +297,12 @@ def _sync(plan: Plan) -> PhaseSeconds:
     method, _ = engine.settings.transfer_method(
         device=machine.device, machines=machine_names, adapters=adapters
     )
-    size = 0 if adapters else itemsize(trainer) * plan.shape.served
-    write_seconds = size / (2 * FILE_BYTES_PER_S)  # four threads write, assumed twice as fast as one
+    weight_bytes = 0 if adapters else itemsize(trainer) * plan.shape.served
+    write_seconds = weight_bytes / (2 * FILE_BYTES_PER_S)  # four threads write, assumed twice as fast as one
     folder = str(SHARED_MEMORY) if plan.sends_through_memory else "files, as if they were in memory"
-    if method in ON_THE_DEVICE:
+    if method in METHODS_ON_THE_DEVICE:
         # Chunks are written while later ones are transferred, and the update waits for both.
-        seconds = max(size / DEVICE_BYTES_PER_S, write_seconds)
+        seconds = max(weight_bytes / DEVICE_BYTES_PER_S, write_seconds)
         source = f"by {method}, while a copy goes into {folder} at 1.8 GB/s"
     else:
         # RELOAD_S is the time in which a server reads 7 billion weights.
@@ -307,7 +311,7 @@ def _sync(plan: Plan) -> PhaseSeconds:
     return PhaseSeconds("sync", canary_seconds + seconds, source)
 
 
-def trained_tokens(work: IterationWork, layout: Layout) -> float:
+def count_trained_tokens(work: IterationWork, layout: Layout) -> float:
     """Returns the tokens of an epoch that the trainer computes, without padding.
 
     The layout ``tree`` computes the prompt of a problem once for all of its answers in a step. It also shares
@@ -349,7 +353,7 @@ class TrainingAtAssumedLengths:
 def training_at_assumed_lengths(plan: Plan) -> TrainingAtAssumedLengths:
     """Plans the memory of training with micro-batches that have the tokens of a step, or fewer."""
     work = plan.work
-    tokens_of_step = trained_tokens(work, plan.experiment.trainer.layout) / (work.steps / work.epochs)
+    tokens_of_step = count_trained_tokens(work, plan.experiment.trainer.layout) / (work.steps / work.epochs)
     tokens_of_rank = math.ceil(max(tokens_of_step / plan.machine.world_size, work.row_tokens))
     trainer = replace(plan.trainer, bound_of_micro_batch=tokens_of_rank)
     saved = plan.trainer.peak - trainer.peak
@@ -362,7 +366,7 @@ def _memory_of_training(plan: Plan) -> MemoryUse:
     return next(use for use in plan.uses if use.phase == "training")
 
 
-def _evaluation(plan: Plan) -> PhaseSeconds:
+def _estimate_evaluation(plan: Plan) -> PhaseSeconds:
     """Returns an iteration's share of all evaluations: those during training, or the one at the end."""
     experiment = plan.experiment
     every = experiment.evaluation.every
@@ -375,13 +379,15 @@ def _evaluation(plan: Plan) -> PhaseSeconds:
         is_measured_last = during_training > 0 and experiment.iterations % every == 0
         evaluations = during_training + (0 if is_measured_last else 1)  # each set is measured at the end
         work = plan.work
-        prompt_tokens = _prompt_tokens(work, problems)
-        evaluation = _sampling(plan, "evaluation", answers, work.answer_tokens, work.context, prompt_tokens)
+        prompt_tokens = _count_prompt_tokens(work, problems)
+        evaluation = _estimate_sampling(
+            plan, "evaluation", answers, work.answer_tokens, work.context, prompt_tokens
+        )
         seconds += evaluation.seconds * evaluations / experiment.iterations
     return PhaseSeconds("evaluation", seconds, "answers as long as in training, at the same rate")
 
 
-def _sampling(
+def _estimate_sampling(
     plan: Plan, phase: str, samples: int, tokens: float, context: float, prompt_tokens: float = 0.0
 ) -> PhaseSeconds:
     """Returns the seconds of sampling with all servers. Device, engine process and HTTP process work at the
@@ -472,10 +478,10 @@ def as_text(plan: Plan) -> str:
         "",
     ]
     for use in plan.uses:
-        room = "(size unknown)" if use.room is None else f"of {in_units(use.room)}"
+        room = "(size unknown)" if use.room is None else f"of {format_bytes(use.room)}"
         verdict = "" if use.fits else "  DOES NOT FIT"
-        lines.append(f"{use.phase}, {use.where}: {in_units(use.needed)} {room}{verdict}")
-        lines += [f"    {in_units(item.size):>11}  {item.what}" for item in use.items if item.size]
+        lines.append(f"{use.phase}, {use.where}: {format_bytes(use.needed)} {room}{verdict}")
+        lines += [f"    {format_bytes(item.size):>11}  {item.what}" for item in use.items if item.size]
     if plan.engine is not None:
         engine = plan.engine
         lines += [
@@ -485,28 +491,28 @@ def as_text(plan: Plan) -> str:
             f" ({plan.sequences_at_once:,} are sampled at the same time)",
         ]
     space = plan.checkpoints
-    free = "(free space unknown)" if space.room is None else f"of {in_units(space.room)}"
+    free = "(free space unknown)" if space.room is None else f"of {format_bytes(space.room)}"
     verdict = "  DOES NOT FIT" if space.problem else ""
     lines += [
         "",
-        f"checkpoints, disk of {space.folder}: {in_units(space.at_once)} {free} at once,"
-        f" {in_units(space.by_the_end)} by the end{verdict}",
-        f"    {in_units(space.weights):>11}  weights of a checkpoint",
-        f"    {in_units(space.state):>11}  state of the trainer, of those that a run can resume from",
+        f"checkpoints, disk of {space.folder}: {format_bytes(space.at_once)} {free} at once,"
+        f" {format_bytes(space.by_the_end)} by the end{verdict}",
+        f"    {format_bytes(space.weights):>11}  weights of a checkpoint",
+        f"    {format_bytes(space.state):>11}  state of the trainer, of those that a run can resume from",
     ]
-    lines += ["", f"micro-batches: up to {trainer.micro_batch:,} tokens on a rank", *_work(plan), ""]
+    lines += ["", f"micro-batches: up to {trainer.micro_batch:,} tokens on a rank", *_describe_work(plan), ""]
     usual = training_at_assumed_lengths(plan)
     if usual.needed < _memory_of_training(plan).needed:
         lines[-1:] = [
             f"with these lengths, a micro-batch has at most {usual.micro_batch_tokens:,} tokens, and training"
-            f" needs {in_units(usual.needed)}",
+            f" needs {format_bytes(usual.needed)}",
             "",
         ]
-    by_phase = list(estimate_phases(plan))
+    estimates = list(estimate_phases(plan))
     scope = "an iteration" if work.is_known else "one problem"
     lines.append(f"seconds of {scope}, by estimate (may be wrong by a factor of two):")
-    lines += [f"    {estimate.seconds:8.1f}  {estimate.phase}: {estimate.source}" for estimate in by_phase]
-    lines.append(f"    {sum(estimate.seconds for estimate in by_phase):8.1f}  in all")
+    lines += [f"    {estimate.seconds:8.1f}  {estimate.phase}: {estimate.source}" for estimate in estimates]
+    lines.append(f"    {sum(estimate.seconds for estimate in estimates):8.1f}  in all")
     if work.is_sampled and not _can_estimate_sampling(plan):
         lines.append("not estimated: sampling, continuations, sync and evaluation without a vLLM server")
     if shape.parameters < TINY_MODEL:
@@ -519,7 +525,7 @@ def as_text(plan: Plan) -> str:
     return "\n".join([*lines, "", verdict_of(plan)])
 
 
-def _work(plan: Plan) -> list[str]:
+def _describe_work(plan: Plan) -> list[str]:
     """Returns the lines on the work of an iteration."""
     work = plan.work
     if work.is_known:

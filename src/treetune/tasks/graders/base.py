@@ -25,11 +25,11 @@ MetricSums = dict[str, tuple[float, float | None]]
 Example: ``{"judge/asked": (3.0, None), "judge/seconds": (12.0, 3.0)}``.
 """
 
-LONGEST_STATEMENT = 1000
+LONGEST_FINAL_LINE = 1000
 """The number of characters at the end of a line in which a final answer is searched for."""
 
 # A line that ends with an answer: \boxed{42}, "#### 42", "<answer>42</answer>", "The answer is 42."
-_FINAL = re.compile(
+_LINE_WITH_FINAL_ANSWER = re.compile(
     r"(?:\\boxed\s?\{[^\n]*\}|</answer>|</solution>|^\s*#{1,4}\s?[^\s#][^\n]{0,80}"
     r"|\b(?:final answer|answer is|answer:)[^\n.!?]{0,80}(?:\.\d+)?)[\s.$*)\]\\]*\Z",
     re.IGNORECASE,
@@ -52,7 +52,7 @@ class Service(Protocol):
     def grade(self, response: str, problem: Problem) -> Grade:
         """Grades like `Grader.grade`. Several threads call it."""
 
-    def counted(self) -> MetricSums:
+    def take_counts(self) -> MetricSums:
         """Returns what the service has counted since the last call of this method."""
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ class Grader(Registrable):
         if not reading.is_cut_off:
             return reading.answer
         last_line = response.rstrip().rpartition("\n")[2]
-        return last_line if _FINAL.search(last_line[-LONGEST_STATEMENT:]) else None
+        return last_line if _LINE_WITH_FINAL_ANSWER.search(last_line[-LONGEST_FINAL_LINE:]) else None
 
     def extract(self, response: str, problem: Problem) -> str | None:
         """Returns the answer in a response; None if there is none."""

@@ -19,16 +19,17 @@ from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Grade, Problem
 
 MILLION = 1_000_000
-HOSTILE = 40
-"""The number of generated hostile answers that are tried in addition to `EMPTY` and `NASTY`."""
+HOSTILE_ANSWERS = 40
+"""The number of generated hostile answers that are tried in addition to `EMPTY_ANSWERS` and
+`STRANGE_ANSWERS`."""
 
-PATIENCE = 60.0
+SPARE_SECONDS = 60.0
 """The number of seconds after the deadline at which the test gives up waiting for a grade. The pool has a
 fault then, and not the grader."""
 
-EMPTY = ("", " ", "\n\n \t\n")
+EMPTY_ANSWERS = ("", " ", "\n\n \t\n")
 
-NASTY = (
+STRANGE_ANSWERS = (
     "\x00",
     "\udcff\ud800",
     "\\",
@@ -89,11 +90,13 @@ def conformance(
             Their grades are only tested for consistency.
     """
     assert cases, "give at least one case to test the grader with"
-    faults = list(_faults(grader, cases, deadline, frozenset(skip)))
+    faults = list(_find_faults(grader, cases, deadline, frozenset(skip)))
     assert not faults, f"{type(grader).__name__} has {len(faults)} faults:\n" + "\n".join(faults)
 
 
-def _faults(grader: Grader, cases: Sequence[Case], deadline: float, skip: frozenset[str]) -> Iterator[str]:
+def _find_faults(
+    grader: Grader, cases: Sequence[Case], deadline: float, skip: frozenset[str]
+) -> Iterator[str]:
     """Yields a sentence for each rule that a grader breaks."""
     if pickle.loads(pickle.dumps(grader)) != grader:
         yield "a pickled copy is not equal to it: make it a frozen dataclass"
@@ -101,33 +104,33 @@ def _faults(grader: Grader, cases: Sequence[Case], deadline: float, skip: frozen
         yield f"the best answer earns {grader.best}, and what is correct earns 1 or more"
     with GraderPool(grader, workers=1, deadline=deadline) as pool:
         for case in cases:
-            yield from _wrong_verdicts(pool, case, skip)
-            yield from _inconsistencies(grader, pool, case)
+            yield from _find_wrong_verdicts(pool, case, skip)
+            yield from _find_inconsistencies(grader, pool, case)
     # A grader must not keep a state. With a state, a response may get another grade the second time. A pool
     # with a memo would not ask the grader a second time.
     with GraderPool(grader, workers=1, deadline=deadline, memo_size=0) as pool_without_memo:
         for case in reversed(cases):
             for response in reversed((*case.right, *case.wrong, *case.nearly)):
-                first = _comparable(_grade(pool_without_memo, response, case.problem))
-                second = _comparable(_grade(pool_without_memo, response, case.problem))
-                if first != second:
-                    yield f"{_excerpt(response)} is graded as {first} and then as {second}"
+                first_grade = _comparable_grade(_grade(pool_without_memo, response, case.problem))
+                second_grade = _comparable_grade(_grade(pool_without_memo, response, case.problem))
+                if first_grade != second_grade:
+                    yield f"{_excerpt(response)} is graded as {first_grade} and then as {second_grade}"
 
 
-def _wrong_verdicts(pool: GraderPool, case: Case, skip: frozenset[str]) -> Iterator[str]:
+def _find_wrong_verdicts(pool: GraderPool, case: Case, skip: frozenset[str]) -> Iterator[str]:
     """Yields the faults in the grades of a case's responses, and of hostile answers to its problem.
 
     Responses in `skip` are not graded.
     """
     problem, best = case.problem, pool.grader.best
-    hostile = [response for response, _ in hostile_answers(seed=7, count=HOSTILE)]
+    hostile = [response for response, _ in hostile_answers(seed=7, count=HOSTILE_ANSWERS)]
     responses_by_kind = {
         "right": case.right,
         "wrong": case.wrong,
         "nearly right": case.nearly,
         "silent": case.silent,
         "hanging": case.hanging,
-        "hostile": [*EMPTY, *NASTY, *hostile, *_endless(case)],
+        "hostile": [*EMPTY_ANSWERS, *STRANGE_ANSWERS, *hostile, *_endless_answers(case)],
     }
     submitted: list[tuple[str, str, Future[Grade]]] = []
     for kind, responses in responses_by_kind.items():
@@ -137,8 +140,8 @@ def _wrong_verdicts(pool: GraderPool, case: Case, skip: frozenset[str]) -> Itera
     for kind, response, future in submitted:
         # The pool has one worker. So the last grade may take as long as the deadlines of all responses added
         # up.
-        grade = future.result(pool.deadline * len(submitted) + PATIENCE)
-        finding = f"{problem.id}: a {kind} answer, {_excerpt(response)}, gets {_comparable(grade)}"
+        grade = future.result(pool.deadline * len(submitted) + SPARE_SECONDS)
+        finding = f"{problem.id}: a {kind} answer, {_excerpt(response)}, gets {_comparable_grade(grade)}"
         if not math.isfinite(grade.reward) or grade.reward > best:
             yield f"{finding}; the most that can be earned is {best}"
         if not grade.is_known:
@@ -153,14 +156,14 @@ def _wrong_verdicts(pool: GraderPool, case: Case, skip: frozenset[str]) -> Itera
                 yield f"{finding}, and gives no answer"
             if kind == "wrong" and grade.outcome not in ("ok", "no_answer"):
                 yield f"{finding}, and is an answer like any other"
-        else:  # hostile answers: generated ones may be right by chance, but those in EMPTY and NASTY can't
-            if grade.correct and response in (*EMPTY, *NASTY):
+        else:  # hostile answers: only generated ones may be right by chance
+            if grade.correct and response in (*EMPTY_ANSWERS, *STRANGE_ANSWERS):
                 yield f"{finding}, and isn't correct"
             if grade.outcome == "timeout" or "grader process" in (grade.message or ""):
                 yield f"{finding}: it kept the grader busy for {pool.deadline:g} s, or ended its process"
 
 
-def _endless(case: Case) -> Iterator[str]:
+def _endless_answers(case: Case) -> Iterator[str]:
     """Yields answers of a million characters: some repeat one text, and two have the case's first right
     answer at their end or beginning."""
     for unit in ("a", "1", " ", "\n", "\\boxed{", "(", "<answer>", '{"a": ', "x = y\n", "#### 1\n"):
@@ -171,7 +174,7 @@ def _endless(case: Case) -> Iterator[str]:
         yield right + filler
 
 
-def _inconsistencies(grader: Grader, pool: GraderPool, case: Case) -> Iterator[str]:
+def _find_inconsistencies(grader: Grader, pool: GraderPool, case: Case) -> Iterator[str]:
     """Yields differences between a response's grade and the results of `extract` and `verdict`, if the grader
     has these methods."""
     problem_grader = grader.of(case.problem)
@@ -193,10 +196,10 @@ def _inconsistencies(grader: Grader, pool: GraderPool, case: Case) -> Iterator[s
 
 
 def _grade(pool: GraderPool, response: str, problem: Problem) -> Grade:
-    return pool.submit(response, problem).result(pool.deadline + PATIENCE)
+    return pool.submit(response, problem).result(pool.deadline + SPARE_SECONDS)
 
 
-def _comparable(grade: Grade) -> Grade:
+def _comparable_grade(grade: Grade) -> Grade:
     """Returns a grade without its time, and with at most 60 characters of the extracted answer."""
     extracted = None if grade.extracted is None else grade.extracted[:60]
     return replace(grade, seconds=0.0, extracted=extracted)
@@ -210,18 +213,18 @@ def _excerpt(response: str) -> str:
 
 # Hostile answers
 
-GOLDS = (
+GOLDS_OF_HOSTILE_ANSWERS = (
     "5", r"\frac{3}{4}", "(1,2)", r"(-\infty,3]", r"\{1,2,3\}", "x^2+2x+1", r"2\sqrt{3}",
     r"\text{Evelyn}", "1, 2", r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", "2516_8", r"50\%",
     "12\\text{ cm}", "y=2x+3", r"1.2 \times 10^5",
 )  # fmt: skip
 
-_COMMANDS = (
+_LATEX_COMMANDS = (
     "frac", "sqrt", "left(", "right)", "int_0^1", "sum_{n=1}^{\\infty}", "prod", "lim_{x\\to 0}",
     "binom", "begin{pmatrix}", "end{pmatrix}", "text{", "boxed{", "overline", "log", "sin", "cdot",
     "times", "pm", "cup", "infty", "pi", "le", "{", "}",
 )  # fmt: skip
-_CODE = (
+_CODE_TEXTS = (
     "__import__('os').system('sleep 100')", "exec('while True: pass')",
     "().__class__.__bases__[0].__subclasses__()", "import sys; sys.exit(0)", "lambda: (yield)",
     "open('/dev/zero').read()", "[0]*10**12", "os.fork()", "raise SystemExit",
@@ -229,12 +232,12 @@ _CODE = (
 )  # fmt: skip
 
 
-_NESTS = (
+_NESTED_PAIRS = (
     ("(", ")"), (r"\frac{1}{1+", "}"), (r"\sqrt{", "}"), ("{", "}"), (r"\left[", r"\right]"), ("|", "|"),
     (r"\boxed{", "}"), (r"\begin{pmatrix}", r"\end{pmatrix}"), (r"\{", r"\}"), ("-", ""), (r"\sin", ""),
     (r"\text{", "}"),
 )  # fmt: skip
-_REPEATED = (
+_REPEATED_TEXTS = (
     "7", "1+", "x", "1,", " ", "a ", "\\", "$", "{", "1/", "9.", "\n",
     "x=", r"\pm", "(", "٣", "∞", "é", "\\cup", "<",
 )  # fmt: skip
@@ -242,11 +245,11 @@ _ALPHABETS = (
     string.printable, "0123456789.,eE+-",
     "٠١٢٣٤٥٦٧٨٩０１２３½²₃Ⅷ", "\u202e\u200b\ufeff\x07\x1b[0m", "\ud800", "{}\\^_",
 )  # fmt: skip
-_TERMS = (
+_TERMS_OF_A_SUM = (
     r"\sqrt{{{a}+\sqrt{{{b}}}}}", r"\sin({a}x)\cos({b}x)", "(x+{a})^{b}", r"\frac{{x^{a}}}{{x+{b}}}",
     r"\log_{{{a}}}{{{b}}}", r"\int_0^{a} x^{b} dx", r"\sum_{{n=1}}^{{{a}}} n^{b}",
 )  # fmt: skip
-_KINDS = (
+_HOSTILE_KINDS = (
     "huge power", "power tower", "factorials", "nested", "long", "latex soup", "characters", "code",
     "many parts", "hard to simplify", "decimal",
 )  # fmt: skip
@@ -256,15 +259,15 @@ def hostile_answers(seed: int, count: int) -> Iterator[tuple[str, str]]:
     """Yields `count` pairs of a response and a gold. The pairs depend only on the seed."""
     draw = random.Random(seed)
     for _ in range(count):
-        inner = _hostile_text(draw.choice(_KINDS), draw)
-        whole = draw.choice(
+        text = _hostile_text(draw.choice(_HOSTILE_KINDS), draw)
+        template = draw.choice(
             ("\\boxed{%s}", "So the answer is %s", "\n#### %s", "$\\boxed{%s}$.\n#### %s", "%s")
         )
-        yield whole.replace("%s", inner), draw.choice(GOLDS)
+        yield template.replace("%s", text), draw.choice(GOLDS_OF_HOSTILE_ANSWERS)
 
 
 def _hostile_text(kind: str, draw: random.Random) -> str:
-    """Returns a hostile text of one of the `_KINDS`. It is drawn only with the generator `draw`."""
+    """Returns a hostile text of one of the `_HOSTILE_KINDS`. It is drawn only with the generator `draw`."""
     match kind:
         case "huge power":
             base, power = draw.randint(2, 99), "9" * draw.randint(1, 30)
@@ -279,24 +282,24 @@ def _hostile_text(kind: str, draw: random.Random) -> str:
             return f"((({number}!)!)!)" if draw.random() < 0.5 else f"{number}" + "!" * draw.randint(1, 9)
         case "nested":
             depth = draw.choice((5, 30, 300, 5000))
-            opening, closing = draw.choice(_NESTS)
+            opening, closing = draw.choice(_NESTED_PAIRS)
             digit = str(draw.randint(0, 9))
             left_open = draw.choice((0, 0, 1, depth))
             return opening * depth + digit + closing * (depth - left_open)
         case "long":
-            piece = draw.choice(_REPEATED)
+            piece = draw.choice(_REPEATED_TEXTS)
             return piece * (100_000 // len(piece))
         case "latex soup":
             signs = "{}^_()[]123xy,=+-&$ \\"
             return "".join(
-                draw.choice(("\\" + draw.choice(_COMMANDS), draw.choice(signs)))
+                draw.choice(("\\" + draw.choice(_LATEX_COMMANDS), draw.choice(signs)))
                 for _ in range(draw.randint(1, 120))
             )
         case "characters":
             alphabet = draw.choice(_ALPHABETS)
             return "".join(draw.choice(alphabet) for _ in range(draw.choice((1, 10, 200, 3000))))
         case "code":
-            return draw.choice(_CODE) * draw.choice((1, 1, 50))
+            return draw.choice(_CODE_TEXTS) * draw.choice((1, 1, 50))
         case "many parts":
             count = draw.choice((3, 60, 1000))
             sign = draw.choice((", ", r" \cup ", "=", "<", "&", r"\\", r" \text{ or } ", "+", r"\pm"))
@@ -304,7 +307,7 @@ def _hostile_text(kind: str, draw: random.Random) -> str:
             return sign.join(part for _ in range(count))
         case "hard to simplify":
             return "+".join(
-                draw.choice(_TERMS).format(a=draw.randint(2, 9), b=draw.randint(2, 9))
+                draw.choice(_TERMS_OF_A_SUM).format(a=draw.randint(2, 9), b=draw.randint(2, 9))
                 for _ in range(draw.randint(2, 25))
             )
     # The last kind: "decimal".

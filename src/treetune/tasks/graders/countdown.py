@@ -27,22 +27,22 @@ from typing_extensions import override
 
 from treetune.exceptions import NotAnExpression
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.extraction import ANSWER, ANSWER_END, last_between
+from treetune.tasks.graders.extraction import CLOSING_TAG, OPENING_TAG, last_between
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
-LONGEST = 1000
+MOST_CHARACTERS_OF_EXPRESSION = 1000
 """The number of characters of the longest expression that is read. Six numbers in brackets need about 40."""
 
 MOST_TOKENS = 200
-MOST_DIGITS = 15
-DEEPEST = 40
+MOST_DIGITS_OF_A_NUMBER = 15
+MOST_NESTED_BRACKETS = 40
 """The largest depth of brackets within each other."""
 
 LONGEST_SHOWN = 200
 """The number of characters of a malformed answer that are kept in its grade."""
 
-_NUMBER = rf"[0-9]{{1,{MOST_DIGITS}}}"
+_NUMBER = rf"[0-9]{{1,{MOST_DIGITS_OF_A_NUMBER}}}"
 _GOLD = re.compile(rf"(-?{_NUMBER}) from ({_NUMBER}(?: {_NUMBER})*)")
 
 
@@ -89,8 +89,8 @@ class CountdownGrader(Grader):
 
     votes_by_value: ClassVar[bool] = True
 
-    opening: Annotated[str, MinLen(1)] = ANSWER
-    closing: Annotated[str, MinLen(1)] = ANSWER_END
+    opening: Annotated[str, MinLen(1)] = OPENING_TAG
+    closing: Annotated[str, MinLen(1)] = CLOSING_TAG
     unclosed: bool = False
     """Whether the answer may end without `closing`. Set it if `closing` is a stop string, since graders don't
     see stop strings. The answer is then the text after the last `opening`, up to a `closing` if there is
@@ -132,8 +132,10 @@ class CountdownGrader(Grader):
             if self.require_all and unused:
                 raise NotAnExpression(f"{_in_one_line(unused)} not used")
         except NotAnExpression as error:
-            shown = extracted if len(extracted) <= LONGEST_SHOWN else extracted[:LONGEST_SHOWN] + "…"
-            return Grade(reward=self.scores.malformed, outcome="ok", extracted=shown, message=str(error))
+            shown_answer = extracted if len(extracted) <= LONGEST_SHOWN else extracted[:LONGEST_SHOWN] + "…"
+            return Grade(
+                reward=self.scores.malformed, outcome="ok", extracted=shown_answer, message=str(error)
+            )
         reward = self.scores.correct if expression.value == target else self.scores.wrong
         return Grade(reward=reward, outcome="ok", extracted=text.strip())
 
@@ -146,7 +148,7 @@ class CountdownGrader(Grader):
             return False
 
 
-def gold_of(target: int, numbers: Sequence[int]) -> str:
+def write_gold(target: int, numbers: Sequence[int]) -> str:
     """Returns the gold of a problem, such as ``39 from 12 34 7``: the target, and the given numbers."""
     return f"{target} from {' '.join(map(str, numbers))}"
 
@@ -167,7 +169,7 @@ def _in_one_line(numbers: Counter[int]) -> str:
 # Expressions
 
 _TOKEN = re.compile(r"\s+|(?P<number>[0-9]+)|(?P<sign>[-+*/()−–×·⋅xX÷]|\\(?:times|cdot|div)(?![A-Za-z]))")
-_SAME = {
+_SIGN_OF_SPELLING = {
     "−": "-", "–": "-", "×": "*", "·": "*", "⋅": "*", "x": "*", "X": "*", "÷": "/",
     "\\times": "*", "\\cdot": "*", "\\div": "/",
 }  # fmt: skip
@@ -205,8 +207,8 @@ def read_expression(text: str) -> Expression:
                 values.append(Fraction(numbers[-1]))
             else:
                 depth += 1
-                if depth > DEEPEST:
-                    raise NotAnExpression(f"more than {DEEPEST} brackets deep")
+                if depth > MOST_NESTED_BRACKETS:
+                    raise NotAnExpression(f"more than {MOST_NESTED_BRACKETS} brackets deep")
                 signs.append(token)
         elif token == "-" and is_at_start:
             signs.append(_NEGATED)
@@ -217,7 +219,7 @@ def read_expression(text: str) -> Expression:
             # compute all signs back to its opening bracket, which is the only one with a precedence below 1.
             least_precedence = _PRECEDENCE[token] if token != ")" else 1
             while signs and _PRECEDENCE[signs[-1]] >= least_precedence:
-                _apply(signs.pop(), values)
+                _apply_sign(signs.pop(), values)
             if token != ")":
                 signs.append(token)
             elif not signs:
@@ -231,7 +233,7 @@ def read_expression(text: str) -> Expression:
     while signs:
         if signs[-1] == "(":
             raise NotAnExpression("a bracket is never closed")
-        _apply(signs.pop(), values)
+        _apply_sign(signs.pop(), values)
     (value,) = values
     return Expression(value, tuple(numbers))
 
@@ -239,8 +241,8 @@ def read_expression(text: str) -> Expression:
 def _split_into_tokens(text: str) -> list[tuple[str, str]]:
     """Returns the tokens of an expression with their kinds: ``("number", "3")`` and ``("sign", "*")`` for
     ``3×``. Raises NotAnExpression for a text that is too long or has other characters."""
-    if len(text) > LONGEST:
-        raise NotAnExpression(f"{len(text)} characters, more than {LONGEST}")
+    if len(text) > MOST_CHARACTERS_OF_EXPRESSION:
+        raise NotAnExpression(f"{len(text)} characters, more than {MOST_CHARACTERS_OF_EXPRESSION}")
     tokens: list[tuple[str, str]] = []
     position = 0
     while position < len(text):
@@ -252,14 +254,14 @@ def _split_into_tokens(text: str) -> list[tuple[str, str]]:
             continue
         if len(tokens) == MOST_TOKENS:
             raise NotAnExpression(f"more than {MOST_TOKENS} numbers and signs")
-        if match.lastgroup == "number" and len(match[0]) > MOST_DIGITS:
-            raise NotAnExpression(f"a number of {len(match[0])} digits, more than {MOST_DIGITS}")
-        # `_SAME` gives the sign for another spelling of it, such as * for ×.
-        tokens.append((match.lastgroup, _SAME.get(match[0], match[0])))
+        if match.lastgroup == "number" and len(match[0]) > MOST_DIGITS_OF_A_NUMBER:
+            raise NotAnExpression(f"a number of {len(match[0])} digits, more than {MOST_DIGITS_OF_A_NUMBER}")
+        # `_SIGN_OF_SPELLING` gives the sign for another spelling of it, such as * for ×.
+        tokens.append((match.lastgroup, _SIGN_OF_SPELLING.get(match[0], match[0])))
     return tokens
 
 
-def _apply(sign: str, values: list[Fraction]) -> None:
+def _apply_sign(sign: str, values: list[Fraction]) -> None:
     """Replaces the last one or two values on the stack by the result of the sign's operation."""
     right = values.pop()
     if sign == _NEGATED:

@@ -18,8 +18,8 @@ from treetune.exceptions import UnreadableValue
 # Users' graders import this function from here, too.
 from treetune.tasks.thoughts import after_thought as after_thought
 
-ANSWER = "<answer>"
-ANSWER_END = "</answer>"
+OPENING_TAG = "<answer>"
+CLOSING_TAG = "</answer>"
 
 LONGEST_VALUE = 100_000
 """The number of characters of the longest value that is read. The syntax tree of a longer value takes
@@ -29,28 +29,29 @@ DEEPEST_VALUE = 50
 """The largest depth of brackets in a value that is read. Python's own parsers fail at a depth of some
 hundreds."""
 
-# Repetitions in this pattern and in `_STRING` are possessive (`*+`), so that the search takes linear time
-# even in a text that doesn't match.
+# Repetitions in this pattern and in `_STRING_IN_QUOTES` are possessive (`*+`), so that the search takes
+# linear time even in a text that doesn't match.
 _FENCE = re.compile(
     r"(?P<before>[ \t]*+(?:(?:>|[-*+]|\d{1,9}[.)])[ \t]++)*+)(?P<fence>`{3,}+|~{3,}+)[ \t]*+(?P<info>[^\n]*+)"
 )
 """A line that opens or closes a block of code. Before the fence there may be signs of indentation, quotation
 or lists."""
-_CLOSING = {"]": "[", ")": "(", "}": "{"}
-_STRING = {
+_OPENING_OF_CLOSING = {"]": "[", ")": "(", "}": "{"}
+_STRING_IN_QUOTES = {
     '"': re.compile(r'"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+"'),
     "'": re.compile(r"'[^'\\\n]*+(?:\\.[^'\\\n]*+)*+'"),
 }
-_SIGN = re.compile(r"""\\.|["'\[\](){}]""", re.DOTALL)  # LaTeX's \[ and \{ don't count as brackets
+# LaTeX's \[ and \{ don't count as brackets.
+_BRACKET_OR_QUOTE = re.compile(r"""\\.|["'\[\](){}]""", re.DOTALL)
 _NESTING = re.compile(
-    "|".join(pattern.pattern for pattern in _STRING.values()) + r"""|(?P<sign>[\[({\])}"'])"""
+    "|".join(pattern.pattern for pattern in _STRING_IN_QUOTES.values()) + r"""|(?P<sign>[\[({\])}"'])"""
 )
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?:(?P<brace>\{)|(?P<bare>[-+]?\d+(?:\.\d+)?|\\?[A-Za-z]+))")
 _BARE_FRACTION = re.compile(r"\s*\d\s*\d")
 
 
 def last_between(
-    text: str, opening: str = ANSWER, closing: str = ANSWER_END, *, unclosed: bool = False
+    text: str, opening: str = OPENING_TAG, closing: str = CLOSING_TAG, *, unclosed: bool = False
 ) -> str | None:
     """Returns the text between the last `closing` and the last `opening` before it, stripped.
 
@@ -59,13 +60,13 @@ def last_between(
     is empty.
     """
     if unclosed:
-        _, opened, after_opening = text.rpartition(opening)
+        _, opening_found, after_opening = text.rpartition(opening)
         answer, _, _ = after_opening.partition(closing)
-        is_there = bool(opened)
+        is_there = bool(opening_found)
     else:
-        before, closed, _ = text.rpartition(closing)
-        _, opened, answer = before.rpartition(opening)
-        is_there = bool(opened and closed)
+        text_before, closing_found, _ = text.rpartition(closing)
+        _, opening_found, answer = text_before.rpartition(opening)
+        is_there = bool(opening_found and closing_found)
     if not is_there:
         return None
     return answer.strip() or None
@@ -91,8 +92,8 @@ def fenced_blocks(text: str, *languages: str, unclosed: bool = False) -> list[st
     def close_block(opened_by: re.Match[str]) -> None:
         """Adds the lines of the block that the fence `opened_by` has opened, if its language is among
         `languages`."""
-        if not languages or _language(opened_by) in languages:
-            blocks.append("\n".join(_unindented(line, opened_by["before"]) for line in lines))
+        if not languages or _language_of_block(opened_by) in languages:
+            blocks.append("\n".join(_remove_indentation(line, opened_by["before"]) for line in lines))
 
     for line in text.split("\n"):
         fence = _FENCE.fullmatch(line.rstrip("\r"))
@@ -114,29 +115,29 @@ def fenced_blocks(text: str, *languages: str, unclosed: bool = False) -> list[st
     return blocks
 
 
-def _language(fence: re.Match[str]) -> str:
+def _language_of_block(fence: re.Match[str]) -> str:
     """Returns a block's language: ``python`` for ``Python``, ``{.python}``, ``python title="x"``."""
     return re.split(r"[\s,:}]", fence["info"].strip().lstrip("{. "), maxsplit=1)[0].lower()
 
 
-def _unindented(line: str, before: str) -> str:
+def _remove_indentation(line: str, text_before_fence: str) -> str:
     """Returns a line of a block without the indentation and the signs of quotation before the block's fence.
 
     Example: of a fence with ``>   `` before it, the line ``>     x = 1`` becomes ``  x = 1``.
 
     Args:
         line: The line.
-        before: The text before the fence: spaces, ``>`` for each quotation, and signs of lists.
+        text_before_fence: The text before the fence: spaces, ``>`` for each quotation, and signs of lists.
     """
-    for _ in range(before.count(">")):
+    for _ in range(text_before_fence.count(">")):
         line = re.sub(r"^[ \t]*> ?", "", line)  # the space after > belongs to the sign
     # The line may repeat the whole text before the fence, such as the sign of a list.
-    if before and line.startswith(before):
-        return line[len(before) :]
-    if ">" in before:
-        indentation_of_fence = len(before.rpartition(">")[2]) - len(" ")
+    if text_before_fence and line.startswith(text_before_fence):
+        return line[len(text_before_fence) :]
+    if ">" in text_before_fence:
+        indentation_of_fence = len(text_before_fence.rpartition(">")[2]) - len(" ")
     else:
-        indentation_of_fence = len(before)
+        indentation_of_fence = len(text_before_fence)
     indentation = len(line) - len(line.lstrip(" \t"))
     return line[min(indentation_of_fence, indentation) :]
 
@@ -144,11 +145,11 @@ def _unindented(line: str, before: str) -> str:
 def last_box(text: str) -> str | None:
     r"""Returns the content of the last ``\boxed{…}`` or ``\fbox{…}`` that is closed. Returns None if there is
     none, or if it is empty. If the box contains only another box, the content is that of the inner box."""
-    all_boxes = boxes(text)
+    all_boxes = find_boxes(text)
     if not all_boxes:
         return None
     content = all_boxes[-1].content.strip()
-    inner_boxes = boxes(content)
+    inner_boxes = find_boxes(content)
     if len(inner_boxes) == 1:
         inner_box = inner_boxes[0]
         spans_content = inner_box.start == 0 and inner_box.end == len(content)
@@ -166,7 +167,7 @@ def read_value(text: str) -> Any:
     text = text.strip()
     if len(text) > LONGEST_VALUE:
         raise UnreadableValue(f"{len(text)} characters, more than {LONGEST_VALUE}")
-    if _depth(text) > DEEPEST_VALUE:
+    if _depth_of_brackets(text) > DEEPEST_VALUE:
         raise UnreadableValue(f"more than {DEEPEST_VALUE} brackets deep")
     try:
         return json.loads(text)
@@ -186,14 +187,14 @@ def find_values(text: str, brackets: str = "[{") -> Iterator[tuple[str, Any]]:
     `brackets` are the opening brackets to search for. A value within another value in such brackets isn't
     yielded by itself.
     """
-    for start, end in reversed(_outermost(text, brackets)):
+    for start, end in reversed(_find_outermost_pairs(text, brackets)):
         try:
             yield text[start:end], read_value(text[start:end])
         except UnreadableValue:
             continue
 
 
-def _outermost(text: str, brackets: str) -> list[tuple[int, int]]:
+def _find_outermost_pairs(text: str, brackets: str) -> list[tuple[int, int]]:
     """Returns the spans of the outermost balanced pairs of these brackets, from left to right, in one pass.
 
     Brackets within quotes don't count. Quotes themselves count only within brackets and only up to the end of
@@ -203,19 +204,19 @@ def _outermost(text: str, brackets: str) -> list[tuple[int, int]]:
     pairs: list[tuple[int, int]] = []
     open_brackets: list[int] = []
     position = 0
-    while (sign := _SIGN.search(text, position)) is not None:
+    while (sign := _BRACKET_OR_QUOTE.search(text, position)) is not None:
         position = sign.end()
         if len(sign[0]) > 1:
             continue  # a backslash and the character after it, such as LaTeX's \[
-        if sign[0] in _STRING:
-            string = _STRING[sign[0]].match(text, sign.start()) if open_brackets else None
+        if sign[0] in _STRING_IN_QUOTES:
+            string = _STRING_IN_QUOTES[sign[0]].match(text, sign.start()) if open_brackets else None
             if string is not None:
                 position = string.end()  # brackets within a string don't count
             elif open_brackets:
                 position = _after_unclosed_quote(text, position, sign[0])
-        elif sign[0] not in _CLOSING:
+        elif sign[0] not in _OPENING_OF_CLOSING:
             open_brackets.append(sign.start())
-        elif open_brackets and text[open_brackets[-1]] == _CLOSING[sign[0]]:
+        elif open_brackets and text[open_brackets[-1]] == _OPENING_OF_CLOSING[sign[0]]:
             start = open_brackets.pop()
             if text[start] in brackets:
                 while pairs and pairs[-1][0] > start:  # a pair within this one isn't outermost
@@ -227,7 +228,8 @@ def _outermost(text: str, brackets: str) -> list[tuple[int, int]]:
 
 
 def _after_unclosed_quote(text: str, position: int, quote: str) -> int:
-    """Returns the offset at which `_outermost` continues after a quote that isn't closed in its line.
+    """Returns the offset at which `_find_outermost_pairs` continues after a quote that isn't closed in its
+    line.
 
     `position` is the offset directly after the quote.
     """
@@ -240,33 +242,33 @@ def _after_unclosed_quote(text: str, position: int, quote: str) -> int:
     return end_of_line if has_more_quotes else position
 
 
-def _depth(text: str) -> int:
+def _depth_of_brackets(text: str) -> int:
     """Returns the largest number of brackets within each other, outside of strings."""
     deepest = depth = 0
     for match in _NESTING.finditer(text):
         if sign := match["sign"]:
             # `_NESTING` matches a closed string as a whole. So a quote that it matches by itself isn't
             # closed.
-            if sign in _STRING:
+            if sign in _STRING_IN_QUOTES:
                 raise UnreadableValue("a string that isn't closed in its line")
             depth += 1 if sign in "[({" else -1
             deepest = max(deepest, depth)
     return deepest
 
 
-def braces(text: str) -> dict[int, int]:
+def find_braces(text: str) -> dict[int, int]:
     r"""Returns the offset of the closing brace for each opening brace that is closed: ``{0: 2}`` for ``{a}``.
 
     ``\{`` and ``\}`` don't count as braces. All pairs are found in one pass, because a separate search for
     the end of each brace would take quadratic time.
     """
-    opened: list[int] = []
+    open_braces: list[int] = []
     pairs: dict[int, int] = {}
     for sign in re.finditer(r"\\.|[{}]", text, re.DOTALL):
         if sign[0] == "{":
-            opened.append(sign.start())
-        elif sign[0] == "}" and opened:
-            pairs[opened.pop()] = sign.start()
+            open_braces.append(sign.start())
+        elif sign[0] == "}" and open_braces:
+            pairs[open_braces.pop()] = sign.start()
     return pairs
 
 
@@ -278,7 +280,7 @@ class Box(NamedTuple):
     content: str
 
 
-def boxes(text: str) -> list[Box]:
+def find_boxes(text: str) -> list[Box]:
     r"""Returns each ``\boxed{…}`` that is closed, from left to right. A box within another one isn't
     returned.
 
@@ -286,26 +288,26 @@ def boxes(text: str) -> list[Box]:
     command that follow. A command includes its arguments: the content of ``\boxed\frac{1}{2}`` is
     ``\frac{1}{2}``.
     """
-    boxed: list[Box] = []
-    pairs = braces(text)
+    found_boxes: list[Box] = []
+    pairs = find_braces(text)
     for box in _BOX.finditer(text):
-        if boxed and box.start() < boxed[-1].end:
+        if found_boxes and box.start() < found_boxes[-1].end:
             continue  # within the previous box
         if box["bare"]:
             is_command = box["bare"].startswith("\\")
             bare_end = _end_of_arguments(text, box, pairs) if is_command else box.end()
-            boxed.append(Box(box.start(), bare_end, text[box.start("bare") : bare_end]))
+            found_boxes.append(Box(box.start(), bare_end, text[box.start("bare") : bare_end]))
             continue
         closing_brace = pairs.get(box.end() - 1)
         if closing_brace is not None:
-            boxed.append(Box(box.start(), closing_brace + 1, text[box.end() : closing_brace]))
-    return boxed
+            found_boxes.append(Box(box.start(), closing_brace + 1, text[box.end() : closing_brace]))
+    return found_boxes
 
 
 def _end_of_arguments(text: str, box: re.Match[str], pairs: dict[int, int]) -> int:
     """Returns the offset after the arguments of a command, such as ``\\frac{1}{2}``, in a box without braces.
 
-    `pairs` has the offset of the closing brace for each opening brace, as `braces` returns it.
+    `pairs` has the offset of the closing brace for each opening brace, as `find_braces` returns it.
     """
     end = box.end()
     if "frac" in box["bare"] and (digits := _BARE_FRACTION.match(text, end)) is not None:

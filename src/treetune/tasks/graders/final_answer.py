@@ -45,10 +45,10 @@ class FinalAnswer(Grader):
 
     @override
     def verdict(self, extracted: str, problem: Problem) -> float:
-        return float(_canonical(extracted) == _canonical(problem.gold.strip()))
+        return float(_canonical_number(extracted) == _canonical_number(problem.gold.strip()))
 
 
-def _canonical(answer: str) -> str:
+def _canonical_number(answer: str) -> str:
     """Returns a whole number without a plus sign, leading zeros and the sign of zero. Returns any other text
     unchanged.
 

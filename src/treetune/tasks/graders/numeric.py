@@ -17,7 +17,7 @@ from annotated_types import MinLen
 from typing_extensions import override
 
 from treetune.tasks.graders.base import Grader, Isolation
-from treetune.tasks.graders.extraction import boxes
+from treetune.tasks.graders.extraction import find_boxes
 from treetune.tasks.thoughts import THINK_END, read_thoughts
 from treetune.vocabulary import Grade, Problem
 
@@ -80,7 +80,7 @@ class Numeric(Grader):
             answer = last_number(response)
         elif not answer and self.without_marker == "boxed":
             answer = None
-            all_boxes = boxes(response)
+            all_boxes = find_boxes(response)
             if all_boxes:
                 answer = all_boxes[-1].content.strip() or None
         return None if answer is None or is_denial(answer) else answer
@@ -183,7 +183,7 @@ def after_marker(text: str, marker: str) -> str | None:
 
 # Reading numbers
 
-LONGEST = 2000
+MOST_CHARACTERS_OF_NUMBER = 2000
 """The number of characters of the longest text that is read as a number. Answers in data sets have fewer than
 20 digits.
 
@@ -201,7 +201,7 @@ _TO_ASCII = str.maketrans({
 
 _CURRENCY = "$€£¥₹₩₽¢"
 
-_FROM_LATEX: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
+_LATEX_REPLACEMENTS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"\\[dtc]?frac\s?\{([^{}]{1,50})\}\s?\{([^{}]{1,50})\}"), r" \1/\2 "),  # \frac{1}{2}
     (re.compile(r"\\[dtc]?frac\s?(\d)\s?(\d)"), r" \1/\2 "),  # \frac12
     (re.compile(r"\\(?:text|mathrm|mbox|textbf|mathbf|boxed|fbox)\s?\{"), " "),  # 72 \text{ eggs}
@@ -215,27 +215,29 @@ _FROM_LATEX: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] 
 spaces."""
 
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺", "0123456789+")
-_TIMES = r"\s?(?:\*|\\times(?![A-Za-z])|\\cdot(?![A-Za-z])|[xX](?=\s?10))\s?"
+_TIMES_SIGN = r"\s?(?:\*|\\times(?![A-Za-z])|\\cdot(?![A-Za-z])|[xX](?=\s?10))\s?"
 # 2.5 \times 10^6, 2.5 x 10^{-3}, 2.5*10⁶
 _POWER_OF_TEN = re.compile(
-    rf"(?P<factor>\d){_TIMES}10\s?"
+    rf"(?P<factor>\d){_TIMES_SIGN}10\s?"
     r"(?:\^\s?\{?\s?(?P<exponent>[-+]?\d{1,4})(?![\d.^])\s?\}?|(?P<raised>-?[⁰¹²³⁴-⁹⁺]{1,4}))"
 )
 _THIN_SPACES = re.compile(r"(?<=\d)(?:[\u00a0\u202f\u2009]|\\,|\{,\}|,\\!)(?=\d{3}(?!\d))")
 
-_WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?:,\d{2})+,\d{3}|\d{1,3}(?:'\d{3})+|\d{1,3}(?: \d{3})+(?![\d/])|\d+)"
+_WHOLE_NUMBER = (
+    r"(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?:,\d{2})+,\d{3}|\d{1,3}(?:'\d{3})+|\d{1,3}(?: \d{3})+(?![\d/])|\d+)"
+)
 """A whole number, also with separators: ``1,234,567``, ``12,34,567`` (India), ``1'234``, ``1 234``."""
-_NUMBER = re.compile(
+_NUMBER_IN_DIGITS = re.compile(
     rf"(?P<whole>\d+) +(?P<rest_numerator>\d+) ?/ ?(?P<rest_denominator>\d+)"  # 1 1/2
-    rf"|(?P<numerator>{_WHOLE}) ?/ ?(?P<denominator>{_WHOLE})"  # 3/4
-    rf"|(?P<decimal>(?:{_WHOLE}(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)"  # 1,200.5 or 2.5e6
+    rf"|(?P<numerator>{_WHOLE_NUMBER}) ?/ ?(?P<denominator>{_WHOLE_NUMBER})"  # 3/4
+    rf"|(?P<decimal>(?:{_WHOLE_NUMBER}(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)"  # 1,200.5 or 2.5e6
 )
 # The texts that may be before and after the only number: anything without a digit or an operator. Directly
 # before the number there must be neither a letter nor a separator, since it would be a part of the number
 # (x2, .5).
 _ALLOWED_BEFORE = re.compile(r"(?:[^\d+*/^<>≠≤≥]*[^\d+*/^<>≠≤≥\w.,'-])?")
 _ALLOWED_AFTER = re.compile(r"[^\d+*^<>=]*")
-_DENIED = re.compile(
+_DENIAL = re.compile(
     r"(?:\b(?:not|never|neither|nor|cannot|(?:any(?:thing)?|other|less|more|rather) (?:but|than))\b|n't\b"
     r"|!=|≠|\\neq?\b)[^\d]*\d|\d[^\d]*\b(?:is|was|are)(?: not\b|n't\b| (?:wrong|incorrect|false)\b)",
     re.IGNORECASE,
@@ -244,7 +246,7 @@ _UNIT_POWER = re.compile(r"(?<=[^\W\d_])(?:\s?\}?\s?(?:\^\s?\{?\s?[23]\s?\}?|[²
 """The exponent of a unit, which doesn't count as a number: ``m^2``, ``m²``, ``m2``."""
 _UNIT_POWER_IN_A_TEXT = re.compile(rf"(?<!\d[eE]){_UNIT_POWER.pattern}")
 """The same within a longer text, where the exponent of a number, such as 1.5e3, must not match."""
-_SCALE = re.compile(
+_SCALE_AFTER_NUMBER = re.compile(
     r"\s?(?:(?P<word>hundred|thousand|million|billion|trillion)s?\b|(?P<kilo>[kK])(?![^\W_]))"
 )
 _POWERS_OF_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
@@ -294,7 +296,7 @@ def write_exactly(value: Fraction) -> str:
 
 def is_denial(text: str) -> bool:
     """Returns whether a text excludes a number: ``not 72``, ``x != 72``, ``72 is wrong``."""
-    return _DENIED.search(text[:LONGEST].replace("’", "'")) is not None
+    return _DENIAL.search(text[:MOST_CHARACTERS_OF_NUMBER].replace("’", "'")) is not None
 
 
 def read_number(text: str) -> WrittenNumber | None:
@@ -306,36 +308,36 @@ def read_number(text: str) -> WrittenNumber | None:
     """
     text = _words_to_digits(_simplify(_shorten_powers_of_ten(text.strip())))
     # Any other command of LaTeX means more than a number.
-    if len(text) > LONGEST or is_denial(text) or "\\" in text:
+    if len(text) > MOST_CHARACTERS_OF_NUMBER or is_denial(text) or "\\" in text:
         return None
     _, equals, right = text.rpartition("=")  # 9 * 2 = 18 means 18
     if equals:
         text = right
-    match = _NUMBER.search(text)
+    match = _NUMBER_IN_DIGITS.search(text)
     if match is None:
         return None
-    text_before, after = text[: match.start()], text[match.end() :]
-    power = _UNIT_POWER.search(after)
+    text_before, text_after = text[: match.start()], text[match.end() :]
+    power = _UNIT_POWER.search(text_after)
     if power is not None:  # the 2 of 72 m^2 is not a second number
-        after = after[: power.start()] + after[power.end() :]
+        text_after = text_after[: power.start()] + text_after[power.end() :]
     # The sign may be before the currency: -$5
     up_to_sign = text_before.rstrip(f" \t({_CURRENCY}")
     is_in_words = re.search(r"\b(?:minus|negative)$", up_to_sign.lower()) is not None
     is_negative = up_to_sign.endswith("-") or is_in_words
     if up_to_sign.endswith(("-", "+")):
         text_before = up_to_sign[:-1]
-    if not _ALLOWED_BEFORE.fullmatch(text_before) or not _ALLOWED_AFTER.fullmatch(after):
+    if not _ALLOWED_BEFORE.fullmatch(text_before) or not _ALLOWED_AFTER.fullmatch(text_after):
         return None
     # If the number continues after the match (2,5; 3/; 4!; 5²), its value isn't that of the match.
-    if re.match(r"[,.'/:-]\d|\s?/\s?$|-\s?$|\s?[!(^]|[⁰¹²³⁴-⁹]", after):
+    if re.match(r"[,.'/:-]\d|\s?/\s?$|-\s?$|\s?[!(^]|[⁰¹²³⁴-⁹]", text_after):
         return None
     value = _value_of_match(match)
     if value is None:
         return None
-    scale = _SCALE.match(after)
+    scale = _SCALE_AFTER_NUMBER.match(text_after)
     if scale is not None:
         value *= 10 ** (3 if scale["kilo"] else _POWERS_OF_SCALES[scale["word"]])
-    percent = re.match(r"\s?(?:%|percent\b|per cent\b)", after) is not None
+    percent = re.match(r"\s?(?:%|percent\b|per cent\b)", text_after) is not None
     return WrittenNumber(-value if is_negative else value, percent)
 
 
@@ -349,7 +351,7 @@ def last_number(text: str) -> str | None:
     text = _shorten_powers_of_ten(text).translate(_TO_ASCII)
     if not text.isascii():
         text = "".join(map(_digits_to_ascii, text))
-    for pattern, replacement in _FROM_LATEX_IN_A_TEXT:
+    for pattern, replacement in _LATEX_REPLACEMENTS_IN_A_TEXT:
         text = pattern.sub(replacement, text)
     text = _UNIT_POWER_IN_A_TEXT.sub("", text)
     numbers = list(_NUMBER_IN_TEXT.finditer(text))
@@ -357,8 +359,10 @@ def last_number(text: str) -> str | None:
         number_in_words = _last_number_in_words(text)
         return None if number_in_words is None else str(number_in_words)
     number = numbers[-1]
-    clause_before = _CLAUSE_BEFORE.search(text, max(number.start() - LONGEST, 0), number.start())
-    clause_after = _CLAUSE_AFTER.match(text, number.end(), number.end() + LONGEST)
+    clause_before = _CLAUSE_BEFORE.search(
+        text, max(number.start() - MOST_CHARACTERS_OF_NUMBER, 0), number.start()
+    )
+    clause_after = _CLAUSE_AFTER.match(text, number.end(), number.end() + MOST_CHARACTERS_OF_NUMBER)
     clause = number[0]
     if clause_before:
         clause = clause_before[0] + clause
@@ -368,7 +372,7 @@ def last_number(text: str) -> str | None:
     return None if is_denial(clause) else number[0].rstrip(",")
 
 
-_FROM_LATEX_IN_A_TEXT: list[tuple[re.Pattern[str], str]] = [
+_LATEX_REPLACEMENTS_IN_A_TEXT: list[tuple[re.Pattern[str], str]] = [
     (re.compile(r"\\[dtc]?frac\s?\{(\d{1,50})\}\s?\{(\d{1,50})\}"), r" \1/\2 "),
     (re.compile(r"\\[dtc]?frac\s?(\d)\s?(\d)"), r" \1/\2 "),
     (re.compile(r"\\(?=[$%])"), ""),
@@ -385,9 +389,9 @@ def _shorten_powers_of_ten(text: str) -> str:
         exponent = match["exponent"] or match["raised"].translate(_SUPERSCRIPTS)
         return f"{match['factor']}e{exponent}"
 
-    # A longer text stays as it is, which bounds the time. The bound isn't `LONGEST`, since whole solutions
-    # are longer than that.
-    if "10" not in text or len(text) > 50 * LONGEST:
+    # A longer text stays as it is, which bounds the time. The bound isn't `MOST_CHARACTERS_OF_NUMBER`, since
+    # whole solutions are longer than that.
+    if "10" not in text or len(text) > 50 * MOST_CHARACTERS_OF_NUMBER:
         return text
     for times in "×·⋅":
         text = text.replace(times, "*")
@@ -399,18 +403,21 @@ def _shorten_powers_of_ten(text: str) -> str:
 # Numbers in words
 
 # fmt: off
-_SMALL = [
+_WORDS_BELOW_TWENTY = [
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
     "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
 ]
-_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+_WORDS_OF_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 # fmt: on
-_CARDINALS = {word: value for value, word in enumerate(_SMALL)}
-_CARDINALS |= {word: 10 * tens for tens, word in enumerate(_TENS, start=2)}
-_MULTIPLES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_WORD = "|".join([*_CARDINALS, *_MULTIPLES])
-_IN_WORDS = re.compile(
-    rf"(?<![\w-])(?:{_WORD})(?:(?:[ ]?-[ ]?|[ ]and[ ]|,?[ ]+)(?:{_WORD}))*(?![\w-])", re.IGNORECASE
+_VALUE_OF_CARDINAL = {word: value for value, word in enumerate(_WORDS_BELOW_TWENTY)}
+_VALUE_OF_CARDINAL |= {word: 10 * tens for tens, word in enumerate(_WORDS_OF_TENS, start=2)}
+_VALUE_OF_MULTIPLE = {
+    "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
+}  # fmt: skip
+_NUMBER_WORD = "|".join([*_VALUE_OF_CARDINAL, *_VALUE_OF_MULTIPLE])
+_NUMBER_IN_WORDS = re.compile(
+    rf"(?<![\w-])(?:{_NUMBER_WORD})(?:(?:[ ]?-[ ]?|[ ]and[ ]|,?[ ]+)(?:{_NUMBER_WORD}))*(?![\w-])",
+    re.IGNORECASE,
 )
 _UNIT_AND_END = re.compile(r"(?:\s+[^\W\d]+)?[\s.!*_$`)}]*\Z")
 
@@ -418,27 +425,27 @@ _UNIT_AND_END = re.compile(r"(?:\s+[^\W\d]+)?[\s.!*_$`)}]*\Z")
 def _words_to_digits(text: str) -> str:
     """Replaces numbers in words by digits: ``twenty-one eggs`` by ``21 eggs``. A long text, or one with
     digits, stays as it is."""
-    if len(text) > LONGEST or re.search(r"\d", text):
+    if len(text) > MOST_CHARACTERS_OF_NUMBER or re.search(r"\d", text):
         return text
 
     def to_digits(match: re.Match[str]) -> str:
         value = _value_of_words(match[0])
         return match[0] if value is None else str(value)
 
-    return _IN_WORDS.sub(to_digits, text)
+    return _NUMBER_IN_WORDS.sub(to_digits, text)
 
 
 def _last_number_in_words(text: str) -> int | None:
     """Returns the number in words at the end of a text. It may be followed by a unit of one word. Returns
     None if there is none, or if its clause excludes it."""
-    end = text[-LONGEST:]
-    matches = list(_IN_WORDS.finditer(end))
-    if not matches or not _UNIT_AND_END.fullmatch(end, matches[-1].end()):
+    ending = text[-MOST_CHARACTERS_OF_NUMBER:]
+    matches = list(_NUMBER_IN_WORDS.finditer(ending))
+    if not matches or not _UNIT_AND_END.fullmatch(ending, matches[-1].end()):
         return None
-    last = matches[-1]
-    value = _value_of_words(last[0])
+    last_match = matches[-1]
+    value = _value_of_words(last_match[0])
     # `is_denial` looks for a word such as "not" and a digit after it, so the number is written in digits.
-    clause_before = _CLAUSE_BEFORE.search(end, 0, last.start())
+    clause_before = _CLAUSE_BEFORE.search(ending, 0, last_match.start())
     clause = (clause_before[0] if clause_before else "") + str(value)
     return None if is_denial(clause) else value
 
@@ -452,37 +459,39 @@ def _value_of_words(text: str) -> int | None:
     # follows.
     total = group = 0
     least_multiple = 10**15  # multiples become smaller from left to right
-    bound = 1000  # the value of the group's next word must be smaller than this
+    upper_bound = 1000  # the value of the group's next word must be smaller than this
     for word in re.findall(r"[a-z]+", text.lower()):
         if word == "and":
             continue
-        if word in _CARDINALS:
-            value = _CARDINALS[word]
-            if value >= bound or (value == 0 and (group or total)):
+        if word in _VALUE_OF_CARDINAL:
+            value = _VALUE_OF_CARDINAL[word]
+            if value >= upper_bound or (value == 0 and (group or total)):
                 return None
             group += value
-            bound = 10 if value >= 20 else 1  # after "twenty" follows "one" to "nine", after "three" nothing
+            upper_bound = (
+                10 if value >= 20 else 1
+            )  # after "twenty" follows "one" to "nine", after "three" nothing
         elif word == "hundred":
             if not 0 < group < 100:
                 return None
-            group, bound = 100 * group, 100
+            group, upper_bound = 100 * group, 100
         else:
-            if group == 0 or _MULTIPLES[word] >= least_multiple:
+            if group == 0 or _VALUE_OF_MULTIPLE[word] >= least_multiple:
                 return None
-            least_multiple = _MULTIPLES[word]
-            total, group, bound = total + group * least_multiple, 0, 1000
+            least_multiple = _VALUE_OF_MULTIPLE[word]
+            total, group, upper_bound = total + group * least_multiple, 0, 1000
     return total + group
 
 
 def _simplify(text: str) -> str:
     """Returns a text with ASCII digits and signs, and without LaTeX commands that don't change a number."""
-    if len(text) > LONGEST:
+    if len(text) > MOST_CHARACTERS_OF_NUMBER:
         return text
     text = text.translate(_TO_ASCII)
     if not text.isascii():
         text = "".join(map(_digits_to_ascii, text))
     if "\\" in text or "{,}" in text:
-        for pattern, replacement in _FROM_LATEX:
+        for pattern, replacement in _LATEX_REPLACEMENTS:
             text = pattern.sub(replacement, text)
         text = text.replace("{", " ").replace("}", " ")
     # "$18$" is a formula, and "$18" is money. Both are the number 18.
@@ -518,8 +527,8 @@ def _value_of_match(match: re.Match[str]) -> Fraction | None:
     # The exponent's length is checked first, since `int` takes long for thousands of digits.
     if exponent and (len(exponent) > 5 or abs(int(exponent)) > LARGEST_EXPONENT):
         return None
-    whole, _, fraction = _without_separators(decimal).partition(".")
-    digits = whole + fraction or "0"  # "0" if there is only a point
+    whole_digits, _, fraction = _without_separators(decimal).partition(".")
+    digits = whole_digits + fraction or "0"  # "0" if there is only a point
     return Fraction(int(digits), 10 ** len(fraction)) * Fraction(10) ** int(exponent or 0)
 
 

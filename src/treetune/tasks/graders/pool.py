@@ -142,9 +142,9 @@ class GraderPool(AbstractContextManager["GraderPool"]):
             problem = self._with_open_thought(problem)
         grader = self.grader.of(problem)
         if decided and grader.isolation == "service":
-            done: Future[Grade] = Future()
-            done.set_result(grader.without_answer(problem))
-            return done
+            future: Future[Grade] = Future()
+            future.set_result(grader.without_answer(problem))
+            return future
         return self._submit(grader, response, problem)
 
     def _with_open_thought(self, problem: Problem) -> Problem:
@@ -182,10 +182,10 @@ class GraderPool(AbstractContextManager["GraderPool"]):
 
     @property
     def has_services(self) -> bool:
-        """Whether any grader is a service. If none is, `counted` returns no metrics."""
+        """Whether any grader is a service. If none is, `take_counts` returns no metrics."""
         return self._has_services
 
-    def counted(self) -> MetricSums:
+    def take_counts(self) -> MetricSums:
         """Returns the counts of all services since the last call of this method, summed by name.
 
         A count is a sum and its divisor: under ``judge/seconds``, ``(12.0, 4.0)`` means a mean of 3 seconds.
@@ -193,7 +193,7 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         """
         totals: MetricSums = {}
         for service in list(self._services):
-            for name, (value, divisor) in service.counted().items():
+            for name, (value, divisor) in service.take_counts().items():
                 total, total_divisor = totals.get(name, (0.0, 0.0))
                 if divisor is None or total_divisor is None:
                     totals[name] = total + value, None
@@ -348,10 +348,10 @@ def _users_line(error: BaseException) -> str:
 
     Returns an empty text if the traceback has only lines of this project and of libraries.
     """
-    libraries = (PACKAGE, Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib")))
+    library_folders = (PACKAGE, Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib")))
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)  # not a real file if the code was made at run time, such as `<string>`
-        if file.is_file() and not any(file.is_relative_to(folder) for folder in libraries):
+        if file.is_file() and not any(file.is_relative_to(folder) for folder in library_folders):
             return f" ({file.name}, line {frame.lineno})"
     return ""
 

@@ -11,7 +11,7 @@ from treetune.cli.command import PATH, Command, Options, say
 from treetune.cli.completion import CONFIGURATION_SUFFIXES
 
 
-def credit(options: Options) -> int:
+def credit_command(options: Options) -> int:
     from treetune.config.imports import import_parts
     from treetune.view.crediting.credit_log import CreditOfLog, credit_log
 
@@ -22,7 +22,7 @@ def credit(options: Options) -> int:
     output = options.output or log.with_name(f"{log.stem if log.is_file() else log.name}_credited")
     engine = options.engine  # a folder, an address, or Jsonnet, which has braces
     if engine is not None and "{" in engine:
-        engine = _evaluate(engine, "engine")
+        engine = _evaluate_option(engine, "engine")
     settings = CreditOfLog(
         log=options.log,
         output=output,
@@ -30,7 +30,7 @@ def credit(options: Options) -> int:
         engine=engine,
         grader=None if options.grader is None else read_grader(options.grader),
         tokenizer=options.tokenizer,
-        sampling=None if options.sampling is None else _evaluate(options.sampling, "sampling"),
+        sampling=None if options.sampling is None else _evaluate_option(options.sampling, "sampling"),
         steps=None if options.steps is None else read_part(options.steps, "steps"),
         context_length=options.context_length,
         grade_unfinished=options.grade_unfinished,
@@ -57,7 +57,7 @@ def read_part(text: str, key: str) -> dict[str, Any]:
         if not isinstance(part, Mapping):
             raise ValueError(f"--{key}: {text} has no key {key!r}")
         return dict(part)
-    return _evaluate(text, key) if "{" in text else {"type": text}
+    return _evaluate_option(text, key) if "{" in text else {"type": text}
 
 
 def read_grader(text: str) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def read_grader(text: str) -> dict[str, Any]:
     return read_part(text, "grader")
 
 
-def _evaluate(text: str, key: str) -> dict[str, Any]:
+def _evaluate_option(text: str, key: str) -> dict[str, Any]:
     """Returns the object that the Jsonnet `text` of an option evaluates to. `key` is the option's name."""
     from treetune.config.jsonnet import sum_of
     from treetune.config.layers import Layer
@@ -87,7 +87,7 @@ def _evaluate(text: str, key: str) -> dict[str, Any]:
 COMMANDS = (
     Command(
         "credit",
-        credit,
+        credit_command,
         "add step values and advantages to another trainer's rollouts; resumes",
         "Reads a log of verl, TRL, verifiers, prime-rl, SkyRL, slime, Inspect or W&B, assigns credit to its"
         " answers, and writes them into a folder that `treetune view` opens. The log stays as it is. Credits"

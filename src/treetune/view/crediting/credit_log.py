@@ -112,7 +112,7 @@ def credit_log(
 
     deadline = None if settings.deadline is None else time.monotonic() + settings.deadline
     credit = build(Credit, dict(settings.credit), key=("credit",))
-    _check(settings, credit, has_engine=engine is not None)
+    _check_options(settings, credit, has_engine=engine is not None)
     # The parts are built before anything is written, so a wrong configuration leaves no folder behind.
     grader = None if settings.grader is None else build(Grader, dict(settings.grader), key=("grader",))
     steps = None if settings.steps is None else build(StepSplitter, dict(settings.steps), key=("steps",))
@@ -123,7 +123,7 @@ def credit_log(
         tokenizer = _open_tokenizer(settings, credit)
     folder = CreditedFolder(settings.output, log.path)
     with folder.locked():
-        folder.begin(_config(settings, sampling, files))
+        folder.begin(_make_config(settings, sampling, files))
         if tokenizer is not None:
             folder.write_tokens(tokenizer.codec, tokenizer.vocabulary_size)
         results = folder.results_of(files)
@@ -141,28 +141,33 @@ def credit_log(
                         crediting.credit_file(file, assigner)  # adds its result to `results`
     for warning in [] if tokenizer is None else tokenizer.warnings():
         say(f"note: {warning}")
-    total = total_of(list(results.values()))
-    say(describe(str(settings.output), total))
+    total = sum_results(list(results.values()))
+    say(describe_result(str(settings.output), total))
     if not total.credited:
         raise ValueError(f"no row of {settings.log} could be credited: {_list_reasons(total.reasons)}")
 
 
-def _check(settings: CreditOfLog, credit: Credit, *, has_engine: bool) -> None:
+def _check_options(settings: CreditOfLog, credit: Credit, *, has_engine: bool) -> None:
     """Raises ValueError for a credit that can't be assigned to a log, or that needs further options."""
     # First checks whether the credit can be assigned to a log if all options are given. Then finds which of
     # the options that it needs are missing.
     check_credit(credit, has_engine=True, engine_scores=True, has_grader=True, has_sampling=True)
-    missing = []
+    missing_options = []
     if credit.needs_engine and settings.engine is None and not has_engine:
-        missing.append("--engine (a folder with the weights that sampled the answers, or a server's address)")
-    samples = Continuations() in credit.gives  # the credit's declaration that it samples continuations
-    if samples and settings.grader is None:
-        missing.append("--grader (such as math, or reward.py:score for a function of yours)")
-    if samples and settings.sampling is None:
-        missing.append("--sampling (such as '{max_tokens: 512}', as the answers were sampled)")
-    if missing:
-        work = "samples and grades continuations of answers" if samples else "scores given texts"
-        raise ValueError(f"the credit {credit.registered_name()!r} {work}: give {', '.join(missing)}")
+        missing_options.append(
+            "--engine (a folder with the weights that sampled the answers, or a server's address)"
+        )
+    # The credit's declaration that it samples continuations
+    samples_continuations = Continuations() in credit.gives
+    if samples_continuations and settings.grader is None:
+        missing_options.append("--grader (such as math, or reward.py:score for a function of yours)")
+    if samples_continuations and settings.sampling is None:
+        missing_options.append("--sampling (such as '{max_tokens: 512}', as the answers were sampled)")
+    if missing_options:
+        work = (
+            "samples and grades continuations of answers" if samples_continuations else "scores given texts"
+        )
+        raise ValueError(f"the credit {credit.registered_name()!r} {work}: give {', '.join(missing_options)}")
 
 
 def _open_tokenizer(settings: CreditOfLog, credit: Credit) -> LogTokenizer | None:
@@ -192,13 +197,15 @@ def read_sampling(settings: Mapping[str, Any]) -> SamplingParams:
     names = ("max_tokens", "temperature", "top_p", "top_k", "stop")
     unknown = [name for name in settings if name not in names]
     if unknown or not isinstance(settings.get("max_tokens"), int):
-        what = f"has no key {unknown[0]!r}" if unknown else "needs max_tokens, the tokens of a whole answer"
-        raise ValueError(f"--sampling {what}: its keys are {', '.join(names)}")
+        mistake = (
+            f"has no key {unknown[0]!r}" if unknown else "needs max_tokens, the tokens of a whole answer"
+        )
+        raise ValueError(f"--sampling {mistake}: its keys are {', '.join(names)}")
     stop = settings.get("stop", ())
     return SamplingParams(**{**settings, "stop": (stop,) if isinstance(stop, str) else tuple(stop)})
 
 
-def _config(
+def _make_config(
     settings: CreditOfLog, sampling: SamplingParams | None, files: Sequence[LoggedFile]
 ) -> dict[str, Any]:
     """Returns the configuration of the credited folder. The viewer reads it like that of a run."""
@@ -213,8 +220,8 @@ def _config(
         "experiment_name": settings.output.name,
         "directory": str(settings.output.parent),
         "log": str(settings.log.resolve()),
-        "engine": _resolve(settings.engine),
-        "tokenizer": _resolve(settings.tokenizer),
+        "engine": _resolve_folder(settings.engine),
+        "tokenizer": _resolve_folder(settings.tokenizer),
         "credit": dict(settings.credit),
         "grader": None if settings.grader is None else dict(settings.grader),
         "steps": None if settings.steps is None else dict(settings.steps),
@@ -227,7 +234,7 @@ def _config(
     }
 
 
-def _resolve(source: str | Mapping[str, Any] | None) -> Any:
+def _resolve_folder(source: str | Mapping[str, Any] | None) -> Any:
     """Returns the absolute path if `source` is a folder. An address or a configuration is returned as it
     is."""
     is_folder = isinstance(source, str) and Path(source).is_dir()
@@ -289,7 +296,7 @@ class _Crediting:
         self.folder.write(file, result, trajectories, episodes, codec)
         self.results[file.number] = result
         self.folder.write_metrics(self.results)
-        self.say(describe(file.source.title, result))
+        self.say(describe_result(file.source.title, result))
 
     def _assign(
         self, file: LoggedFile, assigner: CreditAssigner, answers: Sequence[GradedAnswer]
@@ -327,15 +334,16 @@ class _Crediting:
             raise self._limit_reached(f"in {file.source.title}", error.limit) from error
 
     def _limit_reached(
-        self, where: str, limit: Literal["budget", "deadline", "cancelled"]
+        self, place_in_log: str, limit: Literal["budget", "deadline", "cancelled"]
     ) -> CreditLimitReached:
         """Returns the error for a limit that was reached at a place, such as "in 10.jsonl"."""
-        what = f"the budget of {self.settings.budget} tokens is used up"
+        reason = f"the budget of {self.settings.budget} tokens is used up"
         if limit == "deadline":
-            what = f"the deadline of {self.settings.deadline:g} s has passed"
+            reason = f"the deadline of {self.settings.deadline:g} s has passed"
         return CreditLimitReached(
-            f"{what} {where}: {len(self.results)} files are credited in {self.settings.output}, and all"
-            " continuations that were sampled are kept there. The same command with a higher limit continues",
+            f"{reason} {place_in_log}: {len(self.results)} files are credited in {self.settings.output}, and"
+            " all continuations that were sampled are kept there. The same command with a higher limit"
+            " continues",
             limit,
         )
 
@@ -386,7 +394,7 @@ def _rows_of(logged: LoggedAnswers, assigned: CreditedTrees | None) -> tuple[lis
         problem = problems.setdefault(group, _problem_of(item))
         if item.reason:
             # Uncredited answers get the numbers that follow those of the group's answers to credit.
-            trajectories.append(_uncredited(item, problem, further_counts[group]))
+            trajectories.append(_make_uncredited(item, problem, further_counts[group]))
             further_counts[group] += 1
             continue
         trajectory = credited_by_id[f"{group}#{credited_counts[group]}"]
@@ -431,7 +439,7 @@ def _numbers_of(item: LoggedAnswer) -> dict[str, float]:
     return {f"log/{name}": number for name, number in item.line["numbers"].items()}
 
 
-def _uncredited(item: LoggedAnswer, problem: Problem, sample: int) -> Trajectory:
+def _make_uncredited(item: LoggedAnswer, problem: Problem, sample: int) -> Trajectory:
     """Returns an answer without credit, which the viewer shows with the reason."""
     answer, line = item.answer, item.line
     return Trajectory(
@@ -450,7 +458,7 @@ def _uncredited(item: LoggedAnswer, problem: Problem, sample: int) -> Trajectory
 # Messages
 
 
-def total_of(results: Sequence[CreditedFile]) -> CreditedFile:
+def sum_results(results: Sequence[CreditedFile]) -> CreditedFile:
     """Returns the sum of the results of all files."""
     reasons: Counter[str] = Counter()
     for result in results:
@@ -465,7 +473,7 @@ def total_of(results: Sequence[CreditedFile]) -> CreditedFile:
     return CreditedFile(name="", stat=[], rows=rows, credited=credited, reasons=dict(reasons), cost=cost)
 
 
-def describe(name: str, result: CreditedFile) -> str:
+def describe_result(name: str, result: CreditedFile) -> str:
     """Returns a line such as "10.jsonl: 512 rows, 509 credited: 3 without a reward; 4,581 continuations with
     91,620 tokens, 31.0 s"."""
     line = f"{name}: {result.rows:,} rows, {result.credited:,} credited"

@@ -28,19 +28,19 @@ from treetune.engine.base import Engine
 from treetune.engine.journal import JournaledEngine
 from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens, write_trajectories
 from treetune.runtime.directory import EPISODES, JOURNALS, TRAJECTORIES, ExperimentDirectory, metrics_row
-from treetune.runtime.manifest import command_line
-from treetune.store.checksums import config_hash, read_record, sealed, write_record
+from treetune.runtime.manifest import describe_command
+from treetune.store.checksums import config_hash, read_record, seal_record, write_record
 from treetune.store.files import write_json, write_text
 from treetune.view.crediting.log import LoggedFile
 from treetune.view.experiment import CREDITED_LOG
 from treetune.view.store.folders import stat_of
 from treetune.vocabulary import Episode, Metrics, TextCodec, Trajectory
 
-RECORD = "credited.json"
+RECORD_FILE = "credited.json"
 """The name of the file with the `CreditedFile` in an iteration's folder. If it is there, the log's file is
 credited."""
 
-MAY_CHANGE = ("iterations", "titles", "experiment_name", "directory")
+KEYS_THAT_MAY_CHANGE = ("iterations", "titles", "experiment_name", "directory")
 """Keys of the configuration that may differ when the folder is continued."""
 
 
@@ -101,7 +101,7 @@ class CreditedFolder:
         # The configuration is the first file of the folder. If the command were killed after it had written
         # another file first, the next start would refuse the folder as not empty.
         write_json(path, config)
-        manifest = {"config": config_hash(config), "seed": config["seed"], "command": command_line()}
+        manifest = {"config": config_hash(config), "seed": config["seed"], "command": describe_command()}
         write_record(self.directory.manifest_file, manifest)
 
     def write_tokens(self, codec: TextCodec, count: int) -> None:
@@ -127,7 +127,7 @@ class CreditedFolder:
     def _result_of(self, file: LoggedFile) -> CreditedFile | None:
         """Returns the stored result for a file. Returns None if the file isn't credited yet, or has changed
         since then."""
-        path = self.iteration(file) / RECORD
+        path = self.iteration(file) / RECORD_FILE
         if not path.is_file():
             return None
         record = read_record(path, "delete it, and the same command credits the file again")
@@ -153,12 +153,12 @@ class CreditedFolder:
         # If the file has changed since it was credited, the folder has the results of its former contents.
         # So the record is deleted before the other files, and written after them. Without a record, the next
         # call credits the file again.
-        for name in (RECORD, TRAJECTORIES, EPISODES):
+        for name in (RECORD_FILE, TRAJECTORIES, EPISODES):
             (folder / name).unlink(missing_ok=True)
         if trajectories:
             write_trajectories(folder / TRAJECTORIES, trajectories, iteration)
             write_episodes(folder / EPISODES, episodes, codec, iteration)
-        write_record(folder / RECORD, asdict(result))
+        write_record(folder / RECORD_FILE, asdict(result))
 
     def write_metrics(self, results: Mapping[int, CreditedFile]) -> None:
         """Writes a line of metrics for each credited file.
@@ -170,7 +170,7 @@ class CreditedFolder:
             # The line's time is `stat[0]`, the time of the log file's last change in nanoseconds. With the
             # present time instead, the lines would differ each time that they are written.
             row = metrics_row(number - 1, result.stat[0] / 1e9, result.metrics)
-            lines.append(json.dumps(sealed(row)) + "\n")
+            lines.append(json.dumps(seal_record(row)) + "\n")
         write_text(self.directory.metrics_file, "".join(lines))
 
 
@@ -184,15 +184,17 @@ def mark_of(file: LoggedFile) -> list[int]:
 def describe_changes(stored: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
     """Returns a message for each setting that differs: ["seed was 0 and is 1"].
 
-    Settings in MAY_CHANGE are not compared.
+    Settings in `KEYS_THAT_MAY_CHANGE` are not compared.
     """
     if stored.get("type") != CREDITED_LOG:
         return [f"it holds a configuration of type {stored.get('type')!r}, not a credited log"]
-    plain = json.loads(json.dumps(config))  # tuples become lists, as in the stored configuration
+    config_as_json = json.loads(json.dumps(config))  # tuples become lists, as in the stored configuration
     changes = []
-    for name in plain:
-        if name not in MAY_CHANGE and stored.get(name) != plain[name]:
-            changes.append(f"{name} was {json.dumps(stored.get(name))} and is {json.dumps(plain[name])}")
+    for name in config_as_json:
+        if name not in KEYS_THAT_MAY_CHANGE and stored.get(name) != config_as_json[name]:
+            changes.append(
+                f"{name} was {json.dumps(stored.get(name))} and is {json.dumps(config_as_json[name])}"
+            )
     return changes
 
 

@@ -14,15 +14,15 @@ from typing import Any
 
 from treetune.credit.base import Credit
 from treetune.credit.library.answers import GradedAnswer
-from treetune.credit.library.checks import answers_needed, reads_logprobs
+from treetune.credit.library.checks import count_needed_answers, reads_logprobs
 from treetune.view.crediting.tokens import LogTokenizer
 from treetune.view.store.folders import Run, folders_below, is_experiment
-from treetune.view.store.foreign import FileReport, MappedRow, holds_answers, mapped_rows
+from treetune.view.store.foreign import FileReport, MappedRow, holds_answers, read_mapped_rows
 from treetune.view.store.foreign.layout import group_by_run, step_of
-from treetune.view.store.foreign.line import UNFINISHED
-from treetune.view.store.foreign.named_fields import NAMES
+from treetune.view.store.foreign.line import UNFINISHED_REASON
+from treetune.view.store.foreign.named_fields import FIELD_NAMES
 from treetune.view.store.foreign.token_ids import StoredTokens, stored_tokens
-from treetune.view.store.index import AnswerFile, sources
+from treetune.view.store.index import AnswerFile, find_sources
 from treetune.vocabulary import TokenIds, token_array
 
 NO_TOKENIZER = (
@@ -33,8 +33,8 @@ NO_TOKENIZER = (
 # Reasons why a row isn't credited
 
 NO_REWARD = "without a reward"
-FAILED = "failed"
-UNREADABLE = "not readable"
+ROLLOUT_FAILED = "failed"
+NOT_READABLE = "not readable"
 
 
 def find_log(path: Path) -> Run:
@@ -105,7 +105,7 @@ def files_of_log(log: Run) -> list[LoggedFile]:
     If each file has a different step of the program in its path, its number is this step (or the step plus 1
     if steps begin with 0). If not, files are numbered from 1 in their order.
     """
-    files = sources(log)
+    files = find_sources(log)
     steps = [step_of(file.path, log.path).number for file in files]
     numbers = [step for step in steps if step is not None]
     if len(set(numbers)) < len(files):
@@ -159,9 +159,9 @@ def read_answers_of(
     report = FileReport()
     logged = LoggedAnswers()
     groups: dict[str, TokenIds] = {}  # the prompt ids of each group so far
-    for mapped in mapped_rows(path, report):
+    for mapped in read_mapped_rows(path, report):
         try:
-            logged_answer = _answer_of(mapped, tokenizer, max_tokens, groups)
+            logged_answer = _make_answer(mapped, tokenizer, max_tokens, groups)
         except _NotCredited as error:
             logged.reasons[str(error)] += 1
             continue
@@ -169,11 +169,11 @@ def read_answers_of(
     logged.rows = report.rows
     unread = sum(map(len, report.unread.values()))
     if unread:
-        logged.reasons[UNREADABLE] += unread
+        logged.reasons[NOT_READABLE] += unread
     if reads_logprobs(credit):
         logged.answers = list(_without_missing_logprobs(logged.answers))
     # Groups are checked last, because only answers that no other check has ruled out count in their group.
-    logged.answers = list(_without_small_groups(logged.answers, answers_needed(credit)))
+    logged.answers = list(_without_small_groups(logged.answers, count_needed_answers(credit)))
     logged.reasons.update(answer.reason for answer in logged.answers if answer.reason)
     return logged
 
@@ -182,7 +182,7 @@ class _NotCredited(Exception):
     """A row can't become an answer. The message is the reason, by which such rows are counted."""
 
 
-def _answer_of(
+def _make_answer(
     mapped: MappedRow, tokenizer: LogTokenizer | None, max_tokens: int | None, groups: dict[str, TokenIds]
 ) -> LoggedAnswer:
     """Returns the answer of a row.
@@ -193,7 +193,7 @@ def _answer_of(
     line = mapped.line
     if mapped.why_unmapped:
         raise _NotCredited(mapped.why_unmapped)
-    was_cut_off = line["finish_reason"] == UNFINISHED
+    was_cut_off = line["finish_reason"] == UNFINISHED_REASON
     tokens = stored_tokens(mapped.row.content)
     if tokens is None:
         # `changed` says why the text is not what the model wrote. Such a text would give other token ids.
@@ -232,7 +232,7 @@ def _answer_of(
 def _reason_without_credit(line: Mapping[str, Any], tokens: StoredTokens, max_tokens: int | None) -> str:
     """Returns the reason why an answer can't be credited; empty if there is none so far."""
     if line["outcome"] == "error":
-        return FAILED
+        return ROLLOUT_FAILED
     if line["reward"] is None:
         return NO_REWARD
     if tokens.sampled is not None and not any(tokens.sampled):
@@ -253,20 +253,20 @@ def _group_of(problem: str, prompt_ids: TokenIds, groups: dict[str, TokenIds]) -
         prompt_ids: The prompt of the answer.
         groups: The prompt ids of each group so far. If the answer's group is new, it is added.
     """
-    name, further = problem, 1
+    name, prompt_number = problem, 1
     while name in groups and groups[name].tolist() != prompt_ids.tolist():
-        further += 1
-        name = f"{problem} prompt {further}"
+        prompt_number += 1
+        name = f"{problem} prompt {prompt_number}"
     groups[name] = prompt_ids
     return name
 
 
 def _data_of(row: Any) -> dict[str, Any]:
-    """Returns those fields of a row that name the problem's task (`NAMES`), which some reward functions
+    """Returns those fields of a row that name the problem's task (`FIELD_NAMES`), which some reward functions
     read."""
     if not isinstance(row, Mapping):
         return {}
-    return {name: row[name] for name in NAMES["task"] if isinstance(row.get(name), str)}
+    return {name: row[name] for name in FIELD_NAMES["task"] if isinstance(row.get(name), str)}
 
 
 def _without_missing_logprobs(answers: Sequence[LoggedAnswer]) -> Iterator[LoggedAnswer]:

@@ -223,7 +223,7 @@ class LogTokenizer:
             return
         self.counts["changed"] += 1
         if self.changed_example is None:
-            start = _first_difference(text, decoded)
+            start = _first_different_position(text, decoded)
             end = start + EXAMPLE_CHARACTERS
             self.changed_example = text[start:end], decoded[start:end]
 
@@ -292,7 +292,7 @@ def _encode_chat(chat: TextCodec, messages: Sequence[Message]) -> TokenIds:
     return token_array((*chat.begin, *chat.encode(chat.conversation(messages))))
 
 
-def _first_difference(text: str, other: str) -> int:
+def _first_different_position(text: str, other: str) -> int:
     """Returns the position of the first character in which two texts differ, or the length of the shorter
     text if there is none."""
     for position, (character, other_character) in enumerate(zip(text, other)):

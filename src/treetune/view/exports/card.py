@@ -17,28 +17,28 @@ from typing import TYPE_CHECKING, Any
 
 from treetune import __version__
 from treetune.models.policy_files import CHECKPOINTS, experiment_of_checkpoint, resolve_policy
-from treetune.store.checksums import SUMS, refuse_damaged
+from treetune.store.checksums import CHECKSUMS_FILE, refuse_damaged
 from treetune.view.experiment import StoredExperiment, name_of_task, read_experiment
 from treetune.view.exports.evaluations import task_of_set
-from treetune.view.templates import FOLDER as TEMPLATES
+from treetune.view.templates import VIEW_FOLDER
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCard
 
-TAGS = ("treetune", "reinforcement-learning")
+HUB_TAGS = ("treetune", "reinforcement-learning")
 """The hub's tags of each card, besides the types of the method's parts."""
-FOLDER = "the folder "
+FOLDER_PREFIX = "the folder "
 """The prefix of a base model's name if only its folder is known: "the folder rho-1b"."""
 MOST_PARENTS = 8
 """The most earlier experiments through which an experiment is followed back to its base model."""
 
-TOKEN = "HF_TOKEN"
+TOKEN_VARIABLE = "HF_TOKEN"
 """The environment variable with the hub's token. No other source is used, and messages never contain it."""
 
-SILENCE_S = 120.0
+HUB_TIMEOUT_S = 120.0
 """The most seconds that the hub may take to answer, or to accept the next piece of a file."""
 
-CARD = "README.md"
+CARD_FILE = "README.md"
 """The name that the hub expects of a card's file."""
 
 # A model's name on the hub: "owner/name".
@@ -97,10 +97,10 @@ def checkpoint_at(path: Path) -> Checkpoint:
 # The card
 
 
-def model_card(checkpoint: Checkpoint, licences: Licences, name: str | None = None) -> ModelCard:
+def make_model_card(checkpoint: Checkpoint, licences: Licences, name: str | None = None) -> ModelCard:
     """Returns a checkpoint's card. Its title is `name` or, without one, the experiment's name.
 
-    The card is also made if it lacks facts; `missing` returns those.
+    The card is also made if it lacks facts; `describe_missing_facts` returns those.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
@@ -108,7 +108,7 @@ def model_card(checkpoint: Checkpoint, licences: Licences, name: str | None = No
     name = name or experiment.name.replace("/", "-")
     base = base_model(experiment, licences)
     datasets: dict[str, None] = {}  # a dictionary as an ordered set
-    for task in tasks(experiment):
+    for task in tasks_of_training(experiment):
         datasets |= dict.fromkeys(dataset for dataset, _ in hub_data(task))
     types = dict.fromkeys(part for part in experiment.method.values() if part != "none")
     card_data = ModelCardData(
@@ -118,11 +118,11 @@ def model_card(checkpoint: Checkpoint, licences: Licences, name: str | None = No
         license=licences.weights,
         base_model=base if _HUB_NAME.fullmatch(base) else None,
         datasets=list(datasets) or None,
-        tags=[*TAGS, *types],
+        tags=[*HUB_TAGS, *types],
         eval_results=_eval_results(checkpoint) or None,
     )
     planned = experiment.config.get("iterations")
-    text = (TEMPLATES / "templates" / "model_card.md").read_text()
+    text = (VIEW_FOLDER / "templates" / "model_card.md").read_text()
     # A line that has only a Jinja block would leave an empty line, and the hub's library doesn't set
     # `trim_blocks`, which would remove it. So the ends of these lines are removed here.
     template = re.sub(r"^(\{%.*%\})\n", r"\1", text, flags=re.MULTILINE).rstrip("\n") + "\n\n"
@@ -131,25 +131,25 @@ def model_card(checkpoint: Checkpoint, licences: Licences, name: str | None = No
         template_str=template,
         name=name,
         iterations=f"{checkpoint.iteration} of {planned}" if planned else checkpoint.iteration,
-        experiment=_code(experiment.name),
+        experiment=_as_inline_code(experiment.name),
         # A name is set as code, but not a description such as "random weights", which has spaces.
-        base=f"`{_code(base)}`" if " " not in base else base,
+        base=f"`{_as_inline_code(base)}`" if " " not in base else base,
         results=_result_rows(checkpoint),
-        method={part: _code(choice) for part, choice in experiment.method.items()},
+        method={part: _as_inline_code(choice) for part, choice in experiment.method.items()},
         data=_data_lines(experiment, licences),
-        facts=_facts(experiment),
+        facts=_list_facts(experiment),
         # No text in the configuration can end the Markdown code block early: it would need a new line, and
         # JSON writes a line break in a text as \n.
         config=json.dumps(_without_folders(experiment.config), indent=1, ensure_ascii=False),
     )
 
 
-def _code(text: object) -> str:
+def _as_inline_code(text: object) -> str:
     """Returns a text in which characters that end inline code or a table's cell in Markdown are replaced."""
     return str(text).replace("`", "'").replace("\n", " ").replace("|", "¦")
 
 
-def _bounds(summary: Mapping[str, Any]) -> str:
+def _format_interval(summary: Mapping[str, Any]) -> str:
     """Formats the interval of pass@1: "0.463, 0.501"."""
     low, high = summary.get("ci_low"), summary.get("ci_high")
     return "not known" if low is None or high is None else f"{low:.3f}, {high:.3f}"
@@ -173,7 +173,7 @@ def _eval_results(checkpoint: Checkpoint) -> list[EvalResult]:
             dataset_split=summary.get("split"),
             dataset_revision=revision,
             metric_type="pass@1",
-            metric_name=f"pass@1, 95 % interval [{_bounds(summary)}]",
+            metric_name=f"pass@1, 95 % interval [{_format_interval(summary)}]",
             metric_value=round(float(summary["pass_at_1"]), 4),
             metric_args={key: summary[key] for key in settings if key in summary},
         )
@@ -185,13 +185,13 @@ def _result_rows(checkpoint: Checkpoint) -> list[list[str]]:
     """Returns the rows of the card's table of results."""
     rows = []
     for label, summary in checkpoint.measured.items():
-        accuracy = f"{summary['pass_at_1']:.3f} [{_bounds(summary)}]"
+        accuracy = f"{summary['pass_at_1']:.3f} [{_format_interval(summary)}]"
         counts = [str(summary.get(key, "")) for key in ("n_problems", "samples", "temperature")]
         rows.append([label.replace("|", "¦"), accuracy, *counts])  # "|" would end the cell in Markdown
     return rows
 
 
-def _facts(experiment: StoredExperiment) -> dict[str, str]:
+def _list_facts(experiment: StoredExperiment) -> dict[str, str]:
     """Returns facts on how the weights were made. A fact that isn't recorded is an empty text."""
     manifest, environment = experiment.manifest, experiment.environment
     packages = environment.get("packages") or {}
@@ -204,7 +204,7 @@ def _facts(experiment: StoredExperiment) -> dict[str, str]:
     }
 
 
-def missing(checkpoint: Checkpoint, licences: Licences) -> list[str]:
+def describe_missing_facts(checkpoint: Checkpoint, licences: Licences) -> list[str]:
     """Returns descriptions of the facts that users of the weights need, but that neither the experiment nor
     `licences` has. Each names the option that gives the fact: "the weights' licence (--license)"."""
     absent = []
@@ -212,7 +212,8 @@ def missing(checkpoint: Checkpoint, licences: Licences) -> list[str]:
         absent.append("the weights' licence (--license)")
     if licences.data is None and has_foreign_data(checkpoint.experiment):
         absent.append("the licence of the data (--data-license)")
-    if base_model(checkpoint.experiment, licences).startswith(FOLDER):  # only the name of a folder is known
+    base = base_model(checkpoint.experiment, licences)
+    if base.startswith(FOLDER_PREFIX):  # only the name of a folder is known
         absent.append("the base model's name (--base-model)")
     return absent
 
@@ -220,18 +221,22 @@ def missing(checkpoint: Checkpoint, licences: Licences) -> list[str]:
 def _data_lines(experiment: StoredExperiment, licences: Licences) -> list[str]:
     """Returns the lines of the card's section about data."""
     lines = []
-    for number, task in enumerate(tasks(experiment)):
+    for number, task in enumerate(tasks_of_training(experiment)):
         if not task:  # its configuration can't be read
             continue
         # The first task is that of the experiment itself. The others belong to earlier experiments, from
         # which it started.
-        when = "" if number == 0 else " (in earlier training, which this one started from)"
-        sources = [f"`{_code(name)}`, revision `{_code(revision)}`" for name, revision in hub_data(task)]
-        sources += [f"file `{_code(Path(file).name)}`" for file in _files(task)]
+        when_trained = "" if number == 0 else " (in earlier training, which this one started from)"
+        sources = [
+            f"`{_as_inline_code(name)}`, revision `{_as_inline_code(revision)}`"
+            for name, revision in hub_data(task)
+        ]
+        sources += [f"file `{_as_inline_code(Path(file).name)}`" for file in _files_of_task(task)]
         if sources:
-            lines += [source + when for source in sources]
+            lines += [source + when_trained for source in sources]
         else:
-            lines.append(f"The task `{_code(name_of_task(task) or 'task')}`{when} names no data set or file.")
+            task_name = _as_inline_code(name_of_task(task) or "task")
+            lines.append(f"The task `{task_name}`{when_trained} names no data set or file.")
     if _began_from_unknown(experiment):
         lines.append("Data of still earlier training is unknown: its experiment can't be read any more.")
     if has_foreign_data(experiment):
@@ -257,10 +262,10 @@ def _without_folders(config: Mapping[str, Any]) -> Any:
         if not (isinstance(value, str) and value.startswith(("/", "~"))):
             return value
         parts = Path(value).parts
-        # `first` is the position of the first part that is kept: the experiment's folder, which contains
+        # `first_kept` is the position of the first part that is kept: the experiment's folder, which contains
         # "checkpoints", or else the last part. Part 0 is "/" or begins with "~", and is never kept.
-        first = parts.index(CHECKPOINTS) - 1 if CHECKPOINTS in parts else len(parts) - 1
-        return "/".join(["…", *parts[max(1, first) :]])
+        first_kept = parts.index(CHECKPOINTS) - 1 if CHECKPOINTS in parts else len(parts) - 1
+        return "/".join(["…", *parts[max(1, first_kept) :]])
 
     return shortened({key: value for key, value in config.items() if key != "directory"})
 
@@ -276,29 +281,29 @@ def base_model(experiment: StoredExperiment, licences: Licences) -> str:
     """
     if licences.base_model:
         return licences.base_model
-    chain = _chain(experiment)
-    start = _start(chain[-1])
+    chain = _chain_of_experiments(experiment)
+    start = _start_model(chain[-1])
     if start is None:
         return "random weights"
-    if len(chain) > MOST_PARENTS:  # the chain may go on: `_chain` doesn't follow it further
+    if len(chain) > MOST_PARENTS:  # the chain may go on: `_chain_of_experiments` doesn't follow it further
         return "a chain of experiments"
     is_folder = Path(start).is_dir() or not _HUB_NAME.fullmatch(start)
-    return FOLDER + Path(start).name if is_folder else start
+    return FOLDER_PREFIX + Path(start).name if is_folder else start
 
 
-def tasks(experiment: StoredExperiment) -> list[Mapping[str, Any]]:
+def tasks_of_training(experiment: StoredExperiment) -> list[Mapping[str, Any]]:
     """Returns the configurations of the tasks that the weights were trained on.
 
     The first is the experiment's task. Those of earlier experiments, from which it started, follow. A task
     is {} if its configuration can't be read.
     """
-    return [parent.config.get("task") or {} for parent in _chain(experiment)]
+    return [parent.config.get("task") or {} for parent in _chain_of_experiments(experiment)]
 
 
 def hub_data(task: Mapping[str, Any] | None) -> list[tuple[str, str | None]]:
     """Returns (name, revision) for each of the hub's data sets that a task's configuration names."""
     datasets = set()
-    for part in _objects(task):
+    for part in _objects_within(task):
         if part.get("type") == "hub" and isinstance(part.get("name"), str):
             datasets.add((part["name"], part.get("revision")))
     return sorted(datasets, key=str)  # as texts, because a revision may be None, which can't be compared
@@ -309,18 +314,18 @@ def has_foreign_data(experiment: StoredExperiment) -> bool:
 
     They may have been if training began from the weights of an earlier experiment that can't be read.
     """
-    names_data = any(hub_data(task) or _files(task) for task in tasks(experiment))
+    names_data = any(hub_data(task) or _files_of_task(task) for task in tasks_of_training(experiment))
     return names_data or _began_from_unknown(experiment)
 
 
-def _chain(experiment: StoredExperiment) -> list[StoredExperiment]:
+def _chain_of_experiments(experiment: StoredExperiment) -> list[StoredExperiment]:
     """Returns the experiment, then the experiment whose checkpoint it started from, and so on.
 
     The chain ends at an experiment that can't be read, and in any case after MOST_PARENTS earlier ones.
     """
     chain = [experiment]
     while len(chain) <= MOST_PARENTS:
-        start = _start(chain[-1])
+        start = _start_model(chain[-1])
         parent = None if start is None else experiment_of_checkpoint(Path(start))
         if parent is None:
             break
@@ -331,7 +336,7 @@ def _chain(experiment: StoredExperiment) -> list[StoredExperiment]:
     return chain
 
 
-def _start(experiment: StoredExperiment) -> str | None:
+def _start_model(experiment: StoredExperiment) -> str | None:
     """Returns the name or path of the weights that training started from; None for random weights."""
     start = (experiment.config.get("model") or {}).get("name_or_path")
     return start if isinstance(start, str) else None
@@ -343,12 +348,12 @@ def _began_from_unknown(experiment: StoredExperiment) -> bool:
     It is if the earliest experiment of the chain has no readable configuration, or started from a checkpoint
     of an experiment that the chain doesn't contain.
     """
-    first = _chain(experiment)[-1]
-    start = _start(first)
-    return not first.config or (start is not None and experiment_of_checkpoint(Path(start)) is not None)
+    earliest = _chain_of_experiments(experiment)[-1]
+    start = _start_model(earliest)
+    return not earliest.config or (start is not None and experiment_of_checkpoint(Path(start)) is not None)
 
 
-def _objects(value: object) -> Iterator[Mapping[str, Any]]:
+def _objects_within(value: object) -> Iterator[Mapping[str, Any]]:
     """Yields all objects (dictionaries) in a value of a configuration, an outer object before those in it."""
     members: Iterable[object] = ()
     if isinstance(value, Mapping):
@@ -357,13 +362,13 @@ def _objects(value: object) -> Iterator[Mapping[str, Any]]:
     elif isinstance(value, list | tuple):
         members = value
     for member in members:
-        yield from _objects(member)
+        yield from _objects_within(member)
 
 
-def _files(task: Mapping[str, Any]) -> list[str]:
+def _files_of_task(task: Mapping[str, Any]) -> list[str]:
     """Returns the files and folders with problems that a task's configuration names."""
     files: dict[str, None] = {}  # a dictionary as an ordered set
-    for part in _objects(task):
+    for part in _objects_within(task):
         if part.get("type") == "disk":
             # For a saved data set, only `path` is a path: `train` is the name of a split in it.
             files[str(part.get("path"))] = None
@@ -400,12 +405,12 @@ class Parcel:
 
     def lines(self) -> Iterator[str]:
         """Yields a line for the card and for each file, with its size: "config.json  612 bytes"."""
-        yield f"{CARD}  {len(self.card.encode()):,} bytes"
+        yield f"{CARD_FILE}  {len(self.card.encode()):,} bytes"
         for name, path in self.files.items():
             yield f"{name}  {path.stat().st_size:,} bytes"
 
 
-def parcel_of(checkpoint: Checkpoint, repository: str, licences: Licences) -> Parcel:
+def make_parcel(checkpoint: Checkpoint, repository: str, licences: Licences) -> Parcel:
     """Returns the card and the files to upload.
 
     Raises ValueError for an invalid repository name, for damaged weights, and for a card that lacks facts.
@@ -417,7 +422,7 @@ def parcel_of(checkpoint: Checkpoint, repository: str, licences: Licences) -> Pa
         validate_repo_id(repository)
     except HFValidationError as error:
         raise ValueError(f"{repository!r} is not a repository name (owner/name): {error}") from error
-    absent = missing(checkpoint, licences)
+    absent = describe_missing_facts(checkpoint, licences)
     if absent:
         raise ValueError(f"the model card of {checkpoint.policy.parent} needs {', '.join(absent)}")
     refuse_damaged(checkpoint.policy, "take another checkpoint")
@@ -426,13 +431,13 @@ def parcel_of(checkpoint: Checkpoint, repository: str, licences: Licences) -> Pa
     files = {
         path.relative_to(checkpoint.policy).as_posix(): path
         for path in sorted(checkpoint.policy.rglob("*"))
-        if path.is_file() and path.name not in (SUMS, CARD)
+        if path.is_file() and path.name not in (CHECKSUMS_FILE, CARD_FILE)
     }
-    card = model_card(checkpoint, licences, repository.rpartition("/")[2])
+    card = make_model_card(checkpoint, licences, repository.rpartition("/")[2])
     return Parcel(repository, str(card), files)
 
 
-def push(parcel: Parcel, *, private: bool) -> str:
+def push_parcel(parcel: Parcel, *, private: bool) -> str:
     """Creates the repository if it doesn't exist, commits the parcel to it, and returns the commit's address.
 
     Raises ValueError if the environment has no token, and RuntimeError if the hub refuses or can't be
@@ -443,21 +448,22 @@ def push(parcel: Parcel, *, private: bool) -> str:
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
     from huggingface_hub.utils._http import default_client_factory
 
-    token = os.environ.get(TOKEN)
+    token = os.environ.get(TOKEN_VARIABLE)
     if not token:
         raise ValueError(
-            f"{TOKEN} is not set: set it to a token with write access (huggingface.co/settings/tokens)"
+            f"{TOKEN_VARIABLE} is not set: set it to a token with write access"
+            " (huggingface.co/settings/tokens)"
         )
 
     def client() -> Any:
         """Returns the library's default client with a timeout, without which it would wait forever."""
         default_client = default_client_factory()
-        default_client.timeout = SILENCE_S
+        default_client.timeout = HUB_TIMEOUT_S
         return default_client
 
     set_client_factory(client)
     api = HfApi(token=token, library_name="treetune", library_version=__version__)
-    operations: list[Any] = [CommitOperationAdd(CARD, parcel.card.encode())]
+    operations: list[Any] = [CommitOperationAdd(CARD_FILE, parcel.card.encode())]
     operations += [CommitOperationAdd(name, path) for name, path in parcel.files.items()]
     try:
         api.create_repo(parcel.repository, private=private, exist_ok=True)

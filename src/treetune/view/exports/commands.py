@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def export_evaluation(options: Options) -> int:
-    from treetune.view.exports.evaluations import chosen_evaluation, write_parquet
+    from treetune.view.exports.evaluations import choose_evaluation, write_parquet
     from treetune.view.exports.inspect_log import write_inspect_log
 
     writers = {".eval": write_inspect_log, ".json": write_inspect_log, ".parquet": write_parquet}
@@ -23,13 +23,13 @@ def export_evaluation(options: Options) -> int:
         raise ValueError(
             f"{options.output} must end in {' or '.join(writers)}: the suffix chooses the format"
         )
-    evaluation = chosen_evaluation(options.experiment, options.set, options.iteration)
+    evaluation = choose_evaluation(options.experiment, options.set, options.iteration)
     count = write(evaluation, options.output)
     say(f"{count} answers of {evaluation.label} after iteration {evaluation.iteration}: {options.output}")
     return 0
 
 
-def notes_as_data(options: Options) -> int:
+def export_notes_as_data(options: Options) -> int:
     from treetune.view.notes import check_format, export_notes, notes_of
 
     check_format(options.output.suffix)
@@ -41,52 +41,52 @@ def notes_as_data(options: Options) -> int:
 
 def model_card(options: Options) -> int:
     from treetune.store.files import write_text
-    from treetune.view.exports.card import checkpoint_at, missing, model_card
+    from treetune.view.exports.card import checkpoint_at, describe_missing_facts, make_model_card
 
-    checkpoint, licences = checkpoint_at(options.checkpoint), _licences(options)
-    card = str(model_card(checkpoint, licences))
+    checkpoint, licences = checkpoint_at(options.checkpoint), _licences_of_options(options)
+    card = str(make_model_card(checkpoint, licences))
     if options.output is None:
         say(card)
     else:
         write_text(options.output, card)
         say(f"{options.output}")
-    absent = missing(checkpoint, licences)
+    absent = describe_missing_facts(checkpoint, licences)
     if absent:
         print(f"note: the card has no {', '.join(absent)}", file=sys.stderr)
     return 0
 
 
 def push_to_hub(options: Options) -> int:
-    from treetune.view.exports.card import checkpoint_at, parcel_of, push
+    from treetune.view.exports.card import checkpoint_at, make_parcel, push_parcel
 
-    parcel = parcel_of(checkpoint_at(options.checkpoint), options.repository, _licences(options))
+    parcel = make_parcel(checkpoint_at(options.checkpoint), options.repository, _licences_of_options(options))
     if options.dry_run:
         say(parcel.card)
         say(f"This would be uploaded to {parcel.repository} ({'private' if options.private else 'public'}):")
         for line in parcel.lines():
             say(f"  {line}")
         return 0
-    say(push(parcel, private=options.private))
+    say(push_parcel(parcel, private=options.private))
     return 0
 
 
-def _licences(options: Options) -> Licences:
+def _licences_of_options(options: Options) -> Licences:
     from treetune.view.exports.card import Licences
 
     return Licences(options.license, options.data_license, options.base_model)
 
 
-def _output(formats: str) -> click.Option:
+def _output_option(formats: str) -> click.Option:
     """Returns the option for the output file. `formats` says which suffixes the file can have."""
     help_text = f"its suffix chooses the format: {formats}"
     return click.Option(["--output"], required=True, type=PATH, metavar="FILE", help=help_text)
 
 
-CHECKPOINT = click.Argument(
+CHECKPOINT_ARGUMENT = click.Argument(
     ["checkpoint"], type=PATH, metavar="CHECKPOINT", help="such as EXPERIMENT_DIR/checkpoints/last"
 )
 # Options of both commands that make a card.
-OF_CARDS = (
+CARD_OPTIONS = (
     click.Option(["--license"], metavar="NAME", help="of the weights, such as apache-2.0"),
     click.Option(["--data-license"], metavar="NAME", help="of the training data"),
     click.Option(
@@ -112,19 +112,19 @@ COMMANDS = (
             click.Argument(["experiment"], type=PATH, metavar="EXPERIMENT_DIR"),
             click.Option(["--set"], metavar="NAME", help="of the evaluation; default: the only one"),
             click.Option(["--iteration"], type=int, metavar="N", help="default: the newest"),
-            _output(".eval, .json or .parquet"),
+            _output_option(".eval, .json or .parquet"),
         ),
     ),
     Command(
         "export_notes",
-        notes_as_data,
+        export_notes_as_data,
         "export notes and labels on answers as a data set",
         "Writes the notes that people made on answers in `treetune view`, a row per note: prompt, answer,"
         " score, advantage, labels, note, author, time.",
         ("treetune export_notes experiments/quickstart/vineppo --output notes.parquet",),
         (
             click.Argument(["experiments"], nargs=-1, required=True, type=PATH, metavar="EXPERIMENT_DIR..."),
-            _output(".parquet or .jsonl"),
+            _output_option(".parquet or .jsonl"),
         ),
     ),
     Command(
@@ -138,8 +138,8 @@ COMMANDS = (
             " README.md",
         ),
         (
-            CHECKPOINT,
-            *OF_CARDS,
+            CHECKPOINT_ARGUMENT,
+            *CARD_OPTIONS,
             click.Option(["--output"], type=PATH, metavar="FILE", help="default: print it"),
         ),
     ),
@@ -154,9 +154,9 @@ COMMANDS = (
             " mit --dry-run",
         ),
         (
-            CHECKPOINT,
+            CHECKPOINT_ARGUMENT,
             click.Argument(["repository"], metavar="OWNER/NAME"),
-            *OF_CARDS,
+            *CARD_OPTIONS,
             click.Option(["--private"], is_flag=True, help="create the repository as private"),
             click.Option(["--dry-run"], is_flag=True, help="print what would be uploaded"),
         ),

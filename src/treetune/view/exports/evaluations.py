@@ -10,22 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from treetune.runtime.directory import ANSWERS, SUMMARY, verify_answers
-from treetune.store.files import whole_file
+from treetune.store.files import write_atomically
 from treetune.view.experiment import StoredExperiment, read_experiment
-from treetune.view.text import writable
+from treetune.view.text import make_writable
 
-EVALUATE = "run `treetune evaluate`"
+EVALUATE_REMEDY = "run `treetune evaluate`"
 
 ROWS_AT_ONCE = 4096
 """The number of answers in memory while a Parquet file is written."""
 
-METADATA = b"treetune"
+METADATA_KEY = b"treetune"
 """The key of treetune's entry in the Parquet file's metadata, which is JSON with the experiment, set,
 iteration and summary."""
 
-COUNTS = ("sample", "tokens")
+INTEGER_COLUMNS = ("sample", "tokens")
 """The columns of integers."""
-NUMBERS = ("reward",)
+FLOAT_COLUMNS = ("reward",)
 """The columns of floats, besides those of groups of numbers (``grade/rule``)."""
 
 
@@ -71,7 +71,7 @@ class MeasuredSet:
                 yield row
 
 
-def chosen_evaluation(path: Path, label: str | None, iteration: int | None) -> MeasuredSet:
+def choose_evaluation(path: Path, label: str | None, iteration: int | None) -> MeasuredSet:
     """Returns an evaluation of an experiment.
 
     Args:
@@ -84,24 +84,26 @@ def chosen_evaluation(path: Path, label: str | None, iteration: int | None) -> M
             lists those that exist.
     """
     experiment = read_experiment(path)
-    measured = experiment.evaluations
-    if not measured:
-        raise ValueError(f"{path} has no evaluation: {EVALUATE}")
+    evaluations_by_set = experiment.evaluations
+    if not evaluations_by_set:
+        raise ValueError(f"{path} has no evaluation: {EVALUATE_REMEDY}")
     if label is None:
-        if len(measured) > 1:
-            raise ValueError(f"{path} has evaluations of {', '.join(measured)}: choose one with --set")
-        label = next(iter(measured))
-    if label not in measured:
-        raise ValueError(f"{path} has no evaluation of {label!r}; it has {', '.join(measured)}")
-    iteration = max(measured[label]) if iteration is None else iteration
-    if iteration not in measured[label]:
-        evaluated = ", ".join(map(str, measured[label]))
+        if len(evaluations_by_set) > 1:
+            raise ValueError(
+                f"{path} has evaluations of {', '.join(evaluations_by_set)}: choose one with --set"
+            )
+        label = next(iter(evaluations_by_set))
+    if label not in evaluations_by_set:
+        raise ValueError(f"{path} has no evaluation of {label!r}; it has {', '.join(evaluations_by_set)}")
+    iteration = max(evaluations_by_set[label]) if iteration is None else iteration
+    if iteration not in evaluations_by_set[label]:
+        evaluated = ", ".join(map(str, evaluations_by_set[label]))
         raise ValueError(
             f"{label} was not evaluated after {iteration} iterations of {path}, only after {evaluated}"
         )
     evaluation = MeasuredSet(experiment, label, iteration)
     if not evaluation.answers.is_file():
-        raise ValueError(f"{evaluation.answers} is missing: delete its folder, and {EVALUATE} again")
+        raise ValueError(f"{evaluation.answers} is missing: delete its folder, and {EVALUATE_REMEDY} again")
     return evaluation
 
 
@@ -126,14 +128,14 @@ def write_parquet(evaluation: MeasuredSet, path: Path) -> int:
     from pyarrow import parquet
 
     def column_type(name: str) -> pa.DataType:
-        if name in COUNTS:
+        if name in INTEGER_COLUMNS:
             return pa.int64()
-        return pa.float64() if name in NUMBERS or "/" in name else pa.large_string()
+        return pa.float64() if name in FLOAT_COLUMNS or "/" in name else pa.large_string()
 
     # Answers can have different numbers, so the file is read once to find all columns.
     names: dict[str, None] = {}  # a dictionary as an ordered set
     for row in evaluation.rows():
-        names |= dict.fromkeys(_flat(row))
+        names |= dict.fromkeys(_flatten_answer(row))
     about = {
         "experiment": evaluation.experiment.name,
         "set": evaluation.label,
@@ -141,9 +143,12 @@ def write_parquet(evaluation: MeasuredSet, path: Path) -> int:
         "summary": evaluation.summary,
     }
     fields = [pa.field(name, column_type(name)) for name in names]
-    schema = pa.schema(fields, metadata={METADATA: json.dumps(about)})
-    flat_rows, count = map(_flat, evaluation.rows()), 0
-    with whole_file(path, "wb") as file, parquet.ParquetWriter(file, schema, compression="zstd") as writer:
+    schema = pa.schema(fields, metadata={METADATA_KEY: json.dumps(about)})
+    flat_rows, count = map(_flatten_answer, evaluation.rows()), 0
+    with (
+        write_atomically(path, "wb") as file,
+        parquet.ParquetWriter(file, schema, compression="zstd") as writer,
+    ):
         while rows := list(islice(flat_rows, ROWS_AT_ONCE)):
             columns = {name: [row.get(name) for row in rows] for name in schema.names}
             writer.write_table(pa.table(columns, schema=schema))
@@ -151,20 +156,20 @@ def write_parquet(evaluation: MeasuredSet, path: Path) -> int:
     return count
 
 
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten_answer(row: Mapping[str, Any]) -> dict[str, Any]:
     """Returns an answer as a flat row: {"sample": 0, "reward": 1.0, "grade/rule": 1.0, "text": "…"}.
 
     Groups of numbers become columns ``group/name``, and other values that are not text become JSON.
     """
-    flat: dict[str, Any] = {}
+    flat_row: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, Mapping):
             for key, number in value.items():
                 if number is not None:
-                    flat[f"{name}/{key}"] = float(number)
-        elif name in COUNTS or name in NUMBERS or value is None:
-            flat[name] = value
+                    flat_row[f"{name}/{key}"] = float(number)
+        elif name in INTEGER_COLUMNS or name in FLOAT_COLUMNS or value is None:
+            flat_row[name] = value
         else:
             text = value if isinstance(value, str) else json.dumps(value)
-            flat[name] = writable(text)
-    return flat
+            flat_row[name] = make_writable(text)
+    return flat_row

@@ -23,15 +23,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from treetune.store.files import whole_file
+from treetune.store.files import write_atomically
 from treetune.view.experiment import name_of_task
 from treetune.view.exports.evaluations import MeasuredSet, task_of_set
-from treetune.view.text import writable
+from treetune.view.text import make_writable
 
-VERSION = 2
+INSPECT_VERSION = 2
 """The version of Inspect's format."""
 
-SHORT = 2000
+LONGEST_PROMPT = 2000
 """The most characters of a prompt in the list of samples."""
 
 STOP_REASONS = {"stop": "stop", "length": "max_tokens"}
@@ -53,14 +53,14 @@ def write_inspect_log(evaluation: MeasuredSet, path: Path) -> int:
     If the writing fails, no incomplete file is left.
     """
     if path.suffix == ".eval":
-        with whole_file(path, "wb") as file:
+        with write_atomically(path, "wb") as file:
             return _write_archive(evaluation, file)
     count = 0
-    with whole_file(path) as file:
+    with write_atomically(path) as file:
         # Samples are appended to the header's object one by one, because all of them may not fit in memory.
-        header = json.dumps(_header(evaluation), ensure_ascii=False, allow_nan=False)
+        header = json.dumps(_make_header(evaluation), ensure_ascii=False, allow_nan=False)
         file.write(header.removesuffix("}") + ', "samples": [')
-        for count, sample in enumerate(_samples(evaluation), 1):
+        for count, sample in enumerate(_make_samples(evaluation), 1):
             text = json.dumps(sample, ensure_ascii=False, allow_nan=False)
             file.write(("," if count > 1 else "") + "\n" + text)
         file.write("\n]}\n")
@@ -85,12 +85,12 @@ def _write_archive(evaluation: MeasuredSet, file: IO[bytes]) -> int:
             entry.external_attr = 0o644 << 16  # the file's permissions
             archive.writestr(entry, json.dumps(value, ensure_ascii=False, allow_nan=False))
 
-        header = _header(evaluation)
+        header = _make_header(evaluation)
         put("_journal/start.json", {key: header[key] for key in ("version", "eval", "plan")})
-        for sample in _samples(evaluation):
+        for sample in _make_samples(evaluation):
             put(f"samples/{sample['id']}_epoch_{sample['epoch']}.json", sample)
             summary = {name: sample[name] for name in SUMMARY_FIELDS}
-            summary["input"] = sample["input"][:SHORT]
+            summary["input"] = sample["input"][:LONGEST_PROMPT]
             summary["completed"] = True
             summary["message_count"] = len(sample["messages"])
             summaries.append(summary)
@@ -102,17 +102,17 @@ def _write_archive(evaluation: MeasuredSet, file: IO[bytes]) -> int:
 # The evaluation
 
 
-def _header(evaluation: MeasuredSet) -> dict[str, Any]:
+def _make_header(evaluation: MeasuredSet) -> dict[str, Any]:
     """Returns Inspect's description of an evaluation: everything in a log except the samples."""
     summary, experiment = evaluation.summary, evaluation.experiment
     config, manifest = experiment.config, experiment.manifest
     ids: dict[str, None] = {}  # a dictionary as an ordered set
-    count = graded = tokens = 0
+    answer_count = graded_count = token_count = 0
     for row in evaluation.rows():
-        ids[writable(row["problem"])] = None
-        count += 1
-        graded += row.get("reward") is not None
-        tokens += row.get("tokens", 0)
+        ids[make_writable(row["problem"])] = None
+        answer_count += 1
+        graded_count += row.get("reward") is not None
+        token_count += row.get("tokens", 0)
     measured_at = datetime.fromtimestamp(evaluation.measured_at, UTC).isoformat(timespec="seconds")
     settings = {key: summary[key] for key in ("temperature", "top_p", "seed") if key in summary}
     # The commit is recorded as "5f3a…+changes" if files differed from it.
@@ -120,23 +120,23 @@ def _header(evaluation: MeasuredSet) -> dict[str, Any]:
     revision = {"type": "git", "origin": "", "commit": commit, "dirty": bool(changes)}
     task = task_of_set(config, evaluation.label)
     return {
-        "version": VERSION,
+        "version": INSPECT_VERSION,
         "status": "success",
         "eval": {
-            "eval_id": _id(evaluation, "eval"),
-            "run_id": _id(evaluation, "run"),
-            "task_id": _id(evaluation, "task"),
+            "eval_id": _make_id(evaluation, "eval"),
+            "run_id": _make_id(evaluation, "run"),
+            "task_id": _make_id(evaluation, "task"),
             "created": measured_at,
             "task": f"{name_of_task(task) or 'task'}-{evaluation.label}",
             "task_version": 0,
-            "task_args": _writable(task),
+            "task_args": _make_writable(task),
             "dataset": {
                 "name": evaluation.label,
                 "samples": len(ids),
                 "sample_ids": list(ids),
                 "shuffled": False,
             },
-            "model": _model(evaluation),
+            "model": _model_name(evaluation),
             "model_generate_config": settings,
             "config": {"epochs": summary.get("samples", 1), "epochs_reducer": ["mean"]},
             "packages": dict(experiment.environment.get("packages") or {}),
@@ -145,24 +145,24 @@ def _header(evaluation: MeasuredSet) -> dict[str, Any]:
                 "experiment": experiment.name,
                 "iteration": evaluation.iteration,
                 "summary": dict(summary),
-                "configuration": _writable(config),
+                "configuration": _make_writable(config),
                 "configuration_hash": manifest.get("config"),
             },
         },
         "plan": {"name": "plan", "steps": [], "config": settings},
         "results": {
-            "total_samples": count,
-            "completed_samples": count,
+            "total_samples": answer_count,
+            "completed_samples": answer_count,
             "scores": [
                 {
-                    "name": _grader(evaluation),
-                    "scorer": _grader(evaluation),
-                    "scored_samples": graded,
-                    "unscored_samples": count - graded,
+                    "name": _grader_type(evaluation),
+                    "scorer": _grader_type(evaluation),
+                    "scored_samples": graded_count,
+                    "unscored_samples": answer_count - graded_count,
                     "params": {},
                     "metrics": {
                         name: {"name": name, "value": value, "params": {}}
-                        for name, value in _metrics(summary)
+                        for name, value in _metrics_of_summary(summary)
                     },
                 }
             ],
@@ -170,12 +170,12 @@ def _header(evaluation: MeasuredSet) -> dict[str, Any]:
         "stats": {
             "started_at": measured_at,
             "completed_at": measured_at,
-            "model_usage": {_model(evaluation): _usage(tokens)},
+            "model_usage": {_model_name(evaluation): _make_usage(token_count)},
         },
     }
 
 
-def _metrics(summary: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+def _metrics_of_summary(summary: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
     """Yields (name, value) for each number of a summary, and then for those of each domain's summary, whose
     names begin with the domain: "math/pass_at_1"."""
     for name in SUMMARY_NAMES:
@@ -185,27 +185,27 @@ def _metrics(summary: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
         if k != "1":  # pass@1 is among those above
             yield f"{prefix}pass_at_{k}", value
     for domain, summary_of_domain in (summary.get("domains") or {}).items():
-        yield from _metrics(summary_of_domain, f"{domain}/")
+        yield from _metrics_of_summary(summary_of_domain, f"{domain}/")
 
 
-def _grader(evaluation: MeasuredSet) -> str:
+def _grader_type(evaluation: MeasuredSet) -> str:
     """Returns the type of the set's grader, or if the task names no grader, the type of the task."""
     task = task_of_set(evaluation.experiment.config, evaluation.label)
     return (task.get("grader") or {}).get("type") or task.get("type") or "grader"
 
 
-def _model(evaluation: MeasuredSet) -> str:
+def _model_name(evaluation: MeasuredSet) -> str:
     """Returns the model's name in Inspect's form, provider/model: "treetune/quickstart/vineppo@8"."""
     return f"treetune/{evaluation.experiment.name}@{evaluation.iteration}"
 
 
-def _id(evaluation: MeasuredSet, what: str) -> str:
-    """Returns an id for one thing (`what`) of an evaluation, such as "run".
+def _make_id(evaluation: MeasuredSet, object_name: str) -> str:
+    """Returns an id for one thing (`object_name`) of an evaluation, such as "run".
 
     It is the same whenever the evaluation is exported, and different for each thing and each evaluation.
     """
     experiment = evaluation.experiment
-    key = [what, experiment.name, evaluation.label, evaluation.iteration]
+    key = [object_name, experiment.name, evaluation.label, evaluation.iteration]
     key += [evaluation.summary.get("checksum"), experiment.manifest.get("config")]
     return hashlib.blake2b(repr(key).encode(), digest_size=11).hexdigest()
 
@@ -213,14 +213,14 @@ def _id(evaluation: MeasuredSet, what: str) -> str:
 # The answers
 
 
-def _samples(evaluation: MeasuredSet) -> Iterator[dict[str, Any]]:
+def _make_samples(evaluation: MeasuredSet) -> Iterator[dict[str, Any]]:
     """Yields each answer as a sample of Inspect. An answer that could not be graded has no score."""
-    model, grader = _model(evaluation), _grader(evaluation)
+    model, grader = _model_name(evaluation), _grader_type(evaluation)
     for stored_row in evaluation.rows():
-        uuid = _id(evaluation, f"{stored_row['problem']} {stored_row['sample']}")
-        row = _writable(stored_row)
+        uuid = _make_id(evaluation, f"{stored_row['problem']} {stored_row['sample']}")
+        row = _make_writable(stored_row)
         prompt, text = row.get("prompt") or "", row.get("text") or ""
-        usage = _usage(row.get("tokens", 0))
+        usage = _make_usage(row.get("tokens", 0))
         answer = {"id": uuid, "role": "assistant", "content": text, "source": "generate", "model": model}
         score = {
             "value": row.get("reward"),
@@ -242,7 +242,7 @@ def _samples(evaluation: MeasuredSet) -> Iterator[dict[str, Any]]:
                 "usage": usage,
             },
             "scores": {grader: score} if row.get("reward") is not None else {},
-            "metadata": _metadata(row),
+            "metadata": _make_metadata(row),
             "store": {},
             "events": [],
             "model_usage": {model: usage},
@@ -251,7 +251,7 @@ def _samples(evaluation: MeasuredSet) -> Iterator[dict[str, Any]]:
         }
 
 
-def _metadata(row: Mapping[str, Any]) -> dict[str, Any]:
+def _make_metadata(row: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of an answer that have no counterpart in a sample of Inspect."""
     metadata = {name: value for name, value in row.items() if name not in MAPPED_FIELDS}
     # The extracted answer belongs to the score. An answer without a score has it in the metadata.
@@ -260,7 +260,7 @@ def _metadata(row: Mapping[str, Any]) -> dict[str, Any]:
     return metadata
 
 
-def _usage(tokens: int) -> dict[str, int]:
+def _make_usage(tokens: int) -> dict[str, int]:
     """Returns the numbers of tokens in Inspect's form, for `tokens` sampled tokens.
 
     The prompt's tokens count as 0, because their number is not recorded.
@@ -268,10 +268,10 @@ def _usage(tokens: int) -> dict[str, int]:
     return {"input_tokens": 0, "output_tokens": tokens, "total_tokens": tokens}
 
 
-def _writable(value: Any) -> Any:
+def _make_writable(value: Any) -> Any:
     """Returns a value in which characters that UTF-8 can't encode are replaced, in all texts and keys."""
     if isinstance(value, str):
-        return writable(value)
+        return make_writable(value)
     if isinstance(value, Mapping):
-        return {writable(key): _writable(member) for key, member in value.items()}
-    return [_writable(item) for item in value] if isinstance(value, list | tuple) else value
+        return {make_writable(key): _make_writable(member) for key, member in value.items()}
+    return [_make_writable(item) for item in value] if isinstance(value, list | tuple) else value

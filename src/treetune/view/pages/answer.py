@@ -17,31 +17,31 @@ from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response
 
 from treetune.exceptions import NotThere
-from treetune.view.drawings import NOTE, ThreadedAnswer, threads_html, tree_html
+from treetune.view.drawings import DRAWING_NOTE, ThreadedAnswer, threads_html, tree_html
 from treetune.view.experiment import CREDITED_LOG
 from treetune.view.notes import NotedAnswer
 from treetune.view.page import Form, Page, PageRequest
-from treetune.view.pages.answers import PLACE, list_fields, question_of_address, with_all_columns
+from treetune.view.pages.answers import STORED_ORDER, list_fields, question_of_address, with_all_columns
 from treetune.view.pages.notes import Draft, all_labels, notes_on, save_form
 from treetune.view.store.answers import AnswerStore, StoredAnswer
-from treetune.view.store.folders import digest
+from treetune.view.store.folders import short_hash
 from treetune.view.store.queries import ColumnFilter, RowQuery
 from treetune.view.store.tokens import (
-    KL,
-    OF_CREDIT,
+    ADVANTAGE_OF_CREDIT,
+    KL_TO_REFERENCE,
     CreditedStep,
     Tokens,
     all_texts,
     credits_of,
-    made_of_credit,
+    describe_credit_change,
+    has_kl_penalty,
     mark_of_credits,
-    penalised,
     texts_of,
     tokens_of,
     trained_steps,
 )
 from treetune.view.templates import FULL_COLOUR_QUANTILE
-from treetune.view.text import CHARACTERS_SHOWN, MARKS, cut_text, ends_in_a_heap, visible
+from treetune.view.text import CHARACTERS_SHOWN, MOST_SHOWN_MARKS, cut_text, ends_in_a_heap, make_visible
 from treetune.vocabulary import Episode
 
 TOKENS_SHOWN = 4000
@@ -51,24 +51,24 @@ LONGEST_TOKEN, LONGEST_VERDICT, LONGEST_DATA = 1000, 2000, 20_000
 """The most characters that are shown of each text: a token; an extracted answer, a grader's message or a
 reference answer; a prompt or data."""
 
-OF_A_STEP = 140
+CHARACTERS_OF_STEP = 140
 """The number of characters of a step in the table of its credit."""
 
-UNRECORDED = (
+WHY_UNRECORDED = (
     "the trainer recorded no numbers of this answer's tokens: the answer was not trained on, or the iteration"
     " has no token_signals.arrow"
 )
-VERDICT = ("outcome", "extracted", "message", "seconds")
+VERDICT_FIELDS = ("outcome", "extracted", "message", "seconds")
 """The attributes of a grade that are shown in addition to its score."""
 
 
 def show(view: PageRequest) -> Response:
     """Shows an answer, or redirects to one if the address has no `?answer=`.
 
-    The address has `?run=`, `?source=` (the file), `?answer=`, `?as=` (see `_forms`), `?colour=` (the name of
-    a number), `?depth=` (of a tree), `?all=1` (nothing is left out of a long answer) and `?on=1` (the page
-    goes to the next answer after a label is ticked). It also has the fields of the list of answers, which
-    `pages.answers.show` lists.
+    The address has `?run=`, `?source=` (the file), `?answer=`, `?as=` (see `_list_forms`), `?colour=` (the
+    name of a number), `?depth=` (of a tree), `?all=1` (nothing is left out of a long answer) and `?on=1` (the
+    page goes to the next answer after a label is ticked). It also has the fields of the list of answers,
+    which `pages.answers.show` lists.
 
     If the address has no `?answer=`, the page redirects to the first answer on the present page of the list,
     or with `?last=1` to the last answer on it.
@@ -80,17 +80,19 @@ def show(view: PageRequest) -> Response:
             raise NotThere("answer not found")
         row = rows[-1 if view.text("last") else 0]
         return RedirectResponse(view.here(source=row["source"], answer=row["answer"], last=None), 303)
-    return _shown(view, _answer(view))
+    return _render_answer(view, _find_answer(view))
 
 
 def save(view: PageRequest, form: Form) -> Response:
     """Saves the form's note and shows the answer again, with the form as it was sent if it can't be saved."""
-    answer = _answer(view)
-    draft = save_form(view, _noted(answer), form)
-    return RedirectResponse(f"{view.here()}#notes", 303) if draft is None else _shown(view, answer, draft)
+    answer = _find_answer(view)
+    draft = save_form(view, _describe_for_note(answer), form)
+    if draft is None:
+        return RedirectResponse(f"{view.here()}#notes", 303)
+    return _render_answer(view, answer, draft)
 
 
-def _answer(view: PageRequest) -> StoredAnswer:
+def _find_answer(view: PageRequest) -> StoredAnswer:
     """Returns the answer that the address names.
 
     Raises NotThere while the index of its file is being made (the page reloads by itself), and ValueError if
@@ -105,7 +107,7 @@ def _answer(view: PageRequest) -> StoredAnswer:
     return answers.answer(source, view.text("answer"))
 
 
-def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) -> Response:
+def _render_answer(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) -> Response:
     """Returns the page of an answer. If there is a draft, the page has the form that could not be saved."""
     answers, episode = view.store.answers(view.run), answer.episode
     try:
@@ -114,8 +116,8 @@ def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) 
         config = {}
     is_credited_log = config.get("type") == CREDITED_LOG
     tokens = tokens_of(view.run.path, answer, config)
-    made = made_of_credit(config)  # a text on how training changes the advantages of credit
-    colours = colourings(tokens, made)
+    credit_change = describe_credit_change(config)  # a text on how training changes the advantages of credit
+    colours = make_colourings(tokens, credit_change)
     if is_credited_log:  # the trainer of a log records no numbers of tokens
         colours = [colouring for colouring in colours if not colouring["missing"]]
 
@@ -128,7 +130,7 @@ def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) 
         further_forms.append("credit")
     if episode is not None:
         further_forms.append("tree")
-    forms = _forms(tokens, further_forms)
+    forms = _list_forms(tokens, further_forms)
     form = view.choice("as", forms)
     depth = view.integer("depth", 0)
     everything = bool(view.choice("all", ("", "1")))
@@ -137,11 +139,11 @@ def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) 
     drawing: Markup | str = ""
     if form == "threads" and tokens is not None:
         scales = {colouring["name"]: colouring["scale"] for colouring in colours}
-        scale = scales.get(OF_CREDIT) or scales["advantage"] or 1.0
+        scale = scales.get(ADVANTAGE_OF_CREDIT) or scales["advantage"] or 1.0
         threaded = ThreadedAnswer(tokens.texts or (), answer.episode, answer.trajectory, scale)
         drawing = Markup(threads_html(threaded))
     elif form == "tree" and episode is not None:
-        drawing = _tree(view, answers, answer, episode, depth)
+        drawing = _draw_tree(view, answers, answer, episode, depth)
     tokens_left_out = 0
     if tokens is not None and most_tokens is not None:
         tokens_left_out = max(0, tokens.count - most_tokens)
@@ -152,44 +154,46 @@ def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) 
         "answer.html",
         409 if draft else 200,  # 409 (conflict): the note of the form could not be saved
         answer=answer,
-        noted=notes_on(view, _noted(answer), draft),
+        noted=notes_on(view, _describe_for_note(answer), draft),
         row=with_all_columns([answer.row])[0],
         asked=_problem_of(answer),
         prompt_tokens=_prompt_of_tokens(view, answer),
-        verdict={name: getattr(grade, name, answer.line.get(name)) for name in VERDICT},
-        facts=_facts(answer, tokens, is_credited_log=is_credited_log),
+        verdict={name: getattr(grade, name, answer.line.get(name)) for name in VERDICT_FIELDS},
+        facts=_list_facts(answer, tokens, is_credited_log=is_credited_log),
         is_credited_log=is_credited_log,
         counted=_numbers_of(answer),
         tokens=tokens,
-        lines=_lines(tokens, most_tokens, _has_end(answer)) if tokens and form == "tokens" else [],
-        columns=_columns(tokens, most_tokens) if tokens else {},
+        lines=_make_shown_steps(tokens, most_tokens, _has_end(answer)) if tokens and form == "tokens" else [],
+        columns=_make_token_columns(tokens, most_tokens) if tokens else {},
         colourings=colours,
-        made_of_credit=made,
+        made_of_credit=credit_change,
         forms=forms,
         form=form,
         drawing=drawing,
         depth=depth,
-        chain=_chain(view, answer, tokens, config) if tokens is not None and form == "credit" else {},
-        drawing_note=NOTE,
+        chain=_make_gradient_chain(view, answer, tokens, config)
+        if tokens is not None and form == "credit"
+        else {},
+        drawing_note=DRAWING_NOTE,
         text=text,
         left_out=left_out,
         everything=everything,
         tokens_left_out=tokens_left_out,
-        prompt_text=lambda text: shortened(str(text), LONGEST_DATA),
-        verdict_text=lambda text: shortened(str(text), LONGEST_VERDICT),
+        prompt_text=lambda text: shorten_text(str(text), LONGEST_DATA),
+        verdict_text=lambda text: shorten_text(str(text), LONGEST_VERDICT),
         credits=credits,
         credited_steps=max((len(method.cells) for method in credits), default=0),
-        reading=_reading(view, answers, answer),
+        reading=_make_reading_list(view, answers, answer),
     )
 
 
-def _tree(
+def _draw_tree(
     view: PageRequest, answers: AnswerStore, answer: StoredAnswer, episode: Episode, depth: int
 ) -> Markup:
     """Returns a drawing of the tree of all answers to the problem, from the step `depth` on."""
     group = answers.group(answer.source.name, answer.row["problem"])
-    names = [member.trajectory for member in group]
-    this = names.index(episode.trajectory) if episode.trajectory in names else 0
+    answer_names = [member.trajectory for member in group]
+    this_answer = answer_names.index(episode.trajectory) if episode.trajectory in answer_names else 0
     # The address of this page without the fields that its links set.
     base = view.here(answer=None, depth=None, all=None, **{"as": None})
 
@@ -209,10 +213,10 @@ def _tree(
                 query["depth"] = depth
         return f"{base}&{urlencode(query)}"
 
-    return Markup(tree_html(group, all_texts(view.run.path) or [], this, depth, address))
+    return Markup(tree_html(group, all_texts(view.run.path) or [], this_answer, depth, address))
 
 
-def _reading(view: PageRequest, answers: AnswerStore, answer: StoredAnswer) -> dict[str, Any]:
+def _make_reading_list(view: PageRequest, answers: AnswerStore, answer: StoredAnswer) -> dict[str, Any]:
     """Returns the list of answers that is shown next to the answer.
 
     If the address has fields that describe a list (`list_fields`), it is that list. If not, the list has all
@@ -223,7 +227,7 @@ def _reading(view: PageRequest, answers: AnswerStore, answer: StoredAnswer) -> d
     if fields:
         question, _ = question_of_address(view, answers)
     else:
-        fields = {"of": [answer.source.name], "group": [answer.row["problem"]], "sort": [PLACE]}
+        fields = {"of": [answer.source.name], "group": [answer.row["problem"]], "sort": [STORED_ORDER]}
         same_problem = ColumnFilter("problem", "=", answer.row["problem"])
         question = RowQuery((answer.source.name,), (same_problem,))
     # If the address names no page, the page with this answer is taken. With a search the page isn't known,
@@ -245,28 +249,28 @@ def _reading(view: PageRequest, answers: AnswerStore, answer: StoredAnswer) -> d
     position = keys.index(this_key) if this_key in keys else None
     # First for an answer at an end of the page: the last answer of the page before, and the first of the page
     # after. If the page has a neighbour itself, that is taken below.
-    before = address(None, page=number - 1, last=1) if number > 1 else None
-    after = address(None, page=number + 1) if number < pages else None
+    previous_address = address(None, page=number - 1, last=1) if number > 1 else None
+    next_address = address(None, page=number + 1) if number < pages else None
     if position is not None and position > 0:
-        before = address(result.rows[position - 1])
+        previous_address = address(result.rows[position - 1])
     if position is None:  # the answer isn't on the page any more: the next one is the page's first
-        after = address(result.rows[0]) if result.rows else None
+        next_address = address(result.rows[0]) if result.rows else None
     elif position + 1 < len(result.rows):
-        after = address(result.rows[position + 1])
+        next_address = address(result.rows[position + 1])
     return {
         "rows": with_all_columns(result.rows, [question.sort] if question.sort else ()),
         "result": result,
         "question": question,
         "number": None if position is None else question.skipped + position + 1,
-        "before": before,
-        "after": after,
+        "before": previous_address,
+        "after": next_address,
         "address_of": address,
         "back": view.address("/answers", run=view.run.name, **fields | {"page": number}),
         "of_problem": "group" in fields,
     }
 
 
-def _forms(tokens: Tokens | None, further: Sequence[str]) -> Sequence[str]:
+def _list_forms(tokens: Tokens | None, further: Sequence[str]) -> Sequence[str]:
     """Returns the names of the forms in which an answer can be shown, the default first.
 
     `further` has those that need an episode, such as "credit" and "tree".
@@ -280,19 +284,19 @@ def _forms(tokens: Tokens | None, further: Sequence[str]) -> Sequence[str]:
 # Tokens
 
 
-def colourings(tokens: Tokens | None, made: str) -> list[dict[str, Any]]:
+def make_colourings(tokens: Tokens | None, credit_change: str) -> list[dict[str, Any]]:
     """Returns a dictionary for each kind of number that tokens can be coloured by.
 
     It has the `name`, the `meaning` of the colours, whether numbers are `signed`, the `scale` (the absolute
     value from which the colour is full), and `missing`, which says why the answer has no such numbers and is
-    empty if it has. `made` describes how training changes the advantages of credit.
+    empty if it has. `credit_change` describes how training changes the advantages of credit.
     """
     numbers: Mapping[str, np.ndarray] = tokens.numbers if tokens is not None else {}
     trains = "training advantage"
-    if made and OF_CREDIT not in numbers:
-        trains = f"advantage of credit assignment ({made})"
+    if credit_change and ADVANTAGE_OF_CREDIT not in numbers:
+        trains = f"advantage of credit assignment ({credit_change})"
     # For each number: its name, whether it has a sign, what its colours mean, and why tokens may lack it.
-    # OF_CREDIT is the advantage before training changed it; "advantage" is then the changed one.
+    # `ADVANTAGE_OF_CREDIT` is the advantage before training changed it; "advantage" is then the changed one.
     kinds = [
         (
             "advantage",
@@ -300,30 +304,36 @@ def colourings(tokens: Tokens | None, made: str) -> list[dict[str, Any]]:
             f"blue: made more likely; orange: made less likely; {trains}",
             "not computed before training (a critic computes them in training, demonstrations have none)",
         ),
-        (OF_CREDIT, True, f"before training changes it ({made})", ""),
+        (ADVANTAGE_OF_CREDIT, True, f"before training changes it ({credit_change})", ""),
         ("log-prob", False, "darker: less likely when it was sampled", "no log-probs are stored"),
-        ("entropy", False, "darker: the policy was less certain, in nats", UNRECORDED),
-        ("gap", True, "the trainer's log-prob minus the engine's: blue above, orange below", UNRECORDED),
+        ("entropy", False, "darker: the policy was less certain, in nats", WHY_UNRECORDED),
+        ("gap", True, "the trainer's log-prob minus the engine's: blue above, orange below", WHY_UNRECORDED),
         (
             "log-ratio",
             True,
             "blue: more likely at the last optimiser step than before the iteration; orange: less likely",
             "",
         ),
-        (KL, False, "darker: further from the reference model; the mean over all tokens is train/kl", ""),
+        (
+            KL_TO_REFERENCE,
+            False,
+            "darker: further from the reference model; the mean over all tokens is train/kl",
+            "",
+        ),
     ]
     colours = []
     for name, signed, meaning, missing in kinds:
         # These three are left out if they are missing. The others are then listed with the reason.
-        if name in (OF_CREDIT, "log-ratio", KL) and name not in numbers:
+        if name in (ADVANTAGE_OF_CREDIT, "log-ratio", KL_TO_REFERENCE) and name not in numbers:
             continue
         column, scale = numbers.get(name), None
-        sizes = np.abs(column[np.isfinite(column)]) if column is not None else np.empty(0)
-        if len(sizes):
+        absolute_values = np.abs(column[np.isfinite(column)]) if column is not None else np.empty(0)
+        if len(absolute_values):
             # All tokens of a step have the step's advantage. If the step with the largest advantage is short,
             # a quantile below 1 could be smaller than that advantage, whose colour would not stand out.
-            quantile = 1.0 if name in ("advantage", OF_CREDIT) else FULL_COLOUR_QUANTILE
-            scale, missing = float(np.quantile(sizes, quantile)) or float(sizes.max()) or 1.0, ""
+            quantile = 1.0 if name in ("advantage", ADVANTAGE_OF_CREDIT) else FULL_COLOUR_QUANTILE
+            scale = float(np.quantile(absolute_values, quantile)) or float(absolute_values.max()) or 1.0
+            missing = ""
         colours.append(
             {"name": name, "meaning": meaning, "scale": scale, "signed": signed, "missing": missing}
         )
@@ -353,12 +363,12 @@ class _ShownStep(NamedTuple):
     tokens: list[_ShownToken]
 
 
-def _lines(tokens: Tokens, most: int | None, has_end: bool) -> list[_ShownStep]:
+def _make_shown_steps(tokens: Tokens, most: int | None, has_end: bool) -> list[_ShownStep]:
     """Returns the steps with their tokens as they are shown, up to the first `most` tokens of the answer.
 
     Ends of lines are made visible. A token is shown by its id if it has no text, or if it adds an accent to a
-    character that has too many (`text.MARKS`). The end token is shown as ``⟨end⟩``. If `most` is None, all
-    tokens are shown.
+    character that has too many (`text.MOST_SHOWN_MARKS`). The end token is shown as ``⟨end⟩``. If `most` is
+    None, all tokens are shown.
     """
     assert tokens.texts is not None
     lines = []
@@ -371,11 +381,11 @@ def _lines(tokens: Tokens, most: int | None, has_end: bool) -> list[_ShownStep]:
         shown_tokens = []
         for i in range(step.start, end):
             # The character and its accents may be spread over this token and those before it.
-            recent_text = "".join(tokens.texts[max(0, i - MARKS) : i + 1])
+            recent_text = "".join(tokens.texts[max(0, i - MOST_SHOWN_MARKS) : i + 1])
             text = "" if ends_in_a_heap(recent_text) else tokens.texts[i]
             is_end = has_end and i == tokens.count - 1 and not tokens.texts[i]
             if text:
-                shown = shortened(text, LONGEST_TOKEN).replace("\n", "↵\n")
+                shown = shorten_text(text, LONGEST_TOKEN).replace("\n", "↵\n")
             else:
                 shown = "⟨end⟩" if is_end else f"⟨{tokens.ids[i]}⟩"
             shown_tokens.append(_ShownToken(i, shown, injected=not tokens.sampled[i]))
@@ -383,16 +393,16 @@ def _lines(tokens: Tokens, most: int | None, has_end: bool) -> list[_ShownStep]:
     return lines
 
 
-def shortened(text: str, most: int) -> str:
+def shorten_text(text: str, most: int) -> str:
     """Returns the first `most` characters of a text, with invisible characters made visible.
 
     If the text is longer, it ends with the number of characters that were left out.
     """
     beginning, left_out = cut_text(text, most)
-    return visible(beginning) + (f"⟨{left_out:,} more characters⟩" if left_out else "")
+    return make_visible(beginning) + (f"⟨{left_out:,} more characters⟩" if left_out else "")
 
 
-def _columns(tokens: Tokens, most: int | None) -> dict[str, Any]:
+def _make_token_columns(tokens: Tokens, most: int | None) -> dict[str, Any]:
     """Returns the numbers of the shown tokens as columns for the browser, by name.
 
     A token without a number has None. Example: {"id": [15, 7], "advantage": [0.25, None]}.
@@ -414,7 +424,7 @@ def _columns(tokens: Tokens, most: int | None) -> dict[str, Any]:
     return columns
 
 
-def _chain(
+def _make_gradient_chain(
     view: PageRequest, answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the values for ``chain.html``, which shows how each step's value leads to its share in the
@@ -430,9 +440,9 @@ def _chain(
         if row.get("iteration") == answer.source.number - 1:  # metrics count iterations from 0, files from 1
             metrics = row
     assert episode is not None
-    rows = [(item, shortened(_text_of(tokens, item.step), OF_A_STEP)) for item in steps]
+    rows = [(item, shorten_text(_text_of_step(tokens, item.step), CHARACTERS_OF_STEP)) for item in steps]
     advantages = [abs(item.advantage) for item in steps]
-    trained = [abs(item.trained_advantage) for item in steps if item.trained_advantage is not None]
+    trained_advantages = [abs(item.trained_advantage) for item in steps if item.trained_advantage is not None]
     shares = [item.share or 0.0 for item in steps]
     # `turned` has the steps whose advantage changes its sign in training, and `moved` those whose advantage
     # of 0 becomes another number.
@@ -445,7 +455,7 @@ def _chain(
     return {
         "steps": rows,
         "scale": max(advantages, default=0.0) or 1.0,
-        "trained_scale": max(trained, default=0.0) or 1.0,
+        "trained_scale": max(trained_advantages, default=0.0) or 1.0,
         "largest": max(shares, default=0.0) or 1.0,
         "share": math.fsum(shares),
         "turned": len(turned),
@@ -456,12 +466,12 @@ def _chain(
         "reward": episode.reward,
         "objective": objective,
         "normalised": trainer.get("advantage_normalisation"),
-        "penalised": penalised(config),
+        "penalised": has_kl_penalty(config),
         "metrics": metrics,
     }
 
 
-def _text_of(tokens: Tokens, step: CreditedStep) -> str:
+def _text_of_step(tokens: Tokens, step: CreditedStep) -> str:
     """Returns the text of a step without space around it."""
     return "".join((tokens.texts or ())[step.start : step.end]).strip()
 
@@ -469,7 +479,7 @@ def _text_of(tokens: Tokens, step: CreditedStep) -> str:
 # The whole answer
 
 
-def _noted(answer: StoredAnswer) -> NotedAnswer:
+def _describe_for_note(answer: StoredAnswer) -> NotedAnswer:
     """Returns the description of an answer that is stored in a note about it."""
     [row] = with_all_columns([answer.row], ["advantage_mean"])
     asked = _problem_of(answer)
@@ -520,7 +530,9 @@ def _prompt_of_tokens(view: PageRequest, answer: StoredAnswer) -> str | None:
     return "".join(text or f"⟨{token_id}⟩" for token_id, text in zip(stored.prompt_ids, texts, strict=True))
 
 
-def _facts(answer: StoredAnswer, tokens: Tokens | None, *, is_credited_log: bool = False) -> dict[str, str]:
+def _list_facts(
+    answer: StoredAnswer, tokens: Tokens | None, *, is_credited_log: bool = False
+) -> dict[str, str]:
     """Returns facts about the whole answer, by the names that the page shows: {"tokens": "212", …}."""
     row, trajectory, episode = answer.row, answer.trajectory, answer.episode
     facts: dict[str, str] = {}
@@ -578,7 +590,7 @@ PAGES = (
         "/answer",
         "Answer",
         show,
-        mark=lambda view: digest(
+        mark=lambda view: short_hash(
             view.store.answers(view.run).mark(),
             mark_of_credits(view.run.path),
             view.store.notes(view.run).mark(),

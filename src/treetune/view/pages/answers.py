@@ -11,20 +11,20 @@ from starlette.responses import RedirectResponse, Response
 
 from treetune.exceptions import NotThere
 from treetune.view.notes import Note, labels_in_use
-from treetune.view.page import Page, PageRequest, paged
+from treetune.view.page import Page, PageRequest, choose_page
 from treetune.view.store.answers import AnswerStore
-from treetune.view.store.folders import digest
+from treetune.view.store.folders import short_hash
 from treetune.view.store.index import AnswerFile
 from treetune.view.store.queries import ColumnFilter, RowQuery, among_sql, condition_sql, parse_conditions
 from treetune.view.store.tables import Histogram, HistogramBar
 from treetune.vocabulary import CORRECT_SCORE
 
-SIZES = ("50", "20", "200")
+PAGE_SIZES = ("50", "20", "200")
 """The choices for the number of rows on a page; the first is the default."""
 
-OUTCOMES = ("ok", "no_answer", "timeout", "error", "unavailable")
-VERDICTS = ("", "right", "wrong")
-SEVERAL = ("everything", "iterations", "evaluations")
+OUTCOME_CHOICES = ("ok", "no_answer", "timeout", "error", "unavailable")
+VERDICT_CHOICES = ("", "right", "wrong")
+SEVERAL_FILES = ("everything", "iterations", "evaluations")
 """The values of `?of=` that choose several files of answers. The default of `?of=` is the newest iteration,
 or "everything" if no iteration can be shown."""
 
@@ -32,17 +32,17 @@ ANY_NOTE = ","
 """The value of `?label=` for answers with any note. It is no label, because no label can contain a comma."""
 
 # The columns of the index that the list always needs.
-ALWAYS = (
+ALWAYS_LISTED_COLUMNS = (
     "source", "row", "answer", "problem", "sample", "score", "reward", "outcome", "unfinished", "tokens",
     "asked", "beginning",
 )  # fmt: skip
 SIZE_COLUMN = "advantage_size"
 """The default column to sort by: answers with the largest credit come first."""
-USUAL = ("advantage_mean", SIZE_COLUMN, "first_value")
+DEFAULT_COLUMNS = ("advantage_mean", SIZE_COLUMN, "first_value")
 """The default columns of the list."""
-COUNTED = ("reward", "tokens", SIZE_COLUMN)
+HISTOGRAM_COLUMNS = ("reward", "tokens", SIZE_COLUMN)
 """The columns of the histograms above the list."""
-PLACE = "place"
+STORED_ORDER = "place"
 """The value of `?sort=` for the order in which answers are stored."""
 
 NOT_FOR_SORTING = ("answer", "asked", "row", "episode_place", "episode_last", "credited")
@@ -53,18 +53,18 @@ LIST_FIELDS = (
 )  # fmt: skip
 """The fields of an address that describe a list of answers. The page of an answer keeps them."""
 
-MOST_EARLIER = 200
+MOST_EARLIER_FILES = 200
 """The most earlier files that are searched for a problem's last answers."""
-IN_A_BAR = 32
+MOST_ANSWERS_OF_PROBLEM = 32
 """The most answers whose advantages are drawn in the row of a problem."""
-OF_PROBLEMS = ("credit", "pass rate", "spread", "change", "tokens", "problem")
+PROBLEM_SORT_COLUMNS = ("credit", "pass rate", "spread", "change", "tokens", "problem")
 """The columns that problems can be sorted by."""
 
 
 def show(view: PageRequest) -> Response:
     """Shows the list of an experiment's answers.
 
-    The address has `?run=`, `?of=` (one file, or one of `SEVERAL`), `?search=` (in the answers' texts),
+    The address has `?run=`, `?of=` (one file, or one of `SEVERAL_FILES`), `?search=` (in the answers' texts),
     `?problem=` (a part of a problem's name), `?group=` (a problem's whole name), `?domain=`, `?outcome=`,
     `?verdict=`, `?unfinished=1`, `?label=` (a label, or `ANY_NOTE`), `?where=` (conditions), `?sort=`,
     `?order=down`, `?column=` (also several), `?size=` and `?page=`.
@@ -74,18 +74,20 @@ def show(view: PageRequest) -> Response:
     columns = answers.columns()
     sources = {item.source.name: item.source for item in indexed}
     notes = view.store.notes(view.run)
-    question, of = question_of_address(view, answers)
+    question, files_choice = question_of_address(view, answers)
     result = answers.ask(question)
     # A question without sources is about all of them.
-    chosen = [source for name, source in sources.items() if not question.sources or name in question.sources]
+    chosen_sources = [
+        source for name, source in sources.items() if not question.sources or name in question.sources
+    ]
     domains = []
     if "domain" in columns:
         distinct = "SELECT DISTINCT domain FROM answers WHERE domain <> '' ORDER BY domain"
         domains = [row["domain"] for row in answers.sql(distinct, sources=question.sources)]
     # Further columns: those chosen, or the default ones, and those of filters and order.
-    chosen_columns = view.request.query_params.getlist("column") or list(USUAL)
+    chosen_columns = view.request.query_params.getlist("column") or list(DEFAULT_COLUMNS)
     filtered_columns = [item.column for item in question.filters]
-    further = dict.fromkeys([*chosen_columns, *filtered_columns, question.sort])
+    further_columns = dict.fromkeys([*chosen_columns, *filtered_columns, question.sort])
 
     def labels_of(notes_on_answer: Sequence[Note]) -> list[str]:
         """Returns the labels of all notes on an answer, each once."""
@@ -97,10 +99,10 @@ def show(view: PageRequest) -> Response:
     return view.render(
         "answers.html",
         question=question,
-        of=of,
+        of=files_choice,
         result=result,
         # What the page calls its rows; without any file yet, answers.
-        contents=sorted({source.content for source in chosen} or {"answers"}),
+        contents=sorted({source.content for source in chosen_sources} or {"answers"}),
         rows=with_all_columns(result.rows, columns),
         pages=max(1, math.ceil(result.total / question.size)),
         waiting=[item.source.title for item in indexed if item.is_awaited],
@@ -109,17 +111,17 @@ def show(view: PageRequest) -> Response:
         labels_of=labels_of,
         labels=labels_in_use([notes]),
         any_note=ANY_NOTE,
-        files_by_kind=files_of(answers),
+        files_by_kind=group_files_by_kind(answers),
         title_of=lambda row: sources[row["source"]].title if row["source"] in sources else row["source"],
-        outcomes=OUTCOMES,
-        sizes=SIZES,
+        outcomes=OUTCOME_CHOICES,
+        sizes=PAGE_SIZES,
         histograms="/answers/histograms" + view.here().removeprefix(view.page.path),
         # The id of the page's histograms: a new one if the answers or the address change.
-        drawn_as=digest(answers.mark(), view.request.url.query),
+        drawn_as=short_hash(answers.mark(), view.request.url.query),
         both_graded="number.judge" in columns and "number.rule" in columns,
         domains=domains,
         sortable=[name for name in columns if name not in NOT_FOR_SORTING],
-        shown=[name for name in further if name in columns and name not in ALWAYS],
+        shown=[name for name in further_columns if name in columns and name not in ALWAYS_LISTED_COLUMNS],
         address_of=lambda row: address_of(view, row, **list_fields(view) | {"page": question.page}),
     )
 
@@ -132,12 +134,14 @@ def show_histograms(view: PageRequest) -> Response:
     """
     answers = view.store.answers(view.run)
     question, _ = question_of_address(view, answers)
-    histograms = answers.histograms(question, COUNTED)
+    histograms = answers.histograms(question, HISTOGRAM_COLUMNS)
     varying = [histogram for histogram in histograms if len(histogram.bars) > 1]
     return render_histograms(view, varying, "answers", view.run.name)
 
 
-def render_histograms(view: PageRequest, histograms: Sequence[Histogram], of: str, name: str) -> Response:
+def render_histograms(
+    view: PageRequest, histograms: Sequence[Histogram], list_name: str, data_name: str
+) -> Response:
     """Returns the histograms of a list as a response.
 
     Each bar is a link to the list, filtered by the bar's values.
@@ -145,8 +149,8 @@ def render_histograms(view: PageRequest, histograms: Sequence[Histogram], of: st
     Args:
         view: The request.
         histograms: The histograms.
-        of: The contents of the list, "rows" or "answers". It is also the path of the list's page.
-        name: The name of the data set or the experiment.
+        list_name: The contents of the list, "rows" or "answers". It is also the path of the list's page.
+        data_name: The name of the data set or the experiment.
     """
 
     def with_bar(histogram: Histogram, bar: HistogramBar) -> str:
@@ -154,18 +158,18 @@ def render_histograms(view: PageRequest, histograms: Sequence[Histogram], of: st
         in_bar = f"{histogram.column} >= {bar.low!r}; {histogram.column} < {bar.high!r}"
         where = view.text("where").strip()
         conditions = f"{where}; {in_bar}" if where else in_bar
-        return f"/{of}" + view.here(where=conditions, page=None).removeprefix(view.page.path)
+        return f"/{list_name}" + view.here(where=conditions, page=None).removeprefix(view.page.path)
 
-    back = f"/{of}" + view.here().removeprefix(view.page.path)
+    back = f"/{list_name}" + view.here().removeprefix(view.page.path)
     return view.render(
-        "histograms.html", histograms=histograms, with_bar=with_bar, of=of, name=name, back=back
+        "histograms.html", histograms=histograms, with_bar=with_bar, of=list_name, name=data_name, back=back
     )
 
 
-def files_of(answers: AnswerStore) -> dict[str, list[AnswerFile]]:
+def group_files_by_kind(answers: AnswerStore) -> dict[str, list[AnswerFile]]:
     """Returns the files of answers by kind, "iterations" and "evaluations", the newest first."""
     files_by_kind: dict[str, list[AnswerFile]] = {}
-    for kind in SEVERAL[1:]:  # without "everything", which is not a kind of file
+    for kind in SEVERAL_FILES[1:]:  # without "everything", which is not a kind of file
         sources = [source for source in reversed(answers.sources()) if f"{source.kind}s" == kind]
         if sources:
             files_by_kind[kind] = sources
@@ -175,7 +179,7 @@ def files_of(answers: AnswerStore) -> dict[str, list[AnswerFile]]:
 def question_of_address(view: PageRequest, answers: AnswerStore) -> tuple[RowQuery, str]:
     """Returns (question, of): the question to the store that the address asks, and the value of its `?of=`.
 
-    That value is the name of a file, or one of `SEVERAL`. Raises ValueError for a column or a file that
+    That value is the name of a file, or one of `SEVERAL_FILES`. Raises ValueError for a column or a file that
     doesn't exist, and NotThere if `?of=` names a kind of files of which there are none.
     """
     columns = answers.columns()
@@ -184,22 +188,22 @@ def question_of_address(view: PageRequest, answers: AnswerStore) -> tuple[RowQue
     iterations = [
         item.source.name for item in answers.indexed() if item.about and item.source.kind == "iteration"
     ]
-    of = view.text("of") or (iterations[-1] if iterations else SEVERAL[0])
-    names: tuple[str, ...] = (of,)
-    if of in SEVERAL:
+    files_choice = view.text("of") or (iterations[-1] if iterations else SEVERAL_FILES[0])
+    names: tuple[str, ...] = (files_choice,)
+    if files_choice in SEVERAL_FILES:
         # For "everything", no source has this kind. The tuple of names is then empty, which means all files.
-        names = tuple(name for name, source in sources.items() if f"{source.kind}s" == of)
-        if of != SEVERAL[0] and not names:
-            raise NotThere(f"{answers.run.name} has no answers of {of} yet")
-    elif of not in sources:
-        raise ValueError(f"there are no answers {of!r}; choose one of {', '.join(sources)}")
-    filters = [*_filters(view), *parse_conditions(view.text("where"), columns)]
+        names = tuple(name for name, source in sources.items() if f"{source.kind}s" == files_choice)
+        if files_choice != SEVERAL_FILES[0] and not names:
+            raise NotThere(f"{answers.run.name} has no answers of {files_choice} yet")
+    elif files_choice not in sources:
+        raise ValueError(f"there are no answers {files_choice!r}; choose one of {', '.join(sources)}")
+    filters = [*_filters_of_address(view), *parse_conditions(view.text("where"), columns)]
     question = make_question(view, filters, names)
     # If the answers have credit, they are by default sorted by `SIZE_COLUMN`, the column with the size of
     # credit.
     if not question.sort and SIZE_COLUMN in answers.columns(names):
         question = replace(question, sort=SIZE_COLUMN, descending=view.text("order", "down") == "down")
-    elif question.sort == PLACE:
+    elif question.sort == STORED_ORDER:
         question = replace(question, sort="")  # without a column, rows are in the order of the file
     if label := view.text("label"):
         rows_by_source: dict[str, list[int]] = {}
@@ -207,7 +211,7 @@ def question_of_address(view: PageRequest, answers: AnswerStore) -> tuple[RowQue
             if label == ANY_NOTE or any(label in note.labels for note in notes):
                 rows_by_source.setdefault(source, []).append(row)
         question = replace(question, among=rows_by_source)
-    return question, of
+    return question, files_choice
 
 
 def list_fields(view: PageRequest) -> dict[str, list[str]]:
@@ -222,8 +226,9 @@ def address_of(view: PageRequest, row: Mapping[str, Any], **query: Any) -> str:
 
 
 def with_all_columns(rows: Sequence[Mapping[str, Any]], columns: Iterable[str] = ()) -> list[dict[str, Any]]:
-    """Returns rows of the index with all columns of ALWAYS and `columns`; those that a row lacks are None."""
-    empty_row = dict.fromkeys([*ALWAYS, *columns])
+    """Returns rows of the index with all columns of `ALWAYS_LISTED_COLUMNS` and `columns`; those that a row
+    lacks are None."""
+    empty_row = dict.fromkeys([*ALWAYS_LISTED_COLUMNS, *columns])
     return [empty_row | dict(row) for row in rows]
 
 
@@ -238,11 +243,11 @@ def make_question(
         sort=view.text("sort"),
         descending=view.choice("order", ("up", "down")) == "down",
         page=view.integer("page", 1, least=1),
-        size=int(view.choice("size", SIZES)),
+        size=int(view.choice("size", PAGE_SIZES)),
     )
 
 
-def _filters(view: PageRequest) -> Iterator[ColumnFilter]:
+def _filters_of_address(view: PageRequest) -> Iterator[ColumnFilter]:
     """Yields the filters of the address. `problem` is a part of a problem's name, `group` the whole name."""
     if problem := view.text("problem"):
         yield ColumnFilter("problem", "has", problem)
@@ -251,7 +256,7 @@ def _filters(view: PageRequest) -> Iterator[ColumnFilter]:
     for name in ("domain", "outcome"):
         if value := view.text(name):
             yield ColumnFilter(name, "=", value)
-    if verdict := view.choice("verdict", VERDICTS):
+    if verdict := view.choice("verdict", VERDICT_CHOICES):
         yield ColumnFilter("score", ">=" if verdict == "right" else "<", CORRECT_SCORE)
     if view.choice("unfinished", ("", "1")):
         yield ColumnFilter("unfinished", "=", True)
@@ -263,19 +268,21 @@ def _filters(view: PageRequest) -> Iterator[ColumnFilter]:
 def show_problems(view: PageRequest) -> Response:
     """Shows a row for each problem.
 
-    The address has `?run=`, `?of=` (one file, or one of `SEVERAL`), `?problem=` and the other filters of
-    answers, `?signal=` (`some`, or `none` for problems without a training signal), `?problems=` (the column
-    that the problems are sorted by), `?order=` and `?page=`.
+    The address has `?run=`, `?of=` (one file, or one of `SEVERAL_FILES`), `?problem=` and the other filters
+    of answers, `?signal=` (`some`, or `none` for problems without a training signal), `?problems=` (the
+    column that the problems are sorted by), `?order=` and `?page=`.
     """
     answers = view.store.answers(view.run)
-    question, of = question_of_address(view, answers)
+    question, files_choice = question_of_address(view, answers)
     selection = _Selection.of_question(question, answers)
-    rows = _rows_of_problems(answers, selection, of)
+    rows = _rows_of_problems(answers, selection, files_choice)
 
     signal = view.choice("signal", ("", "some", "none"))
-    chosen = [row for row in rows if not signal or row["signal"] == (signal == "some")]
+    matching_rows = [row for row in rows if not signal or row["signal"] == (signal == "some")]
 
-    sort = view.choice("problems", OF_PROBLEMS, "credit" if SIZE_COLUMN in selection.columns else "spread")
+    sort = view.choice(
+        "problems", PROBLEM_SORT_COLUMNS, "credit" if SIZE_COLUMN in selection.columns else "spread"
+    )
     # The default order has the largest numbers first, or names in alphabetical order.
     descending = view.choice("order", ("down", "up") if sort != "problem" else ("up", "down")) == "down"
 
@@ -284,8 +291,8 @@ def show_problems(view: PageRequest) -> Response:
             return abs(row["change"] or 0.0)
         return row[sort] if row[sort] is not None else -math.inf
 
-    chosen.sort(key=sort_key, reverse=descending)
-    listed = paged(view, chosen, question.size)
+    matching_rows.sort(key=sort_key, reverse=descending)
+    listed = choose_page(view, matching_rows, question.size)
 
     bars_by_problem = _bars_of_problems(answers, selection, [row["problem"] for row in listed.rows])
     # All bars of the page have the same scale.
@@ -295,18 +302,20 @@ def show_problems(view: PageRequest) -> Response:
             largest_bar = max(largest_bar, abs(bar["advantage"] or 0.0))
     return view.render(
         "problems.html",
-        of=of,
-        files_by_kind=files_of(answers),
+        of=files_choice,
+        files_by_kind=group_files_by_kind(answers),
         listed=listed,
         total=len(rows),
         silent=sum(not row["signal"] for row in rows),
         sort=sort,
-        sorts=OF_PROBLEMS,
+        sorts=PROBLEM_SORT_COLUMNS,
         descending=descending,
         bars=bars_by_problem,
         largest=largest_bar or 1.0,
-        first_of=lambda row: view.address("/answer", run=view.run.name, of=of, group=row["problem"], page=1),
-        address_of=lambda row: address_of(view, row, of=of, group=row["problem"]),
+        first_of=lambda row: view.address(
+            "/answer", run=view.run.name, of=files_choice, group=row["problem"], page=1
+        ),
+        address_of=lambda row: address_of(view, row, of=files_choice, group=row["problem"]),
     )
 
 
@@ -334,7 +343,7 @@ class _Selection:
         return _Selection(question.sources, columns, where, list(values))
 
 
-def _rows_of_problems(answers: AnswerStore, selection: _Selection, of: str) -> list[dict[str, Any]]:
+def _rows_of_problems(answers: AnswerStore, selection: _Selection, files_choice: str) -> list[dict[str, Any]]:
     """Returns a row for each problem, in alphabetical order, with its numbers over the selected answers.
 
     Example: ``{"problem": "train/17", "asked": "How many …", "answers": 8, "graded": 8, "right_ones": 3,
@@ -342,7 +351,7 @@ def _rows_of_problems(answers: AnswerStore, selection: _Selection, of: str) -> l
     "change": 0.125, "signal": True}``.
 
     Args:
-        of: The name of the file of answers, or one of `SEVERAL`.
+        files_choice: The name of the file of answers, or one of `SEVERAL_FILES`.
     """
     if not answers.columns():
         return []  # no answers are stored yet
@@ -357,7 +366,7 @@ def _rows_of_problems(answers: AnswerStore, selection: _Selection, of: str) -> l
         [CORRECT_SCORE, *selection.values],
         selection.sources,
     )
-    earlier_rates = _earlier_rates(answers, of)
+    earlier_rates = _earlier_rates(answers, files_choice)
     for row in rows:
         row["pass rate"] = row["right_ones"] / row["graded"] if row["graded"] else None
         # "before" is the title of the file in which the problem was asked the last time before this file.
@@ -374,7 +383,8 @@ def _rows_of_problems(answers: AnswerStore, selection: _Selection, of: str) -> l
 def _bars_of_problems(
     answers: AnswerStore, selection: _Selection, problems: Sequence[str]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Returns the first `IN_A_BAR` answers to each of the problems, with their advantages, by problem."""
+    """Returns the first `MOST_ANSWERS_OF_PROBLEM` answers to each of the problems, with their advantages, by
+    problem."""
     if not problems:
         return {}
     # An answer without credit is drawn with its score minus the mean score of the problem's answers.
@@ -384,7 +394,7 @@ def _bars_of_problems(
         SELECT problem, source, answer, score,
             coalesce({mean_advantage}, score - avg(score) OVER (PARTITION BY problem)) AS advantage
         FROM answers WHERE {selection.where} AND list_contains(?, problem)
-        QUALIFY row_number() OVER (PARTITION BY problem ORDER BY source, row) <= {IN_A_BAR}
+        QUALIFY row_number() OVER (PARTITION BY problem ORDER BY source, row) <= {MOST_ANSWERS_OF_PROBLEM}
         ORDER BY source, row
         """,
         [*selection.values, list(problems)],
@@ -396,30 +406,31 @@ def _bars_of_problems(
     return bars_by_problem
 
 
-def _earlier_rates(answers: AnswerStore, of: str) -> dict[str, tuple[str, float | None]]:
+def _earlier_rates(answers: AnswerStore, files_choice: str) -> dict[str, tuple[str, float | None]]:
     """Returns each problem's pass rate in the newest file before a given one that has answers to the problem.
 
     Earlier files are those of the same kind, such as evaluations of the same set, with a smaller number.
 
     Args:
         answers: The answers of the experiment.
-        of: The name of the given file. For a choice of several files (`SEVERAL`), the result is empty.
+        files_choice: The name of the given file. For a choice of several files (`SEVERAL_FILES`), the result
+            is empty.
 
     Returns:
         (title of the earlier file, share of correct answers in it) by problem. The share is None if none of
         these answers was graded.
     """
     sources = {source.name: source for source in answers.sources()}
-    if of not in sources:
+    if files_choice not in sources:
         return {}
-    this_file = sources[of]
+    this_file = sources[files_choice]
     earlier_files = []
     for source in sources.values():
         is_same_kind = (source.kind, source.label) == (this_file.kind, this_file.label)
         if is_same_kind and source.number < this_file.number:
             earlier_files.append(source)
     earlier_files.sort(key=lambda source: source.number)
-    names = [source.name for source in earlier_files[-MOST_EARLIER:]]
+    names = [source.name for source in earlier_files[-MOST_EARLIER_FILES:]]
     if not names:
         return {}
     rows = answers.sql(
@@ -438,12 +449,12 @@ def show_problem(view: PageRequest) -> Response:
     The address has `?run=` (also several) and `?problem=` (its whole name).
     """
     query = {"run": [run.name for run in view.runs], "group": view.text("problem")}
-    return RedirectResponse(view.address("/answers", **query, of="everything", sort=PLACE), 303)
+    return RedirectResponse(view.address("/answers", **query, of="everything", sort=STORED_ORDER), 303)
 
 
 def mark_of_answers(view: PageRequest) -> str:
     """Returns the mark of a page about the answers of the experiments that the address names."""
-    return digest([view.store.answers(run).mark() for run in view.runs], view.request.url.query)
+    return short_hash([view.store.answers(run).mark() for run in view.runs], view.request.url.query)
 
 
 PAGES = (
@@ -453,7 +464,7 @@ PAGES = (
         show,
         place="run",
         key="a",
-        mark=lambda view: digest(view.store.answers(view.run).mark(), view.store.notes(view.run).mark()),
+        mark=lambda view: short_hash(view.store.answers(view.run).mark(), view.store.notes(view.run).mark()),
     ),
     Page("/answers/histograms", "Histograms", show_histograms, mark=mark_of_answers),
     Page("/problems", "Problems", show_problems, place="run", key="p", mark=mark_of_answers),

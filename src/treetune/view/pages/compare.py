@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 from starlette.responses import Response
 
 from treetune.exceptions import NotThere
-from treetune.lab.paired import paired
-from treetune.view.curves import setting_of
-from treetune.view.page import Page, PageRequest, paged
+from treetune.lab.paired import compare_pairs
+from treetune.view.curves import setting_without_seed
+from treetune.view.page import Page, PageRequest, choose_page
 from treetune.view.pages.answers import mark_of_answers, with_all_columns
 from treetune.view.store import Run
 from treetune.view.store.index import AnswerFile
 from treetune.view.store.queries import ColumnFilter, RowQuery
-from treetune.view.text import cut_text, visible
+from treetune.view.text import cut_text, make_visible
 from treetune.vocabulary import CORRECT_SCORE
 
 PROBLEMS_PER_PAGE = 100
@@ -27,12 +27,12 @@ PROBLEMS_PER_PAGE = 100
 COMPARED_CHARACTERS = 6000
 """The most characters of each text that are compared."""
 
-WHICH = ("flipped", "flipped to right", "flipped to wrong", "better", "worse", "all")
+KINDS_OF_CHANGE = ("flipped", "flipped to right", "flipped to wrong", "better", "worse", "all")
 """The values of `?which=`, which choose the problems that are listed. A problem has flipped if one side
 answers it more often right than wrong, and the other doesn't."""
 
 # The pieces that are compared: space, words, and single other characters.
-_WORD = re.compile(r"\s+|\w+|[^\w\s]")
+_COMPARED_PIECE = re.compile(r"\s+|\w+|[^\w\s]")
 
 
 Side = tuple[Run, AnswerFile]
@@ -47,8 +47,8 @@ def show(view: PageRequest) -> Response:
     problem side by side. `?a=` and `?b=` are the numbers of these answers among the problem's answers in the
     first and in the second file, from 0.
     """
-    seeds = _seeds(view)
-    sides = _sides(view, list(seeds[0]))
+    seeds = _pair_experiments(view)
+    sides = _choose_sides(view, list(seeds[0]))
     (_, first_source), (_, second_source) = sides
     # For each seed the results of both sides, by problem.
     first_results = [_results_by_problem(view, run, first_source.name) for run, _ in seeds]
@@ -61,33 +61,36 @@ def show(view: PageRequest) -> Response:
             {name: second_of_seed[name].share - first_of_seed[name].share for name in common_problems}
         )
 
-    both: list[dict[str, Any]] = []  # a row for each problem, with the means over seeds
+    problem_rows: list[dict[str, Any]] = []  # a row for each problem, with the means over seeds
     for name in common_problems:
-        first = math.fsum(results[name].share for results in first_results) / len(seeds)
-        second = math.fsum(results[name].share for results in second_results) / len(seeds)
+        first_share = math.fsum(results[name].share for results in first_results) / len(seeds)
+        second_share = math.fsum(results[name].share for results in second_results) / len(seeds)
         asked = first_results[0][name].asked
-        kinds = _kinds_of_change(first, second)
-        both.append({"problem": name, "asked": asked, "first": first, "second": second, "kinds": kinds})
-    both.sort(key=lambda row: -abs(row["second"] - row["first"]))
+        kinds = _kinds_of_change(first_share, second_share)
+        problem_rows.append(
+            {"problem": name, "asked": asked, "first": first_share, "second": second_share, "kinds": kinds}
+        )
+    problem_rows.sort(key=lambda row: -abs(row["second"] - row["first"]))
 
-    which, problem = view.choice("which", WHICH), view.text("problem")
+    which, problem = view.choice("which", KINDS_OF_CHANGE), view.text("problem")
     return view.render(
         "compare.html",
         sides=sides,
         files_of_sides=[view.store.answers(run).sources() for run, _ in sides],
-        both=both,
-        listed=paged(view, [row for row in both if which in row["kinds"]], PROBLEMS_PER_PAGE),
+        both=problem_rows,
+        listed=choose_page(view, [row for row in problem_rows if which in row["kinds"]], PROBLEMS_PER_PAGE),
         which=which,
-        counts={kind: sum(kind in row["kinds"] for row in both) for kind in WHICH},
+        counts={kind: sum(kind in row["kinds"] for row in problem_rows) for kind in KINDS_OF_CHANGE},
         seeds=len(seeds),
-        test=paired(differences) if common_problems else None,
+        test=compare_pairs(differences) if common_problems else None,
         problem=problem,
-        pair=_pair(view, sides, problem) if problem else None,
+        pair=_compare_two_answers(view, sides, problem) if problem else None,
     )
 
 
 def _kinds_of_change(first: float, second: float) -> set[str]:
-    """Returns the values of `WHICH` that list a problem, from the shares of correct answers of both sides.
+    """Returns the values of `KINDS_OF_CHANGE` that list a problem, from the shares of correct answers of both
+    sides.
 
     Example: ``_kinds_of_change(0.4, 0.6)`` is ``{"all", "better", "flipped", "flipped to right"}``.
     """
@@ -118,7 +121,7 @@ def _results_by_problem(view: PageRequest, run: Run, source: str) -> dict[str, _
     return {row["problem"]: _ProblemResult(row["share"], row["asked"] or "") for row in rows}
 
 
-def _seeds(view: PageRequest) -> list[tuple[Run, Run]]:
+def _pair_experiments(view: PageRequest) -> list[tuple[Run, Run]]:
     """Returns the pairs of experiments to compare.
 
     There is a single pair if the address names one or two experiments. If it names more, they must be seeds
@@ -132,7 +135,7 @@ def _seeds(view: PageRequest) -> list[tuple[Run, Run]]:
     settings: dict[str, dict[Any, Run]] = {}
     for run in view.runs:
         config = view.store.experiment(run).config
-        settings.setdefault(setting_of(config), {})[config.get("seed")] = run
+        settings.setdefault(setting_without_seed(config), {})[config.get("seed")] = run
     common_seeds = set.intersection(*(set(runs_by_seed) for runs_by_seed in settings.values()))
     if len(settings) != 2 or not common_seeds:
         raise ValueError(
@@ -143,7 +146,7 @@ def _seeds(view: PageRequest) -> list[tuple[Run, Run]]:
     return [(first[seed], second[seed]) for seed in sorted(common_seeds, key=str)]
 
 
-def _sides(view: PageRequest, runs: Sequence[Run]) -> list[Side]:
+def _choose_sides(view: PageRequest, runs: Sequence[Run]) -> list[Side]:
     """Returns the two files to compare, which the address names.
 
     If it doesn't, two runs are compared in the newest file that both have, and one run in its first and last
@@ -159,12 +162,14 @@ def _sides(view: PageRequest, runs: Sequence[Run]) -> list[Side]:
     # The names of evaluations, or if there are none of iterations, from the oldest to the newest.
     candidates = [name for name, source in first.items() if source.kind == "evaluation"] or list(first)
     if runs[0] != runs[1]:
-        common = [name for name in candidates if name in second]
-        default_names = [common[-1], common[-1]] if common else [candidates[-1], list(second)[-1]]
+        common_names = [name for name in candidates if name in second]
+        default_names = (
+            [common_names[-1], common_names[-1]] if common_names else [candidates[-1], list(second)[-1]]
+        )
     else:
         label = first[candidates[-1]].label
-        same_set = [name for name in candidates if first[name].label == label]
-        default_names = [same_set[0], same_set[-1]]
+        names_of_set = [name for name in candidates if first[name].label == label]
+        default_names = [names_of_set[0], names_of_set[-1]]
     names = [view.text("first", default_names[0]), view.text("second", default_names[1])]
     for run, sources_of_run, name in zip(runs, sources, names, strict=True):
         if name not in sources_of_run:
@@ -172,9 +177,9 @@ def _sides(view: PageRequest, runs: Sequence[Run]) -> list[Side]:
     return [(run, by_name[name]) for run, by_name, name in zip(runs, sources, names, strict=True)]
 
 
-def _pair(view: PageRequest, sides: Sequence[Side], problem: str) -> dict[str, Any]:
+def _compare_two_answers(view: PageRequest, sides: Sequence[Side], problem: str) -> dict[str, Any]:
     """Returns two answers to a problem, with their differences marked, as values for ``compare.html``."""
-    rows, chosen, texts, left_out = [], [], [], []
+    rows, chosen_rows, texts, left_out = [], [], [], []
     for (run, source), key in zip(sides, ("a", "b"), strict=True):
         answers = view.store.answers(run)
         same_problem = ColumnFilter("problem", "=", problem)
@@ -187,12 +192,12 @@ def _pair(view: PageRequest, sides: Sequence[Side], problem: str) -> dict[str, A
         # `?a=` and `?b=` choose the answer on each side. A number that is too large chooses the last answer.
         row = answer_rows[min(view.integer(key, 0), len(answer_rows) - 1)]
         rows.append(answer_rows)
-        chosen.append(row)
+        chosen_rows.append(row)
         [text] = answers.texts([(source.name, row["place"])])
         beginning, characters_left_out = cut_text(text, COMPARED_CHARACTERS)
         texts.append(beginning)
         left_out.append(characters_left_out)
-    return {"rows": rows, "chosen": chosen, "marked": compare_texts(*texts), "left_out": left_out}
+    return {"rows": rows, "chosen": chosen_rows, "marked": compare_texts(*texts), "left_out": left_out}
 
 
 class Piece(NamedTuple):
@@ -208,7 +213,7 @@ def compare_texts(first: str, second: str) -> list[list[Piece]]:
 
     `compare_texts("a b", "a c")` is `[[("a ", False), ("b", True)], [("a ", False), ("c", True)]]`.
     """
-    words = [_WORD.findall(first), _WORD.findall(second)]
+    words = [_COMPARED_PIECE.findall(first), _COMPARED_PIECE.findall(second)]
     # `autojunk` ignores very frequent words when it looks for matches. Without it, long texts with few
     # different words would take minutes.
     matcher = difflib.SequenceMatcher(None, words[0], words[1], autojunk=True)
@@ -219,7 +224,7 @@ def compare_texts(first: str, second: str) -> list[list[Piece]]:
         for kind, *bounds in operations:  # the begin and end in the first text, then those in the second
             begin, end = bounds[2 * side : 2 * side + 2]
             if begin < end:
-                text = visible("".join(words[side][begin:end]))
+                text = make_visible("".join(words[side][begin:end]))
                 yield Piece(text, is_different=kind != "equal")
 
     return [list(pieces(0)), list(pieces(1))]

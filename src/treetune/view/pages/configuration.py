@@ -12,7 +12,7 @@ from treetune.config.explain import key_paths, value_at
 from treetune.view.page import Page, PageRequest
 
 
-def flat(config: Mapping[str, Any]) -> dict[str, str]:
+def flatten_settings(config: Mapping[str, Any]) -> dict[str, str]:
     """Returns the value of each key as JSON: {"trainer.lora": "null", …}.
 
     Keys that have further keys below them are left out.
@@ -29,7 +29,7 @@ def show(view: PageRequest) -> Response:
     (only settings whose values differ between the runs).
     """
     experiment = view.store.experiment(view.run)
-    settings = [flat(view.store.experiment(run).config) for run in view.runs]
+    settings = [flatten_settings(view.store.experiment(run).config) for run in view.runs]
     only = view.choice("only", ("everything", "differences"))
     search = view.text("search").casefold()
     names: dict[str, None] = {}  # a dictionary as an ordered set

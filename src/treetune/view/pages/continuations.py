@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 
 from treetune.view.page import Page, PageRequest
-from treetune.view.pages.answer import shortened
+from treetune.view.pages.answer import shorten_text
 from treetune.view.store import Run
 from treetune.view.store.answers import StoredAnswer
 from treetune.view.store.tokens import texts_of
@@ -25,9 +25,9 @@ from treetune.view.store.tokens import texts_of
 if TYPE_CHECKING:
     from treetune.engine.requests import Completion
 
-LONGEST = 3000
+MOST_CHARACTERS_OF_CONTINUATION = 3000
 """The most characters of a continuation that are shown."""
-KEY_WITHIN = 100
+KEY_PREFIX_BYTES = 100
 """The number of bytes at the beginning of a journal's line within which its key is."""
 
 
@@ -53,14 +53,14 @@ def show(view: PageRequest) -> Response:
         key = completion.token_ids.tobytes(), reward
         counts[key] += 1
         examples[key] = completion
-    distinct = []
+    distinct_continuations = []
     for key, times in sorted(counts.items(), key=lambda pair: -pair[1]):
         completion = examples[key]
         texts = texts_of(view.run.path, completion.token_ids)
         text = "".join(texts) if texts is not None else " ".join(map(str, completion.token_ids.tolist()))
-        distinct.append(
+        distinct_continuations.append(
             {
-                "text": shortened(text, LONGEST),
+                "text": shorten_text(text, MOST_CHARACTERS_OF_CONTINUATION),
                 "times": times,
                 "earned": key[1],
                 "tokens": len(completion.token_ids),
@@ -73,7 +73,7 @@ def show(view: PageRequest) -> Response:
         answer=answer,
         start=start,
         problem=problem,
-        distinct=distinct,
+        distinct=distinct_continuations,
         earned=earned,
         count=len(completions),
     )
@@ -87,7 +87,7 @@ def continuations_of(
     Raises ValueError, with the reason, if none can be found.
     """
     from treetune.engine.journal import completions_of_row
-    from treetune.store.journal import row_of
+    from treetune.store.journal import unseal_line
 
     keys = [f'"{key}"'.encode() for key in _keys_in_journal(config, answer, start)]
     # `number` counts iterations from 1, and the folders of journals count from 0.
@@ -100,8 +100,8 @@ def continuations_of(
         with path.open("rb") as file:
             for line in file:
                 # The last line of a journal may be incomplete: then it has no "\n".
-                if any(key in line[:KEY_WITHIN] for key in keys) and line.endswith(b"\n"):
-                    return completions_of_row(json.loads(row_of(line)))
+                if any(key in line[:KEY_PREFIX_BYTES] for key in keys) and line.endswith(b"\n"):
+                    return completions_of_row(json.loads(unseal_line(line)))
     raise ValueError(
         "the iteration's journals have no continuations of this state: its value may come from other answers,"
         " from a critic, or from continuations with another budget or other stop strings"
@@ -116,7 +116,7 @@ def _keys_in_journal(config: Mapping[str, Any], answer: StoredAnswer, start: int
     """
     from treetune.config.build import build
     from treetune.credit.base import Credit
-    from treetune.credit.library.engines import UNBOUNDED
+    from treetune.credit.library.engines import UNBOUNDED_CONTEXT_LENGTH
     from treetune.credit.states.base import AnswerPrefix
     from treetune.credit.states.one_line import continuation_request
     from treetune.credit.vineppo import MonteCarlo
@@ -143,7 +143,7 @@ def _keys_in_journal(config: Mapping[str, Any], answer: StoredAnswer, start: int
     changes = {name: value for name, value in settings.items() if value is not None}
     # It must be the same request as the credit made.
     request = continuation_request(
-        AnswerSettings(int(config["context_length"] or UNBOUNDED)),
+        AnswerSettings(int(config["context_length"] or UNBOUNDED_CONTEXT_LENGTH)),
         int(config.get("seed", 0)),
         iteration,
         AnswerPrefix.of(trajectory.problem, trajectory.prompt_ids, trajectory.segments, start),

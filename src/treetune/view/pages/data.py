@@ -8,19 +8,19 @@ from typing import Any
 
 from starlette.responses import Response
 
-from treetune.view.page import Page, PageRequest, paged
-from treetune.view.pages.answers import SIZES, make_question, render_histograms
-from treetune.view.store.folders import digest
+from treetune.view.page import Page, PageRequest, choose_page
+from treetune.view.pages.answers import PAGE_SIZES, make_question, render_histograms
+from treetune.view.store.folders import short_hash
 from treetune.view.store.queries import parse_conditions
 from treetune.view.store.readers import answers_to
-from treetune.view.store.tables import BEGINNING, CHARACTERS, ROW, DataSetTable
-from treetune.view.text import CHARACTERS_SHOWN, cut_text, visible
+from treetune.view.store.tables import CHARACTERS_OF_BEGINNING, LENGTH_SUFFIX, ROW_NUMBER, DataSetTable
+from treetune.view.text import CHARACTERS_SHOWN, cut_text, make_visible
 
 SETS_PER_PAGE = 100
 """The most data sets on a page."""
 
 # What the page calls each kind of data set (`DataSet.kind`).
-KINDS = {
+KIND_NAMES = {
     "parquet": "Parquet",
     "lines": "JSON lines",
     "saved": "saved data set",
@@ -28,21 +28,21 @@ KINDS = {
     "estimate": "difficulty",
 }
 
-MOST_SHOWN = 10
+MOST_SHOWN_COLUMNS = 10
 """The most columns of a file in the list of rows. The page of a single row has all."""
 
-SHORT = 24
+LONGEST_NARROW_TEXT = 24
 """The most characters of texts in narrow columns, such as names and short answers."""
 
-DRAWN = 4
+MOST_DRAWN_HISTOGRAMS = 4
 """The number of histograms that are drawn by default."""
-USUAL = ("pass_rate", "reward", "score", "difficulty", "tokens", "answers")
+USUAL_NAME_PARTS = ("pass_rate", "reward", "score", "difficulty", "tokens", "answers")
 """Parts of the names of numeric columns. The columns whose names contain one are drawn by default, in this
 order."""
-LENGTHS = ("asked", "prompt", "raw_prompt", "problem", "question", "input", "text", "output", "answer")
+LENGTH_COLUMNS = ("asked", "prompt", "raw_prompt", "problem", "question", "input", "text", "output", "answer")
 """The columns of text whose lengths in characters are drawn by default, in this order."""
 
-GROUPS = {
+FIRST_FIELDS = {
     "Prompt": ("prompt", "raw_prompt", "problem", "question", "input", "asked"),
     "Expected": ("reward_model", "gold", "answer", "ground_truth", "solution", "target"),
 }
@@ -55,8 +55,10 @@ GROUPS = {
 def show(view: PageRequest) -> Response:
     """Shows the list of data sets. The address has `?search=` (in names and kinds) and `?page=`."""
     search = view.text("search").casefold()
-    sets = [data for data in view.store.data.all() if search in f"{data.name} {KINDS[data.kind]}".casefold()]
-    return view.render("data.html", sets=paged(view, sets, SETS_PER_PAGE), kinds=KINDS)
+    sets = [
+        data for data in view.store.data.all() if search in f"{data.name} {KIND_NAMES[data.kind]}".casefold()
+    ]
+    return view.render("data.html", sets=choose_page(view, sets, SETS_PER_PAGE), kinds=KIND_NAMES)
 
 
 # Rows
@@ -71,38 +73,38 @@ def show_rows(view: PageRequest) -> Response:
     data = view.store.data.named(view.text("data"))
     table = view.store.data.table(data)
     question = make_question(view, parse_conditions(view.text("where"), table.kinds, "rows"))
-    columns_with_histogram = _drawn(view, table)
+    columns_with_histogram = _choose_histogram_columns(view, table)
     query = view.here().partition("?")[2]
     # `names` has the columns of the file. `table.kinds` also has columns that are derived from them, such as
     # nested fields and lengths of texts, by which rows can be filtered and sorted, too.
     names = table.names()
     # The first columns of the file, and the columns that rows are filtered and sorted by.
-    columns = [*names[:MOST_SHOWN], *(item.column for item in question.filters), question.sort]
+    columns = [*names[:MOST_SHOWN_COLUMNS], *(item.column for item in question.filters), question.sort]
     shown = [name for name in dict.fromkeys(columns) if name in table.kinds]
     hidden = [name for name in names if name not in shown]
     result = table.ask(question, shown)
     long_columns = set()  # the columns with a long text in one of the shown rows
     for row in result.rows:
-        long_columns |= {name for name in shown if len(str(row[name] or "")) > SHORT}
+        long_columns |= {name for name in shown if len(str(row[name] or "")) > LONGEST_NARROW_TEXT}
     return view.render(
         "rows.html",
         data=data,
         table=table,
-        kind=KINDS[data.kind],
+        kind=KIND_NAMES[data.kind],
         question=question,
         result=result,
-        row_number=ROW,
+        row_number=ROW_NUMBER,
         shown=shown,
         hidden=len(hidden),
         pages=max(1, math.ceil(result.total / question.size)),
-        sizes=SIZES,
-        beginning=BEGINNING,
+        sizes=PAGE_SIZES,
+        beginning=CHARACTERS_OF_BEGINNING,
         histograms=f"/histograms?{query}" if columns_with_histogram else "",
         # The id of the page's histograms: a new one, with which they are loaded again, if the file or the
         # address has changed.
-        drawn_as=digest(data.mark, query),
+        drawn_as=short_hash(data.mark, query),
         long=long_columns,
-        address_of=lambda row: view.address("/row", data=data.name, row=row[ROW]),
+        address_of=lambda row: view.address("/row", data=data.name, row=row[ROW_NUMBER]),
     )
 
 
@@ -115,17 +117,17 @@ def show_histograms(view: PageRequest) -> Response:
     data = view.store.data.named(view.text("data"))
     table = view.store.data.table(data)
     question = make_question(view, parse_conditions(view.text("where"), table.kinds, "rows"))
-    drawn = table.histograms(_drawn(view, table), question.filters, question.search)
+    histograms = table.histograms(_choose_histogram_columns(view, table), question.filters, question.search)
     # A column with the same value in all rows is drawn only if the address names it.
-    chosen = [histogram for histogram in drawn if view.text("histogram") or len(histogram.bars) > 1]
-    return render_histograms(view, chosen, "rows", data.name)
+    varying = [histogram for histogram in histograms if view.text("histogram") or len(histogram.bars) > 1]
+    return render_histograms(view, varying, "rows", data.name)
 
 
-def _drawn(view: PageRequest, table: DataSetTable) -> Sequence[str]:
+def _choose_histogram_columns(view: PageRequest, table: DataSetTable) -> Sequence[str]:
     """Returns the columns whose histograms are drawn.
 
-    If the address names a column, it is the only one. If not, they are the first `DRAWN` of the numeric
-    columns, in this order: usual columns such as rates, lengths of texts, all others.
+    If the address names a column, it is the only one. If not, they are the first `MOST_DRAWN_HISTOGRAMS` of
+    the numeric columns, in this order: usual columns such as rates, lengths of texts, all others.
 
     Raises ValueError if the address names a column that isn't numeric.
     """
@@ -133,16 +135,19 @@ def _drawn(view: PageRequest, table: DataSetTable) -> Sequence[str]:
     if chosen:
         table.check_numeric([chosen])
         return [chosen]
-    numbers = table.numeric()
+    numeric_columns = table.numeric()
     # The numeric columns of the data set itself, without the lengths of its texts.
-    plain = [name for name in numbers if not name.endswith(CHARACTERS)]
-    usual: list[str] = []
-    for part in USUAL:
-        usual += [name for name in plain if part in name.casefold()]
-    lengths = [name + CHARACTERS for name in LENGTHS if name + CHARACTERS in numbers]
-    # At most `DRAWN - 1` usual columns come before the lengths, so a length is drawn if there is one.
-    by_priority = dict.fromkeys([*usual[: DRAWN - 1], *lengths, *usual, *plain])
-    return list(by_priority)[:DRAWN]
+    stored_numbers = [name for name in numeric_columns if not name.endswith(LENGTH_SUFFIX)]
+    usual_columns: list[str] = []
+    for part in USUAL_NAME_PARTS:
+        usual_columns += [name for name in stored_numbers if part in name.casefold()]
+    lengths = [name + LENGTH_SUFFIX for name in LENGTH_COLUMNS if name + LENGTH_SUFFIX in numeric_columns]
+    # At most `MOST_DRAWN_HISTOGRAMS - 1` usual columns come before the lengths, so a length is drawn if there
+    # is one.
+    by_priority = dict.fromkeys(
+        [*usual_columns[: MOST_DRAWN_HISTOGRAMS - 1], *lengths, *usual_columns, *stored_numbers]
+    )
+    return list(by_priority)[:MOST_DRAWN_HISTOGRAMS]
 
 
 # One row
@@ -163,7 +168,7 @@ def show_row(view: PageRequest) -> Response:
 
     def shortened(text: object) -> str:
         """Returns the beginning of a text and, if it is longer, how many characters were left out."""
-        shown = visible(text)
+        shown = make_visible(text)
         beginning, left_out = cut_text(shown, len(shown) if everything else CHARACTERS_SHOWN)
         return beginning + (f"\n… {left_out:,} more characters" if left_out else "")
 
@@ -183,7 +188,7 @@ def show_row(view: PageRequest) -> Response:
 
     names_by_group: dict[str, list[str]] = {}
     other_names = list(row)
-    for title, names in GROUPS.items():
+    for title, names in FIRST_FIELDS.items():
         names_by_group[title] = [name for name in names if name in row]
         other_names = [name for name in other_names if name not in names]
     names_by_group["Other fields"] = other_names
@@ -199,12 +204,12 @@ def show_row(view: PageRequest) -> Response:
         groups=groups,
         form=view.choice("as", ("text", "rendered")),
         answers=answers,
-        has_more=not everything and _longest([row, answers]) > CHARACTERS_SHOWN,
+        has_more=not everything and _longest_text_length([row, answers]) > CHARACTERS_SHOWN,
         shortened=shortened,
     )
 
 
-def _longest(value: Any) -> int:
+def _longest_text_length(value: Any) -> int:
     """Returns the number of characters of the longest text in a value, which may be nested; 0 without
     texts."""
     if isinstance(value, str):
@@ -214,23 +219,23 @@ def _longest(value: Any) -> int:
         members = value.values()
     elif isinstance(value, list):
         members = value
-    return max(map(_longest, members), default=0)
+    return max(map(_longest_text_length, members), default=0)
 
 
-def mark(view: PageRequest) -> str:
+def mark_of_data_sets(view: PageRequest) -> str:
     """Returns a text that changes whenever the list of data sets does."""
     sets = [(data.name, data.known_from, data.mark) for data in view.store.data.all()]
-    return digest(sets, view.store.mark(view.store.runs()))
+    return short_hash(sets, view.store.mark(view.store.runs()))
 
 
 def mark_of_rows(view: PageRequest) -> str:
     """Returns a text that changes whenever the data set of the address, or the address itself, changes."""
     data = view.store.data.named(view.text("data"))
-    return digest(data.name, data.mark, view.request.url.query)
+    return short_hash(data.name, data.mark, view.request.url.query)
 
 
 PAGES = (
-    Page("/data", "Data", show, place="top", key="d", mark=mark),
+    Page("/data", "Data", show, place="top", key="d", mark=mark_of_data_sets),
     Page("/rows", "Rows", show_rows, mark=mark_of_rows),
     Page("/histograms", "Histograms", show_histograms, mark=mark_of_rows),
     Page("/row", "Row", show_row, mark=mark_of_rows),

@@ -16,21 +16,21 @@ from starlette.responses import Response
 
 from treetune.runtime.console import format_duration
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
-from treetune.view.charts import N_COLOURS, BetterDirection, Chart, Series, number
+from treetune.view.charts import N_COLOURS, BetterDirection, Chart, Series, format_number
 from treetune.view.curves import (
-    OVER,
-    bunches,
+    X_AXES,
     chosen_charts,
     evaluation_charts,
     events_of,
     events_of_several,
+    group_into_bunches,
     metric_names,
-    setting_of,
+    setting_without_seed,
     usual_charts,
 )
 from treetune.view.experiment import Accuracy, RunProgress, StoredExperiment
-from treetune.view.page import Page, PageRequest, paged
-from treetune.view.pages.configuration import flat
+from treetune.view.page import Page, PageRequest, choose_page
+from treetune.view.pages.configuration import flatten_settings
 from treetune.view.report.recorded import TimesSection
 from treetune.view.store import Run
 from treetune.vocabulary import CORRECT_SCORE
@@ -38,14 +38,14 @@ from treetune.vocabulary import CORRECT_SCORE
 ROWS_PER_PAGE = 400
 """The most rows on a page."""
 
-SORTED = ("name", "state", "newest", "accuracy")
-STATES = ("running", "waiting", "stopped", "finished", "answers", "unreadable")
+SORT_ORDERS = ("name", "state", "newest", "accuracy")
+EXPERIMENT_STATES = ("running", "waiting", "stopped", "finished", "answers", "unreadable")
 
-PASS = "pass@1 on "
+ACCURACY_PREFIX = "pass@1 on "
 """The prefix of the names of columns with accuracies: "pass@1 on test"."""
-ITERATIONS = "finished iterations"
+ITERATIONS_COLUMN = "finished iterations"
 """The name of the column with the number of finished iterations."""
-COSTS: Mapping[str, tuple[str, str]] = {
+COST_COLUMNS: Mapping[str, tuple[str, str]] = {
     "optimiser steps": ("train/steps", "total"),
     "sampled tokens of answers": (SAMPLED_TOKENS, "total"),
     "sampled tokens of continuations": (VALUE_TOKENS, "total"),
@@ -72,7 +72,7 @@ CURVES_OF_ANOTHER: Sequence[tuple[str, str, BetterDirection]] = (
 )
 """(title, column of the query, better direction) of each chart over the steps of another program's run."""
 
-NAMES = ("experiment_name", "directory")
+NAME_KEYS = ("experiment_name", "directory")
 """Keys of the configuration that differ between any two experiments, so they are not settings to compare."""
 
 
@@ -88,12 +88,12 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedExperiment:
     """An experiment of the list."""
 
     run: Run
     state: str
-    """One of `STATES`."""
+    """One of `EXPERIMENT_STATES`."""
     status: RunProgress | None
     """The status; None if the experiment can't be read, or is another program's run."""
     accuracy: Accuracy | None = None
@@ -108,46 +108,46 @@ class Listed:
 def show(view: PageRequest) -> Response:
     """Shows the list of all experiments.
 
-    The address has `?search=`, `?state=`, `?sort=` (one of `SORTED`, or a column), `?set=` (the evaluation
-    set whose accuracy is shown), `?group=` (one of `GROUPINGS`, or a key of the configuration), `?column=`
-    (also several) and `?page=`.
+    The address has `?search=`, `?state=`, `?sort=` (one of `SORT_ORDERS`, or a column), `?set=` (the
+    evaluation set whose accuracy is shown), `?group=` (one of `GROUPINGS`, or a key of the configuration),
+    `?column=` (also several) and `?page=`.
     """
     statuses: dict[Run, RunProgress | str] = {}
     settings: dict[Run, Mapping[str, str]] = {}
     for run in view.store.runs():
         try:
             statuses[run] = view.store.status(run)
-            settings[run] = _settings(view, run)
+            settings[run] = _read_settings(view, run)
         except (ValueError, OSError) as error:
             statuses[run] = str(error)
-    measured: Counter[str] = Counter()
+    experiment_count_by_set: Counter[str] = Counter()
     for status in statuses.values():
         if isinstance(status, RunProgress):
-            measured.update(accuracy.label for accuracy in status.accuracies)
-    labels = sorted(measured)
+            experiment_count_by_set.update(accuracy.label for accuracy in status.accuracies)
+    labels = sorted(experiment_count_by_set)
     # The default is the set on which most experiments were measured, so that as many as possible can be
     # compared.
-    default_set = max(labels, key=lambda label: measured[label], default="")
+    default_set = max(labels, key=lambda label: experiment_count_by_set[label], default="")
     chosen_set, group = view.text("set", default_set), view.text("group")
     columns = view.request.query_params.getlist("column")
-    different = _differing(list(settings.values()))
+    differing_keys = _differing_keys(list(settings.values()))
     rows = []
     for run, status in statuses.items():
         if isinstance(status, str):
             # Another program's run has answers, but no files from which a status could be read.
             state = "answers" if run.files else "unreadable"
-            rows.append(Listed(run, state, None, problem="" if run.files else status))
+            rows.append(ListedExperiment(run, state, None, problem="" if run.files else status))
             continue
         accuracies = {accuracy.label: accuracy for accuracy in status.accuracies}
         group_name = _group_of(run, status, settings[run], group)
         cells = cells_of(view, run, columns)
         accuracy = accuracies.get(chosen_set)
-        rows.append(Listed(run, status.state, status, accuracy, group=group_name, cells=cells))
+        rows.append(ListedExperiment(run, status.state, status, accuracy, group=group_name, cells=cells))
     search, state = view.text("search").casefold(), view.text("state")
-    sort = view.choice("sort", (*SORTED, *columns))
-    matching = [row for row in rows if _matches(row, search, state)]
-    listed = paged(view, sorted(matching, key=lambda row: _rank(row, sort)), ROWS_PER_PAGE)
-    groups: dict[str, list[Listed]] = {}
+    sort = view.choice("sort", (*SORT_ORDERS, *columns))
+    matching = [row for row in rows if _row_matches(row, search, state)]
+    listed = choose_page(view, sorted(matching, key=lambda row: _sort_key(row, sort)), ROWS_PER_PAGE)
+    groups: dict[str, list[ListedExperiment]] = {}
     for row in listed.rows:
         groups.setdefault(row.group, []).append(row)
     return view.render(
@@ -155,15 +155,20 @@ def show(view: PageRequest) -> Response:
         listed=listed,
         groups=groups,
         # For the states that the list can be filtered by: all but the last one, "unreadable".
-        counts={state: sum(row.state == state for row in rows) for state in STATES[:-1]},
+        counts={state: sum(row.state == state for row in rows) for state in EXPERIMENT_STATES[:-1]},
         labels=labels,
         chosen_set=chosen_set,
-        sorts=(*SORTED, *columns),
+        sorts=(*SORT_ORDERS, *columns),
         group=group,
-        groupings=(*GROUPINGS, *different),
+        groupings=(*GROUPINGS, *differing_keys),
         columns=columns,
-        known_columns=[ITERATIONS, *(PASS + label for label in labels), *COSTS, *different],
-        mean_of=_mean_of_column,
+        known_columns=[
+            ITERATIONS_COLUMN,
+            *(ACCURACY_PREFIX + label for label in labels),
+            *COST_COLUMNS,
+            *differing_keys,
+        ],
+        mean_of=_format_mean_of_column,
     )
 
 
@@ -180,17 +185,17 @@ def _group_of(run: Run, status: RunProgress, settings: Mapping[str, str], groupi
     return settings.get(grouping, "not set")  # a key of the configuration
 
 
-def _matches(row: Listed, search: str, state: str) -> bool:
+def _row_matches(row: ListedExperiment, search: str, state: str) -> bool:
     """Returns whether a row contains the searched text and is in the state `state`.
 
     If `state` is empty, any state will do.
     """
     parts = row.status.parts.values() if row.status else ()
-    described = " ".join([row.run.name, row.state, *parts]).casefold()
-    return search in described and (not state or row.state == state)
+    searched_text = " ".join([row.run.name, row.state, *parts]).casefold()
+    return search in searched_text and (not state or row.state == state)
 
 
-def _rank(row: Listed, sort: str) -> tuple[str, float, str, str]:
+def _sort_key(row: ListedExperiment, sort: str) -> tuple[str, float, str, str]:
     """Returns the key by which a row is sorted: its group, its rank by `sort`, and texts that decide between
     equal ranks.
 
@@ -199,7 +204,7 @@ def _rank(row: Listed, sort: str) -> tuple[str, float, str, str]:
     cell = row.cells.get(sort)
     ranks = {
         "name": 0.0,
-        "state": float(STATES.index(row.state)),
+        "state": float(EXPERIMENT_STATES.index(row.state)),
         "newest": -((row.status.wall_time if row.status else None) or 0.0),
         "accuracy": -(row.accuracy.value if row.accuracy else -1.0),
     }
@@ -207,36 +212,40 @@ def _rank(row: Listed, sort: str) -> tuple[str, float, str, str]:
     return row.group, ranks.get(sort, rank_in_column), cell.text if cell else "", row.run.name
 
 
-def _mean_of_column(rows: Sequence[Listed], column: str | None) -> str:
+def _format_mean_of_column(rows: Sequence[ListedExperiment], column: str | None) -> str:
     """Returns the mean of a column over the rows of a group. If `column` is None, it is that of the
     accuracy."""
     if column is None:
-        return _mean([row.accuracy.value if row.accuracy else None for row in rows])
-    return _mean([cell.value for row in rows if (cell := row.cells.get(column))])
+        return _format_mean([row.accuracy.value if row.accuracy else None for row in rows])
+    return _format_mean([cell.value for row in rows if (cell := row.cells.get(column))])
 
 
-def _settings(view: PageRequest, run: Run) -> Mapping[str, str]:
+def _read_settings(view: PageRequest, run: Run) -> Mapping[str, str]:
     """Returns the settings of an experiment by key, as JSON, but texts without quotes. They are read once."""
     config = view.store.experiment(run).config
-    return view.store.read_once("settings", run, lambda: {k: v.strip('"') for k, v in flat(config).items()})
+    return view.store.read_once(
+        "settings", run, lambda: {k: v.strip('"') for k, v in flatten_settings(config).items()}
+    )
 
 
-def _differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """Returns the keys whose values differ between the configurations, without those in `NAMES`."""
+def _differing_keys(settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """Returns the keys whose values differ between the configurations, without those in `NAME_KEYS`."""
     names: dict[str, None] = {}
     for settings_of_run in settings:
-        names |= dict.fromkeys(key for key in settings_of_run if key not in NAMES)
+        names |= dict.fromkeys(key for key in settings_of_run if key not in NAME_KEYS)
     return [name for name in names if len({settings_of_run.get(name) for settings_of_run in settings}) > 1]
 
 
-def _mean(values: Sequence[float | None]) -> str:
+def _format_mean(values: Sequence[float | None]) -> str:
     """Returns the mean and the range of the values as a text: "0.48 [0.46, 0.5]". It is empty if there are no
     values."""
     numbers = [value for value in values if value is not None]
     if not numbers:
         return ""
-    value_range = f" [{number(min(numbers))}, {number(max(numbers))}]" if len(set(numbers)) > 1 else ""
-    return f"{number(math.fsum(numbers) / len(numbers))}{value_range}"
+    value_range = (
+        f" [{format_number(min(numbers))}, {format_number(max(numbers))}]" if len(set(numbers)) > 1 else ""
+    )
+    return f"{format_number(math.fsum(numbers) / len(numbers))}{value_range}"
 
 
 def cells_of(view: PageRequest, run: Run, columns: Sequence[str]) -> dict[str, Cell]:
@@ -246,29 +255,31 @@ def cells_of(view: PageRequest, run: Run, columns: Sequence[str]) -> dict[str, C
     """
     if not columns:
         return {}
-    experiment, settings, cells = view.store.experiment(run), _settings(view, run), dict[str, Cell]()
-    accuracies = {PASS + accuracy.label: accuracy for accuracy in view.store.status(run).accuracies}
+    experiment, settings, cells = view.store.experiment(run), _read_settings(view, run), dict[str, Cell]()
+    accuracies = {
+        ACCURACY_PREFIX + accuracy.label: accuracy for accuracy in view.store.status(run).accuracies
+    }
     for column in columns:
         # A column is an accuracy, the number of iterations, a cost, any other metric, or a setting. A cost is
         # the sum of a metric over iterations ("total" or "seconds") or its newest value, and any other metric
         # shows its newest value.
-        metric, kind = COSTS.get(column, (column, "newest"))
+        metric, kind = COST_COLUMNS.get(column, (column, "newest"))
         if column in accuracies:
             accuracy = accuracies[column]
             bounds = f"[{accuracy.low:.3f}, {accuracy.high:.3f}] " if accuracy.low is not None else ""
             remark = f"{bounds}after {accuracy.iteration} iterations"
             cells[column] = Cell(f"{accuracy.value:.3f}", remark, accuracy.value)
-        elif column == ITERATIONS:
+        elif column == ITERATIONS_COLUMN:
             cells[column] = Cell(str(len(experiment.metrics)), "", len(experiment.metrics))
         elif values := [y for _, y in experiment.curve(metric)]:
             total = math.fsum(values)
             if kind == "seconds":
-                remark = f"{number(total / len(experiment.metrics))} s an iteration"
+                remark = f"{format_number(total / len(experiment.metrics))} s an iteration"
                 cells[column] = Cell(format_duration(total), remark, total)
             elif kind == "total":
                 cells[column] = Cell(f"{total:,.0f}", "", total)
             else:
-                cells[column] = Cell(number(values[-1]), "", values[-1])
+                cells[column] = Cell(format_number(values[-1]), "", values[-1])
         elif column in settings:
             try:
                 value = float(settings[column])
@@ -282,21 +293,21 @@ def show_run(view: PageRequest) -> Response:
     """Shows one or several experiments or, for a run of another program, statistics of its answers by step.
 
     The address has `?run=` (also several), `?metric=` (also several: only their curves are drawn), `?over=`
-    (one of `OVER`) and `?seeds=together` (experiments that differ only in their seed are one curve).
+    (one of `X_AXES`) and `?seeds=together` (experiments that differ only in their seed are one curve).
     """
     if view.run.files:  # only a run of another program has a list of files
         return _show_run_of_another(view)
     first = view.store.experiment(view.run)
     experiments = {run.name: view.store.experiment(run) for run in view.runs}
     together = view.choice("seeds", ("apart", "together")) == "together"
-    over = view.choice("over", tuple(OVER))
+    over = view.choice("over", tuple(X_AXES))
     # A bunch is drawn as one curve: an experiment, or with `together` those that differ only in their seed.
-    all_bunches = bunches(experiments, together, over)
+    all_bunches = group_into_bunches(experiments, together, over)
     events = events_of(first) if len(experiments) == 1 else events_of_several(experiments)
     if len(all_bunches) == 1:
-        # `places` has the position on the axis `over` for each number of finished iterations.
-        events = [replace(event, x=all_bunches[0].places.get(event.x, event.x)) for event in events]
-    elif OVER[over]:  # the same number of iterations is at another position on the axis in each experiment
+        # `positions` has the position on the axis `over` for each number of finished iterations.
+        events = [replace(event, x=all_bunches[0].positions.get(event.x, event.x)) for event in events]
+    elif X_AXES[over]:  # the same number of iterations is at another position on the axis in each experiment
         events = []
     statuses = {run.name: view.store.status(run) for run in view.runs}
     names = [name for name in view.request.query_params.getlist("metric") if name]
@@ -313,7 +324,7 @@ def show_run(view: PageRequest) -> Response:
         seeds=_other_seeds(view, first) if len(experiments) == 1 else [],
         together=together,
         over=over,
-        axes=tuple(OVER),
+        axes=tuple(X_AXES),
         times=Markup(TimesSection().html(first)) if len(experiments) == 1 else "",
         events=events,
     )
@@ -362,10 +373,10 @@ def _show_run_of_another(view: PageRequest) -> Response:
 
 def _other_seeds(view: PageRequest, experiment: StoredExperiment) -> list[str]:
     """Returns the names of experiments that differ from this one only in their seed."""
-    setting, names = setting_of(experiment.config), []
+    setting, names = setting_without_seed(experiment.config), []
     for other in view.store.runs():
         try:
-            if other != view.run and setting_of(view.store.experiment(other).config) == setting:
+            if other != view.run and setting_without_seed(view.store.experiment(other).config) == setting:
                 names.append(other.name)
         except ValueError:  # the other can't be read; the list of experiments says why
             continue
@@ -381,8 +392,13 @@ def _side_by_side(view: PageRequest) -> dict[str, list[Cell | None]]:
     labels: set[str] = set()
     for run in view.runs:
         labels |= {accuracy.label for accuracy in view.store.status(run).accuracies}
-    different = _differing([_settings(view, run) for run in view.runs])
-    columns = [*(PASS + label for label in sorted(labels)), ITERATIONS, *COSTS, *different]
+    differing_keys = _differing_keys([_read_settings(view, run) for run in view.runs])
+    columns = [
+        *(ACCURACY_PREFIX + label for label in sorted(labels)),
+        ITERATIONS_COLUMN,
+        *COST_COLUMNS,
+        *differing_keys,
+    ]
     cells_by_run = [cells_of(view, run, columns) for run in view.runs]
     table = {column: [cells.get(column) for cells in cells_by_run] for column in columns}
     return {column: cells for column, cells in table.items() if any(cells)}

@@ -12,29 +12,29 @@ from starlette.responses import Response
 
 from treetune.exceptions import NoteChanged
 from treetune.view.notes import (
-    FORMATS,
+    EXPORT_FORMATS,
     LONGEST_NOTE,
     Note,
     NotedAnswer,
-    checked_labels,
+    check_labels,
     labels_in_use,
     new_note,
     save_note,
     system_user,
     write_notes,
 )
-from treetune.view.page import Form, Page, PageRequest, paged
+from treetune.view.page import Form, Page, PageRequest, choose_page
 from treetune.view.store import Run
-from treetune.view.store.folders import digest
+from treetune.view.store.folders import short_hash
 from treetune.view.text import one_line
 
 NOTES_PER_PAGE = 100
 """The most notes on a page."""
 
-BEGINNING = 160
+CHARACTERS_OF_ANSWER = 160
 """The most characters of an answer that the list of notes shows."""
 
-SUGGESTED = 24
+MOST_SUGGESTED_LABELS = 24
 """The most labels that the form offers of those that are in use."""
 
 
@@ -51,7 +51,7 @@ def show(view: PageRequest) -> Response:
         all_notes += notes.all()
         problems += notes.problems()
     newest_first = sorted(_matching_notes(view), key=lambda run_and_note: -run_and_note[1].written)
-    listed = paged(view, newest_first, NOTES_PER_PAGE)
+    listed = choose_page(view, newest_first, NOTES_PER_PAGE)
     # The notes that link to their answers, because these are still stored unchanged.
     linked: dict[Run, set[Note]] = {}
     for run in {run for run, _ in listed.rows}:
@@ -60,7 +60,7 @@ def show(view: PageRequest) -> Response:
             linked[run] |= set(notes_on_answer)
     rows = []
     for run, note in listed.rows:
-        rows.append((run, note, note in linked[run], one_line(note.about.text, BEGINNING)))
+        rows.append((run, note, note in linked[run], one_line(note.about.text, CHARACTERS_OF_ANSWER)))
     return view.render(
         "notes.html",
         listed=listed,
@@ -69,16 +69,16 @@ def show(view: PageRequest) -> Response:
         problems=problems,
         labels=labels_in_use(notes_by_run.values()),
         authors=sorted({note.author for note in all_notes}),
-        formats=FORMATS,
+        formats=EXPORT_FORMATS,
     )
 
 
 def download_notes(view: PageRequest) -> Response:
     """Returns all notes that match the filters of the address as a file, the oldest first.
 
-    The address has `?format=` (one of `FORMATS`) and the filters of the list (`show`).
+    The address has `?format=` (one of `EXPORT_FORMATS`) and the filters of the list (`show`).
     """
-    file_format = view.choice("format", FORMATS)
+    file_format = view.choice("format", EXPORT_FORMATS)
     file = io.BytesIO()
     oldest_first = sorted(_matching_notes(view), key=lambda run_and_note: run_and_note[1].written)
     write_notes([(run.name, note) for run, note in oldest_first], file, file_format)
@@ -101,7 +101,7 @@ def _matching_notes(view: PageRequest) -> list[tuple[Run, Note]]:
     return matching
 
 
-def mark(view: PageRequest) -> str:
+def mark_of_notes(view: PageRequest) -> str:
     """Returns a text that changes whenever the list of notes may have changed."""
     marks: list[object] = []
     for run in view.runs or view.store.runs():
@@ -110,7 +110,7 @@ def mark(view: PageRequest) -> str:
         if notes.all():
             # The list shows the answers that notes are about. They may be sampled again or be indexed later.
             marks.append(view.store.answers(run).mark())
-    return digest(marks)
+    return short_hash(marks)
 
 
 # The notes on an answer
@@ -143,7 +143,7 @@ def notes_on(view: PageRequest, about: NotedAnswer, draft: Draft | None = None) 
         "labels": labels,
         "text": text,
         "seen": users_note.version if users_note is not None else "",
-        "offered": list(dict.fromkeys([*all_labels(view)[:SUGGESTED], *labels])),
+        "offered": list(dict.fromkeys([*all_labels(view)[:MOST_SUGGESTED_LABELS], *labels])),
         "problem": problem,
         "cannot": _why_not_writable(view),
         "longest": LONGEST_NOTE,
@@ -171,19 +171,20 @@ def save_form(view: PageRequest, about: NotedAnswer, form: Form) -> Draft | None
     """
     # "label" has the labels that were ticked, and "labels" those that were typed.
     labels: Sequence[str] = [*form.get("label", ()), *form.get("labels", ())]
-    # `seen` is the version of the note that the user saw: `save_note` doesn't replace another version.
-    text, seen = ("".join(form.get(name, ())[:1]) for name in ("note", "seen"))
-    cannot = _why_not_writable(view)
-    if cannot:
-        problem = f"Not saved: {cannot}"
+    # `seen_version` is the version of the note that the user saw: `save_note` doesn't replace another
+    # version.
+    text, seen_version = ("".join(form.get(name, ())[:1]) for name in ("note", "seen"))
+    why_not_writable = _why_not_writable(view)
+    if why_not_writable:
+        problem = f"Not saved: {why_not_writable}"
     elif form.get("about") != [about.name]:
         problem = (
             "Not saved: the answer was sampled again. Save once more to attach the note to the new answer."
         )
     else:
         try:
-            labels = checked_labels(labels)
-            save_note(view.run.directory, new_note(about, labels, text), seen)
+            labels = check_labels(labels)
+            save_note(view.run.directory, new_note(about, labels, text), seen_version)
             return None
         except NoteChanged as error:
             problem = (
@@ -196,6 +197,6 @@ def save_form(view: PageRequest, about: NotedAnswer, form: Form) -> Draft | None
 
 
 PAGES = (
-    Page("/notes", "Notes", show, place="both", key="n", mark=mark),
-    Page("/notes/data", "Notes", download_notes, mark=mark),
+    Page("/notes", "Notes", show, place="both", key="n", mark=mark_of_notes),
+    Page("/notes/data", "Notes", download_notes, mark=mark_of_notes),
 )

@@ -23,25 +23,25 @@ from starlette.responses import Response
 
 from treetune.runtime.console import PHASES
 from treetune.runtime.directory import SAMPLED_TOKENS
-from treetune.store.timeline import SUFFIX, ProcessRows, Span, read_timeline
+from treetune.store.timeline import TIMELINE_SUFFIX, ProcessRows, Span, read_timeline
 from treetune.view.page import Page, PageRequest
-from treetune.view.store.folders import Run, digest, stat_of
+from treetune.view.store.folders import Run, short_hash, stat_of
 from treetune.view.templates import in_seconds
-from treetune.view.text import visible
+from treetune.view.text import make_visible
 
 TOUCHING_S = 0.001
 """The largest gap in seconds that is ignored: a span that begins this little before a phase belongs to it."""
 
-WIDTH = 1000
+LANE_WIDTH = 1000
 """The width of a lane in SVG units. Spans that are shorter than a unit are merged with their neighbours."""
 
-DEEPEST = 4
+MOST_ROWS_OF_LANE = 4
 """The most rows of a lane. A span that begins within another span is drawn in the row below."""
 
 SHORTEST_S = 0.01
 """The shortest time, in seconds, that the page can show."""
 
-LIVE_S = 5.0
+REDRAWN_AFTER_S = 5.0
 """The seconds after which the page of a running experiment is drawn again."""
 
 
@@ -106,25 +106,25 @@ class Times:
 # Reading
 
 
-def files_of(run: Run) -> list[Path]:
+def timeline_files(run: Run) -> list[Path]:
     """Returns the files of a run's timelines. The file of the main process comes first."""
-    paths = sorted(run.directory.logs.rglob(f"*{SUFFIX}"))
-    return sorted(paths, key=lambda path: path.name != f"run{SUFFIX}")
+    paths = sorted(run.directory.logs.rglob(f"*{TIMELINE_SUFFIX}"))
+    return sorted(paths, key=lambda path: path.name != f"run{TIMELINE_SUFFIX}")
 
 
-def times_of(run: Run, load: Mapping[int, str] = MappingProxyType({})) -> Times | None:
+def read_times(run: Run, sampled_by_iteration: Mapping[int, str] = MappingProxyType({})) -> Times | None:
     """Reads all timelines of a run. Returns None if there is none yet.
 
-    `load` describes what the servers sampled in each iteration, counted from 0.
+    `sampled_by_iteration` describes what the servers sampled in each iteration, counted from 0.
     """
     now = time.time()
     lanes: list[Lane] = []
     damaged = []
-    for path in files_of(run):
-        lanes += _lanes(run, path, now, load)
-        _, lines = _read(path, stat_of(path))  # the numbers of damaged lines
-        if lines:
-            numbers = ", ".join(map(str, lines[:3])) + (", …" if len(lines) > 3 else "")
+    for path in timeline_files(run):
+        lanes += _read_lanes(run, path, now, sampled_by_iteration)
+        _, damaged_lines = _read_processes(path, stat_of(path))  # the numbers of damaged lines
+        if damaged_lines:
+            numbers = ", ".join(map(str, damaged_lines[:3])) + (", …" if len(damaged_lines) > 3 else "")
             damaged.append(f"{path.name}, line {numbers}")
     spans: list[ShownSpan] = []
     for lane in lanes:
@@ -136,7 +136,7 @@ def times_of(run: Run, load: Mapping[int, str] = MappingProxyType({})) -> Times 
 
 
 @functools.lru_cache(maxsize=64)
-def _read(path: Path, stat: object) -> tuple[list[ProcessRows], list[int]]:
+def _read_processes(path: Path, stat: object) -> tuple[list[ProcessRows], list[int]]:
     """Returns (the processes of a timeline's file, the numbers of its damaged lines).
 
     `stat` isn't used: as a part of the cache's key, it makes a file that has changed be read again.
@@ -148,17 +148,17 @@ def _read(path: Path, stat: object) -> tuple[list[ProcessRows], list[int]]:
         return [], []
 
 
-def _lanes(run: Run, path: Path, now: float, load: Mapping[int, str]) -> Iterator[Lane]:
+def _read_lanes(run: Run, path: Path, now: float, sampled_by_iteration: Mapping[int, str]) -> Iterator[Lane]:
     """Yields the lanes of a timeline's file.
 
     The file may have the spans of several processes that ran one after the other.
 
-    `load` describes what the servers sampled in each iteration, counted from 0.
+    `sampled_by_iteration` describes what the servers sampled in each iteration, counted from 0.
     """
     # The file's name without its ending: "run" for the file of the run's main process.
-    who = path.relative_to(run.directory.logs).as_posix().removesuffix(SUFFIX)
-    processes, _ = _read(path, stat_of(path))
-    is_last_alive = bool(processes) and _is_alive(run, who, processes[-1])
+    file_name = path.relative_to(run.directory.logs).as_posix().removesuffix(TIMELINE_SUFFIX)
+    processes, _ = _read_processes(path, stat_of(path))
+    is_last_alive = bool(processes) and _is_process_alive(run, file_name, processes[-1])
     lanes: dict[str, list[ShownSpan]] = {}
     for number, process in enumerate(processes):
         is_alive = is_last_alive and number == len(processes) - 1
@@ -170,29 +170,33 @@ def _lanes(run: Run, path: Path, now: float, load: Mapping[int, str]) -> Iterato
         description = f"process {process.pid} on {process.host}"
         if any(span.lane == "server" for span in process.spans):
             description = f"watched by {description}"  # a server's timeline is written by another process
-        if number and who == "run":
+        if number and file_name == "run":
             description += f", resume {number}"
-        process_span = ShownSpan(who, "process", process.start, process_end, description, ending)
+        process_span = ShownSpan(file_name, "process", process.start, process_end, description, ending)
         lanes.setdefault("process", []).append(process_span)
         spans = _without_overlaps(process.spans)
         phases = sorted((span for span in spans if span.lane == "phases"), key=lambda span: span.start)
         for span in spans:
-            shown_span = _shown_span(span, _kind(span, phases), process_end, is_alive, load)
+            shown_span = _shown_span(
+                span, _kind_of_span(span, phases), process_end, is_alive, sampled_by_iteration
+            )
             lanes.setdefault(span.lane, []).append(shown_span)
-    for what, shown_spans in lanes.items():
+    for lane_name, shown_spans in lanes.items():
         # These names become part of addresses. `visible` replaces lone surrogates (halves of characters),
         # which an address can't contain.
-        yield Lane(visible(who), visible(what), sorted(shown_spans, key=lambda span: span.start))
+        yield Lane(
+            make_visible(file_name), make_visible(lane_name), sorted(shown_spans, key=lambda span: span.start)
+        )
 
 
 def _shown_span(
-    span: Span, kind: str, process_end: float, is_alive: bool, load: Mapping[int, str]
+    span: Span, kind: str, process_end: float, is_alive: bool, sampled_by_iteration: Mapping[int, str]
 ) -> ShownSpan:
     """Returns a span as the page shows it.
 
     A span without an end lasts until now if its process is alive, and otherwise until the last time that the
-    process recorded (`process_end` in both cases). `load` describes what the servers sampled in each
-    iteration, counted from 0.
+    process recorded (`process_end` in both cases). `sampled_by_iteration` describes what the servers sampled
+    in each iteration, counted from 0.
     """
     if span.end is not None:
         end, ending = span.end, ""
@@ -203,8 +207,8 @@ def _shown_span(
     iteration = about.get("iteration")
     if isinstance(iteration, int):
         facts.append(f"iteration {iteration + 1}")
-        if span.name == "generation" and iteration in load:
-            facts.append(load[iteration])
+        if span.name == "generation" and iteration in sampled_by_iteration:
+            facts.append(sampled_by_iteration[iteration])
     facts += [f"{key} {value}" for key, value in about.items() if key not in ("iteration", "why")]
     # "why" tells why the span ended, such as why a server was lost. It comes after a colon.
     texts = [", ".join(facts), str(about.get("why", ""))]
@@ -242,7 +246,7 @@ def _without_overlaps(spans: Sequence[Span]) -> list[Span]:
     return result
 
 
-def _kind(span: Span, phases: Sequence[Span]) -> str:
+def _kind_of_span(span: Span, phases: Sequence[Span]) -> str:
     """Returns the kind of a span, which chooses its colour.
 
     Work within a phase has the kind of the phase. `phases` are sorted by their start.
@@ -260,11 +264,11 @@ def _kind(span: Span, phases: Sequence[Span]) -> str:
     return "waiting" if span.name.startswith("waiting") else "work"
 
 
-def _is_alive(run: Run, who: str, process: ProcessRows) -> bool:
+def _is_process_alive(run: Run, file_name: str, process: ProcessRows) -> bool:
     """Returns whether the newest process of a timeline still runs."""
     if process.closed:
         return False
-    if who == "run":
+    if file_name == "run":
         return run.directory.is_running()
     if process.host != socket.gethostname():  # nothing is known about processes of other machines
         return False
@@ -355,7 +359,7 @@ class Window:
         It stays within the whole time.
         """
         start = min(max(0.0, self.start + by * self.length), max(0.0, self.whole - self.length))
-        return _written(start), _written(start + self.length)
+        return _format_bound(start), _format_bound(start + self.length)
 
     def scaled(self, by: float) -> tuple[str, str]:
         """Returns the bounds, for an address, of a window with the same middle that is `by` times as long.
@@ -364,7 +368,7 @@ class Window:
         """
         half = max(SHORTEST_S, by * self.length) / 2
         middle = (self.start + self.end) / 2
-        return _written(max(0.0, middle - half)), _written(min(self.whole, middle + half))
+        return _format_bound(max(0.0, middle - half)), _format_bound(min(self.whole, middle + half))
 
 
 def show(view: PageRequest) -> Response:
@@ -373,39 +377,39 @@ def show(view: PageRequest) -> Response:
     The address has `?run=`, `?from=` and `?to=` (in seconds since the beginning) and `?lane=` (the name of
     the only lane that is shown).
     """
-    times = times_of(view.run, _load(view))
+    times = read_times(view.run, _describe_sampling(view))
     if times is None:
         return view.render("timeline.html", times=None)
-    began, window = times.start, _window(view, times)
+    began, window = times.start, _choose_window(view, times)
     lanes = [lane for lane in times.lanes if view.text("lane") in ("", lane.name)]
     if not lanes:
         names = ", ".join(lane.name for lane in times.lanes)
         raise ValueError(f"there is no lane {view.text('lane')!r}; choose one of {names}")
-    drawn = []
+    drawn_lanes = []
     drawn_bars: list[TimelineBar] = []
     for lane in lanes:
-        bars = _bars(lane, window, began)
+        bars = _make_bars(lane, window, began)
         bar_rows = 1 + max((bar.row for bar in bars), default=0)
-        drawn.append((lane, bars, bar_rows))
+        drawn_lanes.append((lane, bars, bar_rows))
         drawn_bars += bars
     shares = (0, 0.25, 0.5, 0.75, 1)
     return view.render(
         "timeline.html",
         times=times,
         window=window,
-        drawn=drawn,
+        drawn=drawn_lanes,
         endings={bar.ending for bar in drawn_bars},
         # For the legend, the colour of each text: a kind's colour has the name of the kind.
         kinds={bar.kind: bar.kind for bar in drawn_bars},
-        ticks=[clock(window.start + share * window.length, window.length) for share in shares],
+        ticks=[format_clock(window.start + share * window.length, window.length) for share in shares],
         listed=_rows_of_table(lanes, window, began),
-        clock=lambda at: clock(at - began, window.length),
+        clock=lambda at: format_clock(at - began, window.length),
         date=lambda at: time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at)),
-        zoomed=lambda span: _around(span.start - began, span.end - began),
-        bar_zoomed=lambda bar: _around(bar.start, bar.end),
-        took=took,
+        zoomed=lambda span: _bounds_around(span.start - began, span.end - began),
+        bar_zoomed=lambda bar: _bounds_around(bar.start, bar.end),
+        took=describe_length,
         in_all=in_seconds,
-        width=WIDTH,
+        width=LANE_WIDTH,
     )
 
 
@@ -417,27 +421,27 @@ def _rows_of_table(
     Returns:
         (name of the lane, kind of work, its longest span, number of its spans, seconds of all of them).
     """
-    alike: dict[tuple[str, str], list[ShownSpan]] = {}
+    spans_by_lane_and_kind: dict[tuple[str, str], list[ShownSpan]] = {}
     for lane in lanes:
         for span in lane.spans:
-            if _meets(span, window, began):
+            if _is_in_window(span, window, began):
                 # Without its iteration, the name is the same for the same work of all iterations.
                 kind = re.sub(r"iteration \d+: | after iteration \d+", "", span.name)
-                alike.setdefault((lane.name, kind), []).append(span)
+                spans_by_lane_and_kind.setdefault((lane.name, kind), []).append(span)
     rows = []
-    for (lane_name, kind), spans in alike.items():
+    for (lane_name, kind), spans in spans_by_lane_and_kind.items():
         longest = max(spans, key=lambda span: span.end - span.start)
         seconds = sum(span.end - span.start for span in spans)
         rows.append((lane_name, kind, longest, len(spans), seconds))
     return rows
 
 
-def _load(view: PageRequest) -> dict[int, str]:
+def _describe_sampling(view: PageRequest) -> dict[int, str]:
     """Returns a description of what all servers together sampled, for each iteration, counted from 0.
 
     Example: {2: "81,920 tokens of answers, 4,096 tokens a second"}.
     """
-    load = {}
+    sampled_by_iteration = {}
     for row in view.store.experiment(view.run).metrics:
         speed, tokens = row.get("engine/tokens_per_second"), row.get(SAMPLED_TOKENS)
         facts = []
@@ -446,13 +450,13 @@ def _load(view: PageRequest) -> dict[int, str]:
         if speed:
             facts.append(f"{speed:,.0f} tokens a second")
         if facts:
-            load[row["iteration"]] = ", ".join(facts)
-    return load
+            sampled_by_iteration[row["iteration"]] = ", ".join(facts)
+    return sampled_by_iteration
 
 
-def trace(view: PageRequest) -> Response:
+def download_trace(view: PageRequest) -> Response:
     """Returns the whole timeline of the run in `?run=` as a file for chrome://tracing or Perfetto."""
-    chrome_events = chrome_trace(view.run.name, times_of(view.run, _load(view)))
+    chrome_events = chrome_trace(view.run.name, read_times(view.run, _describe_sampling(view)))
     name = re.sub(r"[^\w.-]+", "-", view.run.name, flags=re.ASCII).strip("-.") or "experiment"
     return Response(
         json.dumps(chrome_events),
@@ -461,7 +465,7 @@ def trace(view: PageRequest) -> Response:
     )
 
 
-def clock(seconds: float, length: float) -> str:
+def format_clock(seconds: float, length: float) -> str:
     """Formats a time since the beginning, such as ``1:02:03`` or ``0:02.5``.
 
     It has as many decimals as times in a window of `length` seconds need.
@@ -476,16 +480,16 @@ def clock(seconds: float, length: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds_text}" if hours else f"{minutes}:{seconds_text}"
 
 
-def took(span: ShownSpan) -> str:
+def describe_length(span: ShownSpan) -> str:
     """Returns how long a span took as a text: "12.3 s", or from 100 s on "1:40" (1 min 40 s)."""
     seconds = span.end - span.start
     if span.ending == "cut":
         return "its process died; the end was not recorded"
-    length = in_seconds(seconds) if seconds < 100 else clock(seconds, seconds)
+    length = in_seconds(seconds) if seconds < 100 else format_clock(seconds, seconds)
     return f"{length} so far" if span.ending == "open" else length
 
 
-def _window(view: PageRequest, times: Times) -> Window:
+def _choose_window(view: PageRequest, times: Times) -> Window:
     """Returns the window that the address names, or the whole time if it names none.
 
     Raises ValueError for bounds that are not numbers, and if the end is not later than the beginning.
@@ -509,72 +513,73 @@ def _window(view: PageRequest, times: Times) -> Window:
     return Window(start, max(end, start + SHORTEST_S), whole)
 
 
-def _meets(span: ShownSpan, window: Window, began: float) -> bool:
+def _is_in_window(span: ShownSpan, window: Window, began: float) -> bool:
     """Returns whether a part of a span is in the window."""
     return span.end - began >= window.start and span.start - began <= window.end
 
 
-def _bars(lane: Lane, window: Window, began: float) -> list[TimelineBar]:
+def _make_bars(lane: Lane, window: Window, began: float) -> list[TimelineBar]:
     """Returns the rectangles of a lane's spans in the window.
 
     If several spans that are shorter than an SVG unit fall into the same unit, they are drawn as one
     rectangle, which has the description of the longest.
     """
-    unit = window.length / WIDTH
+    unit = window.length / LANE_WIDTH
     bars: list[TimelineBar] = []
     short_bars: dict[tuple[int, int], list[TimelineBar]] = {}  # by unit and row
     ends_of_open: list[float] = []
     for span in lane.spans:
         # A span is drawn below the rows of the spans that haven't ended when it begins. There are at most
-        # `DEEPEST` rows: all deeper spans are drawn in the last one.
-        ends_of_open = [end for end in ends_of_open if end > span.start][: DEEPEST - 1]
+        # `MOST_ROWS_OF_LANE` rows: all deeper spans are drawn in the last one.
+        ends_of_open = [end for end in ends_of_open if end > span.start][: MOST_ROWS_OF_LANE - 1]
         row = len(ends_of_open)
         ends_of_open.append(span.end)
-        if not _meets(span, window, began):
+        if not _is_in_window(span, window, began):
             continue
         start, end = span.start - began, span.end - began
         left, right = max(start, window.start), min(end, window.end)
         x, width = (left - window.start) / unit, (right - left) / unit
         remark = f" ({span.description})" if span.description else ""
-        description = f"{span.name}, {clock(start, end - start)}, {took(span)}{remark}"
+        description = f"{span.name}, {format_clock(start, end - start)}, {describe_length(span)}{remark}"
         # A bar is at least one unit wide, so that it can be seen.
         bar = TimelineBar(
             round(x, 2), max(1.0, round(width, 2)), row, span.kind, span.ending, description, start, end
         )
         if width < 1:
-            short_bars.setdefault((min(int(x), WIDTH - 1), row), []).append(bar)
+            short_bars.setdefault((min(int(x), LANE_WIDTH - 1), row), []).append(bar)
         else:
             bars.append(bar)
-    for (x, row), merged in short_bars.items():
-        longest = max(merged, key=lambda bar: bar.end - bar.start)
-        others = f" and {len(merged) - 1} more here" if len(merged) > 1 else ""
-        first, last = min(bar.start for bar in merged), max(bar.end for bar in merged)
+    for (x, row), bars_of_unit in short_bars.items():
+        longest = max(bars_of_unit, key=lambda bar: bar.end - bar.start)
+        others = f" and {len(bars_of_unit) - 1} more here" if len(bars_of_unit) > 1 else ""
+        first, last = min(bar.start for bar in bars_of_unit), max(bar.end for bar in bars_of_unit)
         bars.append(
             TimelineBar(x, 1.0, row, longest.kind, longest.ending, longest.description + others, first, last)
         )
     return bars
 
 
-def _around(start: float, end: float) -> tuple[str, str]:
+def _bounds_around(start: float, end: float) -> tuple[str, str]:
     """Returns the bounds, for an address, of a window around a span, with some room on both sides."""
     room = max(0.05 * (end - start), SHORTEST_S / 2)
-    return _written(max(0.0, start - room)), _written(end + room)
+    return _format_bound(max(0.0, start - room)), _format_bound(end + room)
 
 
-def _written(seconds: float) -> str:
+def _format_bound(seconds: float) -> str:
     """Returns seconds as they are written in an address: "2.5"."""
     return f"{seconds:.3f}".rstrip("0").rstrip(".")
 
 
-def mark(view: PageRequest) -> str:
-    """Returns a text that changes whenever the timeline does, and every LIVE_S seconds while it grows."""
+def mark_of_timeline(view: PageRequest) -> str:
+    """Returns a text that changes whenever the timeline does, and every `REDRAWN_AFTER_S` seconds while it
+    grows."""
     # The spans of a running process that haven't ended grow without any change of a file.
-    now = int(time.time() / LIVE_S) if view.run.directory.is_running() else 0
-    files = [(str(path), stat_of(path)) for path in files_of(view.run)]
-    return digest(view.store.mark([view.run]), files, now)
+    now = int(time.time() / REDRAWN_AFTER_S) if view.run.directory.is_running() else 0
+    files = [(str(path), stat_of(path)) for path in timeline_files(view.run)]
+    return short_hash(view.store.mark([view.run]), files, now)
 
 
 PAGES = (
-    Page("/timeline", "Timeline", show, place="run", key="t", mark=mark),
-    Page("/timeline/trace", "Chrome trace", trace),
+    Page("/timeline", "Timeline", show, place="run", key="t", mark=mark_of_timeline),
+    Page("/timeline/trace", "Chrome trace", download_trace),
 )

@@ -17,35 +17,42 @@ from typing_extensions import override
 
 from treetune.runtime.analysis import read_result
 from treetune.runtime.directory import RESULT
-from treetune.view.charts import number
-from treetune.view.drawings import NOTE, ThreadedAnswer, threads_html, tree_html
+from treetune.view.charts import format_number
+from treetune.view.drawings import DRAWING_NOTE, ThreadedAnswer, threads_html, tree_html
 from treetune.view.experiment import StoredExperiment
 from treetune.view.report.sections import ReportSection
 from treetune.view.store.answers import AnswerStore, StoredAnswer
 from treetune.view.store.folders import Run
-from treetune.view.store.index import AnswerFile, sources
+from treetune.view.store.index import AnswerFile, find_sources
 from treetune.view.store.tokens import (
-    OF_CREDIT,
+    ADVANTAGE_OF_CREDIT,
     CreditedStep,
     MethodCredit,
     Tokens,
     all_texts,
-    made_of_credit,
+    describe_credit_change,
     method_of,
     texts_of,
     tokens_of,
 )
-from treetune.view.templates import FULL_COLOUR_QUANTILE, coloured, injected, plain, render, shade
+from treetune.view.templates import (
+    FULL_COLOUR_QUANTILE,
+    coloured_html,
+    escape_tokens,
+    injected_html,
+    render,
+    shade_classes,
+)
 from treetune.vocabulary import CORRECT_SCORE, Episode
 
 MOST_EPISODES = 8
 """The most episodes in a report."""
 
-ANALYZER = "credit_microscope"
+SHOWN_ANALYZER = "credit_microscope"
 """The analyzer whose results the section "Credit microscope" shows."""
 
 
-def newest(experiment: StoredExperiment) -> tuple[AnswerStore, AnswerFile] | None:
+def open_newest_answers(experiment: StoredExperiment) -> tuple[AnswerStore, AnswerFile] | None:
     """Returns (store, file) for the answers of the newest iteration whose episodes can be read.
 
     Returns None if there is no such iteration. Messages on files that can't be read are added to the
@@ -56,7 +63,7 @@ def newest(experiment: StoredExperiment) -> tuple[AnswerStore, AnswerFile] | Non
     if "newest" not in experiment.cache and all_texts(path) is not None:
         folder, run = TemporaryDirectory(), Run(path.name, path)
         candidates: list[AnswerFile] = []
-        for source in reversed(sources(run)):
+        for source in reversed(find_sources(run)):
             if source.episodes is not None:
                 # If the file of answers is damaged, the file of episodes is read in its place.
                 candidates += [source, replace(source, path=source.episodes)]
@@ -92,17 +99,17 @@ class MicroscopeSection(ReportSection):
 
     @override
     def html(self, experiment: StoredExperiment) -> str:
-        return "".join(render("microscope.html", **look) for look in _looks(experiment))
+        return "".join(render("microscope.html", **look) for look in _microscope_values(experiment))
 
 
-def _looks(experiment: StoredExperiment) -> Iterator[dict[str, Any]]:
+def _microscope_values(experiment: StoredExperiment) -> Iterator[dict[str, Any]]:
     """Yields the values for ``microscope.html``, for each iteration that the analyzer `credit_microscope`
     examined."""
     for label in experiment.directory.analyses():
         folder = experiment.directory.analysis(label)
         try:
             result = read_result(folder)
-            if result["analyzer"] != ANALYZER:
+            if result["analyzer"] != SHOWN_ANALYZER:
                 continue
             numbers = result["numbers"]
             for iteration, result_of_iteration in numbers["by_iteration"].items():
@@ -126,20 +133,20 @@ def _microscope_card(row: Mapping[str, Any], costs: Mapping[str, Mapping[str, fl
     methods: list[MethodCredit] = [
         method_of(name, credit, costs.get(name)) for name, credit in row["credit"].items()
     ]
-    first, steps = methods[0], []
+    first_method, steps = methods[0], []
     # A method's cell is a pair for each step: the value before the step, and the step's advantage.
-    for step, (_, advantage) in zip(row["steps"], first.cells, strict=True):
+    for step, (_, advantage) in zip(row["steps"], first_method.cells, strict=True):
         if not step:  # the end token has no text
             text = "(end)"
         elif step.startswith("\n") and len(step) > 1:
             # The line break before the step's own line is shown as ↵ on that line.
-            text = "↵ " + plain([step[1:]])
+            text = "↵ " + escape_tokens([step[1:]])
         else:
-            text = plain([step])
-        steps.append((text, shade(advantage.value, first.scale) if advantage else ""))
+            text = escape_tokens([step])
+        steps.append((text, shade_classes(advantage.value, first_method.scale) if advantage else ""))
     return {
         **{name: row[name] for name in ("answer", "prompt", "correct", "unfinished")},
-        "earned": f"reward {number(row['reward'])}",
+        "earned": f"reward {format_number(row['reward'])}",
         "steps": steps,
         "methods": methods,
     }
@@ -158,16 +165,16 @@ class TreeSection(ReportSection):
         Among equal problems, the one with the largest advantage is shown. Only answers whose steps have
         values count, and only problems with several such answers.
         """
-        answers_and_source = newest(experiment)
+        answers_and_source = open_newest_answers(experiment)
         if answers_and_source is None:
             return ""
         answers, source = answers_and_source
-        chosen = answers.sql(
+        chosen_problems = answers.sql(
             "SELECT problem FROM answers WHERE first_value IS NOT NULL GROUP BY problem"
             " HAVING count(DISTINCT answer) > 1"
             " ORDER BY max(reward) - min(reward) DESC, max(advantage_size) DESC, problem LIMIT 1"
         )
-        for row in chosen:  # one at most
+        for row in chosen_problems:  # one at most
             group = [episode for episode in answers.group(source.name, row["problem"]) if episode.step_values]
             # The table below the tree has the steps of the group's first answer (0).
             return tree_html(group, all_texts(experiment.path) or (), 0)
@@ -183,7 +190,7 @@ class EpisodesSection(ReportSection):
 
         Answers with values of their steps are taken first, then those with the largest advantages.
         """
-        answers_and_source = newest(experiment)
+        answers_and_source = open_newest_answers(experiment)
         if answers_and_source is None:
             experiment.missing.append("there are no episodes to show")
             return ""
@@ -191,13 +198,13 @@ class EpisodesSection(ReportSection):
         # This condition leaves out answers without a training row. It isn't needed if the answers are read
         # from the file of episodes (demonstrations, or a damaged file of answers): each is then a training
         # row.
-        trained = "" if source.path == source.episodes else " AND episode_place IS NOT NULL"
+        if_trained = "" if source.path == source.episodes else " AND episode_place IS NOT NULL"
         # `nth` is the number of an answer among the right, or the wrong, answers to its problem: a second one
         # comes only after the first ones to all problems.
         rows = answers.sql(
             "SELECT *, score >= ? AS is_right,"
             " row_number() OVER (PARTITION BY is_right, problem ORDER BY advantage_size DESC, row) AS nth"
-            f" FROM answers WHERE tokens > 0{trained}"
+            f" FROM answers WHERE tokens > 0{if_trained}"
             " ORDER BY first_value IS NULL, advantage_size IS NULL, nth > 1, advantage_size DESC, row",
             [CORRECT_SCORE],
         )
@@ -205,28 +212,30 @@ class EpisodesSection(ReportSection):
         wrong = [row for row in rows if not row["is_right"]]
         # Half of the shown answers are right, or more of them if there are too few wrong ones.
         n_right = min(len(right), max(MOST_EPISODES // 2, MOST_EPISODES - len(wrong)))
-        chosen = [answers.whole(row) for row in (*right[:n_right], *wrong[: MOST_EPISODES - n_right])]
-        chosen = [answer for answer in chosen if answer.episodes]
-        episodes = [answer.episodes[0] for answer in chosen]
+        chosen_answers = [
+            answers.read_whole_answer(row) for row in (*right[:n_right], *wrong[: MOST_EPISODES - n_right])
+        ]
+        chosen_answers = [answer for answer in chosen_answers if answer.episodes]
+        episodes = [answer.episodes[0] for answer in chosen_answers]
         sizes = [np.abs(episode.advantages) for episode in episodes if episode.advantages is not None]
         scale = None
         if sizes and sum(map(len, sizes)):
             scale = float(np.quantile(np.concatenate(sizes), FULL_COLOUR_QUANTILE)) or 1.0
-        cards = [_card(experiment, answer, scale or 1.0) for answer in chosen]
+        cards = [_make_card(experiment, answer, scale or 1.0) for answer in chosen_answers]
         return render(
             "episodes.html",
             iteration=source.number,
             scale=scale,
-            made=made_of_credit(experiment.config),
+            made=describe_credit_change(experiment.config),
             valued=any(episode.step_values for episode in episodes),
             any_injected=any(card["injected"] for card in cards),
             any_earned=any(episode.step_rewards for episode in episodes),
-            notes=[NOTE] if any(card["drawing"] for card in cards) else [],
+            notes=[DRAWING_NOTE] if any(card["drawing"] for card in cards) else [],
             episodes=cards,
         )
 
 
-def _card(experiment: StoredExperiment, answer: StoredAnswer, scale: float) -> dict[str, Any]:
+def _make_card(experiment: StoredExperiment, answer: StoredAnswer, scale: float) -> dict[str, Any]:
     """Returns what the template shows of an answer and its episode.
 
     `scale` is the |advantage| from which the colour is full.
@@ -245,16 +254,16 @@ def _card(experiment: StoredExperiment, answer: StoredAnswer, scale: float) -> d
         drawing = threads_html(ThreadedAnswer(tokens.texts, episode, answer.trajectory, scale))
     else:
         steps = _coloured_steps(tokens, scale, ends_by_itself=episode.finish_reason == "stop")
-    earned = f"reward {number(episode.reward)}"
+    earned = f"reward {format_number(episode.reward)}"
     if episode.score != episode.reward:  # the reward was shaped
-        earned = f"score {number(episode.score)}, {earned}"
-    earlier, prompt = _prompt_of(experiment, answer, episode)
+        earned = f"score {format_number(episode.score)}, {earned}"
+    earlier_messages, prompt = _prompt_of(experiment, answer, episode)
     return {
         "correct": episode.score >= CORRECT_SCORE,
         "earned": earned,
         "unfinished": episode.finish_reason == "length",
         "answer": episode.trajectory,
-        "earlier": earlier,
+        "earlier": earlier_messages,
         "prompt": prompt,
         "drawing": drawing,
         "steps": steps,
@@ -274,8 +283,8 @@ def _coloured_steps(tokens: Tokens, scale: float, *, ends_by_itself: bool) -> li
     """
     assert tokens.texts is not None
     # If training changed the advantages, for example by normalising them, "advantage" has the changed numbers
-    # and OF_CREDIT those of credit. If it didn't, "advantage" has those of credit.
-    name = OF_CREDIT if OF_CREDIT in tokens.numbers else "advantage"
+    # and `ADVANTAGE_OF_CREDIT` those of credit. If it didn't, "advantage" has those of credit.
+    name = ADVANTAGE_OF_CREDIT if ADVANTAGE_OF_CREDIT in tokens.numbers else "advantage"
     of_credit = tokens.numbers.get(name, np.zeros(tokens.count))  # zeros without credit: nothing is coloured
     advantages = np.nan_to_num(of_credit).tolist()
     steps = []
@@ -286,7 +295,7 @@ def _coloured_steps(tokens: Tokens, scale: float, *, ends_by_itself: bool) -> li
             consecutive = list(group)
             part = slice(consecutive[0], consecutive[-1] + 1)
             texts = tokens.texts[part]
-            html += coloured(texts, advantages[part], scale) if is_sampled else injected(texts)
+            html += coloured_html(texts, advantages[part], scale) if is_sampled else injected_html(texts)
         has_no_text = not any(tokens.texts[step.start : step.end])
         if has_no_text and step.end == tokens.count and ends_by_itself:
             html = "⟨end⟩"  # the step is only the end token

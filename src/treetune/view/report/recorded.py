@@ -12,10 +12,10 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import override
 
 from treetune.rollouts.metrics import DOMAIN_PREFIX, split_domain
-from treetune.rollouts.numbers import LARGEST_SUFFIX, OF_CORRECT, declared, registered
+from treetune.rollouts.numbers import CORRECT_SUFFIX, LARGEST_SUFFIX, declared_numbers, registered_groups
 from treetune.runtime.diagnostics import (
-    METRICS,
-    REMEDIES,
+    METRICS_OF_SIGN,
+    REMEDY_OF_SIGN,
     SIGNS,
     CollapseSign,
     Diagnostics,
@@ -25,8 +25,15 @@ from treetune.runtime.diagnostics import (
     diagnose,
     find_last_good,
 )
-from treetune.view.charts import Chart, Series, better_of, line_chart, thinned
-from treetune.view.curves import PHASES, Bunch, compare_with_plan, phase_seconds, phase_totals, usual_charts
+from treetune.view.charts import Chart, Series, average_neighbours, better_direction_of, line_chart
+from treetune.view.curves import (
+    DESCRIPTION_BY_PHASE,
+    Bunch,
+    compare_with_plan,
+    phase_seconds,
+    phase_totals,
+    usual_charts,
+)
 from treetune.view.experiment import StoredExperiment
 from treetune.view.report.sections import ReportSection
 from treetune.view.templates import colour_of, render
@@ -53,9 +60,9 @@ all domains are constant.
 """
 
 # The metrics whose charts have a y axis that includes 0.
-FROM_ZERO = frozenset({"mixed", "advantage_zero", "unfinished", "unavailable", "weight", "problems"})
+METRICS_FROM_ZERO = frozenset({"mixed", "advantage_zero", "unfinished", "unavailable", "weight", "problems"})
 
-SIGN = "diagnostics/"
+SIGN_PREFIX = "diagnostics/"
 """The prefix of the metrics of signs of collapse."""
 
 SIGN_NAMES: Mapping[Sign, str] = {
@@ -128,8 +135,8 @@ class DomainsSection(ReportSection):
             ]
             if _has_values(series):
                 heading = title.format(trained_on=experiment.trained_on)
-                chart = Chart(heading, series, better_of(f"episodes/{metric}"), x_name="iteration")
-                charts.append(line_chart(replace(chart, from_zero=metric in FROM_ZERO)))
+                chart = Chart(heading, series, better_direction_of(f"episodes/{metric}"), x_name="iteration")
+                charts.append(line_chart(replace(chart, from_zero=metric in METRICS_FROM_ZERO)))
         return render("domains.html", colours=colours, measured=rows, charts=charts)
 
 
@@ -178,7 +185,7 @@ class NumbersSection(ReportSection):
     def html(self, experiment: StoredExperiment) -> str:
         """Shows the charts of each group of numbers. A number that was always 0 has no chart."""
         groups = []
-        for group in registered().values():
+        for group in registered_groups().values():
             prefix = f"{group.name}/"
             recorded: set[str] = set()
             for row in experiment.metrics:
@@ -186,8 +193,8 @@ class NumbersSection(ReportSection):
             if not recorded:
                 continue
             # A number's mean is recorded under its name. With the suffix LARGEST it is the largest value, and
-            # with OF_CORRECT the mean over correct answers.
-            means = {name.removesuffix(LARGEST_SUFFIX).removesuffix(OF_CORRECT) for name in recorded}
+            # with CORRECT_SUFFIX the mean over correct answers.
+            means = {name.removesuffix(LARGEST_SUFFIX).removesuffix(CORRECT_SUFFIX) for name in recorded}
             charts, always_0 = [], []
             # "own" is the colour that the experiment has in this report, and "soft" is grey.
             # The numbers that the group declares come first, in their order. Others may be recorded as well.
@@ -195,7 +202,7 @@ class NumbersSection(ReportSection):
                 metric = f"{group.name}/{name}"
                 series = [
                     Series(name, experiment.curve(metric), "own"),
-                    Series(f"{name} of correct answers", experiment.curve(f"{metric}{OF_CORRECT}"), "soft"),
+                    Series(f"{name} of correct answers", experiment.curve(metric + CORRECT_SUFFIX), "soft"),
                 ]
                 declaration = group.numbers.get(name)
                 if declaration is None:
@@ -203,7 +210,9 @@ class NumbersSection(ReportSection):
                 else:
                     title = declaration.title
                 if _has_values(series):
-                    charts.append(line_chart(Chart(title, series, better_of(metric), x_name="iteration")))
+                    charts.append(
+                        line_chart(Chart(title, series, better_direction_of(metric), x_name="iteration"))
+                    )
                 elif any(line.points for line in series):
                     always_0.append(title)
             note = f"{group.name.capitalize()}: means over answers; in grey over those that are correct."
@@ -215,8 +224,8 @@ class NumbersSection(ReportSection):
     @override
     def columns(self, summary: Mapping[str, Any]) -> Mapping[str, str]:
         cells = {}
-        for full, number in declared().items():
-            group, _, name = full.partition("/")
+        for full_name, number in declared_numbers().items():
+            group, _, name = full_name.partition("/")
             numbers = summary.get(group)  # of any type: another program may have written a key of this name
             value = numbers.get(name) if isinstance(numbers, Mapping) else None
             if number.label is not None and value is not None:
@@ -233,7 +242,7 @@ class DiagnosticsSection(ReportSection):
     @override
     def html(self, experiment: StoredExperiment) -> str:
         """Shows a row for each sign that the run checked."""
-        checked_signs = [sign for sign in SIGNS if experiment.curve(f"{SIGN}{sign}")]
+        checked_signs = [sign for sign in SIGNS if experiment.curve(f"{SIGN_PREFIX}{sign}")]
         if not checked_signs:
             return ""
         settings: Diagnostics | None = None  # the thresholds of the run's configuration, if they can be read
@@ -248,11 +257,11 @@ class DiagnosticsSection(ReportSection):
             # Looks for the last weights before the sign that ended the run. Iterations count from 0, so the
             # last one is `done - 1`.
             done = int(experiment.metrics[-1]["iteration"]) + 1
-            good = find_last_good(settings, _diagnosed(experiment, settings, done), done - 1)
-            if good is not None:
+            last_good = find_last_good(settings, _diagnose(experiment, settings, done), done - 1)
+            if last_good is not None:
                 directory = experiment.directory
                 checkpoints = {number: directory.checkpoint(number) for number in directory.checkpoints()}
-                weights = describe_good_weights(good, checkpoints)
+                weights = describe_good_weights(last_good, checkpoints)
         return render(
             "diagnostics.html",
             rows=[_sign_row(experiment, settings, sign) for sign in checked_signs],
@@ -267,14 +276,14 @@ def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: 
     They say whether and in which iterations the sign was seen, and what was measured. If `settings` are
     known, they also have the thresholds.
     """
-    curve = experiment.curve(f"{SIGN}{sign}")  # 1 in iterations with the sign, else 0
-    seen = [int(iteration) for iteration, value in curve if value]
+    curve = experiment.curve(f"{SIGN_PREFIX}{sign}")  # 1 in iterations with the sign, else 0
+    iterations_with_sign = [int(iteration) for iteration, value in curve if value]
     # The diagnosis is made again as it was after the last iteration that showed the sign. Its description
     # then is the one that the run logged. If no iteration showed the sign, the last one of all is taken.
-    upto = seen[-1] if seen else int(curve[-1][0])
-    finding = _diagnosed(experiment, settings, upto).get(sign, CollapseSign(sign))
+    last_iteration = iterations_with_sign[-1] if iterations_with_sign else int(curve[-1][0])
+    finding = _diagnose(experiment, settings, last_iteration).get(sign, CollapseSign(sign))
     # `kind` is the CSS class that gives the verdict its colour.
-    if seen:
+    if iterations_with_sign:
         kind, verdict = "wrong", "at the end" if curve[-1][1] else "before"
     elif finding.early:  # there are too few iterations to check the sign
         kind, verdict = "", "too early"
@@ -283,10 +292,10 @@ def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: 
     else:
         kind, verdict = "correct", "no"
     messages = [finding.description] if finding.description else []
-    if seen and REMEDIES[sign]:
-        messages.append(REMEDIES[sign])
+    if iterations_with_sign and REMEDY_OF_SIGN[sign]:
+        messages.append(REMEDY_OF_SIGN[sign])
     measured: dict[str, str | None] = {}
-    for name in METRICS[sign]:
+    for name in METRICS_OF_SIGN[sign]:
         if points := experiment.curve(name):
             # The threshold of `gradient_noise` is for the variation of a metric over iterations, and a single
             # value can't be compared with it. With None, the row has only the metric's name.
@@ -297,13 +306,13 @@ def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: 
         "name": SIGN_NAMES[sign],
         "kind": kind,
         "verdict": verdict,
-        "iterations": _ranges(seen),
+        "iterations": _format_ranges(iterations_with_sign),
         "messages": messages,
         "measured": measured | {key: f"{value:g}" for key, value in thresholds.items()},
     }
 
 
-def _diagnosed(
+def _diagnose(
     experiment: StoredExperiment, settings: Diagnostics | None, done: int
 ) -> Mapping[Sign, CollapseSign]:
     """Returns the signs of collapse that the run itself found after its first `done` iterations.
@@ -327,7 +336,7 @@ def _diagnosed(
     return diagnose(settings, WatchedRun(sampled=True, max_tokens=max_tokens), rows)
 
 
-def _ranges(numbers: Iterable[int]) -> str:
+def _format_ranges(numbers: Iterable[int]) -> str:
     """Formats rising integers, of which consecutive ones become ranges: "3–5, 9"."""
     ranges: list[list[int]] = []
     for number in numbers:
@@ -355,9 +364,9 @@ class TimesSection(ReportSection):
         return render(
             "times.html",
             totals=totals,
-            meanings=PHASES,
+            meanings=DESCRIPTION_BY_PHASE,
             whole=math.fsum(totals.values()),
             iterations=len(bars),
-            bars=thinned(bars),
+            bars=average_neighbours(bars),
             plan=compare_with_plan(experiment),
         )

@@ -24,7 +24,7 @@ from treetune.view.report.recorded import (
     domains_of,
 )
 from treetune.view.report.sections import ReportSection, registered_sections
-from treetune.view.templates import colour_of, page
+from treetune.view.templates import colour_of, render_document
 
 SECTIONS: tuple[type[ReportSection], ...] = (
     TrainingSection,
@@ -56,15 +56,15 @@ def write_report(directories: Sequence[Path], output: Path | None = None) -> Pat
         raise ValueError("a report is about one experiment's directory, or several")
     experiments = [read_experiment(Path(directory)) for directory in directories]
     if output is None:
-        first = experiments[0].path
-        output = (first if len(experiments) == 1 else first.resolve().parent) / "report.html"
+        first_path = experiments[0].path
+        output = (first_path if len(experiments) == 1 else first_path.resolve().parent) / "report.html"
     results = []
     for i, experiment in enumerate(experiments):
-        results += [_result(experiment, colour_of(i), label) for label in experiment.evaluations]
+        results += [_make_table_row(experiment, colour_of(i), label) for label in experiment.evaluations]
     further_heads: dict[str, None] = {}
     for result in results:
         further_heads |= dict.fromkeys(result["further"])
-    document = page(
+    document = render_document(
         "report.html",
         title=", ".join(experiment.name for experiment in experiments),
         now=time.strftime("%Y-%m-%d %H:%M %Z"),
@@ -72,28 +72,30 @@ def write_report(directories: Sequence[Path], output: Path | None = None) -> Pat
         further=list(further_heads),
         colours={experiment.name: colour_of(i) for i, experiment in enumerate(experiments)},
         curves=_accuracy_curves(experiments),
-        experiments=[_about(experiment, colour_of(i)) for i, experiment in enumerate(experiments)],
+        experiments=[
+            _make_experiment_values(experiment, colour_of(i)) for i, experiment in enumerate(experiments)
+        ],
         paths=", ".join(str(experiment.path) for experiment in experiments),
     )
     write_text(output, document)
     return output
 
 
-def _result(experiment: StoredExperiment, colour: str, label: str) -> dict[str, Any]:
+def _make_table_row(experiment: StoredExperiment, colour: str, label: str) -> dict[str, Any]:
     """Returns the table row of an experiment's newest evaluation on a set."""
     summaries = experiment.evaluations[label]
-    optional = ("ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
-    summary = {**dict.fromkeys(optional), **summaries[max(summaries)]}
-    further: dict[str, str] = {}
+    optional_names = ("ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
+    summary = {**dict.fromkeys(optional_names), **summaries[max(summaries)]}
+    further_columns: dict[str, str] = {}
     for section in all_sections():
-        further |= section.columns(summary)
+        further_columns |= section.columns(summary)
     return {
         "experiment": experiment.name,
         "colour": colour,
         "set": label,
         "summary": summary,
         "k": max(summary.get("pass_at_k") or (), key=int, default=None),
-        "further": further,
+        "further": further_columns,
     }
 
 
@@ -128,7 +130,7 @@ def _accuracy_curves(experiments: Sequence[StoredExperiment]) -> list[str]:
     return curves
 
 
-def _about(experiment: StoredExperiment, colour: str) -> dict[str, Any]:
+def _make_experiment_values(experiment: StoredExperiment, colour: str) -> dict[str, Any]:
     """Returns the template's values for an experiment's part of the page."""
     # Sections are rendered before `experiment.missing` is used, because they add messages to it.
     sections = []
@@ -139,14 +141,14 @@ def _about(experiment: StoredExperiment, colour: str) -> dict[str, Any]:
     return {
         "name": experiment.name,
         "colour": colour,
-        "facts": _facts(experiment),
+        "facts": _list_facts(experiment),
         "config": json.dumps(experiment.config, indent=1, ensure_ascii=False) if experiment.config else "",
         "missing": experiment.missing,
         "sections": sections,
     }
 
 
-def _facts(experiment: StoredExperiment) -> Mapping[str, Any]:
+def _list_facts(experiment: StoredExperiment) -> Mapping[str, Any]:
     """Returns the facts on an experiment that its files record, by the names that the page shows."""
 
     def joined(facts: Mapping[str, Any], separator: str = ", ") -> str:

@@ -26,19 +26,19 @@ import numpy as np
 
 from treetune.exceptions import NotThere
 from treetune.runtime.directory import verify_answers
-from treetune.view.store.folders import Run, digest
+from treetune.view.store.folders import Run, short_hash
 from treetune.view.store.foreign import answer_at
 from treetune.view.store.index import (
-    ROWS,
+    ROWS_FILE,
     ROWS_IN_GROUP,
-    TEXTS,
+    TEXTS_FILE,
     AnswerFile,
     Indexed,
     StreamLayout,
-    build,
+    build_index,
+    find_sources,
     read_about,
     read_batch,
-    sources,
 )
 from treetune.view.store.queries import (
     ColumnFilter,
@@ -47,12 +47,12 @@ from treetune.view.store.queries import (
     among_sql,
     as_rows,
     condition_sql,
-    connect,
-    literal,
+    open_database,
     order_sql,
+    quote_text,
 )
 from treetune.view.store.tables import Histogram, histograms_of
-from treetune.view.text import writable
+from treetune.view.text import make_writable
 
 if TYPE_CHECKING:
     import duckdb
@@ -61,18 +61,18 @@ if TYPE_CHECKING:
     from treetune.rollouts.storage import TokenSignals
     from treetune.vocabulary import Episode, Trajectory
 
-AT_ONCE_BYTES = 1_000_000
+MOST_BYTES_READ_AT_ONCE = 1_000_000
 """The most bytes of files without an index that are read while the page waits. More bytes are read by a
 thread."""
 
-DEEP = 5000
+DEEP_ROWS = 5000
 """The number of skipped rows from which on a page is read in two steps: see `AnswerStore.ask`."""
-SEARCHES = 4
+KEPT_SEARCHES = 4
 """The number of searches whose results are kept, for their further pages."""
 LONGEST_SEARCH_S = 60.0
 """The seconds after which a search is given up."""
 
-USUAL_ORDER = "source[1] DESC, length(source), source, row"
+DEFAULT_ORDER = "source[1] DESC, length(source), source, row"
 """The order of rows that are not sorted by a column, or that are equal in it, as SQL.
 
 Names of iterations (`i…`) come before those of evaluations (`e…`), and `i2` before `i10`, because the shorter
@@ -143,7 +143,7 @@ class AnswerStore:
         columns were listed."""
 
         self._searches: OrderedDict[Hashable, pa.Table] = OrderedDict()
-        """The rows that the last `SEARCHES` searches found, the least recently used first."""
+        """The rows that the last `KEPT_SEARCHES` searches found, the least recently used first."""
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._query_lock = threading.Lock()
         """Guards `_searches` and `_connection`."""
@@ -156,7 +156,7 @@ class AnswerStore:
 
     def sources(self) -> list[AnswerFile]:
         """Returns the files of answers that exist now."""
-        return sources(self.run)
+        return find_sources(self.run)
 
     def indexed(self) -> list[Indexed]:
         """Returns all sources, each with its index if that exists, and starts to make the missing indexes."""
@@ -168,7 +168,7 @@ class AnswerStore:
         missing = [item for item in indexed if item.is_awaited or (item.is_behind and not item.fault)]
         # If the files are small, this call waits for their indexes. If not, a thread makes them, and a later
         # call finds them.
-        if missing and sum(item.source.size for item in missing) <= AT_ONCE_BYTES:
+        if missing and sum(item.source.size for item in missing) <= MOST_BYTES_READ_AT_ONCE:
             self._make_indexes(missing)
             indexed = [self._with_index(item.source) for item in indexed]
         elif missing and self._background_lock.acquire(blocking=False):
@@ -182,14 +182,14 @@ class AnswerStore:
 
         Raises ValueError for a file that can't be read.
         """
-        build(source, self._cache / source.name)
+        build_index(source, self._cache / source.name)
         self._look_again_s = math.inf  # the store never looks for other sources
         self._last_listed_at, self._last_listed = time.monotonic(), [self._with_index(source)]
 
     def problems(self) -> list[str]:
         """Returns messages on files that can't be shown."""
         links: list[Path] = []
-        sources(self.run, left_out=links)  # called only to get the links
+        find_sources(self.run, left_out=links)  # called only to get the links
         indexed = self.indexed()
         return [
             *(item.fault for item in indexed if item.fault),
@@ -206,7 +206,7 @@ class AnswerStore:
         for item in self.indexed():
             index_mark = item.about.mark if item.about is not None else None
             marks.append((item.source.name, item.source.mark, index_mark, item.fault))
-        return digest(marks)
+        return short_hash(marks)
 
     def _with_index(self, source: AnswerFile) -> Indexed:
         """Returns a source with its index, if it has one.
@@ -224,10 +224,10 @@ class AnswerStore:
         # An older index of a growing file is shown nevertheless. A file to which another program keeps
         # writing would otherwise never be shown.
         is_behind = about is not None and not is_current and source.grows and about.size <= source.size
-        shown = about if is_current or is_behind else None
+        shown_index = about if is_current or is_behind else None
         # A fault counts only for the state of the files in which it was found.
         shown_fault = fault if not is_current and failed_mark == mark else ""
-        indexed = Indexed(source, folder, shown, shown_fault, is_behind)
+        indexed = Indexed(source, folder, shown_index, shown_fault, is_behind)
         self._indexed_by_name[source.name] = indexed
         return indexed
 
@@ -258,7 +258,7 @@ class AnswerStore:
             return
         mark = item.source.mark
         try:
-            build(item.source, item.folder)
+            build_index(item.source, item.folder)
         except Exception as error:  # any fault of one file must not keep the others from being shown
             if item.source.mark != mark:  # the file has changed meanwhile, so the next call tries it again
                 return
@@ -303,16 +303,16 @@ class AnswerStore:
         relation = self._relation(question.sources)
         if relation is None:
             return RowPage([], 0)
-        where, values, by = self._clauses(question)
+        where, values, order = self._clauses(question)
         cursor = self._cursor()
         if question.search:
             cursor.register("matching", self._matching(question))
             relation = f"(SELECT * FROM {relation} JOIN matching USING (source, row))"
         [total] = cursor.execute(f"SELECT count(*) FROM {relation} WHERE {where}", values).fetchone() or (0,)
         clauses = (
-            f"FROM {relation} WHERE {where} ORDER BY {by} LIMIT {question.size} OFFSET {question.skipped}"
+            f"FROM {relation} WHERE {where} ORDER BY {order} LIMIT {question.size} OFFSET {question.skipped}"
         )
-        if question.skipped < DEEP:
+        if question.skipped < DEEP_ROWS:
             return RowPage(as_rows(cursor.execute(f"SELECT * {clauses}", values)), total)
         # Sorting many rows with all their columns takes long. So only the keys are sorted, and the columns of
         # this page's rows are read afterwards.
@@ -340,9 +340,10 @@ class AnswerStore:
         relation = self._relation(question.sources)
         if relation is None:
             return 1
-        where, values, by = self._clauses(question)
+        where, values, order = self._clauses(question)
         numbered = (
-            f"SELECT source, row, row_number() OVER (ORDER BY {by}) AS number FROM {relation} WHERE {where}"
+            f"SELECT source, row, row_number() OVER (ORDER BY {order}) AS number"
+            f" FROM {relation} WHERE {where}"
         )
         sql = f"SELECT number FROM ({numbered}) WHERE source = ? AND row = ?"
         result = self._cursor().execute(sql, [*values, row["source"], row["row"]]).fetchone()
@@ -355,8 +356,8 @@ class AnswerStore:
         """
         all_types, chosen_types = self.columns(), self.columns(question.sources)
         where, values = condition_sql(question.filters, all_types, chosen_types)
-        by = order_sql(question, all_types, chosen_types, USUAL_ORDER)
-        return f"{where} AND {among_sql(question.among)}", values, by
+        order = order_sql(question, all_types, chosen_types, DEFAULT_ORDER)
+        return f"{where} AND {among_sql(question.among)}", values, order
 
     def sql(self, text: str, values: Sequence[Any] = (), sources: Sequence[str] = ()) -> list[dict[str, Any]]:
         """Returns the rows of a query on the table `answers`, for pages that count or sum up answers.
@@ -385,13 +386,15 @@ class AnswerStore:
             if key in self._searches:
                 self._searches.move_to_end(key)
                 return self._searches[key]
-        files = ", ".join(literal(str(item.folder / TEXTS)) for item in self._chosen(question.sources))
+        files = ", ".join(
+            quote_text(str(item.folder / TEXTS_FILE)) for item in self._sources_with_index(question.sources)
+        )
         query = f"SELECT source, row FROM read_parquet([{files}]) WHERE contains(lower(text), lower(?))"
         cursor = self._cursor()
         deadline = threading.Timer(LONGEST_SEARCH_S, cursor.interrupt)
         deadline.start()
         try:
-            matching = cursor.sql(query, params=[writable(question.search)]).to_arrow_table()
+            matching = cursor.sql(query, params=[make_writable(question.search)]).to_arrow_table()
         except duckdb.InterruptException as error:
             raise ValueError(
                 f"the search for {question.search!r} took longer than {LONGEST_SEARCH_S:.0f} s: choose one"
@@ -401,7 +404,7 @@ class AnswerStore:
             deadline.cancel()
         with self._query_lock:
             self._searches[key] = matching
-            while len(self._searches) > SEARCHES:
+            while len(self._searches) > KEPT_SEARCHES:
                 self._searches.popitem(last=False)
         return matching
 
@@ -411,10 +414,10 @@ class AnswerStore:
         from pyarrow import parquet
 
         rows: dict[tuple[str, int], dict[str, Any]] = {}
-        for item in self._chosen({source for source, _ in keys}):
+        for item in self._sources_with_index({source for source, _ in keys}):
             numbers = sorted(row for source, row in keys if source == item.source.name)
             # Only the row groups that have at least one of these rows are read.
-            with parquet.ParquetFile(item.folder / ROWS) as file:
+            with parquet.ParquetFile(item.folder / ROWS_FILE) as file:
                 for group in range(file.num_row_groups):
                     start = group * ROWS_IN_GROUP
                     in_group = [row - start for row in numbers if start <= row < start + ROWS_IN_GROUP]
@@ -433,7 +436,7 @@ class AnswerStore:
         position in the source's file.
         """
         source_names = {name for name, _ in places}
-        indexed = {item.source.name: item for item in self._chosen(source_names)}
+        indexed = {item.source.name: item for item in self._sources_with_index(source_names)}
         texts: dict[tuple[str, int], str] = {}
         # The places by (source, batch), so that each batch is read only once.
         places_of_batches: dict[tuple[str, int], list[int]] = {}
@@ -462,14 +465,14 @@ class AnswerStore:
         ).rows
         if not rows:
             raise NotThere(f"there is no answer {answer!r} in {source} of {self.run.name}")
-        return self.whole(rows[0])
+        return self.read_whole_answer(rows[0])
 
-    def whole(self, row: Mapping[str, Any]) -> StoredAnswer:
+    def read_whole_answer(self, row: Mapping[str, Any]) -> StoredAnswer:
         """Returns the whole answer of a row of the index.
 
         Raises ValueError if its file has been written again since the index was made.
         """
-        [indexed] = self._chosen({row["source"]})
+        [indexed] = self._sources_with_index({row["source"]})
         # `about` describes the index. It has the layout of each Arrow file that the source has.
         about, source = indexed.about, indexed.source
         assert about is not None
@@ -504,7 +507,7 @@ class AnswerStore:
         """Returns the training rows of all answers to a problem, in the source's order."""
         from treetune.rollouts.rows import episodes_of
 
-        [indexed] = self._chosen({source})
+        [indexed] = self._sources_with_index({source})
         about, path = indexed.about, indexed.source.episodes
         if about is None or about.episodes is None or path is None:
             return []
@@ -527,7 +530,7 @@ class AnswerStore:
 
     # DuckDB
 
-    def _chosen(self, names: Sequence[str] | set[str]) -> list[Indexed]:
+    def _sources_with_index(self, names: Sequence[str] | set[str]) -> list[Indexed]:
         """Returns the sources with these names that have an index, or without names all that have one."""
         indexed = [item for item in self.indexed() if item.about is not None]
         return [item for item in indexed if not names or item.source.name in names]
@@ -537,17 +540,19 @@ class AnswerStore:
 
         Returns None if there are no rows.
         """
-        chosen = [item for item in self._chosen(names) if item.about is not None and item.about.rows]
+        chosen = [
+            item for item in self._sources_with_index(names) if item.about is not None and item.about.rows
+        ]
         if not chosen:
             return None
-        files = ", ".join(literal(str(item.folder / ROWS)) for item in chosen)
+        files = ", ".join(quote_text(str(item.folder / ROWS_FILE)) for item in chosen)
         return f"read_parquet([{files}], union_by_name=true)"
 
     def _cursor(self) -> duckdb.DuckDBPyConnection:
         """Returns a new cursor of the connection, which is made at the first call."""
         with self._query_lock:
             if self._connection is None:
-                self._connection = connect()
+                self._connection = open_database()
                 self._connection.execute("SET parquet_metadata_cache = true")
         return self._connection.cursor()
 

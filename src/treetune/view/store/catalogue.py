@@ -21,17 +21,24 @@ from treetune.view.experiment import RunProgress, StoredExperiment, read_experim
 from treetune.view.store.answers import AnswerStore
 from treetune.view.store.folders import (
     Run,
-    digest,
     folders_below,
     is_experiment,
     leads_out,
     links_in,
     marks_of,
+    short_hash,
 )
 from treetune.view.store.foreign import holds_answers
 from treetune.view.store.foreign.layout import group_by_run
-from treetune.view.store.readers import ENDINGS, ESTIMATE, SPLIT, SPLITS, DataSet, kind_of
-from treetune.view.text import writable
+from treetune.view.store.readers import (
+    DATA_SET_ENDINGS,
+    ESTIMATE_FILE,
+    SPLIT_FILE,
+    SPLITS_FILE,
+    DataSet,
+    kind_of_data_set,
+)
+from treetune.view.text import make_writable
 
 if TYPE_CHECKING:
     from treetune.view.notes import Notes
@@ -43,7 +50,7 @@ LOOK_AGAIN_S = 2.0
 ANSWERS_LOOK_AGAIN_S = 0.3
 """The age in seconds from which on the list of an experiment's files of answers is made again."""
 
-OPEN = 8
+MOST_OPEN_TABLES = 8
 """The most data sets that are kept open."""
 
 T = TypeVar("T")
@@ -145,7 +152,7 @@ class Store:
             files_by_path = group_by_run(foreign_files, folder) | experiments
             for path in sorted(files_by_path):
                 # A file name may be bytes that are not valid text. `writable` makes it valid UTF-8.
-                name = writable(self._name_of(path, folder))
+                name = make_writable(self._name_of(path, folder))
                 yield Run(name, path, tuple(self.folders), files_by_path[path])
 
     def _name_of(self, path: Path, folder: Path) -> str:
@@ -212,7 +219,7 @@ class Store:
 
     def mark(self, runs: Sequence[Run]) -> str:
         """Returns a text that changes whenever anything of these experiments may have changed."""
-        return digest([(run.name, *marks_of(run)) for run in runs])
+        return short_hash([(run.name, *marks_of(run)) for run in runs])
 
 
 class DataSets:
@@ -226,7 +233,7 @@ class DataSets:
         for file in files:
             if not file.is_file():
                 raise ValueError(f"there is no file or folder {file} (looked for in {Path.cwd()})")
-            if kind_of(file) is None:
+            if kind_of_data_set(file) is None:
                 raise ValueError(
                     f"{file} is not a data set: give Parquet (.parquet), JSON lines (.jsonl), a W&B table"
                     " (.table.json) or a folder"
@@ -246,12 +253,12 @@ class DataSets:
                 sets: dict[str, DataSet] = {}
                 paths: set[Path] = set()
                 for name, path, known_from in self._find():
-                    kind = kind_of(path)
+                    kind = kind_of_data_set(path)
                     if kind is not None and path.resolve() not in paths:
                         paths.add(path.resolve())
                         distinct_name = name if name not in sets else str(path.resolve())
                         # A file name may be bytes that are not valid text. `writable` makes it valid UTF-8.
-                        unique_name = writable(distinct_name)
+                        unique_name = make_writable(distinct_name)
                         sets[unique_name] = DataSet(unique_name, path, kind, known_from)
                 self._sets, self._listed_at = sets, time.monotonic()
             return list(self._sets.values())
@@ -292,7 +299,7 @@ class DataSets:
         table = DataSetTable(data)
         with self._lock:
             self._open[data.name] = mark, table
-            while len(self._open) > OPEN:
+            while len(self._open) > MOST_OPEN_TABLES:
                 self._open.popitem(last=False)
         return table
 
@@ -313,7 +320,7 @@ class DataSets:
         for run in self._store.runs():
             named = self._store.read_once("data", run, functools.partial(self._named_by, run))
             for name, path in named:
-                splits = _splits(path) if (path / SPLITS).is_file() else [path]
+                splits = _folders_of_splits(path) if (path / SPLITS_FILE).is_file() else [path]
                 for split in splits:
                     if split.exists():
                         split_name = name if split == path else f"{name}/{split.name}"
@@ -331,7 +338,7 @@ class DataSets:
         except (ValueError, OSError):  # the list of experiments shows the message
             return []
         folder = Path((experiment.command or {}).get("folder", Path.cwd()))
-        named = []
+        named_data_sets = []
         for name in dict.fromkeys(_data_in_config(experiment.config)):
             path = folder / name
             try:
@@ -339,8 +346,8 @@ class DataSets:
             except ValueError:  # it isn't on this disk
                 continue
             for match in paths:  # several if the name is a pattern
-                named.append((name if str(match) == str(path) else str(match), match))
-        return named
+                named_data_sets.append((name if str(match) == str(path) else str(match), match))
+        return named_data_sets
 
 
 def _data_in_config(config: Any) -> Iterator[str]:
@@ -351,7 +358,7 @@ def _data_in_config(config: Any) -> Iterator[str]:
         for split in ("train", "validation", "test"):
             value = config.get(split)
             names = value if isinstance(value, list) else [value]
-            yield from (name for name in names if isinstance(name, str) and name.endswith(ENDINGS))
+            yield from (name for name in names if isinstance(name, str) and name.endswith(DATA_SET_ENDINGS))
         for value in config.values():
             yield from _data_in_config(value)
     elif isinstance(config, list):
@@ -364,26 +371,26 @@ def _data_below(folder: Path, follows: Callable[[Path], bool]) -> Iterator[Path]
 
     def is_whole(names: Container[str]) -> bool:
         """Returns whether a folder is an experiment, or has the file that marks a data set."""
-        return is_experiment(names) or any(name in names for name in (ESTIMATE, SPLITS, SPLIT))
+        return is_experiment(names) or any(name in names for name in (ESTIMATE_FILE, SPLITS_FILE, SPLIT_FILE))
 
     for path, entries in folders_below(folder, is_whole, follows):
         if is_experiment(entries):
             continue
-        if ESTIMATE in entries or SPLIT in entries:  # an estimate of difficulty, or a single saved split
-            yield path
-        elif SPLITS in entries:  # a saved data set with several splits
-            yield from _splits(path)
+        if ESTIMATE_FILE in entries or SPLIT_FILE in entries:
+            yield path  # an estimate of difficulty, or a single saved split
+        elif SPLITS_FILE in entries:  # a saved data set with several splits
+            yield from _folders_of_splits(path)
         else:
             for name, entry in entries.items():
-                is_data = not name.startswith(".") and name.endswith(ENDINGS) and entry.is_file()
+                is_data = not name.startswith(".") and name.endswith(DATA_SET_ENDINGS) and entry.is_file()
                 if is_data and follows(path / name):
                     yield path / name
 
 
-def _splits(folder: Path) -> list[Path]:
+def _folders_of_splits(folder: Path) -> list[Path]:
     """Returns the folders of a saved data set's splits. Names that lead out of its folder are left out."""
     try:
-        names = json.loads((folder / SPLITS).read_text())["splits"]
+        names = json.loads((folder / SPLITS_FILE).read_text())["splits"]
     except (OSError, ValueError, LookupError, TypeError):  # unreadable, or not what `datasets` writes there
         return []
     plain_names = [name for name in names if isinstance(name, str) and name == Path(name).name]

@@ -17,24 +17,24 @@ from treetune.view.text import one_line, one_line_with_end
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BEGINNING = 160
+CHARACTERS_OF_BEGINNING = 160
 """The most characters of an answer, and of its prompt, that lists show."""
-SHORT = 200
+MOST_CHARACTERS_OF_VERDICT = 200
 """The most characters that are kept of a grader's extracted answer, and of its message."""
 
-NUMBER = "number."
+NUMBER_PREFIX = "number."
 """The prefix of columns with numbers from graders and rollouts."""
 
 # The columns that are read of each kind of file for an index: of trajectories, of episodes, and of the
 # numbers that the trainer recorded.
-OF_ANSWERS = (
+COLUMNS_OF_ANSWERS = (
     "problem", "sample", "finish_reason", "text", "grade", "step_ends", "bonus", "numbers", "segments",
 )  # fmt: skip
-OF_EPISODES = (
+COLUMNS_OF_EPISODES = (
     "trajectory", "response_ids", "trained", "reward", "score", "finish_reason", "advantages", "step_values",
     "step_ends", "text", "prompt", "domain", "group", "policy_version", "behaviour_logprobs",
 )  # fmt: skip
-OF_SIGNALS = ("trajectory", "logprobs", "entropies", "gaps", "ref_logprobs")
+COLUMNS_OF_SIGNALS = ("trajectory", "logprobs", "entropies", "gaps", "ref_logprobs")
 
 
 def answer_columns(batch: pa.RecordBatch) -> dict[str, Any]:
@@ -63,18 +63,20 @@ def answer_columns(batch: pa.RecordBatch) -> dict[str, Any]:
         "outcome": outcome,
         "finish_reason": batch["finish_reason"],
         "unfinished": pc.equal(batch["finish_reason"], "length"),
-        "extracted": pc.utf8_slice_codeunits(pc.struct_field(grade, "extracted"), 0, SHORT),
-        "message": pc.utf8_slice_codeunits(pc.struct_field(grade, "message"), 0, SHORT),
+        "extracted": pc.utf8_slice_codeunits(
+            pc.struct_field(grade, "extracted"), 0, MOST_CHARACTERS_OF_VERDICT
+        ),
+        "message": pc.utf8_slice_codeunits(pc.struct_field(grade, "message"), 0, MOST_CHARACTERS_OF_VERDICT),
         "steps": pc.cast(pc.list_value_length(batch["step_ends"]), pa.int32()),
         "characters": pc.utf8_length(batch["text"]),
-        "beginning": _beginnings(batch["text"]),
+        "beginning": _beginnings_on_one_line(batch["text"]),
         "asked": _beginnings_and_ends(pc.struct_field(problem, "prompt")),
         **_segment_columns(batch["segments"]),
     }
     if "numbers" in names:
-        columns |= _numbers(batch["numbers"])
+        columns |= _number_columns(batch["numbers"])
     if any(field.name == "numbers" for field in grade.type):
-        columns |= _numbers(pc.struct_field(grade, "numbers"))
+        columns |= _number_columns(pc.struct_field(grade, "numbers"))
     return columns
 
 
@@ -101,15 +103,15 @@ def _segment_columns(segments: pa.ListArray) -> dict[str, Any]:
     logprob_offsets = logprobs.offsets.to_numpy()[offsets]
     mean, least = mean_and_least(logprobs.values.to_numpy(zero_copy_only=False), logprob_offsets)
     return {
-        "tokens": pa.array(_sums(lengths, offsets), pa.int32()),
-        "injected": pa.array(_sums(injected, offsets), pa.int32()),
+        "tokens": pa.array(_sums_of_rows(lengths, offsets), pa.int32()),
+        "injected": pa.array(_sums_of_rows(injected, offsets), pa.int32()),
         "policy_version": pa.array(first_version, pa.float64(), from_pandas=True),
         "logprob_mean": pa.array(mean, pa.float64(), from_pandas=True),
         "logprob_least": pa.array(least, pa.float64(), from_pandas=True),
     }
 
 
-def _numbers(column: Any) -> dict[str, Any]:
+def _number_columns(column: Any) -> dict[str, Any]:
     """Returns a column for each name in a column of maps. It is null for an answer without such a number.
 
     Example: the maps `[{"lines": 3.0}, {}]` give the column `number.lines` with 3.0 and null.
@@ -128,7 +130,7 @@ def _numbers(column: Any) -> dict[str, Any]:
         has_name = name_of_entry == number
         value_of_row = np.full(len(column), np.nan)
         value_of_row[row_of_entry[has_name]] = values[has_name]
-        columns[NUMBER + name] = pa.array(value_of_row, pa.float64(), from_pandas=True)
+        columns[NUMBER_PREFIX + name] = pa.array(value_of_row, pa.float64(), from_pandas=True)
     return columns
 
 
@@ -144,7 +146,7 @@ def episode_columns(batch: pa.RecordBatch) -> dict[str, Any]:
     most = pc.negate(negated_most)
     logprob_mean, logprob_least = _mean_and_least_of_trained(batch["behaviour_logprobs"], trained)
     is_trained = trained.values.to_numpy(zero_copy_only=False).astype(np.int64)
-    trained_counts = _sums(is_trained, trained.offsets.to_numpy())
+    trained_counts = _sums_of_rows(is_trained, trained.offsets.to_numpy())
     return {
         "answer": batch["trajectory"],
         "problem": batch["group"],
@@ -155,7 +157,7 @@ def episode_columns(batch: pa.RecordBatch) -> dict[str, Any]:
         "unfinished": pc.equal(batch["finish_reason"], "length"),
         "steps": pc.cast(pc.list_value_length(batch["step_ends"]), pa.int32()),
         "characters": pc.utf8_length(batch["text"]),
-        "beginning": _beginnings(batch["text"]),
+        "beginning": _beginnings_on_one_line(batch["text"]),
         "asked": _beginnings_and_ends(batch["prompt"]) if "prompt" in names else pa.array([""] * count),
         "tokens": pc.cast(pc.list_value_length(batch["response_ids"]), pa.int32()),
         "trained": pa.array(trained_counts, pa.int32()),
@@ -217,25 +219,25 @@ def signal_columns(batch: pa.RecordBatch) -> dict[str, Any]:
     """
     columns: dict[str, Any] = {"answer": batch["trajectory"]}
     for name, column in (("entropy", batch["entropies"]), ("gap", batch["gaps"])):
-        columns |= _mean_and_most(name, np.abs(_flat(column)), _ends_of_rows(column))
+        columns |= _mean_and_most(name, np.abs(_flat_numbers(column)), _ends_of_rows(column))
     # Files of earlier versions lack this column. Iterations without a reference have only nulls in it.
     if "ref_logprobs" in batch.schema.names and batch["ref_logprobs"].null_count < batch.num_rows:
         logprobs, ref_logprobs = batch["logprobs"], batch["ref_logprobs"]
         if (_ends_of_rows(logprobs) != _ends_of_rows(ref_logprobs)).any():
             raise ValueError("an episode has the reference's log-probs of more or fewer tokens than it has")
-        kl = kl_of_tokens(_flat(logprobs), _flat(ref_logprobs))
+        kl = kl_of_tokens(_flat_numbers(logprobs), _flat_numbers(ref_logprobs))
         columns |= _mean_and_most("kl", kl, _ends_of_rows(logprobs))
     return columns
 
 
-def _flat(column: pa.ListArray) -> np.ndarray:
+def _flat_numbers(column: pa.ListArray) -> np.ndarray:
     """Returns the numbers of all rows of a list column, one after the other."""
     ends = column.offsets.to_numpy()
     return column.values.to_numpy(zero_copy_only=False)[ends[0] : ends[-1]].astype(float)
 
 
 def _ends_of_rows(column: pa.ListArray) -> np.ndarray:
-    """Returns where each row of a list column ends in the result of `_flat`, after a leading 0."""
+    """Returns where each row of a list column ends in the result of `_flat_numbers`, after a leading 0."""
     ends: np.ndarray = column.offsets.to_numpy().astype(np.int64)
     return ends - ends[0]
 
@@ -278,7 +280,7 @@ def line_columns(row: Mapping[str, Any], place: int) -> dict[str, Any]:
             for name, value in members.items():
                 if isinstance(value, int | float) and not isinstance(value, bool):
                     # As in `answer_columns`, the columns of graders' numbers don't name the group "grade".
-                    numbers[NUMBER + f"{group}/{name}".removeprefix("grade/")] = float(value)
+                    numbers[NUMBER_PREFIX + f"{group}/{name}".removeprefix("grade/")] = float(value)
     return {
         "answer": f"{row['problem']}#{row['sample']}",
         "problem": row["problem"],
@@ -290,26 +292,26 @@ def line_columns(row: Mapping[str, Any], place: int) -> dict[str, Any]:
         "outcome": row.get("outcome"),
         "finish_reason": row.get("finish_reason"),
         "unfinished": row.get("finish_reason") == "length",
-        "extracted": None if extracted is None else (extracted or "")[:SHORT],
-        "message": (row.get("message") or "")[:SHORT] or None,
+        "extracted": None if extracted is None else (extracted or "")[:MOST_CHARACTERS_OF_VERDICT],
+        "message": (row.get("message") or "")[:MOST_CHARACTERS_OF_VERDICT] or None,
         "tokens": row.get("tokens"),
         "characters": len(text),
-        "beginning": one_line(text, BEGINNING),
-        "asked": one_line_with_end(row.get("prompt") or "", BEGINNING),
+        "beginning": one_line(text, CHARACTERS_OF_BEGINNING),
+        "asked": one_line_with_end(row.get("prompt") or "", CHARACTERS_OF_BEGINNING),
         "place": place,
         **numbers,
     }
 
 
-def _beginnings(texts: pa.Array) -> pa.Array:
+def _beginnings_on_one_line(texts: pa.Array) -> pa.Array:
     """Returns the beginning of each text on one line."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     # Texts are cut in Arrow first, because whole answers as Python objects would take long. One character
     # more than is shown is kept, so that `one_line` notices that the text is longer.
-    short = pc.utf8_slice_codeunits(texts, 0, BEGINNING + 1)
-    lines = [None if text is None else one_line(text, BEGINNING) for text in short.to_pylist()]
+    short = pc.utf8_slice_codeunits(texts, 0, CHARACTERS_OF_BEGINNING + 1)
+    lines = [None if text is None else one_line(text, CHARACTERS_OF_BEGINNING) for text in short.to_pylist()]
     return pa.array(lines, pa.string())
 
 
@@ -321,18 +323,19 @@ def _beginnings_and_ends(texts: pa.Array) -> pa.Array:
     # Texts are cut in Arrow first, because whole prompts as Python objects would take long. The beginning and
     # the end that are kept of a long text are together longer than what is shown, so that `one_line_with_end`
     # notices that the text is longer.
-    beginnings = pc.utf8_slice_codeunits(texts, 0, BEGINNING + 1).to_pylist()
-    ends = pc.utf8_slice_codeunits(texts, -BEGINNING).to_pylist()
+    beginnings = pc.utf8_slice_codeunits(texts, 0, CHARACTERS_OF_BEGINNING + 1).to_pylist()
+    ends = pc.utf8_slice_codeunits(texts, -CHARACTERS_OF_BEGINNING).to_pylist()
     lines = []
     for beginning, end in zip(beginnings, ends, strict=True):
-        is_whole = beginning is None or len(beginning) <= BEGINNING
+        is_whole = beginning is None or len(beginning) <= CHARACTERS_OF_BEGINNING
         lines.append(beginning if is_whole else beginning + end)
     return pa.array(
-        [None if text is None else one_line_with_end(text, BEGINNING) for text in lines], pa.string()
+        [None if text is None else one_line_with_end(text, CHARACTERS_OF_BEGINNING) for text in lines],
+        pa.string(),
     )
 
 
-def _sums(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
+def _sums_of_rows(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Returns the sum of the values of each row. Those of row i are ``values[ends[i] : ends[i + 1]]``."""
     return np.diff(np.concatenate([[0], np.cumsum(values)])[ends])
 
@@ -349,8 +352,8 @@ def mean_and_least(values: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np
         # Values after the last end are cut off, because `reduceat` would count them for the last row.
         used_values: np.ndarray = values[: ends[-1]].astype(np.float64, copy=False)
         starts = ends[:-1][has_values]
-        # `reduceat` sums each row separately. Differences of a running sum (`_sums`) would be NaN in all rows
-        # after the first -inf.
+        # `reduceat` sums each row separately. Differences of a running sum (`_sums_of_rows`) would be NaN in
+        # all rows after the first -inf.
         mean[has_values] = np.add.reduceat(used_values, starts) / counts[has_values]
         least[has_values] = np.minimum.reduceat(used_values, starts)
     return mean, least

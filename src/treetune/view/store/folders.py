@@ -24,13 +24,13 @@ from treetune.runtime.directory import (
     ExperimentDirectory,
 )
 
-DEEPEST = 8
+MOST_FOLDER_LEVELS = 8
 """The number of levels below a folder that are searched for experiments and data sets."""
 
-READ_INTO = {LOGS: 3, EVALUATIONS: 3, ANALYSES: 2, ITERATIONS: 1, NOTES: 1}
+LEVELS_READ_BY_FOLDER = {LOGS: 3, EVALUATIONS: 3, ANALYSES: 2, ITERATIONS: 1, NOTES: 1}
 """The folders of an experiment in which `links_in` looks for symbolic links, with the number of levels."""
 
-INSIDE = (ITERATIONS, CHECKPOINTS, EVALUATIONS, METRICS, MANIFEST)
+ENTRIES_OF_EXPERIMENT = (ITERATIONS, CHECKPOINTS, EVALUATIONS, METRICS, MANIFEST)
 """A folder is an experiment's if it has `config.json` and at least one of these names. The folder of a model,
 which has a `config.json` as well, has none of them."""
 
@@ -64,7 +64,7 @@ class Run:
 
 def is_experiment(names: Container[str]) -> bool:
     """Returns whether a folder that has the entries `names` is an experiment's."""
-    return CONFIG in names and any(name in names for name in INSIDE)
+    return CONFIG in names and any(name in names for name in ENTRIES_OF_EXPERIMENT)
 
 
 def leads_out(path: Path, folders: Sequence[Path]) -> bool:
@@ -77,7 +77,8 @@ def leads_out(path: Path, folders: Sequence[Path]) -> bool:
 
 
 def links_in(experiment: Path) -> Iterator[Path]:
-    """Yields the symbolic links in an experiment's folder, down to the levels that `READ_INTO` allows."""
+    """Yields the symbolic links in an experiment's folder, down to the levels that `LEVELS_READ_BY_FOLDER`
+    allows."""
     # The folders that are still to be read: (name of the experiment's direct subfolder that it is in, or ""
     # for the experiment itself; path; number of levels below the experiment).
     unread = [("", experiment, 0)]
@@ -92,7 +93,7 @@ def links_in(experiment: Path) -> Iterator[Path]:
             name = top_name or entry.name
             if entry.is_symlink() and name != CHECKPOINTS:  # nothing is read from checkpoints
                 yield Path(entry.path)
-            if depth < READ_INTO.get(name, 0) and entry.is_dir():
+            if depth < LEVELS_READ_BY_FOLDER.get(name, 0) and entry.is_dir():
                 unread.append((name, Path(entry.path), depth + 1))
 
 
@@ -111,7 +112,7 @@ def folders_below(
             with os.scandir(path) as scanned:
                 entries = {entry.name: entry for entry in scanned}
             yield path, entries
-            if depth < DEEPEST and not is_whole(entries):
+            if depth < MOST_FOLDER_LEVELS and not is_whole(entries):
                 for name, entry in entries.items():
                     if not name.startswith(".") and entry.is_dir() and follows(path / name):
                         unread.append((path / name, depth + 1))
@@ -150,6 +151,6 @@ def stat_of(path: Path) -> object:
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
-def digest(*parts: object) -> str:
+def short_hash(*parts: object) -> str:
     """Returns a short hash of values, by their `repr`."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()

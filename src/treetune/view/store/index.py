@@ -28,32 +28,32 @@ import numpy as np
 from treetune.rollouts.storage import REMAKE_REMEDY, SIGNALS
 from treetune.runtime.directory import ANSWERS, EPISODES, TRAJECTORIES, verify_answers
 from treetune.store.checksums import verify_once
-from treetune.store.files import whole_folder
+from treetune.store.files import make_folder_atomically
 from treetune.view.experiment import CREDITED_LOG
 from treetune.view.store.columns import (
-    OF_ANSWERS,
-    OF_EPISODES,
-    OF_SIGNALS,
+    COLUMNS_OF_ANSWERS,
+    COLUMNS_OF_EPISODES,
+    COLUMNS_OF_SIGNALS,
     answer_columns,
     episode_columns,
     line_columns,
     signal_columns,
 )
-from treetune.view.store.folders import Run, digest, stat_of
+from treetune.view.store.folders import Run, short_hash, stat_of
 from treetune.view.store.foreign import FileReport, answers_in, json_lines
 from treetune.view.store.foreign.layout import step_of
-from treetune.view.text import writable
+from treetune.view.text import make_writable
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-VERSION = 11
+INDEX_VERSION = 11
 """The version of an index's files and columns. An index of another version is made again."""
 
 ROWS_IN_GROUP = 2048
 """The number of rows in a row group of the index's Parquet files. The rows of a group are read together."""
 
-ROWS, TEXTS, ABOUT = "rows.parquet", "texts.parquet", "about.json"
+ROWS_FILE, TEXTS_FILE, ABOUT_FILE = "rows.parquet", "texts.parquet", "about.json"
 
 LINES_AT_ONCE = 4096
 """The number of an evaluation's lines that become columns together."""
@@ -97,7 +97,7 @@ class AnswerFile:
     @property
     def mark(self) -> str:
         """A text that changes whenever one of its files changes."""
-        return digest([stat_of(path) for path in self.files])
+        return short_hash([stat_of(path) for path in self.files])
 
     @property
     def size(self) -> int:
@@ -110,7 +110,7 @@ class AnswerFile:
         return [path for path in (self.path, self.episodes, self.signals) if path is not None]
 
 
-def sources(run: Run, left_out: list[Path] | None = None) -> list[AnswerFile]:
+def find_sources(run: Run, left_out: list[Path] | None = None) -> list[AnswerFile]:
     """Returns all sources of an experiment: first its iterations and then its evaluations, each in their
     order.
 
@@ -255,7 +255,7 @@ def read_batch(
         raise ValueError(f"{path} has changed or is damaged ({error})") from error
 
 
-def walk(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
+def read_batches(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
     """Yields (batch, first byte after the batch) for each batch of an Arrow file.
 
     Before these pairs, it yields the pair (schema, byte where the first batch begins). A batch has those of
@@ -276,16 +276,16 @@ def walk(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
             )
             with pa.ipc.open_stream(file, options=options) as reader:
                 yield reader.schema, file.tell()
-                count = 0
+                rows_so_far = 0
                 for batch in reader:
                     batch.validate(full=True)
-                    count += batch.num_rows
+                    rows_so_far += batch.num_rows
                     yield batch, file.tell()
         except (pa.ArrowInvalid, OSError) as error:
             raise ValueError(f"{path} is not a whole Arrow file ({error})") from error
     # A stream that was cut between two batches looks complete, but the schema has the number of rows.
-    if b"rows" in metadata and count != int(metadata[b"rows"]):
-        raise ValueError(f"{path} is cut short: {count} of {int(metadata[b'rows'])} rows")
+    if b"rows" in metadata and rows_so_far != int(metadata[b"rows"]):
+        raise ValueError(f"{path} is cut short: {rows_so_far} of {int(metadata[b'rows'])} rows")
 
 
 # The index
@@ -359,7 +359,7 @@ class TextWriter:
         self._writer.close()
 
 
-def build(source: AnswerFile, folder: Path) -> None:
+def build_index(source: AnswerFile, folder: Path) -> None:
     """Makes the index of a source in a folder.
 
     Raises ValueError for a file that is incomplete or damaged.
@@ -373,13 +373,18 @@ def build(source: AnswerFile, folder: Path) -> None:
     report = FileReport()
     # The layouts of the Arrow files, by kind. The functions that read the files add them.
     layouts: dict[str, StreamLayout] = {}
-    with whole_folder(folder) as new_folder, closing(TextWriter(new_folder / TEXTS, source.name)) as texts:
+    with (
+        make_folder_atomically(folder) as new_folder,
+        closing(TextWriter(new_folder / TEXTS_FILE, source.name)) as texts,
+    ):
         if source.kind == "evaluation":
             tables = list(_line_tables(source, texts, report))
         elif source.path == source.episodes:  # demonstrations: the training rows are the answers
             tables = [_episodes_table(source, texts, layouts)]
         else:
-            tables = list(_stream_tables(source.path, OF_ANSWERS, answer_columns, texts, layouts, "answers"))
+            tables = list(
+                _stream_tables(source.path, COLUMNS_OF_ANSWERS, answer_columns, texts, layouts, "answers")
+            )
         # Tables may have different columns, and numbers of different types in a column ("permissive").
         empty = pa.table({"place": pa.array([], pa.int64())})
         table = pa.concat_tables(tables, promote_options="permissive") if tables else empty
@@ -387,20 +392,20 @@ def build(source: AnswerFile, folder: Path) -> None:
         if source.episodes is not None and source.path != source.episodes:
             table = _with_credit(table, _episodes_table(source, None, layouts))
         table = table.append_column("row", pa.array(np.arange(table.num_rows, dtype=np.int64)))
-        parquet.write_table(table, new_folder / ROWS, compression="zstd", row_group_size=ROWS_IN_GROUP)
+        parquet.write_table(table, new_folder / ROWS_FILE, compression="zstd", row_group_size=ROWS_IN_GROUP)
         note = report.note(source.title) if source.is_foreign else ""
         # The kinds of `layouts` are fields of `About`: "answers", "episodes" and "signals".
         about = About(table.num_rows, mark, **layouts, note=note, size=size)
-        (new_folder / ABOUT).write_text(json.dumps({"version": VERSION, **asdict(about)}))
+        (new_folder / ABOUT_FILE).write_text(json.dumps({"version": INDEX_VERSION, **asdict(about)}))
 
 
 def read_about(folder: Path) -> About | None:
     """Returns the description of the index in a folder. Returns None if there is no index of this version."""
     try:
-        about = json.loads((folder / ABOUT).read_text())
+        about = json.loads((folder / ABOUT_FILE).read_text())
     except (OSError, ValueError):
         return None
-    if about.pop("version", None) != VERSION:
+    if about.pop("version", None) != INDEX_VERSION:
         return None
     for name in ("answers", "episodes", "signals"):
         layout = about[name]
@@ -429,7 +434,7 @@ def _stream_tables(
     """
     import pyarrow as pa
 
-    batches = walk(path, columns)
+    batches = read_batches(path, columns)
     _, head = next(batches)  # the schema, and the byte where it ends
     ends = list[int]()  # the byte where each batch ends
     rows_so_far = [0]  # the number of rows before each batch, and at last of all rows
@@ -461,14 +466,16 @@ def _episodes_table(
     import pyarrow as pa
 
     assert source.episodes is not None
-    tables = list(_stream_tables(source.episodes, OF_EPISODES, episode_columns, texts, layouts, "episodes"))
+    tables = list(
+        _stream_tables(source.episodes, COLUMNS_OF_EPISODES, episode_columns, texts, layouts, "episodes")
+    )
     if not tables:
         return pa.table({"place": pa.array([], pa.int64())})
     table = pa.concat_tables(tables, promote_options="default")
     if source.signals is None:
         return table
     signals = pa.concat_tables(
-        _stream_tables(source.signals, OF_SIGNALS, signal_columns, None, layouts, "signals"),
+        _stream_tables(source.signals, COLUMNS_OF_SIGNALS, signal_columns, None, layouts, "signals"),
         promote_options="default",
     )
     if not signals["answer"].equals(table["answer"]):
@@ -537,8 +544,8 @@ def _line_tables(source: AnswerFile, texts: TextWriter, report: FileReport) -> I
     # A line is found again by its place: the byte where it begins, or in a file without lines its number.
     for place, line in lines:
         row = line_columns(line, place)
-        rows.append({name: writable(x) if isinstance(x, str) else x for name, x in row.items()})
-        row_texts.append(writable(line.get("text") or ""))
+        rows.append({name: make_writable(x) if isinstance(x, str) else x for name, x in row.items()})
+        row_texts.append(make_writable(line.get("text") or ""))
         if len(rows) == LINES_AT_ONCE:
             texts.add(pa.array(row_texts, pa.string()))
             yield table_of(rows)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import duckdb
 
-MEMORY = "400MB"
+MEMORY_LIMIT = "400MB"
 """The most memory of a connection. DuckDB sorts on disk if it needs more."""
 
-OPERATORS = {"=": "=", "!=": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">=", "has": "has"}
+SQL_OPERATORS = {"=": "=", "!=": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">=", "has": "has"}
 """The operator in SQL of each comparison in a condition. "has" has no operator: see `condition_sql`."""
 
 # A condition: the name of a column, an operator, and a value.
@@ -91,24 +91,24 @@ def parse_conditions(text: str, columns: Mapping[str, str], content: str = "answ
         match = _CONDITION.match(part)
         if match is None:
             raise ValueError(
-                f"{part.strip()!r} is not a condition: write a name, one of {' '.join(OPERATORS)}, and a"
+                f"{part.strip()!r} is not a condition: write a name, one of {' '.join(SQL_OPERATORS)}, and a"
                 " value, such as tokens >= 300, and ; between two of them"
             )
-        name, operator, written = match[1], match[2].strip(), match[3]
+        name, operator, value_text = match[1], match[2].strip(), match[3]
         if name not in columns:
             raise ValueError(f"{content} have no {name!r}: there are {', '.join(sorted(columns))}")
-        value: str | float | bool = written
+        value: str | float | bool = value_text
         if columns[name] == "BOOLEAN" and operator != "has":
-            if written not in ("true", "false"):
-                raise ValueError(f"{name} is compared with true or false, and not with {written!r}")
-            value = written == "true"
+            if value_text not in ("true", "false"):
+                raise ValueError(f"{name} is compared with true or false, and not with {value_text!r}")
+            value = value_text == "true"
         elif columns[name] != "VARCHAR" and operator != "has":
             try:
-                value = float(written)
+                value = float(value_text)
             except ValueError:
                 value = math.nan
             if not math.isfinite(value):
-                raise ValueError(f"{name} is compared with a number, and not with {written!r}")
+                raise ValueError(f"{name} is compared with a number, and not with {value_text!r}")
         filters.append(ColumnFilter(name, operator, value))
     return filters
 
@@ -134,12 +134,12 @@ def condition_sql(
     for item in filters:
         if item.column not in all_types:
             raise ValueError(f"{content} have no {item.column!r}: there are {', '.join(sorted(all_types))}")
-        if item.operator not in OPERATORS:
-            raise ValueError(f"{item.operator!r} is not a comparison: there are {', '.join(OPERATORS)}")
+        if item.operator not in SQL_OPERATORS:
+            raise ValueError(f"{item.operator!r} is not a comparison: there are {', '.join(SQL_OPERATORS)}")
         if item.column not in chosen_types:
             parts.append("false")  # the column is null in all these rows, and null equals nothing
             continue
-        name, kind = quoted(item.column), all_types[item.column]
+        name, kind = quote_name(item.column), all_types[item.column]
         # A column that is null in all rows of the chosen sources has no useful type there.
         if chosen_types[item.column] != kind:
             name = f"CAST({name} AS {kind})"
@@ -148,8 +148,8 @@ def condition_sql(
             values.append(str(item.value))
         else:
             # Numbers are compared as DOUBLE, so that 299.6 isn't rounded for a column of integers.
-            compared = kind if kind in ("VARCHAR", "BOOLEAN") else "DOUBLE"
-            parts.append(f"{name} {OPERATORS[item.operator]} CAST(? AS {compared})")
+            compared_kind = kind if kind in ("VARCHAR", "BOOLEAN") else "DOUBLE"
+            parts.append(f"{name} {SQL_OPERATORS[item.operator]} CAST(? AS {compared_kind})")
             values.append(item.value)
     return " AND ".join(parts), values
 
@@ -164,7 +164,7 @@ def among_sql(rows: Mapping[str, Sequence[int]] | None) -> str:
     parts = []
     for source, numbers in rows.items():
         if numbers:
-            parts.append(f"(source = {literal(source)} AND row IN ({', '.join(map(str, numbers))}))")
+            parts.append(f"(source = {quote_text(source)} AND row IN ({', '.join(map(str, numbers))}))")
     return f"({' OR '.join(parts)})" if parts else "false"
 
 
@@ -172,7 +172,7 @@ def order_sql(
     question: RowQuery,
     all_types: Mapping[str, str],
     chosen_types: Mapping[str, str],
-    last: str = "source, row",
+    order_of_equals: str = "source, row",
     content: str = "answers",
 ) -> str:
     """Returns the SQL after ORDER BY.
@@ -181,7 +181,7 @@ def order_sql(
         question: The question, whose column `sort` comes first in the order.
         all_types: The types of the columns that any source has, by name.
         chosen_types: The types of the columns of the chosen sources, which may have fewer columns.
-        last: The SQL by which rows are sorted that are equal in `sort`.
+        order_of_equals: The SQL by which rows are sorted that are equal in `sort`.
         content: What messages call the rows.
 
     Raises:
@@ -192,12 +192,12 @@ def order_sql(
             f"{content} can't be sorted by {question.sort!r}, but by {', '.join(sorted(all_types))}"
         )
     if question.sort not in chosen_types:  # nothing to sort by, or a column that is null in all these rows
-        return last
+        return order_of_equals
     direction = "DESC" if question.descending else "ASC"
-    return f"{quoted(question.sort)} {direction} NULLS LAST, {last}"
+    return f"{quote_name(question.sort)} {direction} NULLS LAST, {order_of_equals}"
 
 
-def connect() -> duckdb.DuckDBPyConnection:
+def open_database() -> duckdb.DuckDBPyConnection:
     """Returns a database in memory that can read files, and fetches nothing from the network.
 
     Each thread must use a separate cursor of it.
@@ -206,7 +206,7 @@ def connect() -> duckdb.DuckDBPyConnection:
 
     settings = {
         "threads": 2,
-        "memory_limit": MEMORY,
+        "memory_limit": MEMORY_LIMIT,
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
     }
@@ -219,12 +219,12 @@ def as_rows(cursor: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """Returns a column's name as SQL: in double quotes, with quotes in it doubled."""
     return '"' + name.replace('"', '""') + '"'
 
 
-def literal(value: str) -> str:
+def quote_text(value: str) -> str:
     """Returns a text as SQL: in single quotes, with quotes in it doubled."""
     return "'" + value.replace("'", "''") + "'"
 

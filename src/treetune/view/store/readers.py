@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from treetune.view.store.folders import stat_of
-from treetune.view.store.queries import conversation_sql, literal, quoted
-from treetune.view.text import writable
+from treetune.view.store.queries import conversation_sql, quote_name, quote_text
+from treetune.view.text import make_writable
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-COUNTED = "pass_rate, correct, answers, mean_reward, mean_tokens, unfinished"
+RATE_COLUMNS = "pass_rate, correct, answers, mean_reward, mean_tokens, unfinished"
 """The columns of an estimate of difficulty with rates and counts, as SQL."""
 
 DataSetKind = Literal["parquet", "lines", "saved", "table", "estimate"]
@@ -29,13 +29,13 @@ wrote, a W&B table in JSON, or a folder that `estimate_difficulty` wrote."""
 LARGEST_TABLE = 256 * 2**20
 """The most bytes of a W&B table that is read. Its JSON must be read as a whole."""
 
-ESTIMATE, SPLITS, SPLIT = "estimate.json", "dataset_dict.json", "dataset_info.json"
+ESTIMATE_FILE, SPLITS_FILE, SPLIT_FILE = "estimate.json", "dataset_dict.json", "dataset_info.json"
 """The files that mark a folder as an estimate of difficulty, as a saved data set with splits, and as a single
 saved split."""
 
-ENDINGS = (".parquet", ".jsonl", ".json")
+DATA_SET_ENDINGS = (".parquet", ".jsonl", ".json")
 
-_TABLE = re.compile(rb'\s*\{\s*"(?:_type|columns|column_types|ncols)"')
+_TABLE_BEGINNING = re.compile(rb'\s*\{\s*"(?:_type|columns|column_types|ncols)"')
 """The beginning of a W&B table."""
 _TABLE_HEAD_BYTES = 200
 
@@ -43,7 +43,7 @@ _EXAMPLE_PART = re.compile(r"(input|output|score)_(\d+)")
 """The columns of a table of validation answers that has a row for each step, as verl logs it: ``input_1``,
 ``output_1``, ``score_1``, ``input_2``, …"""
 # DuckDB's types of the fields in a file of grades of `estimate_difficulty`.
-_GRADES = (
+_GRADE_TYPES = (
     "{'row': 'BIGINT', 'sample': 'BIGINT', 'reward': 'DOUBLE', 'correct': 'BOOLEAN', 'outcome': 'VARCHAR',"
     " 'complete': 'BOOLEAN', 'tokens': 'BIGINT'}"
 )
@@ -80,12 +80,12 @@ class DataSet:
         return sorted(self.path.glob("*.arrow")) if self.kind == "saved" else [self.path]
 
 
-def kind_of(path: Path) -> DataSetKind | None:
+def kind_of_data_set(path: Path) -> DataSetKind | None:
     """Returns the kind of data set that a file or a folder is. Returns None if it isn't a data set."""
     if path.is_dir():
-        if (path / ESTIMATE).is_file():
+        if (path / ESTIMATE_FILE).is_file():
             return "estimate"
-        return "saved" if (path / SPLIT).is_file() and (path / "state.json").is_file() else None
+        return "saved" if (path / SPLIT_FILE).is_file() and (path / "state.json").is_file() else None
     if path.suffix == ".json":
         is_table = path.name.endswith(".table.json") or _begins_as_table(path, stat_of(path))
         return "table" if is_table else None
@@ -95,10 +95,10 @@ def kind_of(path: Path) -> DataSetKind | None:
 
 def file_in_sql(path: Path) -> str:
     """Returns a file's path in SQL, with the characters of glob patterns escaped."""
-    return literal(glob.escape(str(path)))
+    return quote_text(glob.escape(str(path)))
 
 
-def saved_split(folder: Path) -> pa.Table:
+def read_saved_split(folder: Path) -> pa.Table:
     """Returns a split of a saved data set, mapped into memory. Raises ValueError if it can't be read.
 
     It doesn't need the package `datasets`, whose import takes seconds.
@@ -131,12 +131,12 @@ def _begins_as_table(path: Path, stat: object) -> bool:
     """
     try:
         with path.open("rb") as file:
-            return _TABLE.match(file.read(_TABLE_HEAD_BYTES)) is not None
+            return _TABLE_BEGINNING.match(file.read(_TABLE_HEAD_BYTES)) is not None
     except OSError:
         return False
 
 
-def wandb_rows(path: Path) -> list[dict[str, Any]]:
+def read_wandb_rows(path: Path) -> list[dict[str, Any]]:
     """Returns the rows of a W&B table, which is JSON with ``columns`` and ``data``.
 
     Raises ValueError for any other JSON, and for a file of more than LARGEST_TABLE bytes.
@@ -161,7 +161,7 @@ def wandb_rows(path: Path) -> list[dict[str, Any]]:
         )
     names = list[str]()
     for column in columns:
-        wanted_name = writable(str(column))
+        wanted_name = make_writable(str(column))
         name, number = wanted_name, 2
         # DuckDB takes names that differ only in case as equal, so they get numbers.
         while name.casefold() in map(str.casefold, names):
@@ -170,7 +170,7 @@ def wandb_rows(path: Path) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def wandb_table(path: Path) -> pa.Table:
+def read_wandb_table(path: Path) -> pa.Table:
     """Returns a W&B table as an Arrow table. Raises ValueError for any other JSON.
 
     In a table of validation answers, each row is a step with ``input_1``, ``output_1``, ``score_1``,
@@ -178,7 +178,7 @@ def wandb_table(path: Path) -> pa.Table:
     """
     import pyarrow as pa
 
-    rows = wandb_rows(path)
+    rows = read_wandb_rows(path)
     names = list(rows[0]) if rows else json.loads(path.read_bytes())["columns"]
     if any(_EXAMPLE_PART.fullmatch(str(name)) for name in names):
         answers: list[dict[str, Any]] = []
@@ -186,7 +186,7 @@ def wandb_table(path: Path) -> pa.Table:
             answers += _examples_of(row, number)
         rows = answers
         names = ["step", "example", "input", "output", "score"]
-    return pa.table({str(name): _column([row.get(name) for row in rows]) for name in names})
+    return pa.table({str(name): _make_column([row.get(name) for row in rows]) for name in names})
 
 
 def _examples_of(row: Mapping[str, Any], number: int) -> Iterator[dict[str, Any]]:
@@ -205,7 +205,7 @@ def _examples_of(row: Mapping[str, Any], number: int) -> Iterator[dict[str, Any]
         yield {"step": row.get("step", number), "example": example, **fields}
 
 
-def _column(values: list[Any]) -> pa.Array:
+def _make_column(values: list[Any]) -> pa.Array:
     """Returns values as an Arrow column, all of whose values have one type.
 
     Numbers, or other plain values of one type, stay as they are. If there are texts, lists, objects or
@@ -221,17 +221,17 @@ def _column(values: list[Any]) -> pa.Array:
     texts = [
         value if isinstance(value, str | None) else json.dumps(value, ensure_ascii=False) for value in values
     ]
-    return pa.array([None if text is None else writable(text) for text in texts], pa.string())
+    return pa.array([None if text is None else make_writable(text) for text in texts], pa.string())
 
 
 # Estimates of difficulty
 
 
-def rates(folder: Path, number: str) -> tuple[str, str]:
+def rates_sql(folder: Path, number_name: str) -> tuple[str, str]:
     """Returns a SELECT whose rows are the rates of an estimate of difficulty, and a remark on these rows.
 
     Each row has the rates of one row of `estimate_difficulty`'s input, whose number is in the column
-    `number`. When the shards have been merged, the rates are those of rates.parquet, with prompts and
+    `number_name`. When the shards have been merged, the rates are those of rates.parquet, with prompts and
     reference answers. Before that, they are over the answers that have been graded so far. Raises ValueError
     if no answer has been graded yet.
     """
@@ -240,8 +240,8 @@ def rates(folder: Path, number: str) -> tuple[str, str]:
 
     merged, rows = folder / RATES_FILE, folder / "rows.parquet"
     if merged.is_file():
-        # COUNTED are the names of the columns with rates and counts.
-        columns = f'"index" AS {quoted(number)}, data_source, {COUNTED}, unavailable'
+        # `RATE_COLUMNS` are the names of the columns with rates and counts.
+        columns = f'"index" AS {quote_name(number_name)}, data_source, {RATE_COLUMNS}, unavailable'
         rate = f"SELECT {columns} FROM read_parquet({file_in_sql(merged)})"
         if not rows.is_file():
             return rate, ""
@@ -252,36 +252,37 @@ def rates(folder: Path, number: str) -> tuple[str, str]:
             f" THEN {conversation_sql('prompt')} ELSE raw_prompt END AS asked,"
             f" reward_model.ground_truth AS gold FROM read_parquet({file_in_sql(rows)}, file_row_number=true)"
         )
-        joined = f"file_row_number = rate.{quoted(number)}"
+        join_condition = f"file_row_number = rate.{quote_name(number_name)}"
         return (
-            f"SELECT asked, gold, rate.* FROM ({rate}) AS rate LEFT JOIN ({asked}) AS asked ON {joined}",
+            f"SELECT asked, gold, rate.* FROM ({rate}) AS rate"
+            f" LEFT JOIN ({asked}) AS asked ON {join_condition}",
             "",
         )
     files = [path for path in sorted(folder.glob(f"shards/*/{GRADES_FILE}")) if path.stat().st_size]
     if not files:
         raise ValueError(f"no answer is graded yet in {folder}: load the page again later")
     # `ignore_errors` skips the last line, which may be incomplete while it is written.
-    read = (
+    grades_sql = (
         f"read_json([{', '.join(map(file_in_sql, files))}], format='newline_delimited', records=true,"
-        f" ignore_errors=true, columns={_GRADES})"
+        f" ignore_errors=true, columns={_GRADE_TYPES})"
     )
     # As in merged rates, answers with these outcomes don't count: for example, a row whose prompt fills the
     # context was not asked, so it has no rate.
-    without_answer = ", ".join(literal(outcome) for outcome in WITHOUT_ANSWER)
+    without_answer = ", ".join(quote_text(outcome) for outcome in WITHOUT_ANSWER)
     # An answer that was graded twice counts once.
-    once = (
+    distinct_sql = (
         'SELECT "row", sample, any_value(reward) AS reward, any_value(correct) AS correct,'
-        f" any_value(complete) AS complete, any_value(tokens) AS tokens FROM {read}"
+        f" any_value(complete) AS complete, any_value(tokens) AS tokens FROM {grades_sql}"
         f' WHERE "row" IS NOT NULL AND outcome NOT IN ({without_answer}) GROUP BY "row", sample'
     )
-    graded = (
-        f'SELECT "row" AS {quoted(number)}, {COUNTED} FROM (SELECT "row", count(*) AS answers,'
+    graded_sql = (
+        f'SELECT "row" AS {quote_name(number_name)}, {RATE_COLUMNS} FROM (SELECT "row", count(*) AS answers,'
         " count(*) FILTER (correct) AS correct, count(*) FILTER (correct) / count(*) AS pass_rate,"
         " avg(reward) AS mean_reward,"
         " avg(tokens) AS mean_tokens, count(*) FILTER (NOT complete) AS unfinished"
-        f' FROM ({once}) GROUP BY "row")'
+        f' FROM ({distinct_sql}) GROUP BY "row")'
     )
-    return graded, (
+    return graded_sql, (
         "It is not finished: rates are over the answers graded so far, and rows without any are missing"
     )
 

@@ -21,36 +21,36 @@ from treetune.view.store.queries import (
     RowQuery,
     as_rows,
     condition_sql,
-    connect,
     conversation_sql,
-    literal,
+    open_database,
     order_sql,
-    quoted,
+    quote_name,
+    quote_text,
 )
-from treetune.view.store.readers import DataSet, file_in_sql, rates, saved_split, wandb_table
+from treetune.view.store.readers import DataSet, file_in_sql, rates_sql, read_saved_split, read_wandb_table
 
 if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
-CHARACTERS = ".characters"
+LENGTH_SUFFIX = ".characters"
 """The suffix of the column that has the lengths of a column of text: "prompt.characters"."""
 
-BEGINNING = 160
+CHARACTERS_OF_BEGINNING = 160
 """The most characters of a text that a list of rows shows."""
 DEEPEST_LINE = 100
 """The most levels of nesting in a line of JSON. DuckDB fails at 128."""
 LONGEST_LINE = 64 * 2**20
 """The most bytes of a line of JSON."""
-DEEPEST, MOST = 2, 400
+MOST_FIELD_LEVELS, MOST_COLUMNS = 2, 400
 """The number of levels of nested fields that become columns, and the number of columns from which on nested
 fields don't."""
 
-CACHED, SEARCHES = 64, 3
+KEPT_RESULTS, KEPT_SEARCHES = 64, 3
 """The number of counts and histograms that are kept, and the number of results of searches. These are fewer,
 because a result may have millions of rows."""
 
-ROW = "row number"
+ROW_NUMBER = "row number"
 """The name of the column with the number of each row in the file, from 0."""
 
 MOST_BARS = 24
@@ -59,16 +59,16 @@ RATE_STEP = 0.05
 """The width of bins for values from 0 to 1, such as pass rates. Values of exactly 1 have a bin for
 themselves."""
 
-HAIR = 1e-9
+ROUNDING_SHARE = 1e-9
 """A share of the width of a bin. A value that is below a bin's lower bound by no more than this share,
 because of rounding, still belongs to the bin."""
 
 T = TypeVar("T")
 
 # Names of DuckDB's types.
-_WHOLE = {"tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger", "ubigint"}
-_FRACTIONAL_OR_HUGE = {"float", "double", "decimal", "hugeint", "uhugeint"}
-_AS_TEXT = {"date", "time", "timestamp", "timestamp with time zone", "uuid"}
+_INTEGER_TYPES = {"tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger", "ubigint"}
+_TYPES_AS_DOUBLE = {"float", "double", "decimal", "hugeint", "uhugeint"}
+_TYPES_AS_TEXT = {"date", "time", "timestamp", "timestamp with time zone", "uuid"}
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class DataSetTable:
 
         self.data = data
         self._lock = threading.Lock()
-        self._connection = connect()
+        self._connection = open_database()
         self._cache: OrderedDict[Hashable, Any] = OrderedDict()
         """Results of queries that are kept for further calls, such as histograms, the least recently used
         first."""
@@ -142,16 +142,16 @@ class DataSetTable:
         """The rows of a file that DuckDB can't read itself; None if it can."""
         try:
             # `_from` is the SQL after FROM for the file's rows, and `note` a remark on the file.
-            self._from, self.note = self._source()
-            self.columns = {column.name: column for column in self._columns()}
+            self._from, self.note = self._make_source_sql()
+            self.columns = {column.name: column for column in self._find_columns()}
             [total] = self._cursor().execute(f"SELECT count(*) FROM {self._from}").fetchone() or (0,)
         except (duckdb.Error, RuntimeError) as error:  # RuntimeError: a name that is not valid text
             raise ValueError(f"{data.path} can't be read: {error}") from error
         self.total: int = total
         self.kinds = {name: column.kind for name, column in self.columns.items()}
-        columns = ", ".join(f"{column.sql} AS {quoted(column.name)}" for column in self.columns.values())
+        columns = ", ".join(f"{column.sql} AS {quote_name(column.name)}" for column in self.columns.values())
         # The SQL after FROM for the rows with their numbers and all columns, the derived ones included.
-        self._all = f"(SELECT {quoted(ROW)}, {columns} FROM {self._from})"
+        self._all = f"(SELECT {quote_name(ROW_NUMBER)}, {columns} FROM {self._from})"
 
     def names(self) -> list[str]:
         """Returns the names of the file's columns, without nested fields."""
@@ -166,35 +166,35 @@ class DataSetTable:
     def ask(self, question: RowQuery, shown: Sequence[str]) -> RowPage:
         """Returns the page of rows that a question asks for.
 
-        Each row has its number under `ROW`, and the columns `shown`, whose texts are shortened. Raises
+        Each row has its number under `ROW_NUMBER`, and the columns `shown`, whose texts are shortened. Raises
         ValueError for a column or an operator that doesn't exist.
         """
-        where, values, matching = self._where(question.filters, question.search)
-        by = order_sql(question, self.kinds, self.kinds, quoted(ROW), "rows")
+        where, values, matching = self._make_condition(question.filters, question.search)
+        order = order_sql(question, self.kinds, self.kinds, quote_name(ROW_NUMBER), "rows")
         # First only the numbers of this page's rows are read, so that few columns are sorted. Then the shown
         # columns of these rows are read.
         numbers_query = (
-            f"SELECT {quoted(ROW)} FROM {self._all} WHERE {where} ORDER BY {by}"
+            f"SELECT {quote_name(ROW_NUMBER)} FROM {self._all} WHERE {where} ORDER BY {order}"
             f" LIMIT {question.size} OFFSET {question.skipped}"
         )
         numbers = [number for (number,) in self._query(numbers_query, values, matching).fetchall()]
         rows: dict[int, dict[str, Any]] = {}
         if numbers:
-            columns = [quoted(ROW)]
+            columns = [quote_name(ROW_NUMBER)]
             for name in shown:
                 is_text = self.kinds[name] == "VARCHAR"
                 # One character more than is shown is read, so that the page notices that the text is longer.
-                shortened = f"left({quoted(name)}, {BEGINNING + 1}) AS {quoted(name)}"
-                columns.append(shortened if is_text else quoted(name))
-            on_page = f"{quoted(ROW)} IN ({', '.join(map(str, numbers))})"
-            query = f"SELECT {', '.join(columns)} FROM {self._all} WHERE {on_page}"
-            rows = {row[ROW]: row for row in as_rows(self._query(query))}
+                shortened = f"left({quote_name(name)}, {CHARACTERS_OF_BEGINNING + 1}) AS {quote_name(name)}"
+                columns.append(shortened if is_text else quote_name(name))
+            is_on_page = f"{quote_name(ROW_NUMBER)} IN ({', '.join(map(str, numbers))})"
+            query = f"SELECT {', '.join(columns)} FROM {self._all} WHERE {is_on_page}"
+            rows = {row[ROW_NUMBER]: row for row in as_rows(self._query(query))}
         if matching is not None:
             total = matching.num_rows
         elif question.filters:
             count = f"SELECT count(*) FROM {self._all} WHERE {where}"
             key = "total", tuple(question.filters)
-            total = self._cached(key, lambda: self._query(count, values).fetchone()[0])
+            total = self._compute_once(key, lambda: self._query(count, values).fetchone()[0])
         else:
             total = self.total
         # A row can only be missing if the file has changed between the two queries.
@@ -214,7 +214,7 @@ class DataSetTable:
         if kind == "parquet":
             return parquet_row(path, number)
         if self._arrow is not None:  # the rows are in memory, because DuckDB can't read the file
-            row = self._arrow.slice(number, 1).drop_columns([ROW]).to_pylist()[0]
+            row = self._arrow.slice(number, 1).drop_columns([ROW_NUMBER]).to_pylist()[0]
             return {name: value for name, value in row.items() if value is not None}
         if kind == "lines":
             with path.open("rb") as file:
@@ -225,7 +225,7 @@ class DataSetTable:
             except (ValueError, RecursionError):
                 row = None
             return row if isinstance(row, dict) else {"unreadable line": line.decode("utf-8", "replace")}
-        rows = as_rows(self._query(f"SELECT * FROM {self._all} WHERE {quoted(ROW)} = {number}"))
+        rows = as_rows(self._query(f"SELECT * FROM {self._all} WHERE {quote_name(ROW_NUMBER)} = {number}"))
         if not rows:
             raise NotThere(f"{self.data.name} has no rate of row {number} yet")
         rate = {name: rows[0][name] for name in self.names()}
@@ -255,14 +255,16 @@ class DataSetTable:
         self.check_numeric(columns)
 
         def count() -> list[Histogram]:
-            where, values, matching = self._where(filters, search)
+            where, values, matching = self._make_condition(filters, search)
             rows = f"{self._all} WHERE {where}"
             return histograms_of(lambda text: self._query(text, values, matching), rows, columns)
 
         key = "histograms", tuple(columns), tuple(filters), search
-        return self._cached(key, count) if columns else []
+        return self._compute_once(key, count) if columns else []
 
-    def _where(self, filters: Sequence[ColumnFilter], search: str) -> tuple[str, list[Any], pa.Table | None]:
+    def _make_condition(
+        self, filters: Sequence[ColumnFilter], search: str
+    ) -> tuple[str, list[Any], pa.Table | None]:
         """Returns the SQL after WHERE, the values of its `?`, and the table `matching` that the SQL reads.
 
         That table has the numbers of the rows that the filters and the search choose, and is kept, so that
@@ -276,21 +278,23 @@ class DataSetTable:
             import pyarrow as pa
 
             names = [name for name in self.names() if self.kinds[name] == "VARCHAR"]
-            contains = " OR ".join(f"contains(lower({quoted(name)}), lower(?))" for name in names) or "false"
-            query = f"SELECT {quoted(ROW)} FROM {self._all} WHERE {where} AND ({contains})"
+            contains = (
+                " OR ".join(f"contains(lower({quote_name(name)}), lower(?))" for name in names) or "false"
+            )
+            query = f"SELECT {quote_name(ROW_NUMBER)} FROM {self._all} WHERE {where} AND ({contains})"
             return pa.table(self._query(query, [*values, *[search] * len(names)]).fetchnumpy())
 
-        matching = self._cached(("matching", tuple(filters), search), search_texts, searches=True)
+        matching = self._compute_once(("matching", tuple(filters), search), search_texts, searches=True)
         # The search has already applied the filters, so they aren't repeated here.
-        return f"{quoted(ROW)} IN (SELECT {quoted(ROW)} FROM matching)", [], matching
+        return f"{quote_name(ROW_NUMBER)} IN (SELECT {quote_name(ROW_NUMBER)} FROM matching)", [], matching
 
-    def _cached(self, key: Hashable, make: Callable[[], T], *, searches: bool = False) -> T:
+    def _compute_once(self, key: Hashable, make: Callable[[], T], *, searches: bool = False) -> T:
         """Returns the result of `make`, which is kept under `key` for further calls.
 
         If there are too many results, the least recently used one is dropped. Results of searches are kept
         apart, because fewer of them are kept.
         """
-        cache, most = (self._searches, SEARCHES) if searches else (self._cache, CACHED)
+        cache, most_results = (self._searches, KEPT_SEARCHES) if searches else (self._cache, KEPT_RESULTS)
         with self._lock:
             if key in cache:
                 cache.move_to_end(key)
@@ -298,14 +302,14 @@ class DataSetTable:
         value = make()  # without the lock, because it may take seconds
         with self._lock:
             cache[key] = value
-            while len(cache) > most:
+            while len(cache) > most_results:
                 cache.popitem(last=False)
         return value
 
     # DuckDB
 
     def _query(self, text: str, values: Sequence[Any] = (), matching: pa.Table | None = None) -> Any:
-        """Returns the cursor of an executed query. `matching` is the table that `_where` returns."""
+        """Returns the cursor of an executed query. `matching` is the table that `_make_condition` returns."""
         import duckdb
 
         try:
@@ -324,10 +328,10 @@ class DataSetTable:
             cursor.register("arrow_table", self._arrow)  # for this cursor only: others register it themselves
         return cursor
 
-    def _source(self) -> tuple[str, str]:
+    def _make_source_sql(self) -> tuple[str, str]:
         """Returns the SQL after FROM, and a remark on the data, which may be empty.
 
-        The SQL's rows have their numbers in the column `ROW`.
+        The SQL's rows have their numbers in the column `ROW_NUMBER`.
         """
         import numpy as np
         import pyarrow as pa
@@ -336,21 +340,22 @@ class DataSetTable:
         if self.data.kind == "parquet":
             # Hive partitioning is off: it would add a column if the file is in a folder named `key=value`.
             file = f"read_parquet({file_in_sql(path)}, file_row_number=true, hive_partitioning=false)"
-            return f"(SELECT * EXCLUDE (file_row_number), file_row_number AS {quoted(ROW)} FROM {file})", ""
+            columns = f"* EXCLUDE (file_row_number), file_row_number AS {quote_name(ROW_NUMBER)}"
+            return f"(SELECT {columns} FROM {file})", ""
         if self.data.kind == "lines":
-            return self._lines()
+            return self._make_json_lines_sql()
         if self.data.kind == "estimate":
-            text, note = rates(path, ROW)
+            text, note = rates_sql(path, ROW_NUMBER)
             return f"({text})", note
-        table = wandb_table(path) if self.data.kind == "table" else saved_split(path)
-        self._arrow = table.append_column(ROW, pa.array(np.arange(table.num_rows, dtype=np.int64)))
+        table = read_wandb_table(path) if self.data.kind == "table" else read_saved_split(path)
+        self._arrow = table.append_column(ROW_NUMBER, pa.array(np.arange(table.num_rows, dtype=np.int64)))
         return "arrow_table", ""
 
-    def _lines(self) -> tuple[str, str]:
+    def _make_json_lines_sql(self) -> tuple[str, str]:
         """Returns the SQL after FROM for a file of JSON lines, and a remark.
 
-        The SQL's rows have their numbers in the column `ROW`. Lines that can't be read become rows of nulls,
-        which the remark lists.
+        The SQL's rows have their numbers in the column `ROW_NUMBER`. Lines that can't be read become rows of
+        nulls, which the remark lists.
         """
         import duckdb
 
@@ -383,14 +388,17 @@ class DataSetTable:
             path = Path(self._copy.name)  # `read` uses `path`, so from here on it reads the copy
             types = types_of_columns()
         # DuckDB would parse texts that look like dates. They stay texts, so that they are shown as written.
-        types = {name: "VARCHAR" if kind.lower() in _AS_TEXT else kind for name, kind in types.items()}
-        columns = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in types.items())
+        types = {name: "VARCHAR" if kind.lower() in _TYPES_AS_TEXT else kind for name, kind in types.items()}
+        columns = ", ".join(f"{quote_text(name)}: {quote_text(kind)}" for name, kind in types.items())
         file = (
-            f"(SELECT *, row_number() OVER () - 1 AS {quoted(ROW)}"
+            f"(SELECT *, row_number() OVER () - 1 AS {quote_name(ROW_NUMBER)}"
             f" FROM {read()}, records=true, columns={{{columns}}}))"
         )
-        all_null = " AND ".join(f"{quoted(name)} IS NULL" for name in types)
-        query = f"SELECT {quoted(ROW)}, count(*) OVER () FROM {file} WHERE {all_null} ORDER BY 1 LIMIT 3"
+        all_null = " AND ".join(f"{quote_name(name)} IS NULL" for name in types)
+        query = (
+            f"SELECT {quote_name(ROW_NUMBER)}, count(*) OVER () FROM {file} WHERE {all_null}"
+            " ORDER BY 1 LIMIT 3"
+        )
         unreadable = self._cursor().execute(query).fetchall()
         if not unreadable:
             return file, ""
@@ -402,20 +410,20 @@ class DataSetTable:
             f"{', …' if count > len(unreadable) else ''}"
         )
 
-    def _columns(self) -> Iterator[DataColumn]:
+    def _find_columns(self) -> Iterator[DataColumn]:
         """Yields all columns of the file, each followed by its length and its nested fields.
 
-        Lengths and nested fields are left out from the `MOST`-th column on.
+        Lengths and nested fields are left out from the `MOST_COLUMNS`-th column on.
         """
-        relation = self._cursor().sql(f"SELECT * EXCLUDE ({quoted(ROW)}) FROM {self._from}")
+        relation = self._cursor().sql(f"SELECT * EXCLUDE ({quote_name(ROW_NUMBER)}) FROM {self._from}")
         described = list(zip(relation.columns, relation.types, strict=True))
         taken_names = {name.casefold() for name, _ in described}
         count = 0
         for name, kind in described:
-            for column in _fields(name, quoted(name), kind, 0):
+            for column in _columns_of_field(name, quote_name(name), kind, 0):
                 key = column.name.casefold()
                 # A nested field is left out, too, if its name is that of another column ("a.b").
-                if column.depth and (key in taken_names or count >= MOST):
+                if column.depth and (key in taken_names or count >= MOST_COLUMNS):
                     continue
                 taken_names.add(key)
                 count += 1
@@ -435,7 +443,7 @@ def _without_bad_lines(path: Path) -> Any:
             try:
                 row = json.loads(line)
                 # DuckDB can't read an object that has a field with an empty name.
-                is_readable = isinstance(row, dict) and "" not in row and _depth(row) <= DEEPEST_LINE
+                is_readable = isinstance(row, dict) and "" not in row and _nesting_depth(row) <= DEEPEST_LINE
             except (ValueError, RecursionError):
                 is_readable = False
             objects += is_readable
@@ -446,14 +454,14 @@ def _without_bad_lines(path: Path) -> Any:
     return copied
 
 
-def _depth(value: Any) -> int:
+def _nesting_depth(value: Any) -> int:
     """Returns the levels of nesting in a JSON value: 3 for {"a": [1]}."""
     members: Iterable[object] = ()
     if isinstance(value, dict):
         members = value.values()
     elif isinstance(value, list):
         members = value
-    return 1 + max(map(_depth, members), default=0)
+    return 1 + max(map(_nesting_depth, members), default=0)
 
 
 def _is_conversation(kind: Any) -> bool:
@@ -468,7 +476,7 @@ def _is_conversation(kind: Any) -> bool:
     return {"role", "content"} <= texts
 
 
-def _fields(name: str, sql: str, kind: Any, depth: int) -> Iterator[DataColumn]:
+def _columns_of_field(name: str, sql: str, kind: Any, depth: int) -> Iterator[DataColumn]:
     """Yields a column, then the column with the lengths of its texts if it has texts, then its nested fields.
 
     Args:
@@ -478,26 +486,26 @@ def _fields(name: str, sql: str, kind: Any, depth: int) -> Iterator[DataColumn]:
         depth: The level of nesting; 0 for a column of the file.
     """
     is_conversation = _is_conversation(kind)
-    as_kind, to_sql = "VARCHAR", f"CAST({sql} AS VARCHAR)"
+    compared_kind, to_sql = "VARCHAR", f"CAST({sql} AS VARCHAR)"
     if kind.id == "boolean":
-        as_kind, to_sql = "BOOLEAN", sql
-    elif kind.id in _WHOLE:
-        as_kind, to_sql = "BIGINT", sql
-    elif kind.id in _FRACTIONAL_OR_HUGE:
-        as_kind, to_sql = "DOUBLE", f"CAST({sql} AS DOUBLE)"
+        compared_kind, to_sql = "BOOLEAN", sql
+    elif kind.id in _INTEGER_TYPES:
+        compared_kind, to_sql = "BIGINT", sql
+    elif kind.id in _TYPES_AS_DOUBLE:
+        compared_kind, to_sql = "DOUBLE", f"CAST({sql} AS DOUBLE)"
     elif str(kind) == "JSON":
         to_sql = f"({sql} ->> '$')"  # JSON as text, where a string has no quotes
     elif is_conversation:
         to_sql = conversation_sql(sql)
     elif kind.id in ("struct", "list", "map", "array", "union"):
         to_sql = f"CAST(to_json({sql}) AS VARCHAR)"
-    yield DataColumn(name, str(kind), as_kind, to_sql, depth)
-    if depth < DEEPEST and (kind.id == "varchar" or is_conversation):
-        yield DataColumn(name + CHARACTERS, "", "BIGINT", f"length({to_sql})", depth + 1)
-    if kind.id == "struct" and depth < DEEPEST:
+    yield DataColumn(name, str(kind), compared_kind, to_sql, depth)
+    if depth < MOST_FIELD_LEVELS and (kind.id == "varchar" or is_conversation):
+        yield DataColumn(name + LENGTH_SUFFIX, "", "BIGINT", f"length({to_sql})", depth + 1)
+    if kind.id == "struct" and depth < MOST_FIELD_LEVELS:
         for field, field_kind in kind.children:
-            field_sql = f"struct_extract({sql}, {literal(field)})"
-            yield from _fields(f"{name}.{field}", field_sql, field_kind, depth + 1)
+            field_sql = f"struct_extract({sql}, {quote_text(field)})"
+            yield from _columns_of_field(f"{name}.{field}", field_sql, field_kind, depth + 1)
 
 
 # Histograms
@@ -510,16 +518,17 @@ def histograms_of(ask: Callable[[str], Any], rows: str, columns: Sequence[str]) 
     """
     # The rows are read only once, into a table with columns x0, x1, …, in which a value that isn't finite is
     # null.
-    as_doubles = [f"CAST({quoted(name)} AS DOUBLE) AS x{i}" for i, name in enumerate(columns)]
+    as_doubles = [f"CAST({quote_name(name)} AS DOUBLE) AS x{i}" for i, name in enumerate(columns)]
     finite = [f"if(isfinite(x{i}), x{i}, NULL) AS x{i}" for i in range(len(columns))]
     doubles = f"SELECT {', '.join(as_doubles)} FROM {rows}"
     numbers = ask(f"CREATE TEMP TABLE numbers AS SELECT {', '.join(finite)} FROM ({doubles})")
-    histograms = [_histogram(numbers, name, f"x{i}") for i, name in enumerate(columns)]
+    histograms = [_make_histogram(numbers, name, f"x{i}") for i, name in enumerate(columns)]
     return [histogram for histogram in histograms if histogram is not None]
 
 
-def _histogram(numbers: duckdb.DuckDBPyConnection, column: str, x: str) -> Histogram | None:
-    """Returns the histogram of the column `x` of the table `numbers`, in bins whose bounds are round numbers.
+def _make_histogram(numbers: duckdb.DuckDBPyConnection, column: str, x: str) -> Histogram | None:
+    """Returns the histogram of the column `x` of the table `numbers`, in bins whose bounds are
+    round numbers.
 
     `column` is the name that pages show. Returns None if the column has no number.
     """
@@ -534,9 +543,9 @@ def _histogram(numbers: duckdb.DuckDBPyConnection, column: str, x: str) -> Histo
     step = bin_step(low, high, whole=whole)
     # `first` is the number of the first bin. By rounding, a value may be a hair below the bound that it
     # equals.
-    first = math.floor(low / step + HAIR)
+    first = math.floor(low / step + ROUNDING_SHARE)
     binned = numbers.execute(
-        f"SELECT floor({x} / {step!r} + {HAIR!r}) AS bin, count(*) FROM numbers"
+        f"SELECT floor({x} / {step!r} + {ROUNDING_SHARE!r}) AS bin, count(*) FROM numbers"
         f" WHERE {x} IS NOT NULL GROUP BY bin"
     ).fetchall()
     counts = {int(number) - first: count for number, count in binned}
@@ -547,7 +556,7 @@ def _histogram(numbers: duckdb.DuckDBPyConnection, column: str, x: str) -> Histo
         HistogramBar(low, high, counts.get(i, 0)) for i, (low, high) in enumerate(itertools.pairwise(bounds))
     ]
     name, unit = column.casefold(), "value"
-    if name.endswith(CHARACTERS):
+    if name.endswith(LENGTH_SUFFIX):
         unit = "characters"
     elif "token" in name:
         unit = "tokens"
@@ -571,5 +580,5 @@ def bin_step(low: float, high: float, *, whole: bool) -> float:
     power = 10.0 ** math.floor(math.log10(least_width))
     # By rounding, `least_width` may be a hair above a round width that it equals, so it is reduced a little.
     round_widths = [power * factor for factor in (1, 2, 5, 10)]
-    step = next(width for width in round_widths if width >= least_width * (1 - HAIR))
+    step = next(width for width in round_widths if width >= least_width * (1 - ROUNDING_SHARE))
     return max(1.0, step) if whole else step

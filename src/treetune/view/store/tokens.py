@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from treetune.lab.analyzers.step_credit import Shown, step_credit
+from treetune.lab.analyzers.step_credit import Shown, make_step_credit
 from treetune.objectives.base import Objective
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.rollouts.storage import TOKENS, read_tokens
@@ -24,13 +24,13 @@ from treetune.view.experiment import CREDITED_LOG
 from treetune.view.store.answers import StoredAnswer
 from treetune.view.store.columns import kl_of_tokens
 from treetune.view.store.folders import stat_of
-from treetune.view.store.index import walk
+from treetune.view.store.index import read_batches
 from treetune.vocabulary import Branch, Column, Episode, Segment, are_sampled
 
-OF_CREDIT = "advantage of credit"
+ADVANTAGE_OF_CREDIT = "advantage of credit"
 """The name of the stored advantages, if training computed other advantages from them. Then those are called
 ``advantage``; if training changed nothing, the stored ones are."""
-KL = "KL to the reference"
+KL_TO_REFERENCE = "KL to the reference"
 """The name of the numbers of `kl_of_tokens`."""
 
 
@@ -119,18 +119,18 @@ def _advantages_of(answer: StoredAnswer, config: Mapping[str, Any]) -> dict[str,
     """Returns the advantages of an answer's tokens. Tokens that were not trained have NaN.
 
     If training normalised the advantages of credit, the result has "advantage" as training used it, and
-    `OF_CREDIT`. If training didn't change them, or if the changed ones can't be computed, it has only the
-    advantages of credit, as "advantage". It is empty if the answer has no credit.
+    `ADVANTAGE_OF_CREDIT`. If training didn't change them, or if the changed ones can't be computed, it has
+    only the advantages of credit, as "advantage". It is empty if the answer has no credit.
     """
     episode = answer.episode
     if episode is None or episode.advantages is None:
         return {}
     of_credit = np.where(episode.trained, episode.advantages, np.nan)
-    moments = _moments(answer, episode, config)
+    moments = _normalisation_moments(answer, episode, config)
     if not moments:
         return {"advantage": of_credit}
     mean, deviation = moments[episode.domain]  # training subtracted the mean and divided by the deviation
-    return {"advantage": ((of_credit - mean) / deviation).astype(np.float32), OF_CREDIT: of_credit}
+    return {"advantage": ((of_credit - mean) / deviation).astype(np.float32), ADVANTAGE_OF_CREDIT: of_credit}
 
 
 def _engine_logprobs(answer: StoredAnswer) -> np.ndarray | None:
@@ -181,8 +181,8 @@ def _trainer_numbers(answer: StoredAnswer) -> dict[str, np.ndarray]:
             numbers[name] = np.full(len(episode.trained), np.nan, values.dtype)
             numbers[name][episode.trained] = values
     if signals is not None and signals.ref_logprobs is not None:
-        numbers[KL] = np.full(len(episode.trained), np.nan)
-        numbers[KL][episode.trained] = kl_of_tokens(signals.logprobs, signals.ref_logprobs)
+        numbers[KL_TO_REFERENCE] = np.full(len(episode.trained), np.nan)
+        numbers[KL_TO_REFERENCE][episode.trained] = kl_of_tokens(signals.logprobs, signals.ref_logprobs)
     return numbers
 
 
@@ -204,7 +204,7 @@ def steps_of(
         values = episode.step_values or None
         errors = episode.step_errors if values else None
         advantages = episode.advantages.tolist()
-        credit = step_credit(ends, episode.reward, advantages, episode.step_ends, values, errors)
+        credit = make_step_credit(ends, episode.reward, advantages, episode.step_ends, values, errors)
     return [
         CreditedStep(
             number=number,
@@ -262,7 +262,7 @@ def all_texts(run: Path) -> list[str] | None:
 # Advantages in training
 
 
-def made_of_credit(config: Mapping[str, Any]) -> str:
+def describe_credit_change(config: Mapping[str, Any]) -> str:
     """Returns a description of how training changes the stored advantages of credit.
 
     It is empty if training uses them as they are.
@@ -273,12 +273,12 @@ def made_of_credit(config: Mapping[str, Any]) -> str:
     if not trainer:
         return "the training advantage is unknown: config.json can't be read"
     objective = trainer.get("objective") or {}
-    kl_placement = objective.get("kl_placement") if penalised(config) else None
-    over = "each domain's" if trainer.get("normalise_by_domain") else "the iteration's"
+    kl_placement = objective.get("kl_placement") if has_kl_penalty(config) else None
+    scope = "each domain's" if trainer.get("normalise_by_domain") else "the iteration's"
     descriptions = {
         "reward": "the KL penalty from each token on is subtracted from it",
-        "whiten": f"it is whitened over {over} trained tokens",
-        "scale": f"it is divided by the standard deviation of {over} trained tokens",
+        "whiten": f"it is whitened over {scope} trained tokens",
+        "scale": f"it is divided by the standard deviation of {scope} trained tokens",
         "advantage": "the token's KL penalty is subtracted from it",
     }
     # The changes in the order in which training makes them. A KL penalty on the reward comes before the
@@ -293,7 +293,7 @@ def made_of_credit(config: Mapping[str, Any]) -> str:
     return f"in training {' and '.join(texts)}" if texts else ""
 
 
-def _moments(
+def _normalisation_moments(
     answer: StoredAnswer, episode: Episode, config: Mapping[str, Any]
 ) -> dict[str, tuple[float, float]]:
     """Returns (mean, deviation) by domain, with which training normalises the advantages of an iteration.
@@ -304,7 +304,7 @@ def _moments(
     """
     trainer, path = config.get("trainer") or {}, answer.source.episodes
     normalisation = trainer.get("advantage_normalisation")
-    if normalisation not in ("whiten", "scale") or penalised(config) or path is None:
+    if normalisation not in ("whiten", "scale") or has_kl_penalty(config) or path is None:
         return {}
     sums = _sums_by_domain(path, stat_of(path))
     moments = {}
@@ -320,7 +320,7 @@ def _moments(
     return moments if episode.domain in moments else {}
 
 
-def penalised(config: Mapping[str, Any]) -> bool:
+def has_kl_penalty(config: Mapping[str, Any]) -> bool:
     """Returns whether training subtracts a KL penalty from the advantages."""
     objective = (config.get("trainer") or {}).get("objective") or {}
     return objective.get("kl_placement", "loss") != "loss" and bool(objective.get("kl_coef"))
@@ -330,7 +330,7 @@ def _trained_advantages(path: Path) -> Iterator[tuple[str, Column]]:
     """Yields (domain, advantages of the trained tokens) for each training row that has advantages."""
     from treetune.rollouts.rows import rows_of
 
-    batches = walk(path, ["advantages", "trained", "domain"])
+    batches = read_batches(path, ["advantages", "trained", "domain"])
     next(batches)  # the schema
     for batch, _ in batches:
         domains = batch["domain"].to_pylist() if "domain" in batch.schema.names else [""] * batch.num_rows
@@ -403,8 +403,8 @@ def trained_steps(answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any
     default_aggregation = getattr(objective_class, "aggregation", "token")
     by_sequence = objective.get("aggregation", default_aggregation) == "sequence"
     # Whether `advantages` below are those of training: a KL penalty, which training subtracts, isn't stored.
-    are_of_training = not penalised(config)
-    moments, weight_of_all = _moments(answer, episode, config), 0.0
+    are_of_training = not has_kl_penalty(config)
+    moments, weight_of_all = _normalisation_moments(answer, episode, config), 0.0
     if are_of_training:
         # The moments are given as a tuple, because the result is cached by its arguments, which must be
         # hashable.
@@ -468,7 +468,7 @@ def _weight_of_all(
 ) -> float:
     """Returns the sum of the weights of all trained tokens of an iteration (see `trained_steps`).
 
-    `moments` has (domain, (mean, deviation)) for each domain, as in `_moments`.
+    `moments` has (domain, (mean, deviation)) for each domain, as in `_normalisation_moments`.
 
     `stat` is only a part of the cache's key, so that a changed file is read again.
     """
@@ -506,16 +506,18 @@ class MethodCredit:
 
 
 def method_of(
-    name: str, credit: Mapping[str, Any], cost: Mapping[str, float] | None, by: str = ""
+    name: str, credit: Mapping[str, Any], cost: Mapping[str, float] | None, analysis_name: str = ""
 ) -> MethodCredit:
     """Returns a method's credit from a `StepCredit` as the credit microscope writes it (`StepCredit.plain`).
 
-    `cost` has the cost of the method, and `by` is the name of the analysis.
+    `cost` has the cost of the method, and `analysis_name` is the name of the analysis.
     """
     pairs = zip(credit["values"], credit["advantages"], strict=True)
     # A value is None if the method has no value before the step.
     cells = tuple((value and Shown(**value), Shown(**advantage)) for value, advantage in pairs)
-    return MethodCredit(name, cells, by, f"{cost['tokens_per_answer']:.0f} tokens an answer" if cost else "")
+    return MethodCredit(
+        name, cells, analysis_name, f"{cost['tokens_per_answer']:.0f} tokens an answer" if cost else ""
+    )
 
 
 def credits_of(run: Path, answer: StoredAnswer) -> list[MethodCredit]:
@@ -529,7 +531,7 @@ def credits_of(run: Path, answer: StoredAnswer) -> list[MethodCredit]:
     directory = ExperimentDirectory(run)
     for folder in map(directory.analysis, directory.analyses()):
         try:
-            methods += [*_of_microscope(folder, answer)] or [*_of_replay(folder, answer)]
+            methods += [*_credits_of_microscope(folder, answer)] or [*_credits_of_replay(folder, answer)]
         except (OSError, ValueError, KeyError, TypeError):  # still being written, or from another version
             continue
     return methods
@@ -545,7 +547,7 @@ def mark_of_credits(run: Path) -> list[object]:
     return marks
 
 
-def _of_microscope(folder: Path, answer: StoredAnswer) -> Iterable[MethodCredit]:
+def _credits_of_microscope(folder: Path, answer: StoredAnswer) -> Iterable[MethodCredit]:
     """Yields the credit that each method of a credit microscope gave the answer.
 
     Yields nothing if the analysis in the folder isn't a credit microscope.
@@ -562,7 +564,7 @@ def _of_microscope(folder: Path, answer: StoredAnswer) -> Iterable[MethodCredit]
                 yield method_of(name, credit, iteration["costs"].get(name), folder.name)
 
 
-def _of_replay(folder: Path, answer: StoredAnswer) -> Iterable[MethodCredit]:
+def _credits_of_replay(folder: Path, answer: StoredAnswer) -> Iterable[MethodCredit]:
     """Yields the credit of each variant of a replay of the answer's iteration.
 
     The variant "own" is the credit of the run, and "other" the credit that the replay assigned instead.

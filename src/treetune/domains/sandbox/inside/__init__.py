@@ -5,19 +5,19 @@ from pathlib import Path
 
 
 @cache
-def source(name: str) -> str:
+def read_source(name: str) -> str:
     """Returns the text of a program."""
     return (Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8")
 
 
 @cache
-def bundle(name: str, *others: str) -> str:
-    """Returns the text of a program that makes a module of each of the files `others`, in this order, and
-    then of `name`.
+def bundle(name: str, *earlier_modules: str) -> str:
+    """Returns the text of a program that makes a module of each of the files `earlier_modules`, in this
+    order, and then of `name`.
 
     The program itself has all names of the module `name`, so code that is put after it can use them.
     """
-    texts = {f"{__name__}.{module}": source(module) for module in (*others, name)}
+    texts = {f"{__name__}.{module}": read_source(module) for module in (*earlier_modules, name)}
     return f"""import sys
 for name, text in {texts!r}.items():
     sys.modules[name] = type(sys)(name)

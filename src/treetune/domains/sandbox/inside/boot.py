@@ -11,7 +11,7 @@ import os
 import resource
 import sys
 
-_SETUP, _STARTED = int(sys.argv[1]), int(sys.argv[2])
+_SETUP_FD, _STARTED_FD = int(sys.argv[1]), int(sys.argv[2])
 """Descriptors: the set-up is read from the first, and a byte is written to the second before the program
 begins."""
 
@@ -23,12 +23,12 @@ def _set_up(setup: dict) -> None:
         os.setgroups([])
         os.setresgid(setup["uid"], setup["uid"], setup["uid"])
         os.setresuid(setup["uid"], setup["uid"], setup["uid"])  # this also drops all capabilities
-    for name, most in setup["limits"].items():
-        which = getattr(resource, name)
+    for name, limit in setup["limits"].items():
+        resource_number = getattr(resource, name)
         # A lower hard limit, which a cluster may have set, remains.
-        hard = resource.getrlimit(which)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(which, (most, most))
+        hard_limit = resource.getrlimit(resource_number)[1]
+        limit = limit if hard_limit == resource.RLIM_INFINITY else min(limit, hard_limit)
+        resource.setrlimit(resource_number, (limit, limit))
     os.umask(0o022)
     os.chdir(setup["work"])
     for name, text in setup["files"].items():
@@ -75,18 +75,18 @@ def _fork_program() -> None:
             os._exit(code if code >= 0 else 128 - code)
 
 
-def _start() -> tuple[str, list[str]]:
+def _prepare_sandbox() -> tuple[str, list[str]]:
     """Prepares the sandbox, and returns the program's code and its search path."""
     if os.getpid() == 1:
         # The first process of a namespace gets all processes that lose their parents, and has to wait for
         # them. The program wouldn't do that, so it runs in a second process.
         _fork_program()
-    with open(_SETUP, "rb") as file:
+    with open(_SETUP_FD, "rb") as file:
         setup = marshal.load(file)
     _set_up(setup)
-    os.write(_STARTED, b"!")  # tells the reader of this descriptor that the set-up is done
-    os.close(_STARTED)
+    os.write(_STARTED_FD, b"!")  # tells the reader of this descriptor that the set-up is done
+    os.close(_STARTED_FD)
     return setup["code"], setup["path"]
 
 
-_execute(*_start())
+_execute(*_prepare_sandbox())

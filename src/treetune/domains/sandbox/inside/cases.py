@@ -16,7 +16,7 @@ import select
 import sys
 import time
 
-from treetune.domains.sandbox.inside.joining import customary_names, joined
+from treetune.domains.sandbox.inside.joining import import_customary_names, join_program
 
 TYPE_CHECKING = False  # see `peers`
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def _write_report(
         data = data[os.write(report_fd, data) :]
 
 
-def _follow(pid: int, output_fd: int, seconds: float, most_bytes: int) -> tuple[int, bool, bytes]:
+def _follow_program(pid: int, output_fd: int, seconds: float, most_bytes: int) -> tuple[int, bool, bytes]:
     """Reads a program's output until the program ends, its time is over, or it has printed too much. Then
     kills the program and all that it started.
 
@@ -49,7 +49,7 @@ def _follow(pid: int, output_fd: int, seconds: float, most_bytes: int) -> tuple[
     # WNOWAIT looks without reaping the process. So its number can't be another process's or group's before
     # both are killed below.
     look = os.WEXITED | os.WNOHANG | os.WNOWAIT
-    ended = False
+    has_ended = False
     while True:
         # Waits at most 20 ms, so that the end of a program that prints nothing is noticed soon.
         ready, _, _ = select.select([output_fd], [], [], 0.02)
@@ -58,19 +58,19 @@ def _follow(pid: int, output_fd: int, seconds: float, most_bytes: int) -> tuple[
             printed += data
             if not data or len(printed) > most_bytes:
                 break
-        elif ended:
+        elif has_ended:
             break  # only processes that the program started can still print
-        if not ended:
-            ended = os.waitid(os.P_PID, pid, look) is not None
+        if not has_ended:
+            has_ended = os.waitid(os.P_PID, pid, look) is not None
         if time.monotonic() > deadline:
             break
     # If the loop above ended because the pipe's other ends are closed, the program is usually about to end.
     # This waits for its end. If the loop ended for another reason, it doesn't wait.
-    while not ended and len(printed) <= most_bytes and time.monotonic() < deadline:
-        ended = os.waitid(os.P_PID, pid, look) is not None
-        if not ended:
+    while not has_ended and len(printed) <= most_bytes and time.monotonic() < deadline:
+        has_ended = os.waitid(os.P_PID, pid, look) is not None
+        if not has_ended:
             time.sleep(0.0005)
-    ran_out_of_time = not ended and len(printed) <= most_bytes
+    ran_out_of_time = not has_ended and len(printed) <= most_bytes
     # Kills the program's group, with the processes that the program started. Then kills the program itself,
     # in case it has not yet made its group.
     for kill in (os.killpg, os.kill):
@@ -79,7 +79,7 @@ def _follow(pid: int, output_fd: int, seconds: float, most_bytes: int) -> tuple[
         except OSError:  # there is no such process (any more)
             continue
     _, wait_status = os.waitpid(pid, 0)
-    status = os.waitstatus_to_exitcode(wait_status) if ended else -SIGKILL
+    status = os.waitstatus_to_exitcode(wait_status) if has_ended else -SIGKILL
     return status, ran_out_of_time, printed[: most_bytes + 1]
 
 
@@ -114,7 +114,7 @@ def fork_for_inputs(inputs: list[str], seconds: float, most_bytes: int, stop_ear
             return True
         os.close(output_write)
         os.close(stdin_fd)
-        status, ran_out_of_time, printed = _follow(pid, output_fd, seconds, most_bytes)
+        status, ran_out_of_time, printed = _follow_program(pid, output_fd, seconds, most_bytes)
         os.close(output_fd)
         errors_size = os.fstat(errors_fd).st_size
         end_of_errors = os.pread(errors_fd, ERRORS_BYTES, max(0, errors_size - ERRORS_BYTES))
@@ -125,14 +125,14 @@ def fork_for_inputs(inputs: list[str], seconds: float, most_bytes: int, stop_ear
     return False
 
 
-def run(prefix: str, code: str, inputs: list[str], seconds: float, most: int, stop_early: bool) -> None:
+def run(prefix: str, code: str, inputs: list[str], seconds: float, most_bytes: int, stop_early: bool) -> None:
     """Runs an answer's code, joined to its problem's prefix, on all inputs.
 
-    `seconds` and `most` (bytes of output) are the limits for each input. With `stop_early` no further input
-    is tried after one for which the program failed.
+    `seconds` and `most_bytes` (bytes of output) are the limits for each input. With `stop_early` no further
+    input is tried after one for which the program failed.
     """
     sys.set_int_max_str_digits(0)  # only the time of a test bounds the digits of a number
-    code = joined(prefix, code)
+    code = join_program(prefix, code)
     try:
         program = compile(code, "main.py", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError) as error:
@@ -142,10 +142,10 @@ def run(prefix: str, code: str, inputs: list[str], seconds: float, most: int, st
             report_fd=1, status=1, ran_out_of_time=False, printed=b"", error_output=message[:ERRORS_BYTES]
         )
         return
-    names = customary_names(code)
-    is_process_of_an_input = fork_for_inputs(inputs, seconds, most, stop_early)
+    names = import_customary_names(code)
+    is_process_of_an_input = fork_for_inputs(inputs, seconds, most_bytes, stop_early)
     if is_process_of_an_input:
-        _end(_run_program(program, names))
+        _end_process(_run_program(program, names))
 
 
 def _run_program(program: "CodeType", names: "dict[str, Any]") -> int:
@@ -166,7 +166,7 @@ def _run_program(program: "CodeType", names: "dict[str, Any]") -> int:
     return 0
 
 
-def _end(status: int) -> None:
+def _end_process(status: int) -> None:
     """Ends the process as Python does: joins threads, calls exit functions, and flushes and closes files. A
     normal exit would also destroy all objects of the interpreter, which takes longer than most programs."""
     if "threading" in sys.modules:

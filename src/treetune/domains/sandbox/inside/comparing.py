@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
     FunctionNode = ast.FunctionDef | ast.Lambda
 
-_SCALARS = frozenset({
+_SCALAR_FUNCTIONS = frozenset({
     "abs", "bool", "chr", "complex", "float", "hash", "int", "isinstance", "issubclass", "len", "ord", "repr",
     "round", "str",
 })  # fmt: skip
 """Functions of Python whose values hold no part of their arguments."""
 
-_CONTAINERS = frozenset({
+_CONTAINER_FUNCTIONS = frozenset({
     "all", "any", "dict", "divmod", "enumerate", "filter", "frozenset", "list", "map", "max", "min", "pow",
     "range", "reversed", "set", "slice", "sorted", "sum", "tuple", "zip",
 })  # fmt: skip
@@ -81,7 +81,7 @@ _HARMLESS_OF_MODULES = {
 }  # fmt: skip
 """Functions of modules that change nothing."""
 
-_STATEMENTS = (
+_COVERED_STATEMENTS = (
     ast.AnnAssign, ast.Assert, ast.Assign, ast.AugAssign, ast.Break, ast.Continue, ast.Delete, ast.Expr,
     ast.For, ast.FunctionDef, ast.If, ast.Pass, ast.Raise, ast.Return, ast.Try, ast.While,
 )  # fmt: skip
@@ -164,7 +164,7 @@ class _Body:
         self._owner = owner
         self._tree = tree
         self._name = function.__qualname__
-        parameters = _parameters(tree)
+        parameters = _parameter_names(tree)
         self._self_name = parameters[0] if owner is not None and parameters else None
         # A lasting object outlives the call, such as the data set. The function must not change it.
         self._lasting = {name for position, name in enumerate(parameters) if position in lasting}
@@ -173,7 +173,7 @@ class _Body:
         # parameter without a default, `default` is the class `inspect.Parameter.empty`. The function can't
         # change a class.
         for name, parameter in inspect.signature(function).parameters.items():
-            if not isinstance(parameter.default, (type, *_PLAIN)):
+            if not isinstance(parameter.default, (type, *_IMMUTABLE_TYPES)):
                 self._lasting.add(name)
         self._locals = set(parameters)
         self._inner_functions: set[str] = set()
@@ -202,7 +202,7 @@ class _Body:
             # `_locals` also has the names that inner functions bind. The outer function may use such a name
             # for an object of its module. The proof would then take this object for a local one. A plain
             # value, such as a text, is allowed: nothing can change it.
-            if not isinstance(self._globals.get(name), _PLAIN):
+            if not isinstance(self._globals.get(name), _IMMUTABLE_TYPES):
                 raise NotProven(f"{self._name}: {name!r} is a name of its module, too")
         self._spread_lasting()
         for node in nodes:
@@ -210,8 +210,8 @@ class _Body:
         returns = [node.value for node in nodes if isinstance(node, ast.Return) and node.value is not None]
         return any(map(self._may_be_lasting, returns))
 
-    def _give_up(self, node: ast.AST, why: str) -> NoReturn:
-        raise NotProven(f"{self._name}: {ast.unparse(node)[:80]!r} {why}")
+    def _give_up(self, node: ast.AST, reason: str) -> NoReturn:
+        raise NotProven(f"{self._name}: {ast.unparse(node)[:80]!r} {reason}")
 
     # Names
 
@@ -224,25 +224,25 @@ class _Body:
             self._names_of_parts.add(node.name)
         elif isinstance(node, ast.Assign):  # ``x = y = value``
             for target in node.targets:
-                self._bind(target, node.value)
+                self._note_binding(target, node.value)
         elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
-            self._bind(node.target, node.value)  # ``x: int = value``, ``(x := value)``
+            self._note_binding(node.target, node.value)  # ``x: int = value``, ``(x := value)``
         elif isinstance(node, ast.AugAssign):  # ``x += value``: x keeps its parts, and gets more
             if isinstance(node.target, ast.Name):
                 self._locals.add(node.target.id)
-            self._put_into(node.target, node.value)
+            self._note_part(node.target, node.value)
         elif isinstance(node, (ast.For, ast.comprehension)):  # ``for x in values``
-            self._bind(node.target, node.iter, is_part=True)
+            self._note_binding(node.target, node.iter, is_part=True)
         elif isinstance(node, ast.Call):
             self._called_expressions.add(id(node.func))
             if isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING_METHODS:
-                for argument in _arguments(node):  # ``holder.append(argument)``
-                    self._put_into(node.func.value, argument)
+                for argument in _argument_nodes(node):  # ``holder.append(argument)``
+                    self._note_part(node.func.value, argument)
 
     def _collect_inner_function(self, node: FunctionNode) -> None:
         """Notes the names that a function within the examined one defines: its parameters, and its own name
         unless it is a lambda."""
-        parameters = _parameters(node)
+        parameters = _parameter_names(node)
         self._locals.update(parameters)
         # The calls of an inner function aren't followed. So its arguments may be anything, also lasting.
         self._lasting.update(parameters)
@@ -252,7 +252,7 @@ class _Body:
             self._inner_functions.add(node.name)
             self._lasting.add(node.name)  # it may return what the outer function's names stand for
 
-    def _bind(self, target: ast.expr, value: ast.expr, is_part: bool = False) -> None:
+    def _note_binding(self, target: ast.expr, value: ast.expr, is_part: bool = False) -> None:
         """Notes that the target of an assignment gets a value, or parts of it."""
         if isinstance(target, ast.Name):
             self._locals.add(target.id)
@@ -263,13 +263,13 @@ class _Body:
                 self._whole_values.setdefault(target.id, []).append(value)
         elif isinstance(target, (ast.Tuple, ast.List)):
             for element in target.elts:
-                self._bind(element, value, is_part=True)
+                self._note_binding(element, value, is_part=True)
         elif isinstance(target, ast.Starred):
-            self._bind(target.value, value, is_part=True)
+            self._note_binding(target.value, value, is_part=True)
         else:  # an attribute or an item: ``holder.x = value``, ``holder[0] = value``
-            self._put_into(target, value)
+            self._note_part(target, value)
 
-    def _put_into(self, holder: ast.expr, value: ast.expr) -> None:
+    def _note_part(self, holder: ast.expr, value: ast.expr) -> None:
         """Notes that the object that `holder` names gets a value as a part.
 
         For ``x.y[0] = value``, this is the object of the name ``x``.
@@ -303,7 +303,7 @@ class _Body:
                 return node.id in self._lasting
             if node.id == "super":
                 return True  # ``super()`` gives access to `self`
-            return not isinstance(self._globals.get(node.id), _PLAIN)
+            return not isinstance(self._globals.get(node.id), _IMMUTABLE_TYPES)
         if isinstance(node, ast.Call):
             return self._result_may_be_lasting(node)
         return self._has_lasting_child(node)
@@ -319,7 +319,7 @@ class _Body:
                 if _is_harmless_of_a_module(value):
                     return self._has_lasting_argument(call)  # it may return a part of its arguments
                 return True  # any other function may return anything
-            if function.id in _SCALARS:
+            if function.id in _SCALAR_FUNCTIONS:
                 return False
         if self._is_harmless_of_module(function):
             return self._has_lasting_argument(call)
@@ -334,7 +334,7 @@ class _Body:
 
     def _is_harmless_of_module(self, function: ast.expr) -> bool:
         """Returns whether it is a function of a module that changes nothing, such as ``json.loads``."""
-        module = self._module(function.value) if isinstance(function, ast.Attribute) else None
+        module = self._find_module(function.value) if isinstance(function, ast.Attribute) else None
         return module is not None and function.attr in _HARMLESS_OF_MODULES.get(module.__name__, ())  # type: ignore[attr-defined]
 
     def _is_own_method(self, function: ast.expr) -> bool:
@@ -343,13 +343,13 @@ class _Body:
         return self._self_name is not None and is_attribute and function.value.id == self._self_name  # type: ignore[attr-defined]
 
     def _has_lasting_argument(self, call: ast.Call) -> bool:
-        return any(self._may_be_lasting(argument) for argument in _arguments(call))
+        return any(self._may_be_lasting(argument) for argument in _argument_nodes(call))
 
     def _is_fresh(self, node: ast.expr) -> bool:
         """Returns whether a name stands for a container that this call made, whatever its parts are."""
         if not isinstance(node, ast.Name):
             return False
-        if node.id in self._names_of_parts or node.id in _parameters(self._tree):
+        if node.id in self._names_of_parts or node.id in _parameter_names(self._tree):
             return False
         values = self._whole_values.get(node.id, [])
         return bool(values) and all(map(_is_made_here, values))
@@ -366,7 +366,7 @@ class _Body:
         New containers are those that this call made. In the messages, "what lasts" means objects that outlive
         the call, such as the data set's object.
         """
-        if isinstance(node, ast.stmt) and not isinstance(node, _STATEMENTS):
+        if isinstance(node, ast.stmt) and not isinstance(node, _COVERED_STATEMENTS):
             self._give_up(node, "is a statement that the proof doesn't cover")
         if isinstance(node, ast.FunctionDef) and node.decorator_list:
             self._give_up(node, "is decorated")
@@ -395,7 +395,7 @@ class _Body:
             self._give_up(node, "is an attribute that is set")
         if node.attr.startswith("__"):
             self._give_up(node, "is not needed for a comparison")
-        module = self._module(node.value)
+        module = self._find_module(node.value)
         if module is not None:
             self._check_of_module(node, getattr(module, node.attr, None), module.__name__)
         if id(node) in self._called_expressions:
@@ -417,13 +417,13 @@ class _Body:
             self._examine_function(value)
         elif node.attr not in _HARMLESS_OF_MODULES.get(module, ()):
             is_error = isinstance(value, type) and issubclass(value, Exception)
-            if not is_error and not isinstance(value, (*_PLAIN, enum.Enum)):
+            if not is_error and not isinstance(value, (*_IMMUTABLE_TYPES, enum.Enum)):
                 self._give_up(node, "is not known to be harmless")
 
     def _examine_function(self, function: types.FunctionType) -> None:
         self._proof.examine(function, owner=None, lasting=_all_parameters(function))
 
-    def _module(self, node: ast.expr) -> types.ModuleType | None:
+    def _find_module(self, node: ast.expr) -> types.ModuleType | None:
         """Returns the module that a global name stands for; None for any other expression."""
         if not isinstance(node, ast.Name) or node.id in self._locals:
             return None
@@ -440,7 +440,11 @@ class _Body:
             is_error = isinstance(value, type) and issubclass(value, BaseException)
             # These three are harmless only with the arguments that `_check_call` allows.
             is_checked_call = id(node) in self._called_expressions and node.id in ("super", "print", "next")
-            if not is_error and not is_checked_call and node.id not in _SCALARS | _CONTAINERS:
+            if (
+                not is_error
+                and not is_checked_call
+                and node.id not in _SCALAR_FUNCTIONS | _CONTAINER_FUNCTIONS
+            ):
                 self._give_up(node, "is not known to be harmless")
             return
         value = self._globals[node.id]
@@ -483,7 +487,7 @@ class _Body:
             self._examine_method(node, inspect.getattr_static(self._owner, function.attr, None))
         elif _is_super(receiver):
             self._check_super(node, function.attr)
-        elif self._module(receiver) is not None:
+        elif self._find_module(receiver) is not None:
             pass  # `_check_attribute` has checked it
         elif function.attr in _CHANGING_METHODS:
             if not self._may_change(receiver):
@@ -556,11 +560,11 @@ class _Body:
         return self._proof.examine(function, owner, lasting)
 
 
-_PLAIN = (str, bytes, int, float, complex, bool, type(None))
+_IMMUTABLE_TYPES = (str, bytes, int, float, complex, bool, type(None))
 """Types whose values can't be changed."""
 
 
-def _parameters(function: FunctionNode) -> list[str]:
+def _parameter_names(function: FunctionNode) -> list[str]:
     """Returns the names of all parameters; those of ``*args`` and ``**kwargs`` come last."""
     arguments = function.args
     parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
@@ -582,11 +586,11 @@ def _is_harmless_format(function: ast.Attribute) -> bool:
 
 
 def _all_parameters(function: types.FunctionType) -> frozenset[int]:
-    """Returns the positions of all parameters, in the order of `_parameters`."""
+    """Returns the positions of all parameters, in the order of `_parameter_names`."""
     return frozenset(range(len(inspect.signature(function).parameters)))
 
 
-def _arguments(call: ast.Call) -> list[ast.expr]:
+def _argument_nodes(call: ast.Call) -> list[ast.expr]:
     return [*call.args, *(keyword.value for keyword in call.keywords)]
 
 
@@ -603,7 +607,7 @@ def _is_made_here(node: ast.expr) -> bool:
     )  # fmt: skip
     if isinstance(node, kinds_of_new_values):
         return True
-    making_functions = {"list", "dict", "set", "sorted"} | _SCALARS
+    making_functions = {"list", "dict", "set", "sorted"} | _SCALAR_FUNCTIONS
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in making_functions
 
 

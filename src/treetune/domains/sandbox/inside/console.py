@@ -1,35 +1,35 @@
 """A Python console in the sandbox. It executes pieces of code one after the other, and returns their output.
 
 A piece is read from standard input, after a line with the number of its bytes. The reply is written to
-standard output in the same form. It has at most `MOST` bytes of output. Names remain defined for later
-pieces.
+standard output in the same form. It has at most `MOST_REPLY_BYTES` bytes of output. Names remain defined for
+later pieces.
 """
 
 import ast
 import os
 import sys
 
-MOST = 4000
+MOST_REPLY_BYTES = 4000
 """The most bytes of output in a reply. `PythonTool` replaces this number when it sends the program."""
 
 
-def _reply(descriptor: int, data: bytes) -> None:
+def _write_reply(descriptor: int, data: bytes) -> None:
     data = b"%d\n%b" % (len(data), data)
     while data:
         data = data[os.write(descriptor, data) :]
 
 
-def _run(code: str, names: dict[str, object]) -> None:
+def _run_code(code: str, names: dict[str, object]) -> None:
     """Runs a piece of code, and prints the value of its last line if that is an expression. If the code
     raises, prints the traceback without this file's frames."""
     try:
         tree = ast.parse(code, "<code>")
-        last = tree.body[-1] if tree.body else None
-        if isinstance(last, ast.Expr):
+        last_statement = tree.body[-1] if tree.body else None
+        if isinstance(last_statement, ast.Expr):
             tree.body.pop()
         exec(compile(tree, "<code>", "exec"), names)
-        if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), "<code>", "eval"), names)
+        if isinstance(last_statement, ast.Expr):
+            value = eval(compile(ast.Expression(last_statement.value), "<code>", "eval"), names)
             if value is not None:
                 print(repr(value))  # noqa: T201
     except SystemExit as end:
@@ -47,11 +47,11 @@ def _run(code: str, names: dict[str, object]) -> None:
 def _read_log(log: int) -> bytes:
     """Returns the text of the log: all of it, or if it is too long, its beginning and its end."""
     size = os.fstat(log).st_size
-    if size <= MOST:
+    if size <= MOST_REPLY_BYTES:
         return os.pread(log, size, 0)
-    half = MOST // 2
-    gap = f"\n[{size - 2 * half} bytes left out]\n".encode()
-    return os.pread(log, half, 0) + gap + os.pread(log, half, size - half)
+    half_size = MOST_REPLY_BYTES // 2
+    gap = f"\n[{size - 2 * half_size} bytes left out]\n".encode()
+    return os.pread(log, half_size, 0) + gap + os.pread(log, half_size, size - half_size)
 
 
 def main() -> None:
@@ -72,13 +72,13 @@ def main() -> None:
         os.unlink(".printed")
         os.dup2(log, 1)
         os.dup2(log, 2)
-        _run(code, names)
+        _run_code(code, names)
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
             except Exception:  # noqa: S112  # the code has broken its own stream
                 continue
-        _reply(replies, _read_log(log))
+        _write_reply(replies, _read_log(log))
         os.close(log)
 
 

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-_ERRORS = (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError)
+_COMPILE_ERRORS = (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError)
 """The errors that compiling a text may raise."""
 
 
 _FUTURE_IMPORT = re.compile(r"^from __future__ import [\w ,]+\n", re.MULTILINE)
 
 
-def joined(prefix: str, code: str) -> str:
+def join_program(prefix: str, code: str) -> str:
     """Returns the program of the prefix and an answer's code.
 
     Several candidates are tried, and the first that can be compiled is the program. If none can, it is the
@@ -47,8 +47,8 @@ def joined(prefix: str, code: str) -> str:
     if _can_be_compiled(code):
         # Imports from __future__ have to be first.
         future_imports = "".join(_FUTURE_IMPORT.findall(code))
-        rest = _FUTURE_IMPORT.sub("", code)
-        candidates = [f"{future_imports}{part}\n{rest}" for part in (prefix, whole_part(prefix))]
+        other_code = _FUTURE_IMPORT.sub("", code)
+        candidates = [f"{future_imports}{part}\n{other_code}" for part in (prefix, complete_part(prefix))]
     else:
         candidates = list(_continuations(_without_stub_end(prefix), code))
     for candidate in candidates:
@@ -60,7 +60,7 @@ def joined(prefix: str, code: str) -> str:
 def _can_be_compiled(text: str) -> bool:
     try:
         compile(text, "solution.py", "exec", dont_inherit=True)
-    except _ERRORS:
+    except _COMPILE_ERRORS:
         return False
     return True
 
@@ -86,7 +86,7 @@ def _indentation_of_body(prefix: str) -> str:
     return "    "
 
 
-def whole_part(prefix: str) -> str:
+def complete_part(prefix: str) -> str:
     """Returns the part of the prefix that can be parsed, without the head of an incomplete function."""
     lines = prefix.splitlines(keepends=True)
     # Only the last statement can be incomplete. So statements, which begin at the lines without indentation,
@@ -96,7 +96,7 @@ def whole_part(prefix: str) -> str:
         part = "".join(lines[:end])
         try:
             ast.parse(part)
-        except _ERRORS:
+        except _COMPILE_ERRORS:
             continue
         return part
     return ""
@@ -109,7 +109,7 @@ def _without_stub_end(prefix: str) -> str:
     """
     try:
         statements = ast.parse(prefix).body
-    except _ERRORS:
+    except _COMPILE_ERRORS:
         return prefix
     # The last function may be a method of the last class.
     while statements and isinstance(statements[-1], ast.ClassDef):
@@ -146,39 +146,39 @@ def is_stub(statement: ast.stmt) -> bool:
     """
     if isinstance(statement, ast.ClassDef):
         methods = [
-            inner for inner in statement.body if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef))
+            part for part in statement.body if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef))
         ]
         if methods:
             return all(map(is_stub, methods))
         is_empty = True
-        for inner in statement.body:
-            is_text = isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Constant)
-            if not (is_text or isinstance(inner, ast.Pass)):
+        for part in statement.body:
+            is_text = isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant)
+            if not (is_text or isinstance(part, ast.Pass)):
                 is_empty = False
         return is_empty and not statement.bases
     if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return False
     has_arguments = any(ast.iter_child_nodes(statement.args))
     plain_names: set[str] = set()  # names whose value doesn't depend on the arguments
-    for inner in statement.body:
-        if isinstance(inner, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
-            targets = inner.targets if isinstance(inner, ast.Assign) else [inner.target]
+    for part in statement.body:
+        if isinstance(part, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+            targets = part.targets if isinstance(part, ast.Assign) else [part.target]
             if not all(isinstance(target, ast.Name) for target in targets):
                 return False
             names = {target.id for target in targets if isinstance(target, ast.Name)}
-            is_plain = not isinstance(inner, ast.AugAssign) and _is_plain(inner.value, plain_names)
+            is_plain = not isinstance(part, ast.AugAssign) and _is_plain(part.value, plain_names)
             if is_plain:
                 plain_names |= names
             else:
                 plain_names -= names
-        elif isinstance(inner, ast.Return):
+        elif isinstance(part, ast.Return):
             # A function without arguments that returns a constant is no stub: it gives the constant a name.
-            if not has_arguments or not _is_plain(inner.value, plain_names):
+            if not has_arguments or not _is_plain(part.value, plain_names):
                 return False
-        elif isinstance(inner, ast.Expr):
-            if not isinstance(inner.value, ast.Constant):
+        elif isinstance(part, ast.Expr):
+            if not isinstance(part.value, ast.Constant):
                 return False
-        elif not isinstance(inner, (ast.Pass, ast.Raise, ast.Import, ast.ImportFrom)):
+        elif not isinstance(part, (ast.Pass, ast.Raise, ast.Import, ast.ImportFrom)):
             return False
     return True
 
@@ -188,7 +188,7 @@ def _is_plain(value: ast.expr | None, plain_names: set[str]) -> bool:
     if isinstance(value, ast.UnaryOp):
         value = value.operand
     if isinstance(value, (ast.List, ast.Tuple, ast.Set)):
-        return all(_is_plain(inner, plain_names) for inner in value.elts)
+        return all(_is_plain(item, plain_names) for item in value.elts)
     if isinstance(value, ast.Dict):
         return not value.keys  # only the empty dictionary
     if isinstance(value, ast.Name):
@@ -198,7 +198,7 @@ def _is_plain(value: ast.expr | None, plain_names: set[str]) -> bool:
 
 # Imports that benchmarks of programs have made before an answer begins
 
-_CUSTOMARY = (
+_CUSTOMARY_MODULES = (
     "typing", "json", "sys", "io", "operator", "functools", "itertools", "statistics", "random", "math",
     "copy", "bisect", "heapq", "collections", "datetime", "re", "string",
 )  # fmt: skip
@@ -206,40 +206,40 @@ _CUSTOMARY = (
 two modules define the same name, the last module counts there, and the first one here."""
 
 
-def customary_names(code: str) -> dict[str, Any]:
+def import_customary_names(code: str) -> dict[str, Any]:
     """Returns the values of names that a program uses without defining them, such as `List` or `math`.
 
-    They come from the modules that benchmarks import before a program (`_CUSTOMARY`).
+    They come from the modules that benchmarks import before a program (`_CUSTOMARY_MODULES`).
     """
     try:
         tree = ast.parse(code)
-    except _ERRORS:
+    except _COMPILE_ERRORS:
         return {}
-    used: set[str] = set()
-    defined = set(dir(builtins))
+    used_names: set[str] = set()
+    defined_names = set(dir(builtins))
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             if isinstance(node.ctx, ast.Load):
-                used.add(node.id)
+                used_names.add(node.id)
             else:
-                defined.add(node.id)
+                defined_names.add(node.id)
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            defined.add(node.name)
+            defined_names.add(node.name)
         elif isinstance(node, ast.arg):
-            defined.add(node.arg)
+            defined_names.add(node.arg)
         elif isinstance(node, ast.alias):
-            defined.add((node.asname or node.name).partition(".")[0])
-    missing = used - defined
+            defined_names.add((node.asname or node.name).partition(".")[0])
+    missing_names = used_names - defined_names
     names: dict[str, Any] = {}
     # The modules themselves take precedence: `copy` is the module, and not the function of that name in it.
-    for name in sorted(missing & set(_CUSTOMARY)):
+    for name in sorted(missing_names & set(_CUSTOMARY_MODULES)):
         names[name] = importlib.import_module(name)
-    for module_name in _CUSTOMARY:
-        if missing <= names.keys():
+    for module_name in _CUSTOMARY_MODULES:
+        if missing_names <= names.keys():
             break
         module = importlib.import_module(module_name)
-        public = getattr(module, "__all__", [name for name in vars(module) if not name.startswith("_")])
-        for name in missing - names.keys():
-            if name in public:
+        public_names = getattr(module, "__all__", [name for name in vars(module) if not name.startswith("_")])
+        for name in missing_names - names.keys():
+            if name in public_names:
                 names[name] = getattr(module, name)
     return names

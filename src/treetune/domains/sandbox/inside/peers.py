@@ -14,7 +14,7 @@ its process, and the other process has a `Remote` for it::
           │ ◄── ["gives", result, printed, changed arguments] ──┘ or ["raises", error, …]
 
 The tests may do anything with the answer's objects, since this can only harm the answer. The answer may only
-use an object of the tests in the ways that `_check` lists for its type.
+use an object of the tests in the ways that `_check_operation` lists for its type.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_SIMPLE = (type(None), bool, str, int, float)
+_JSON_TYPES = (type(None), bool, str, int, float)
 """The types of values that JSON has."""
-_DEEPEST = 200
+_MOST_NESTED_CONTAINERS = 200
 """The greatest number of nested containers in a sent value."""
-_LONGEST_MESSAGE = 1 << 28
+_LONGEST_MESSAGE_BYTES = 1 << 28
 """The greatest number of bytes of a message. A longer one could exhaust the memory of the tests' process."""
-_ORDERS = ("lt", "le", "gt", "ge")
+_ORDER_OPERATIONS = ("lt", "le", "gt", "ge")
 _ARITHMETIC = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 _CONTAINER_OPERATIONS = ("contains", "getitem", "setitem", "delitem")
-_RETURNING_NUMBERS = ("int", "float", "hash", "len", "bool")
-_TEXTS = ("__name__", "__qualname__", "__doc__")
+_NUMBER_OPERATIONS = ("int", "float", "hash", "len", "bool")
+_TEXT_ATTRIBUTES = ("__name__", "__qualname__", "__doc__")
 
 
-_FROM_OPERATOR = (*_ORDERS, *_ARITHMETIC, *_CONTAINER_OPERATIONS, "eq", "neg")
+_FROM_OPERATOR = (*_ORDER_OPERATIONS, *_ARITHMETIC, *_CONTAINER_OPERATIONS, "eq", "neg")
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, f"__{name}__") for name in _FROM_OPERATOR},
     **{
@@ -64,7 +64,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-class Ended(BaseException):
+class PeerEnded(BaseException):
     """The other process has ended, or sends messages that can't be read. Tests can't expect this error."""
 
 
@@ -81,15 +81,15 @@ class Remote:
             object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name not in (*_TEXTS, "__dict__"):
+        if name.startswith("__") and name not in (*_TEXT_ATTRIBUTES, "__dict__"):
             raise AttributeError(name)
         return self._peer.ask("getattr", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._peer.ask("setattr", self, name, value)
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        return self._peer.ask("call", self, *args, **named)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._peer.ask("call", self, *args, **kwargs)
 
     # Two objects of the other process are compared there, by their own class. An object of the other process
     # never equals data of this process: otherwise an answer could return an object that equals everything.
@@ -100,8 +100,8 @@ class Remote:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> bool:
         suppresses_error = self._peer.ask("exit", self, error) is True
-        # `guarded` is False in the answer's process, which trusts the context managers of the tests.
-        if not suppresses_error or error is None or not self._peer.guarded:
+        # `is_of_tests` is False in the answer's process, which trusts the context managers of the tests.
+        if not suppresses_error or error is None or not self._peer.is_of_tests:
             return suppresses_error
         # An answer's context manager, which was asked above, may suppress only an error that the test itself
         # raises by `raise` in the block. Otherwise it could hide a failed assertion or another failure of the
@@ -117,11 +117,11 @@ class Remote:
         raise TypeError("an object of another process can't be copied")
 
 
-def _forward(operation: str) -> Callable[..., Any]:
+def _make_forwarding_method(operation: str) -> Callable[..., Any]:
     """Returns a method that asks the other process for the operation."""
 
     def method(self: Remote, *args: Any) -> Any:
-        if self._knows_test_data and operation in _RETURNING_NUMBERS:
+        if self._knows_test_data and operation in _NUMBER_OPERATIONS:
             # `self` is the result of arithmetic with data of this process. A class of the other process has
             # computed it, has got this data, and could return just the number that the tests expect.
             raise TypeError(
@@ -132,7 +132,7 @@ def _forward(operation: str) -> Callable[..., Any]:
     return method
 
 
-def _forward_among_remotes(operation: str) -> Callable[..., Any]:
+def _make_method_among_remotes(operation: str) -> Callable[..., Any]:
     """Returns a method for an order (such as ``<``) or for arithmetic.
 
     A remote stands for an object of the other process. A remote and data of this process have no order.
@@ -143,7 +143,7 @@ def _forward_among_remotes(operation: str) -> Callable[..., Any]:
 
     def method(self: Remote, other: Any) -> Any:
         are_both_remote = isinstance(other, Remote)
-        if not are_both_remote and operation in _ORDERS:
+        if not are_both_remote and operation in _ORDER_OPERATIONS:
             return NotImplemented
         result = self._peer.ask(operation, self, other)
         # Whether data of this process went into the result, directly or in an earlier operation.
@@ -159,21 +159,21 @@ def _forward_among_remotes(operation: str) -> Callable[..., Any]:
 
 
 _OTHER_OPERATIONS = ("neg", "iter", "next", "str", "repr", "enter", "instancecheck")
-for _method in (*_CONTAINER_OPERATIONS, *_RETURNING_NUMBERS, *_OTHER_OPERATIONS):
-    setattr(Remote, f"__{_method}__", _forward(_method))
-for _method in (*_ORDERS, *_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC)):
-    setattr(Remote, f"__{_method}__", _forward_among_remotes(_method))
+for _method in (*_CONTAINER_OPERATIONS, *_NUMBER_OPERATIONS, *_OTHER_OPERATIONS):
+    setattr(Remote, f"__{_method}__", _make_forwarding_method(_method))
+for _method in (*_ORDER_OPERATIONS, *_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC)):
+    setattr(Remote, f"__{_method}__", _make_method_among_remotes(_method))
 
 
 class Peer:
     """The present process's end of the pipes, by which it asks the other process and answers it.
 
-    `guarded` is True in the process of the tests, which doesn't trust the other process.
+    `is_of_tests` is True in the process of the tests, which doesn't trust the other process.
     """
 
-    def __init__(self, read: int, write: int, guarded: bool) -> None:
-        self._read = os.fdopen(read, "rb")
-        self._write = os.fdopen(write, "wb")
+    def __init__(self, read_fd: int, write_fd: int, is_of_tests: bool) -> None:
+        self._read = os.fdopen(read_fd, "rb")
+        self._write = os.fdopen(write_fd, "wb")
         self._turn = RLock()
         """Held by `ask` from a request to its reply, since several threads of the answer may ask at once. The
         thread that holds it may ask again, while it answers a request of the other process."""
@@ -186,7 +186,7 @@ class Peer:
         self._errors: dict[int, type[Exception]] = {}
         """Classes of this process that stand for classes of errors of the other process, by the numbers that
         the latter have there."""
-        self.guarded = guarded
+        self.is_of_tests = is_of_tests
         """Whether this is the process of the tests, which doesn't trust the process of the answer."""
         self.by_value: dict[str, type] = {}
         """Classes that both processes have, by their names. Their instances are copied as data, too."""
@@ -195,19 +195,19 @@ class Peer:
         self.printed = io.StringIO()
         """The text that the answer has printed and that hasn't been sent yet."""
 
-    def ask(self, operation: str, *args: Any, **named: Any) -> Any:
+    def ask(self, operation: str, *args: Any, **kwargs: Any) -> Any:
         """Returns the result of an operation of the other process, or raises what it raises."""
         with self._turn:
-            self.send("ask", operation, self.encode([list(args), [list(item) for item in named.items()]]))
+            self.send("ask", operation, self.encode([list(args), [list(item) for item in kwargs.items()]]))
             # Before it answers, the other process may itself ask for operations of this process.
             while (message := self.receive())[0] == "ask":
                 self.answer(*message[1:])
-            kind, encoded, printed, changed = message
-            if printed:
-                sys.stdout.write(str(printed))
-            # Only a call changes its arguments. `changed` has their indices and new contents.
+            kind, encoded, printed_text, changed_contents = message
+            if printed_text:
+                sys.stdout.write(str(printed_text))
+            # Only a call changes its arguments. `changed_contents` has their indices and new contents.
             if operation == "call":
-                for index, content in changed:
+                for index, content in changed_contents:
                     _replace_content(args[index], self.decode(content), self.by_value)
             if kind == "gives":
                 return self.decode(encoded)
@@ -218,14 +218,14 @@ class Peer:
 
         Sends the result or the error, the printed text, and the arguments that have changed.
         """
-        changed = []
+        changed_contents = []
         try:
-            args, named = self.decode(encoded_arguments)
+            args, kwargs = self.decode(encoded_arguments)
             contents_before = self._encode_mutable(operation, args)
-            if self.guarded:  # the tests' process doesn't trust the answer's, which asks here
-                _check(operation, args, self)
+            if self.is_of_tests:  # the tests' process doesn't trust the answer's, which asks here
+                _check_operation(operation, args, self)
             function = self.names.__getitem__ if operation == "name" else _OPERATIONS[operation]
-            result = function(*args, **dict(named))
+            result = function(*args, **dict(kwargs))
             is_new_instance = operation == "call" and type(result) is args[0]
             if is_new_instance and args[0].__module__ == "solution" and isinstance(result, (list, dict, set)):
                 # `args[0]` is a class of the answer's program, such as a subclass of list. Its instance has
@@ -234,12 +234,12 @@ class Peer:
             kind, encoded = "gives", self.encode(result)
             for index, content in self._encode_mutable(operation, args).items():
                 if content != contents_before[index]:
-                    changed.append([index, content])
-        except Ended:
+                    changed_contents.append([index, content])
+        except PeerEnded:
             raise
         except BaseException as error:
             kind, encoded = "raises", self.encode(error)
-        self.send(kind, encoded, self.printed.getvalue(), changed)
+        self.send(kind, encoded, self.printed.getvalue(), changed_contents)
         self.printed.seek(0)
         self.printed.truncate()
 
@@ -250,20 +250,21 @@ class Peer:
         return {index: self.encode(arg) for index, arg in enumerate(args) if isinstance(arg, kinds)}
 
     def send(self, *message: Any) -> None:
-        """Sends a message to the other process. Raises Ended if that has ended."""
+        """Sends a message to the other process. Raises PeerEnded if that has ended."""
         try:
             self._write.write(json.dumps(message).encode() + b"\n")
             self._write.flush()
         except OSError as error:
-            raise Ended(str(error)) from None
+            raise PeerEnded(str(error)) from None
 
     def receive(self) -> Any:
-        """Returns the next message of the other process. Raises Ended if there is none that can be read."""
+        """Returns the next message of the other process. Raises PeerEnded if there is none that can be
+        read."""
         try:
             # A longer line is cut off, and then isn't JSON.
-            return json.loads(self._read.readline(_LONGEST_MESSAGE))
+            return json.loads(self._read.readline(_LONGEST_MESSAGE_BYTES))
         except (ValueError, RecursionError):
-            raise Ended("the process of the answer's code has ended") from None
+            raise PeerEnded("the process of the answer's code has ended") from None
 
     def keep(self, value: Any) -> int:
         """Keeps an object for the other process, and returns its number.
@@ -274,11 +275,11 @@ class Peer:
         self._objects[number] = value
         return number
 
-    def keeps(self, value: Any) -> bool:
+    def has_kept(self, value: Any) -> bool:
         """Returns whether the other process has this very object."""
         return self._objects.get(self._numbers.get(id(value), 0)) is value
 
-    def decode(self, whole: Any) -> Any:
+    def decode(self, message: Any) -> Any:
         """Returns the value of a message.
 
         Its parts are plain data of exactly the built-in types, exceptions, remotes, and instances of the
@@ -287,7 +288,7 @@ class Peer:
         The message ``[{"tuple": [1, {"object": 0}]}, [["Node", [["next", null]]]]]`` is a tuple of 1 and of
         the first instance in the table, a ``Node`` whose ``next`` is None.
         """
-        encoded, table = whole
+        encoded, table = message
         # All instances are made before any of them gets its attributes, since they may refer to each other.
         instances: list[Any] = [object.__new__(self.by_value[name]) for name, _ in table]
         for instance, (_, attributes) in zip(instances, table):
@@ -298,7 +299,7 @@ class Peer:
         """Returns one value of a message. An object with one key is a value that JSON doesn't have, and the
         key is its kind::
 
-            {"tuple": [1, 2]}                            a container of `_CONTAINERS`: its encoded parts
+            {"tuple": [1, 2]}                            a container of `_CONTAINER_KINDS`: its encoded parts
             {"record": ["Point", "x y", [1, 2]]}         a named tuple: class, fields, encoded parts
             {"built": ["fractions", "Fraction", [1, 3]]} module, class, plain arguments of its constructor
             {"array": [[1, 2], "int64"]}                 a NumPy array: encoded list, dtype
@@ -309,13 +310,13 @@ class Peer:
             {"error": [{…}, ["no"], {}]}                 the arguments of `_error`
             {"library": ["math", "sqrt"]}                module and name; "" is the module itself
         """
-        if isinstance(encoded, _SIMPLE):
+        if isinstance(encoded, _JSON_TYPES):
             return encoded
         if isinstance(encoded, list):
             return [self._decode(item, instances) for item in encoded]
         ((kind, value),) = encoded.items()
-        if kind in _CONTAINERS:
-            _, make_container = _CONTAINERS[kind]
+        if kind in _CONTAINER_KINDS:
+            _, make_container = _CONTAINER_KINDS[kind]
             return make_container(self._decode(value, instances))
         if kind == "record":
             class_name, field_names, encoded_parts = value
@@ -334,17 +335,17 @@ class Peer:
         if kind == "class":
             return self._class_of_error(*value)
         if kind == "error":
-            return self._error(*value)
+            return self._make_error(*value)
         if kind == "remote":
             return self._remotes.setdefault(int(value), Remote(self, int(value)))
         # An answer must not choose any function of the library for the tests to use.
-        if kind == "library" and (not self.guarded or value in _TYPES_OF_DATA):
+        if kind == "library" and (not self.is_of_tests or value in _PATHS_OF_DATA_TYPES):
             module, path = value
             library_object = __import__(module)
             for name in path.split(".") if path else ():
                 library_object = getattr(library_object, name)
             return library_object
-        raise Ended(f"a value of the kind {kind!r}")
+        raise PeerEnded(f"a value of the kind {kind!r}")
 
     def _class_of_error(self, number: int, name: Any, bases: list[str]) -> type[Exception]:
         """Returns the class of an error of the other process, if this process has it. If not, returns a class
@@ -373,7 +374,7 @@ class Peer:
             return base
         return self._errors.setdefault(number, type(str(name), (base,), {}))
 
-    def _error(self, described_class: Any, args: list[Any], attributes: dict[str, Any]) -> Exception:
+    def _make_error(self, described_class: Any, args: list[Any], attributes: dict[str, Any]) -> Exception:
         """Returns an error of the other process, with its arguments and plain attributes."""
         kind = self._class_of_error(*described_class)
         try:
@@ -386,7 +387,7 @@ class Peer:
 
     def encode(self, value: Any) -> Any:
         """Returns a value in JSON's types, and a table of some instances in the value. `decode` has an
-        example. `guarded` is True in the process of the tests, which doesn't trust that of the answer.
+        example. `is_of_tests` is True in the process of the tests, which doesn't trust that of the answer.
 
         The table has the instances of classes that both processes have (`by_value`). It exists because such
         instances, e.g. of a linked list, may be nested deeper than a parser of JSON can read.
@@ -394,27 +395,27 @@ class Peer:
         instances: list[Any] = []
         rows: dict[int, int] = {}  # the row of each instance in the table, by its `id`
 
-        def all_of(values: Any, depth: int = 0) -> list[Any]:
-            return [encoded(item, depth + 1) for item in values]
+        def encode_parts(values: Any, depth: int = 0) -> list[Any]:
+            return [encode_part(item, depth + 1) for item in values]
 
-        def encoded(value: Any, depth: int = 0) -> Any:
+        def encode_part(value: Any, depth: int = 0) -> Any:
             kind = type(value)
-            if kind in _SIMPLE:
+            if kind in _JSON_TYPES:
                 return value
-            if depth > _DEEPEST:
+            if depth > _MOST_NESTED_CONTAINERS:
                 raise RecursionError("a value that is too deep, or holds itself")
             if kind is Remote:
                 return {"yours": value._number}
             if isinstance(value, BaseException):
-                attributes = {key: item for key, item in vars(value).items() if type(item) in _SIMPLE}
-                args = [arg if type(arg) in _SIMPLE else repr(arg) for arg in value.args]
+                attributes = {key: item for key, item in vars(value).items() if type(item) in _JSON_TYPES}
+                args = [arg if type(arg) in _JSON_TYPES else repr(arg) for arg in value.args]
                 return {"error": [self._describe_class(kind), args, attributes]}
             if isinstance(value, type) and issubclass(value, BaseException):
                 return {"class": self._describe_class(value)}
             # Plain lists, dictionaries and sets are copied. The other process may have a reference to this
             # one, as `answer` gives for instances of the answer's subclasses of list, dict and set, which
             # have methods and a state. Then it gets the same reference again.
-            if isinstance(value, (list, dict, set)) and self.keeps(value):
+            if isinstance(value, (list, dict, set)) and self.has_kept(value):
                 return {"remote": self.keep(value)}
             if self.by_value.get(kind.__name__) is kind:
                 if id(value) not in rows:
@@ -422,37 +423,42 @@ class Peer:
                     instances.append(value)
                 return {"object": rows[id(value)]}
             if isinstance(value, tuple) and hasattr(kind, "_fields"):
-                return {"record": [kind.__name__, " ".join(kind._fields), all_of(value, depth)]}
-            for name, (container, _) in _CONTAINERS.items():
+                return {"record": [kind.__name__, " ".join(kind._fields), encode_parts(value, depth)]}
+            for name, (container, _) in _CONTAINER_KINDS.items():
                 if isinstance(value, container):
-                    parts = all_of(map(list, value.items()) if isinstance(value, dict) else value, depth)
+                    items = map(list, value.items()) if isinstance(value, dict) else value
+                    parts = encode_parts(items, depth)
                     return {name: parts} if name != "list" else parts
             if (kind.__module__, kind.__name__) in _CONSTRUCTOR_ARGUMENTS:
                 arguments = _CONSTRUCTOR_ARGUMENTS[kind.__module__, kind.__name__](value)
                 return {"built": [kind.__module__, kind.__name__, arguments]}
             if kind.__module__ == "numpy" and hasattr(value, "tolist"):
                 # NumPy's numbers have an empty shape, and become Python's numbers.
-                plain = encoded(value.tolist())
-                return {"array": [plain, str(value.dtype)]} if getattr(value, "shape", None) else plain
+                items = encode_part(value.tolist())
+                return {"array": [items, str(value.dtype)]} if getattr(value, "shape", None) else items
             # Instances of subclasses of numbers and strings, such as members of an enumeration, become the
             # plain value. A subclass may define its own conversion, so the base's is called: `int.__int__`.
             for simple in (int, float, str):
                 if isinstance(value, simple):
                     convert = getattr(simple, f"__{simple.__name__}__")
                     return convert(value)
-            # The process of the tests (`guarded`) may name anything of the standard library, since the answer
-            # can import it anyway. The process of the answer may name only types of data: see `_decode`.
+            # The process of the tests (`is_of_tests`) may name anything of the standard library, since the
+            # answer can import it anyway. The process of the answer may name only types of data: see
+            # `_decode`.
             path = _path_in_library(value)
-            if path is not None and (self.guarded or path in _TYPES_OF_DATA):
+            if path is not None and (self.is_of_tests or path in _PATHS_OF_DATA_TYPES):
                 return {"library": path}
-            if self.guarded and isinstance(value, _NEVER):
+            if self.is_of_tests and isinstance(value, _NEVER_GIVEN_TYPES):
                 raise TypeError(f"tests give no {kind.__name__} away")
             return {"remote": self.keep(value)}
 
         # The list of instances grows while it is encoded.
         return [
-            encoded(value),
-            [[type(instance).__name__, all_of(map(list, vars(instance).items()))] for instance in instances],
+            encode_part(value),
+            [
+                [type(instance).__name__, encode_parts(map(list, vars(instance).items()))]
+                for instance in instances
+            ],
         ]
 
     def _describe_class(self, kind: type) -> Any:
@@ -468,7 +474,7 @@ def _path_in_library(value: Any) -> list[str] | None:
     """Returns the module and name of an object of the standard library, such as ["math", "sqrt"], or None."""
     if isinstance(value, types.ModuleType):
         return [value.__name__, ""] if value.__name__ in sys.stdlib_module_names else None
-    if not isinstance(value, _NAMED):
+    if not isinstance(value, _TYPES_WITH_PATHS):
         return None
     module = getattr(value, "__objclass__", value).__module__  # `str.lower` has no module, and its class has
     library_object = sys.modules.get(module) if module in sys.stdlib_module_names else None
@@ -500,14 +506,14 @@ def _replace_content(target: Any, source: Any, by_value: dict[str, type]) -> Non
         target.__dict__.update(source.__dict__)
 
 
-_NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType)
-_TYPES = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
-_TYPES_OF_DATA = [["builtins", kind.__name__] for kind in _TYPES]
+_TYPES_WITH_PATHS = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType)
+_DATA_TYPES = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
+_PATHS_OF_DATA_TYPES = [["builtins", kind.__name__] for kind in _DATA_TYPES]
 _record_class: Callable[..., Any] = functools.cache(collections.namedtuple)
 """A function that returns the class of a named tuple, from its name and its fields in one text. For the same
 name and fields it always returns the same class, so that records compare equal."""
 
-_CONTAINERS: dict[str, tuple[type, Callable[[list[Any]], Any]]] = {
+_CONTAINER_KINDS: dict[str, tuple[type, Callable[[list[Any]], Any]]] = {
     "list": (list, list),
     "tuple": (tuple, tuple),
     "set": (set, set),
@@ -539,15 +545,15 @@ a copy of an object. The classes are imported when they are used."""
 
 # ---- how an answer may use objects of the tests
 
-_OF_FILES = ("read", "readline", "readlines", "write", "writelines", "seek", "tell", "getvalue", "close")
-_NEVER = (
+_FILE_METHODS = ("read", "readline", "readlines", "write", "writelines", "seek", "tell", "getvalue", "close")
+_NEVER_GIVEN_TYPES = (
     types.FrameType, types.CodeType, types.TracebackType, types.CellType, types.ModuleType, property,
     types.MappingProxyType, types.GetSetDescriptorType, types.MemberDescriptorType,
     types.WrapperDescriptorType,
 )  # fmt: skip
 
 
-def _check(operation: str, args: list[Any], peer: Peer) -> None:
+def _check_operation(operation: str, args: list[Any], peer: Peer) -> None:
     """Raises AttributeError or TypeError if the answer requests an operation that the object's type forbids.
 
     Instances of classes that the tests define allow every operation. Other objects allow the operations that
@@ -555,35 +561,38 @@ def _check(operation: str, args: list[Any], peer: Peer) -> None:
     give access to everything.
     """
     target, kind = args[0], type(args[0])
-    # `keeps` says whether the answer's process was given this very object.
-    if operation not in _OPERATIONS or not peer.keeps(target):
+    # `has_kept` says whether the answer's process was given this very object.
+    if operation not in _OPERATIONS or not peer.has_kept(target):
         raise AttributeError("nothing that the tests have given away")
-    names: tuple[str, ...] = ()
+    allowed_names: tuple[str, ...] = ()
     """Attributes that are always allowed."""
-    attributes = False
+    allows_attributes = False
     """Whether the object's own attributes are allowed, and those of classes that the tests define."""
     if isinstance(target, type):
-        attributes, names = _of_tests(target), _TEXTS  # the texts are the class's names and docstring
-        allowed = ["instancecheck", "call", "getattr"] if attributes else ["instancecheck"]
-    elif _of_tests(kind):
-        attributes, allowed = True, list(_OPERATIONS)
-        names = ("name", "value") if hasattr(kind, "__members__") else ()  # of an enumeration
+        allows_attributes = _is_class_of_tests(target)
+        allowed_names = _TEXT_ATTRIBUTES  # the class's names and docstring
+        allowed_operations = ["instancecheck", "call", "getattr"] if allows_attributes else ["instancecheck"]
+    elif _is_class_of_tests(kind):
+        allows_attributes, allowed_operations = True, list(_OPERATIONS)
+        allowed_names = ("name", "value") if hasattr(kind, "__members__") else ()  # of an enumeration
     elif kind is types.SimpleNamespace:
-        attributes, allowed = True, ["getattr", "setattr"]
+        allows_attributes, allowed_operations = True, ["getattr", "setattr"]
     elif any(base.__module__ == "unittest.mock" for base in kind.__mro__):
-        attributes, allowed = True, [name for name in _OPERATIONS if not name.startswith(("set", "del"))]
+        allows_attributes = True
+        allowed_operations = [name for name in _OPERATIONS if not name.startswith(("set", "del"))]
     elif callable(target):
-        allowed, names = ["call", "getattr"], _TEXTS
+        allowed_operations, allowed_names = ["call", "getattr"], _TEXT_ATTRIBUTES
     else:
         # any other object; names of a file's methods are allowed, in case it is a file
-        allowed, names = ["iter", "next", "len", "contains", "getitem", "getattr"], _OF_FILES
+        allowed_operations = ["iter", "next", "len", "contains", "getitem", "getattr"]
+        allowed_names = _FILE_METHODS
         if isinstance(target, types.GeneratorType):
-            names = ("send", "throw", "close")
+            allowed_names = ("send", "throw", "close")
     if hasattr(kind, "__enter__"):
-        allowed += ["enter", "exit"]
-    if operation not in (*allowed, "eq", "hash", "bool", "str", "repr"):
+        allowed_operations += ["enter", "exit"]
+    if operation not in (*allowed_operations, "eq", "hash", "bool", "str", "repr"):
         raise TypeError(f"an answer can't use {operation} on a {kind.__name__} of the tests")
-    if operation in ("getattr", "setattr") and args[1] not in names:
+    if operation in ("getattr", "setattr") and args[1] not in allowed_names:
         name = str(args[1])
         is_class = isinstance(target, type)
         looked_up_class = target if is_class else kind
@@ -591,13 +600,13 @@ def _check(operation: str, args: list[Any], peer: Peer) -> None:
         if owner is None:
             # No class has the name, so it is an attribute of the instance itself. If the object is a class,
             # only its metaclass can have the name, and gives the answer nothing.
-            is_allowed = attributes and not is_class
+            is_allowed = allows_attributes and not is_class
         else:
-            is_allowed = attributes and _of_tests(owner)
+            is_allowed = allows_attributes and _is_class_of_tests(owner)
         replaces_method = operation == "setattr" and callable(getattr(kind, name, None))
         if name.startswith("_") or not is_allowed or replaces_method:
             raise AttributeError(f"a {kind.__name__} of the tests has no {name} for an answer")
 
 
-def _of_tests(kind: type) -> bool:
+def _is_class_of_tests(kind: type) -> bool:
     return kind.__module__ in ("__main__", "test_answer")

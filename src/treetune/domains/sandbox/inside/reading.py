@@ -34,18 +34,18 @@ class NotAPlainValue(ValueError):
     """A text that is more than a value."""
 
 
-_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+_BINARY_OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
     ast.MatMult: operator.matmul, ast.LShift: operator.lshift, ast.RShift: operator.rshift,
     ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor,
 }  # fmt: skip
 
-_UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
+_UNARY_OPERATIONS: dict[type[ast.unaryop], Callable[[Any], Any]] = {
     ast.UAdd: operator.pos, ast.USub: operator.neg, ast.Invert: operator.invert, ast.Not: operator.not_,
 }  # fmt: skip
 
-_COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
     ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
@@ -73,14 +73,14 @@ class _ValueReader:
             keys = [self.read(key) for key in node.keys if key is not None]
             return dict(zip(keys, self._read_all(node.values)))
         if isinstance(node, ast.UnaryOp):
-            return _UNARY[type(node.op)](self.read(node.operand))
+            return _UNARY_OPERATIONS[type(node.op)](self.read(node.operand))
         if isinstance(node, ast.BinOp):
             left = self.read(node.left)
             right = self.read(node.right)
             # After a text, `%` formats values, which could call their methods.
             if isinstance(left, (str, bytes)) and isinstance(node.op, ast.Mod):
                 raise NotAPlainValue("a text with values to fill in is not a plain value")
-            return _BINARY[type(node.op)](left, right)
+            return _BINARY_OPERATIONS[type(node.op)](left, right)
         if isinstance(node, ast.BoolOp):
             # As in Python, the first part that decides is the value, and the parts after it are not read.
             stops_at = isinstance(node.op, ast.Or)
@@ -93,10 +93,10 @@ class _ValueReader:
             left = self.read(node.left)
             result: Any = True
             for kind, part in zip(node.ops, node.comparators):
-                if type(kind) not in _COMPARED:
+                if type(kind) not in _COMPARISONS:
                     raise NotAPlainValue(f"{type(kind).__name__} is not a comparison of values")
                 right = self.read(part)
-                result = _COMPARED[type(kind)](left, right)
+                result = _COMPARISONS[type(kind)](left, right)
                 # In 1 < x < 3, as in Python, the parts after a false one are not read.
                 if len(node.ops) > 1 and not result:
                     break
@@ -123,7 +123,7 @@ def read_literal(text: Any, *scopes: Any) -> Any:
 
 # Formulas
 
-_FUNCTIONS = (
+_SYMPY_FUNCTIONS = (
     "sqrt", "cbrt", "root", "real_root", "diff", "integrate", "expand", "simplify", "factor", "together",
     "apart", "cancel", "collect", "powsimp", "radsimp", "ratsimp", "trigsimp", "logcombine", "expand_log",
     "expand_trig", "nsimplify", "summation", "product", "limit",
@@ -131,7 +131,7 @@ _FUNCTIONS = (
 """Functions of sympy that take formulas and return formulas. Apart from these, a formula can call only
 classes of formulas."""
 
-_OF_PYTHON = (abs, round, pow, divmod, sum, len, sorted)
+_PYTHON_FUNCTIONS = (abs, round, pow, divmod, sum, len, sorted)
 
 
 class _FormulaReader(_ValueReader):
@@ -144,7 +144,7 @@ class _FormulaReader(_ValueReader):
         # The base classes of formulas: a formula may contain and call their subclasses.
         self._kinds = (sympy.Basic, sympy.MatrixBase)
         # The functions of sympy that a formula may call.
-        self._functions = [getattr(sympy, name) for name in _FUNCTIONS]
+        self._functions = [getattr(sympy, name) for name in _SYMPY_FUNCTIONS]
 
     def read(self, node: ast.AST) -> Any:
         if isinstance(node, ast.Name):
@@ -154,10 +154,10 @@ class _FormulaReader(_ValueReader):
             if not self._may_be_called(function):
                 raise NotAPlainValue("a formula may only call functions of mathematics")
             arguments = self._read_all(node.args)
-            named = {keyword.arg: self.read(keyword.value) for keyword in node.keywords}
-            if None in named:  # of f(**names)
+            kwargs = {keyword.arg: self.read(keyword.value) for keyword in node.keywords}
+            if None in kwargs:  # of f(**names)
                 raise NotAPlainValue("the arguments of a function have to be written out")
-            return function(*arguments, **named)  # type: ignore[arg-type]  # None is not among the names
+            return function(*arguments, **kwargs)  # type: ignore[arg-type]  # None is not among the names
         return super().read(node)
 
     def _value_of_name(self, name: str) -> Any:
@@ -174,7 +174,7 @@ class _FormulaReader(_ValueReader):
         """Returns whether a value is a class of formulas, or a function that is listed above."""
         if isinstance(value, type):
             return issubclass(value, self._kinds)
-        return any(value is function for function in (*self._functions, *_OF_PYTHON))
+        return any(value is function for function in (*self._functions, *_PYTHON_FUNCTIONS))
 
 
 def read_formula(code: Any, local_names: Mapping[str, Any], global_names: Mapping[str, Any]) -> Any:
@@ -191,7 +191,7 @@ def read_formula(code: Any, local_names: Mapping[str, Any], global_names: Mappin
 # Replacing functions of libraries
 
 
-def teach(package: str) -> None:
+def replace_eval_and_exec(package: str) -> None:
     """Makes all modules of a package, and sympy, read texts without executing them.
 
     The modules get `read_literal` in place of `eval`, and an `exec` that refuses. sympy gets `read_formula`.
@@ -199,16 +199,16 @@ def teach(package: str) -> None:
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == package:
             module.__dict__["eval"] = read_literal
-            module.__dict__["exec"] = _refuse
+            module.__dict__["exec"] = _refuse_to_execute
     if "sympy" in sys.modules:
-        _teach_sympy()
+        _replace_eval_in_sympy()
 
 
-def _refuse(*arguments: Any, **named: Any) -> None:
+def _refuse_to_execute(*arguments: Any, **kwargs: Any) -> None:
     raise NotAPlainValue("no code is executed while answers are scored")
 
 
-def _teach_sympy() -> None:
+def _replace_eval_in_sympy() -> None:
     """Makes sympy's parser read formulas by `read_formula`, and never execute a text."""
     from sympy.parsing import sympy_parser
 
@@ -224,13 +224,13 @@ def _teach_sympy() -> None:
 
     # The parser compiles its syntax tree, and calls `eval_expr` with the code. With `keep_tree` as `compile`,
     # `eval_expr` gets the tree instead of the code.
-    def keep_tree(tree: Any, *how: Any) -> Any:
+    def keep_tree(tree: Any, *options: Any) -> Any:
         return tree
 
     def eval_expr(code: Any, local_dict: Mapping[str, Any], global_dict: Mapping[str, Any]) -> Any:
         return read_formula(code, local_dict, global_dict)
 
-    for name, replacement in (("exec", _refuse), ("compile", keep_tree), ("eval_expr", eval_expr)):
+    for name, replacement in (("exec", _refuse_to_execute), ("compile", keep_tree), ("eval_expr", eval_expr)):
         sympy_parser.__dict__[name] = replacement
 
 
@@ -248,7 +248,7 @@ def _names_of_formulas() -> dict[str, Any]:
 
 # The second barrier
 
-_CODE_MAKERS = ("collections/__init__.py", "dataclasses.py", "sympy/polys/monomials.py")
+_FILES_THAT_GENERATE_CODE = ("collections/__init__.py", "dataclasses.py", "sympy/polys/monomials.py")
 """Files of libraries that generate functions as text and execute them. The text holds only the libraries' own
 names and numbers."""
 
@@ -286,11 +286,11 @@ def refuse_code() -> list[str]:
 
 
 def _is_of_a_library(code: CodeType) -> bool:
-    """Returns whether code is from a library's file, or generated by one of `_CODE_MAKERS`."""
+    """Returns whether code is from a library's file, or generated by one of `_FILES_THAT_GENERATE_CODE`."""
     if os.path.isabs(code.co_filename):  # code that was compiled from text has a name such as "<string>"
         return True
     frame = sys._getframe(2)  # the caller of `exec`: frames 0 and 1 are this function and the hook
-    return frame.f_code.co_filename.endswith(_CODE_MAKERS)
+    return frame.f_code.co_filename.endswith(_FILES_THAT_GENERATE_CODE)
 
 
 def _only_reads(arguments: tuple[Any, ...]) -> bool:

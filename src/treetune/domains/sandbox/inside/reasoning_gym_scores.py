@@ -18,53 +18,53 @@ from pathlib import Path
 from typing import Any
 
 from treetune.domains.sandbox.inside.comparing import NotProven, prove_only_compares
-from treetune.domains.sandbox.inside.reading import read_literal, teach
+from treetune.domains.sandbox.inside.reading import read_literal, replace_eval_and_exec
 
-_TUPLE, _PAIRS, _FRACTION = "(tuple)", "(pairs)", "(fraction)"
+_TUPLE_KEY, _PAIRS_KEY, _FRACTION_KEY = "(tuple)", "(pairs)", "(fraction)"
 
 
-def packed(value: Any) -> str:
-    """Returns a value as JSON, from which `unpacked` makes an equal value of the same types.
+def pack(value: Any) -> str:
+    """Returns a value as JSON, from which `unpack` makes an equal value of the same types.
 
     Scorers need tuples, dictionaries whose keys aren't texts, and fractions, which JSON doesn't have. Raises
     TypeError for any other type.
     """
-    return json.dumps(_marked(value))
+    return json.dumps(_mark_types(value))
 
 
-def unpacked(text: str) -> Any:
-    """Returns the value that `packed` has written as this text."""
-    return json.loads(text, object_hook=_unmarked)
+def unpack(text: str) -> Any:
+    """Returns the value that `pack` has written as this text."""
+    return json.loads(text, object_hook=_restore_type)
 
 
-def _marked(value: Any) -> Any:
+def _mark_types(value: Any) -> Any:
     """Returns a value in JSON's types: ``{"(tuple)": [1, 2]}`` for (1, 2), ``{"(pairs)": [[1, 2]]}`` for
     {1: 2}."""
     if isinstance(value, tuple):
-        return {_TUPLE: [_marked(inner) for inner in value]}
+        return {_TUPLE_KEY: [_mark_types(item) for item in value]}
     if isinstance(value, list):
-        return [_marked(inner) for inner in value]
+        return [_mark_types(item) for item in value]
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value):
-            return {key: _marked(inner) for key, inner in value.items()}
-        return {_PAIRS: [[_marked(key), _marked(inner)] for key, inner in value.items()]}
+            return {key: _mark_types(item) for key, item in value.items()}
+        return {_PAIRS_KEY: [[_mark_types(key), _mark_types(item)] for key, item in value.items()]}
     if isinstance(value, Fraction):
-        return {_FRACTION: str(value)}
+        return {_FRACTION_KEY: str(value)}
     return value
 
 
-def _unmarked(value: dict[str, Any]) -> Any:
-    """Returns the value of a JSON object of `_marked`. The values in it have been unmarked already."""
-    if _TUPLE in value:
-        return tuple(value[_TUPLE])
-    if _PAIRS in value:
-        return dict(value[_PAIRS])
-    if _FRACTION in value:
-        return Fraction(value[_FRACTION])
+def _restore_type(value: dict[str, Any]) -> Any:
+    """Returns the value of a JSON object of `_mark_types`. The values in it have their types already."""
+    if _TUPLE_KEY in value:
+        return tuple(value[_TUPLE_KEY])
+    if _PAIRS_KEY in value:
+        return dict(value[_PAIRS_KEY])
+    if _FRACTION_KEY in value:
+        return Fraction(value[_FRACTION_KEY])
     return value
 
 
-def as_settings(of_settings: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+def make_settings(of_settings: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns values for a data set's settings, which are fields of the dataclass `of_settings`.
 
     If a setting's default is a member of an enumeration, the text in `values` becomes a member of it, too.
@@ -83,22 +83,22 @@ PACKAGE = "reasoning_gym"
 
 def prepare() -> Callable[[Mapping[str, Any]], tuple[Callable[[str], float], bool]]:
     """Returns the function `MakeScore` of `scoring`."""
-    _folder()  # raises if the library is missing, before any answer is scored
+    _library_folder()  # raises if the library is missing, before any answer is scored
     return _scorer_of
 
 
 def _scorer_of(problem: Mapping[str, Any]) -> tuple[Callable[[str], float], bool]:
     """Returns the function that scores answers to a problem, and whether it is proven to only compare them.
 
-    The problem has the ``dataset``, its ``config`` and the ``entry`` (both as `packed` makes them), and the
+    The problem has the ``dataset``, its ``config`` and the ``entry`` (both as `pack` makes them), and the
     ``question``.
     """
-    data_set = _data_set(problem["dataset"], problem["config"])
-    entry = {"question": problem["question"], **unpacked(problem["entry"])}
+    data_set = _make_data_set(problem["dataset"], problem["config"])
+    entry = {"question": problem["question"], **unpack(problem["entry"])}
     key = (problem["dataset"], problem["config"])
-    if key not in _ONLY_COMPARES:
-        teach(PACKAGE)  # replaces `eval` and `exec` in the library's modules
-        _ONLY_COMPARES[key] = _only_compares(data_set)
+    if key not in _PROVEN_TO_COMPARE:
+        replace_eval_and_exec(PACKAGE)  # replaces `eval` and `exec` in the library's modules
+        _PROVEN_TO_COMPARE[key] = _is_proven_to_compare(data_set)
         # A scorer imports modules and fills caches when it is first used. This happens here, so that children
         # inherit them. The score doesn't matter, nor does an error: some data sets have no answers to score.
         with contextlib.suppress(Exception):
@@ -107,14 +107,14 @@ def _scorer_of(problem: Mapping[str, Any]) -> tuple[Callable[[str], float], bool
     def score(answer: str) -> float:
         return float(data_set.score_answer(answer, entry))
 
-    return score, _ONLY_COMPARES[key]
+    return score, _PROVEN_TO_COMPARE[key]
 
 
-_ONLY_COMPARES: dict[tuple[str, str], bool] = {}
+_PROVEN_TO_COMPARE: dict[tuple[str, str], bool] = {}
 """Whether scorers are proven to only compare answers, by data sets and their settings."""
 
 
-def _only_compares(data_set: Any) -> bool:
+def _is_proven_to_compare(data_set: Any) -> bool:
     """Returns whether the scorer only compares answers, given that our reader replaces `eval`."""
     try:
         prove_only_compares(data_set.score_answer, PACKAGE, harmless=(read_literal,))
@@ -124,24 +124,24 @@ def _only_compares(data_set: Any) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _data_set(name: str, config: str) -> Any:
+def _make_data_set(name: str, config: str) -> Any:
     """Makes the library's data set with the problems' settings, which some scorers use."""
     factory = import_data_set(modules_of_data_sets()[name])
     kind, of_settings = factory.DATASETS[name]
-    return kind(config=of_settings(**as_settings(of_settings, unpacked(config))))
+    return kind(config=of_settings(**make_settings(of_settings, unpack(config))))
 
 
 # The library's modules
 
-_NAME = re.compile(r"^DATASET_NAME\s*=\s*[\"'](\w+)[\"']", re.MULTILINE)
-_REGISTERED = re.compile(r"^register_dataset\(\s*(?:[\"'](\w+)[\"'])?", re.MULTILINE)
+_DATASET_NAME = re.compile(r"^DATASET_NAME\s*=\s*[\"'](\w+)[\"']", re.MULTILINE)
+_REGISTRATION = re.compile(r"^register_dataset\(\s*(?:[\"'](\w+)[\"'])?", re.MULTILINE)
 
 COMPOSITE = "composite"
 """The library registers this mixture of data sets as a data set."""
 
 
 @lru_cache(maxsize=1)
-def _folder() -> Path:
+def _library_folder() -> Path:
     """Returns the library's folder. Raises ModuleNotFoundError if it isn't installed."""
     spec = importlib.util.find_spec("reasoning_gym")
     if spec is None or not spec.submodule_search_locations:
@@ -155,14 +155,14 @@ def modules_of_data_sets() -> Mapping[str, str]:
 
     Raises ModuleNotFoundError if the library isn't installed.
     """
-    folder = _folder()
+    folder = _library_folder()
     modules = {}
     for file in sorted(folder.rglob("*.py")):
         text = file.read_text(encoding="utf-8")
-        for registered in _REGISTERED.finditer(text):
+        for registered in _REGISTRATION.finditer(text):
             # The file registers either a text or its constant DATASET_NAME.
-            named = _NAME.search(text)
-            name = registered[1] or (named[1] if named else None)
+            constant = _DATASET_NAME.search(text)
+            name = registered[1] or (constant[1] if constant else None)
             if name is not None and name != COMPOSITE:  # `COMPOSITE` is only a mixture of data sets
                 modules[name] = ".".join(["reasoning_gym", *file.relative_to(folder).with_suffix("").parts])
     return modules
@@ -175,7 +175,7 @@ def import_data_set(name: str) -> Any:
     memory, which makes each fork slower. If the module needs something from these packages, the whole library
     is imported instead.
     """
-    folder = _folder()
+    folder = _library_folder()
     steps = name.split(".")[:-1]
     for count in range(1, len(steps) + 1):
         package = types.ModuleType(".".join(steps[:count]))

@@ -31,7 +31,7 @@ import shutil
 import sys
 import time
 
-from treetune.domains.sandbox.inside.reading import refuse_code, teach
+from treetune.domains.sandbox.inside.reading import refuse_code, replace_eval_and_exec
 
 TYPE_CHECKING = False  # not from `typing`, whose import takes as long as all of this
 if TYPE_CHECKING:
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 _SIGKILL = 9
 _ANSWERS_OF_A_CHILD = 2000
 """The number of answers after which a child is replaced, in case its memory grows."""
-_REPLY_BYTES = 4096
+_LINE_BYTES = 4096
 """The most bytes of the line that a child writes for an answer."""
-_MESSAGE = 300
+_ERROR_CHARACTERS = 300
 """The number of characters of an error that are reported."""
-_LEFT_IN = (".", "/dev/shm")
+_WRITABLE_FOLDERS = (".", "/dev/shm")
 """The folders in which an answer could leave a file for another one."""
 _OUT_OF_MEMORY = {"raised": "MemoryError"}
 
@@ -61,7 +61,8 @@ def serve(prepare: Callable[[], MakeScore], package: str, seconds: float, confin
 
     Args:
         prepare: Returns the function that makes scorers. It may import more of the library for each problem.
-        package: The name of the library. In its modules, functions that execute texts are replaced (`teach`).
+        package: The name of the library. In its modules, functions that execute texts are replaced
+            (`replace_eval_and_exec`).
         seconds: The deadline for an answer.
         confined: Whether this is a sandbox with its own files and processes.
     """
@@ -77,13 +78,13 @@ def serve(prepare: Callable[[], MakeScore], package: str, seconds: float, confin
     try:
         make_score = prepare()
     except BaseException as error:
-        _reply(replies, {"failed": f"{type(error).__name__}: {error}"[:_MESSAGE]})
+        _write_reply(replies, {"failed": f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]})
         return
-    _reply(replies, {"ready": True})
+    _write_reply(replies, {"ready": True})
     server = _Server(make_score, package, seconds, confined, (requests.fileno(), replies))
     while (request := _next_request(requests)) is not None:
-        _reply(replies, server.answer(request))
-        if confined and any(os.listdir(folder) for folder in _LEFT_IN):
+        _write_reply(replies, server.answer(request))
+        if confined and any(os.listdir(folder) for folder in _WRITABLE_FOLDERS):
             return  # an answer has left a file, which another one could find
 
 
@@ -104,7 +105,7 @@ def _next_request(requests: BinaryIO) -> bytes | None:
     return requests.read(int(length)) if length else None
 
 
-def _reply(replies: int, reply: Any) -> None:
+def _write_reply(replies: int, reply: Any) -> None:
     """Writes a reply to a descriptor, in as many parts as the pipe takes."""
     body = json.dumps(reply).encode()
     data = b"%d\n%b" % (len(body), body)
@@ -143,7 +144,7 @@ class _Server:
             # answer.
             _, only_compares = self._make_score(json.loads(request)["problem"])
         except Exception as error:
-            return {"failed": f"{type(error).__name__}: {error}"[:_MESSAGE]}
+            return {"failed": f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]}
         if len(sys.modules) > modules_before:
             self._end_child()  # it doesn't have the new imports
             self._keep_imports()
@@ -157,7 +158,7 @@ class _Server:
 
     def _keep_imports(self) -> None:
         """Prepares the modules that were imported so far for the children that are forked from now on."""
-        teach(self._package)  # replaces `eval` and `exec` in the library's modules
+        replace_eval_and_exec(self._package)  # replaces `eval` and `exec` in the library's modules
         gc.collect()
         gc.freeze()  # otherwise a collection in a child would copy all pages of memory
         if self._confined:
@@ -223,11 +224,11 @@ class _Child:
         except BrokenPipeError:  # the child has ended
             return b"", False
         line = b""
-        while len(line) <= _REPLY_BYTES:  # a malicious answer could make the child write without end
+        while len(line) <= _LINE_BYTES:  # a malicious answer could make the child write without end
             ready, _, _ = select.select([self._verdicts], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
                 return line, True
-            data = os.read(self._verdicts, _REPLY_BYTES)
+            data = os.read(self._verdicts, _LINE_BYTES)
             line += data
             if not data or line.endswith(b"\n"):
                 break
@@ -257,8 +258,8 @@ def _score_requests(make_score: MakeScore, requests: int, verdicts: int) -> None
             except MemoryError:
                 result = dict(_OUT_OF_MEMORY)
             except Exception as error:
-                result = {"raised": repr(error)[:_MESSAGE]}
+                result = {"raised": repr(error)[:_ERROR_CHARACTERS]}
             if refusals:
                 result["refused"] = refusals[0]
             # The line fits into the pipe's buffer, so one write is enough.
-            os.write(verdicts, json.dumps(result).encode()[: _REPLY_BYTES - 1] + b"\n")
+            os.write(verdicts, json.dumps(result).encode()[: _LINE_BYTES - 1] + b"\n")

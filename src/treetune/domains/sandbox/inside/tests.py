@@ -5,7 +5,7 @@ the verdict::
 
     process of the answer                        process of the tests
     ─────────────────────                        ────────────────────
-    _be_the_answer                               main: reads the tests from standard input
+    _run_answer                                  main: reads the tests from standard input
       waits for "start"                          Answer.names: sends "start" at the first use of a name
       runs the code, sends "ready" and names ──►   tests use the names through `Remote`
       Peer.answer: does what tests ask for  ◄──►   Peer.ask
@@ -28,15 +28,20 @@ import signal
 import sys
 import types
 
-from treetune.domains.sandbox.inside.joining import customary_names, is_stub, joined, whole_part
-from treetune.domains.sandbox.inside.peers import Ended, Peer
+from treetune.domains.sandbox.inside.joining import (
+    complete_part,
+    import_customary_names,
+    is_stub,
+    join_program,
+)
+from treetune.domains.sandbox.inside.peers import Peer, PeerEnded
 
 TYPE_CHECKING = False  # see `peers`
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_LONGEST_MESSAGE = 300
+_ERROR_CHARACTERS = 300
 """The number of characters of an error that are reported."""
 _TEST_FILE = "test_answer.py"
 
@@ -44,35 +49,35 @@ _TEST_FILE = "test_answer.py"
 # ---- the answer's process
 
 
-def _be_the_answer(peer: Peer, prefix: str, code: str, with_imports: bool) -> None:
+def _run_answer(peer: Peer, prefix: str, code: str, with_imports: bool) -> None:
     """Runs the answer's code when the tests first need it, and then does what they ask for."""
     sys.stdout = sys.stderr = peer.printed
     sys.modules["solution"] = module = types.ModuleType("solution")
     names = module.__dict__
-    with contextlib.suppress(Ended):
+    with contextlib.suppress(PeerEnded):
         peer.receive()  # "start"
         try:
-            program = joined(prefix, code)
+            program = join_program(prefix, code)
             if with_imports:
-                names.update(customary_names(program))
+                names.update(import_customary_names(program))
             # The problem's prefix is first run without the answer, as in the process of the tests. So both
             # processes find the same classes of the problem.
-            exec(compile(whole_part(prefix), "prefix.py", "exec", dont_inherit=True), names)
+            exec(compile(complete_part(prefix), "prefix.py", "exec", dont_inherit=True), names)
             # Objects of these classes travel between the processes as copies, others as references.
-            peer.by_value = _classes(names)
+            peer.by_value = _classes_of_problem(names)
             exec(compile(program, "solution.py", "exec", dont_inherit=True), names)
         except BaseException as error:
-            peer.send("failed", f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE])
+            peer.send("failed", f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS])
             return
         # The program contains the prefix, and has defined these classes again.
         peer.by_value = {name: names[name] for name in peer.by_value if isinstance(names.get(name), type)}
         peer.names = names
         peer.send("ready", [name for name in names if not name.startswith("__")])
-        while True:  # until the tests' process ends, which raises Ended
+        while True:  # until the tests' process ends, which raises PeerEnded
             peer.answer(*peer.receive()[1:])  # a message is ("ask", operation, arguments)
 
 
-def _classes(names: dict[str, Any]) -> dict[str, type]:
+def _classes_of_problem(names: dict[str, Any]) -> dict[str, type]:
     """Returns the classes that the prefix defines, without stubs that an answer should complete.
 
     A class with a constructor, such as ``TreeNode``, belongs to the problem, and so does every exception.
@@ -108,23 +113,23 @@ class Answer:
     def get(self, name: str) -> Any:
         """Returns the value of a name of the answer. Raises AttributeError if it has no such name."""
         if name == "__all__":  # ``from solution import *``
-            return sorted(self.meant())
+            return sorted(self.values_of_tested_names())
         if name not in self.names():
             raise AttributeError(f"the answer defines no {name}")
         return self._peer.ask("name", name)
 
     def names(self) -> set[str]:
-        """Returns the names that the answer defines. Raises Failed if its code fails."""
+        """Returns the names that the answer defines. Raises CannotBeTested if its code fails."""
         if self._names is None:
             self.before_run()
             self._peer.send("start")
             kind, content = self._peer.receive()  # ("ready", names) or ("failed", message)
             if kind != "ready":
-                raise Failed(str(content))
+                raise CannotBeTested(str(content))
             self._names = {name for name in map(str, content) if not name.startswith("__")}
         return self._names
 
-    def meant(self) -> dict[str, Any]:
+    def values_of_tested_names(self) -> dict[str, Any]:
         """Returns the values of the names by which the tests mean something of the answer.
 
         * If both the tests and the answer have a name, its value is the answer's. Names that only the answer
@@ -136,10 +141,10 @@ class Answer:
         nodes = list(ast.walk(self._tests))
         builtins = set(dir(sys.modules["builtins"]))
         # Words in texts of the tests count as names, too: ``getattr(solution, "add")``.
-        quoted = " ".join(str(node.value) for node in nodes if isinstance(node, ast.Constant))
+        text_constants = " ".join(str(node.value) for node in nodes if isinstance(node, ast.Constant))
         bare_names = {node.id for node in nodes if isinstance(node, ast.Name)}
-        quoted_names = set(re.findall(r"\w+", quoted)) - builtins
-        tested_names = (bare_names | quoted_names) & self.names()
+        names_in_texts = set(re.findall(r"\w+", text_constants)) - builtins
+        tested_names = (bare_names | names_in_texts) & self.names()
         # `math.isclose` in the tests means the library, even if the answer has a name `math`.
         for node in nodes:
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -159,7 +164,7 @@ class Answer:
         return values
 
 
-class Failed(Exception):
+class CannotBeTested(Exception):
     """The answer can't be tested: its code fails, or there are no tests. The message says why."""
 
 
@@ -170,11 +175,11 @@ class Report:
         self._descriptor, self._seconds = descriptor, seconds
         signal.signal(signal.SIGALRM, self._stop)
 
-    def begin(self) -> None:
+    def start_clock(self) -> None:
         """Starts the clock of a test."""
         signal.setitimer(signal.ITIMER_REAL, self._seconds)
 
-    def tell(self, **result: object) -> None:
+    def write_line(self, **result: object) -> None:
         """Writes a line about a test, ``{"passed": true}`` or ``{"value": 3}``, and stops its clock."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         # The value of a call is written as JSON, where sequences become lists, and keys strings.
@@ -182,18 +187,18 @@ class Report:
         while data:
             data = data[os.write(self._descriptor, data) :]
 
-    def failed(self, error: BaseException) -> None:
+    def write_failure(self, error: BaseException) -> None:
         """Writes that a test failed, and stops its clock."""
-        message = str(error) if isinstance(error, Failed) else f"{type(error).__name__}: {error}"
-        self.tell(passed=False, message=message[:_LONGEST_MESSAGE])
+        message = str(error) if isinstance(error, CannotBeTested) else f"{type(error).__name__}: {error}"
+        self.write_line(passed=False, message=message[:_ERROR_CHARACTERS])
 
     def _stop(self, *_: object) -> None:
         # The answer's process may never reply, and then no further test can be run.
-        self.tell(passed=False, message=f"stopped after {self._seconds:g} s", stopped=True)
+        self.write_line(passed=False, message=f"stopped after {self._seconds:g} s", stopped=True)
         os._exit(0)
 
 
-def _test(peer: Peer, report: Report, prefix: str, order: dict[str, Any]) -> None:
+def _run_tests(peer: Peer, report: Report, prefix: str, order: dict[str, Any]) -> None:
     """Runs the tests of an order.
 
     The order's ``kind`` is ``pytest`` (the text of a test file) or ``calls`` (of a function with several
@@ -207,7 +212,7 @@ def _test(peer: Peer, report: Report, prefix: str, order: dict[str, Any]) -> Non
         trees = [ast.parse(texts)]
     else:
         trees = [ast.parse(text) for text in texts]
-    shared = ast.parse(whole_part(prefix))  # an incomplete function only belongs to the answer
+    shared = ast.parse(complete_part(prefix))  # an incomplete function only belongs to the answer
     # A stub would hide the answer's function of the same name from the tests.
     shared.body = [statement for statement in shared.body if not is_stub(statement)]
     statements = list(shared.body)
@@ -219,20 +224,20 @@ def _test(peer: Peer, report: Report, prefix: str, order: dict[str, Any]) -> Non
     names = main.__dict__
     exec(compile(shared, "prefix.py", "exec", dont_inherit=True), names)
     # Objects of these classes travel between the processes as copies, others as references.
-    peer.by_value = _classes(names)
+    peer.by_value = _classes_of_problem(names)
     if kind == "pytest":
-        _pytest(texts, answer, report)
+        _run_pytest(texts, answer, report)
     elif kind == "calls":
-        _calls(order, answer, report)
+        _call_function(order, answer, report)
     else:
         if kind == "functional":
-            # `meant` returns the answer's values of the names that the tests use. A name that is in `names`
-            # already keeps its value.
-            names.update(answer.meant() | names)
-        _units(trees, names, report)
+            # `values_of_tested_names` returns the answer's values of the names that the tests use. A name
+            # that is in `names` already keeps its value.
+            names.update(answer.values_of_tested_names() | names)
+        _run_code_tests(trees, names, report)
 
 
-def _units(trees: list[ast.Module], names: dict[str, Any], report: Report) -> None:
+def _run_code_tests(trees: list[ast.Module], names: dict[str, Any], report: Report) -> None:
     """Runs tests, and reports each of them.
 
     Each text is a test. A single text with `assert` at its top level is divided: each `assert` is a test, and
@@ -248,63 +253,64 @@ def _units(trees: list[ast.Module], names: dict[str, Any], report: Report) -> No
         trees = [ast.Module(list(statements), []) for _, statements in groups]
         are_tests = [isinstance(tree.body[0], ast.Assert) for tree in trees]
     if not any(tree.body for tree in trees):
-        raise Failed("there are no tests")
-    report.tell(tests=sum(are_tests))
+        raise CannotBeTested("there are no tests")
+    report.write_line(tests=sum(are_tests))
     for tree, is_test in zip(trees, are_tests):
-        report.begin()
+        report.start_clock()
         try:
             exec(compile(tree, "tests.py", "exec", dont_inherit=True), names)
         # Here the tests themselves have raised SystemExit, as unittest does. (If the answer raises it, a
         # RuntimeError arrives.)
         except SystemExit as end:
             if end.code not in (None, 0, False):
-                report.failed(Failed(f"the tests ended with {end.code}"))
+                report.write_failure(CannotBeTested(f"the tests ended with {end.code}"))
                 continue
-        except (Exception, Ended) as error:
-            report.failed(error)
+        except (Exception, PeerEnded) as error:
+            report.write_failure(error)
             if not is_test:
                 return  # the following tests need these statements
             continue
         if is_test:
-            report.tell(passed=True)
+            report.write_line(passed=True)
 
 
-def _calls(order: dict[str, Any], answer: Answer, report: Report) -> None:
+def _call_function(order: dict[str, Any], answer: Answer, report: Report) -> None:
     """Reports the value of the answer's function for each input. If the answer has a class `Solution`, the
     function is its method."""
-    report.tell(tests=len(order["inputs"]))
+    report.write_line(tests=len(order["inputs"]))
     for args in order["inputs"]:
-        report.begin()
+        report.start_clock()
         try:
             # Each input gets a new object, so that no call depends on earlier ones.
             owner = answer.get("Solution")() if "Solution" in answer.names() else answer.module
             function = getattr(owner, order["function"])
-            report.tell(value=function(*args))
-        except (Exception, Ended) as error:
-            report.failed(error)
+            report.write_line(value=function(*args))
+        except (Exception, PeerEnded) as error:
+            report.write_failure(error)
 
 
-def _pytest(text: str, answer: Answer, report: Report) -> None:
+def _run_pytest(text: str, answer: Answer, report: Report) -> None:
     """Runs a test file by pytest, and reports each test."""
     import pytest
 
     failures: list[str] = []
     outcomes: dict[str, Any] = {}  # for each test, the report of its call or, if there is none, of its setup
-    begin, tell = report.begin, report.tell  # pytest calls a parameter of two hooks `report`, too
+    # pytest calls a parameter of two hooks `report`, too.
+    start_clock, write_line = report.start_clock, report.write_line
 
     class Plugin:
         def pytest_collection_finish(self, session: Any) -> None:
             answer.names()  # runs the answer's code, if the test file hasn't used a name of it so far
             if not session.items:
-                raise Failed("there are no tests")
-            tell(tests=len(session.items))
+                raise CannotBeTested("there are no tests")
+            write_line(tests=len(session.items))
 
         def pytest_collectreport(self, report: Any) -> None:
             if report.failed:
-                failures.append(str(report.longrepr)[-_LONGEST_MESSAGE:])
+                failures.append(str(report.longrepr)[-_ERROR_CHARACTERS:])
 
         def pytest_runtest_logstart(self, nodeid: str, location: object) -> None:
-            begin()
+            start_clock()
 
         def pytest_runtest_logreport(self, report: Any) -> None:
             # pytest reports the setup, the call and the teardown of a test separately. There is no call after
@@ -317,9 +323,9 @@ def _pytest(text: str, answer: Answer, report: Report) -> None:
             deciding = report if report.failed else outcomes[report.nodeid]
             # A skipped test counts as passed, but an expected failure doesn't.
             if deciding.passed or (deciding.skipped and not hasattr(deciding, "wasxfail")):
-                tell(passed=True)
+                write_line(passed=True)
             else:
-                tell(passed=False, message=str(deciding.longrepr)[-_LONGEST_MESSAGE:])
+                write_line(passed=False, message=str(deciding.longrepr)[-_ERROR_CHARACTERS:])
 
     with open(_TEST_FILE, "w", encoding="utf-8") as file:
         file.write(text)
@@ -329,7 +335,7 @@ def _pytest(text: str, answer: Answer, report: Report) -> None:
     options = ["-q", "--import-mode=importlib", "--capture=sys", "-c", os.devnull, "--rootdir=."]
     pytest.main([*options, "-p", "no:cacheprovider", _TEST_FILE], plugins=[Plugin()])
     if failures:
-        raise Failed(failures[0])
+        raise CannotBeTested(failures[0])
 
 
 def main(prefix: str, code: str, seconds: float, with_imports: bool) -> None:
@@ -347,11 +353,11 @@ def main(prefix: str, code: str, seconds: float, with_imports: bool) -> None:
         for standard_descriptor in (0, 1, 2):
             os.dup2(null_device, standard_descriptor)
         os.closerange(3, 100)
-        _be_the_answer(Peer(100, 101, guarded=False), prefix, code, with_imports)
+        _run_answer(Peer(100, 101, is_of_tests=False), prefix, code, with_imports)
         os._exit(0)
     os.close(to_answer[0])
     os.close(to_tests[1])
-    order = json.load(sys.stdin)  # the tests and their kind; see `_test`
+    order = json.load(sys.stdin)  # the tests and their kind; see `_run_tests`
     report = Report(os.dup(1), seconds)
     os.dup2(null_device, 1)
     os.dup2(null_device, 2)
@@ -359,8 +365,8 @@ def main(prefix: str, code: str, seconds: float, with_imports: bool) -> None:
     # The answer may write to the current folder, so tests must not import from there.
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != os.getcwd()]
     try:
-        # `guarded`: this process doesn't trust the answer's process.
-        _test(Peer(to_tests[0], to_answer[1], guarded=True), report, prefix, order)
-    except (Exception, Ended) as error:
-        report.failed(error)
+        # `is_of_tests`: this process doesn't trust the answer's process.
+        _run_tests(Peer(to_tests[0], to_answer[1], is_of_tests=True), report, prefix, order)
+    except (Exception, PeerEnded) as error:
+        report.write_failure(error)
     os._exit(0)

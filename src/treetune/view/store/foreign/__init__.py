@@ -19,31 +19,31 @@ from typing import Any
 from treetune.view.store.folders import stat_of
 from treetune.view.store.foreign import inspect_logs, named_fields, verifiers
 from treetune.view.store.foreign.files import (
-    ENDINGS,
-    UNREADABLE,
+    ANSWER_FILE_ENDINGS,
+    READING_ERRORS,
     FileRow,
     first_rows,
     json_lines,
+    read_rows,
     row_at,
-    rows_of,
 )
-from treetune.view.store.foreign.line import line
+from treetune.view.store.foreign.line import make_line
 
 __all__ = [
-    "ENDINGS",
+    "ANSWER_FILE_ENDINGS",
     "FileReport",
     "MappedRow",
     "answer_at",
     "answers_in",
     "holds_answers",
     "json_lines",
-    "mapped_rows",
+    "read_mapped_rows",
 ]
 
-UNMAPPED = "shown as JSON"
+PROBLEM_OF_UNMAPPED = "shown as JSON"
 """The name of the problem under which rows that can't be mapped are shown."""
 
-EXAMPLES = 3
+MOST_EXAMPLES = 3
 """The most rows that a message names for each reason."""
 
 
@@ -72,19 +72,19 @@ class FileReport:
         if unmapped or unread:
             parts.append(f"{name}: {self.rows:,} rows, {self.rows - unread:,} shown")
         if unmapped:
-            parts.append(f"{unmapped:,} of these as JSON ({_reasons(self.unmapped)})")
+            parts.append(f"{unmapped:,} of these as JSON ({_format_reasons(self.unmapped)})")
         if unread:
-            parts.append(f"{unread:,} not ({_reasons(self.unread)})")
+            parts.append(f"{unread:,} not ({_format_reasons(self.unread)})")
         parts += [remark if parts else f"{name}: {remark}" for remark in self.remarks]
         return "; ".join(parts)
 
 
-def _reasons(rows_by_reason: Mapping[str, list[str]]) -> str:
+def _format_reasons(rows_by_reason: Mapping[str, list[str]]) -> str:
     """Formats reasons with examples: "has no prompt: line 3, line 7"."""
     texts = list[str]()
     for reason, rows in rows_by_reason.items():
-        more = ", …" if len(rows) > EXAMPLES else ""
-        texts.append(f"{reason}: {', '.join(rows[:EXAMPLES])}{more}")
+        ellipsis = ", …" if len(rows) > MOST_EXAMPLES else ""
+        texts.append(f"{reason}: {', '.join(rows[:MOST_EXAMPLES])}{ellipsis}")
     return "; ".join(texts)
 
 
@@ -102,13 +102,13 @@ def answers_in(path: Path, report: FileReport | None = None) -> Iterator[tuple[i
     """Yields (place, line) for each answer of a file, where the line has the form of an evaluation's line.
 
     The place is the byte where the answer's line begins in the file or, if the file doesn't have lines, the
-    number of its row. `report` and errors are those of `mapped_rows`.
+    number of its row. `report` and errors are those of `read_mapped_rows`.
     """
-    for mapped in mapped_rows(path, FileReport() if report is None else report):
+    for mapped in read_mapped_rows(path, FileReport() if report is None else report):
         yield mapped.row.place, mapped.line
 
 
-def mapped_rows(path: Path, report: FileReport) -> Iterator[MappedRow]:
+def read_mapped_rows(path: Path, report: FileReport) -> Iterator[MappedRow]:
     """Yields the rows of a file that can be read, each as the line of an evaluation.
 
     An answer without a sample number gets the next free number of its problem, and so does an answer whose
@@ -117,7 +117,7 @@ def mapped_rows(path: Path, report: FileReport) -> Iterator[MappedRow]:
     """
     used_numbers: dict[str, set[int]] = {}  # by problem
     next_number: Counter[str] = Counter()
-    for row in rows_of(path, report.remarks):
+    for row in read_rows(path, report.remarks):
         report.rows += 1
         if row.fault:
             report.unread.setdefault(row.fault, []).append(row.where)
@@ -139,21 +139,27 @@ def _map_row(row: FileRow) -> tuple[dict[str, Any], str]:
     """Returns (line, reason) for a row. The reason why the line shows the row as JSON is empty if the row
     could be mapped."""
     try:
-        return _answer_of(row), ""
-    except UNREADABLE as error:
+        return _map_answer(row), ""
+    except READING_ERRORS as error:
         if isinstance(error, ValueError):  # such as NotAnAnswer, whose message is for people
-            why = str(error)
+            reason = str(error)
         else:
-            why = f"its fields are not as expected ({type(error).__name__}: {error})"
+            reason = f"its fields are not as expected ({type(error).__name__}: {error})"
     try:
         text = json.dumps(row.content, ensure_ascii=False, indent=1, default=str)
     except RecursionError:
         text = "[its objects are nested too deeply to be written]"
-    unmapped = line(prompt="", text=text, reward=None, problem=UNMAPPED, message=f"{UNMAPPED}: {why}")
-    return unmapped, why
+    unmapped = make_line(
+        prompt="",
+        text=text,
+        reward=None,
+        problem=PROBLEM_OF_UNMAPPED,
+        message=f"{PROBLEM_OF_UNMAPPED}: {reason}",
+    )
+    return unmapped, reason
 
 
-def _answer_of(row: FileRow) -> dict[str, Any]:
+def _map_answer(row: FileRow) -> dict[str, Any]:
     """Returns a row in the form of a line of an evaluation, from the reader of the row's format.
 
     `named_fields` comes last, because it accepts every row that has fields such as a prompt and an answer. It
@@ -192,7 +198,7 @@ def _answers_by_place(path: Path, stat: object) -> dict[int, dict[str, Any]]:
 
 def holds_answers(path: Path) -> bool:
     """Returns whether one of the first rows of a file is an answer."""
-    return path.suffix in ENDINGS and _holds_answers(path, stat_of(path))
+    return path.suffix in ANSWER_FILE_ENDINGS and _holds_answers(path, stat_of(path))
 
 
 @functools.lru_cache(maxsize=16384)
@@ -203,7 +209,7 @@ def _holds_answers(path: Path, stat: object) -> bool:
     """
     try:
         return any(map(_is_answer, first_rows(path)))
-    except UNREADABLE:
+    except READING_ERRORS:
         return False
 
 

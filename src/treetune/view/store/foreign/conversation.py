@@ -9,10 +9,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought")
+THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking", "thought")
 """The names of fields in which a message, or a part of one, has the model's thoughts."""
 
-MESSAGE_FIELDS = ("content", "tool_calls", "function_call", *THOUGHTS)
+MESSAGE_FIELDS = ("content", "tool_calls", "function_call", *THOUGHT_FIELDS)
 """The names of fields that make an object a message. An object with the field ``role`` is one, too."""
 
 
@@ -26,7 +26,7 @@ def is_conversation(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(map(is_message, value))
 
 
-def written(value: Any) -> str:
+def write_as_text(value: Any) -> str:
     """Returns a text, a message or a conversation as text, and any other value as JSON.
 
     If a conversation has several messages, each begins with its role: "user: 2 + 2 =". None and an empty list
@@ -44,21 +44,21 @@ def written(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, default=str)
     if len(value) == 1:
         return message_text(value[0])
-    return "\n\n".join(f"{_speaker(message)}: {message_text(message)}".rstrip() for message in value)
+    return "\n\n".join(f"{_speaker_of(message)}: {message_text(message)}".rstrip() for message in value)
 
 
-def turns(value: Any) -> list[dict[str, str]]:
+def read_turns(value: Any) -> list[dict[str, str]]:
     """Returns {"role": …, "content": …} for each message of a conversation, and [] for any other value."""
     if not is_conversation(value):
         return []
-    return [{"role": _speaker(message), "content": message_text(message)} for message in value]
+    return [{"role": _speaker_of(message), "content": message_text(message)} for message in value]
 
 
 def message_text(message: Mapping[str, Any]) -> str:
     """Returns a message as text: its thought, its content, its calls of tools, and errors, in this order."""
-    # `THOUGHTS` has the names that different programs give the same field, so only one is shown.
-    thoughts = [message[name] for name in THOUGHTS if message.get(name)]
-    parts = [_thought(thoughts[0])] if thoughts else []
+    # `THOUGHT_FIELDS` has the names that different programs give the same field, so only one is shown.
+    thoughts = [message[name] for name in THOUGHT_FIELDS if message.get(name)]
+    parts = [_format_thought(thoughts[0])] if thoughts else []
     parts.append(_content_text(message.get("content")))
     parts += [_call_text(call) for call in _calls_of(message)]
     if message.get("refusal"):
@@ -69,7 +69,7 @@ def message_text(message: Mapping[str, Any]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _speaker(message: Mapping[str, Any]) -> str:
+def _speaker_of(message: Mapping[str, Any]) -> str:
     """Returns the role of a message's author, and for the reply of a tool also the tool's name: "tool
     search"."""
     role = str(message.get("role") or "")
@@ -100,7 +100,7 @@ def _part_text(part: Any) -> str:
     kind = str(part.get("type") or "")
     if kind in ("reasoning", "thinking", "redacted_thinking"):
         thought = part.get("reasoning") or part.get("thinking") or part.get("text") or part.get("summary")
-        return _thought(thought or "[not shown by its provider]")
+        return _format_thought(thought or "[not shown by its provider]")
     if isinstance(part.get("text"), str):
         return part["text"]
     if kind == "refusal":
@@ -114,7 +114,7 @@ def _part_text(part: Any) -> str:
     return f"[{kind}]" if kind else json.dumps(part, ensure_ascii=False, default=str)
 
 
-def _thought(value: Any) -> str:
+def _format_thought(value: Any) -> str:
     """Returns a model's thought between ``<think>`` and ``</think>``; empty without text."""
     text = _content_text(value).strip()
     return f"<think>\n{text}\n</think>" if text else ""

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from treetune.view.store.readers import wandb_rows
+from treetune.view.store.readers import read_wandb_rows
 
-ENDINGS = (".jsonl", ".eval", ".json", ".pt", ".parquet")
+ANSWER_FILE_ENDINGS = (".jsonl", ".eval", ".json", ".pt", ".parquet")
 
 FIRST_ROWS = 20
 """The number of rows at a file's beginning that are searched for an answer."""
@@ -30,19 +30,19 @@ HEAD_BYTES = 1_000_000
 ROWS_AT_ONCE = 1024
 """The number of rows of a Parquet file in memory."""
 
-ZSTANDARD, LENGTHS_AT = 93, 26
+ZSTANDARD_CODE, LENGTHS_OFFSET = 93, 26
 """Numbers of the zip format: the code of Zstandard compression, which Python reads only from 3.14 on, and the
 byte of a member's header where the lengths of its name and its extra field are."""
 LARGEST_SAMPLE_BYTES = 200_000_000
 """The size in bytes of the largest sample of an Inspect log that is unpacked."""
 
-OF_A_TABLE = ("prompt", "completion", "step")
+COLUMNS_OF_COMPLETIONS = ("prompt", "completion", "step")
 """The columns by which one of TRL's tables of completions is recognised. A Parquet file without them is a
 data set."""
 
 NOT_AN_OBJECT = "not a JSON object"
 
-UNREADABLE = (
+READING_ERRORS = (
     OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, NotImplementedError,
     OverflowError, zipfile.BadZipFile,
 )  # fmt: skip
@@ -70,23 +70,23 @@ class FileRow:
     """The name of the evaluation's task, if the row is a sample of Inspect."""
 
 
-def rows_of(path: Path, remarks: list[str]) -> Iterator[FileRow]:
+def read_rows(path: Path, remarks: list[str]) -> Iterator[FileRow]:
     """Yields the rows of a file, and adds remarks on the whole file to `remarks`.
 
     Raises ValueError for a file that can't be read.
     """
     if path.suffix == ".jsonl":
-        yield from _lines(path, remarks)
+        yield from _read_lines(path, remarks)
     elif path.suffix == ".eval":  # an archive of Inspect
-        yield from _samples(path, remarks)
+        yield from _read_samples(path, remarks)
     elif path.suffix == ".pt":  # a dump of slime
-        yield from _numbered(_pickled_samples(path))
+        yield from _number_rows(_pickled_samples(path))
     elif path.suffix == ".parquet":  # a table of TRL
-        yield from _numbered(_parquet_rows(path))
+        yield from _number_rows(_parquet_rows(path))
     elif _begins_as_log(path):  # Inspect's log in JSON
         yield from _samples_of_json(path, remarks)
     else:  # a table of W&B
-        yield from _numbered(iter(wandb_rows(path)))
+        yield from _number_rows(iter(read_wandb_rows(path)))
 
 
 def first_rows(path: Path) -> Iterator[FileRow]:
@@ -109,7 +109,7 @@ def first_rows(path: Path) -> Iterator[FileRow]:
     elif _begins_as_log(path):
         yield FileRow(0, "", is_inspect=True)
     elif path.name.endswith(".table.json"):
-        yield from _numbered(iter(wandb_rows(path)[:FIRST_ROWS]))
+        yield from _number_rows(iter(read_wandb_rows(path)[:FIRST_ROWS]))
 
 
 def _first_lines(path: Path) -> Iterator[FileRow]:
@@ -119,7 +119,7 @@ def _first_lines(path: Path) -> Iterator[FileRow]:
             text = file.readline(LONGEST_FIRST_LINE)
             if not text:
                 return
-            row = _line(0, 0, text)  # the places and numbers of these lines are not used
+            row = _parse_line(0, 0, text)  # the places and numbers of these lines are not used
             if row is not None and not row.fault:
                 yield row
 
@@ -150,14 +150,14 @@ def _first_completions(path: Path) -> Iterator[FileRow]:
     from pyarrow import parquet
 
     with parquet.ParquetFile(path) as table:
-        if not all(name in table.schema_arrow.names for name in OF_A_TABLE):
+        if not all(name in table.schema_arrow.names for name in COLUMNS_OF_COMPLETIONS):
             return
         first_batch = next(table.iter_batches(FIRST_ROWS), None)
         if first_batch is not None:
-            yield from _numbered(iter(first_batch.to_pylist()))
+            yield from _number_rows(iter(first_batch.to_pylist()))
 
 
-def _numbered(contents: Iterator[Any]) -> Iterator[FileRow]:
+def _number_rows(contents: Iterator[Any]) -> Iterator[FileRow]:
     """Yields a row for each content, whose place is its number. A content that isn't an object is a fault."""
     for place, content in enumerate(contents):
         is_object = isinstance(content, Mapping)
@@ -177,7 +177,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             place += len(text)
 
 
-def _lines(path: Path, remarks: list[str]) -> Iterator[FileRow]:
+def _read_lines(path: Path, remarks: list[str]) -> Iterator[FileRow]:
     """Yields the rows of JSON lines.
 
     A last line that has no end and can't be read may still be being written: it is left out, with a remark.
@@ -185,7 +185,7 @@ def _lines(path: Path, remarks: list[str]) -> Iterator[FileRow]:
     with path.open("rb") as file:
         place = 0
         for number, text in enumerate(file, 1):
-            row = _line(place, number, text)
+            row = _parse_line(place, number, text)
             if row is not None and row.fault and not text.endswith(b"\n"):
                 remarks.append("its last line is incomplete and is left out")
                 return
@@ -194,7 +194,7 @@ def _lines(path: Path, remarks: list[str]) -> Iterator[FileRow]:
             place += len(text)
 
 
-def _line(place: int, number: int, text: bytes) -> FileRow | None:
+def _parse_line(place: int, number: int, text: bytes) -> FileRow | None:
     """Returns the row of a line, and None for a blank line.
 
     Args:
@@ -220,7 +220,7 @@ def row_at(path: Path, place: int) -> FileRow:
     with path.open("rb") as file:
         file.seek(place)
         # The number of the line isn't known here, and 0 stands for it.
-        row = _line(place, 0, file.readline())
+        row = _parse_line(place, 0, file.readline())
     if row is None or row.fault:
         raise ValueError(
             f"{path} has no answer at byte {place} any more, because it was rewritten: reload the page"
@@ -231,17 +231,17 @@ def row_at(path: Path, place: int) -> FileRow:
 # Inspect
 
 
-def _samples(path: Path, remarks: list[str]) -> Iterator[FileRow]:
+def _read_samples(path: Path, remarks: list[str]) -> Iterator[FileRow]:
     """Yields the samples of one of Inspect's archives. A sample that can't be read is a row with a fault."""
     with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-        header = _header(file, archive)
-        task = _task(header)
+        header = _read_header(file, archive)
+        task = _task_name(header)
         _add_status(header, remarks)
         for place, name in enumerate(_sample_names(archive)):
             try:
-                content = json.loads(_member(file, archive, name))
+                content = json.loads(_read_member(file, archive, name))
                 fault = "" if isinstance(content, Mapping) else NOT_AN_OBJECT
-            except UNREADABLE as error:
+            except READING_ERRORS as error:
                 content, fault = None, f"can't be read ({error})"
             yield FileRow(place, name, content, fault, is_inspect=True, task=task)
 
@@ -266,7 +266,7 @@ def _sample_names(archive: zipfile.ZipFile) -> list[str]:
     return sorted(names, key=natural_order)
 
 
-def _header(file: IO[bytes], archive: zipfile.ZipFile) -> Mapping[str, Any]:
+def _read_header(file: IO[bytes], archive: zipfile.ZipFile) -> Mapping[str, Any]:
     """Returns the header of an archive, which is empty if it has none.
 
     A finished evaluation has it in `header.json`, and a running one in `_journal/start.json`. A header
@@ -274,28 +274,28 @@ def _header(file: IO[bytes], archive: zipfile.ZipFile) -> Mapping[str, Any]:
     """
     for name in ("header.json", "_journal/start.json"):
         try:
-            header = json.loads(_member(file, archive, name))
-        except UNREADABLE:
+            header = json.loads(_read_member(file, archive, name))
+        except READING_ERRORS:
             continue
         if isinstance(header, Mapping) and header.get("eval"):
             return header
     return {}
 
 
-def _member(file: IO[bytes], archive: zipfile.ZipFile, name: str) -> bytes:
+def _read_member(file: IO[bytes], archive: zipfile.ZipFile, name: str) -> bytes:
     """Returns the content of a file in an archive. Raises ValueError if it is too large or can't be
     unpacked."""
     info = archive.getinfo(name)
     if info.file_size > LARGEST_SAMPLE_BYTES:
         raise ValueError(f"larger than {LARGEST_SAMPLE_BYTES:,} bytes")
-    if info.compress_type != ZSTANDARD:
+    if info.compress_type != ZSTANDARD_CODE:
         return archive.read(name)
     # Python before 3.14 can't unpack Zstandard, so the compressed bytes are read from the file itself. They
     # follow the member's header, which ends with the name and an extra field, and which has the lengths of
     # both.
     import pyarrow as pa
 
-    file.seek(info.header_offset + LENGTHS_AT)
+    file.seek(info.header_offset + LENGTHS_OFFSET)
     file.seek(sum(struct.unpack("<HH", file.read(4))), os.SEEK_CUR)  # skips the name and the extra field
     try:
         return pa.decompress(file.read(info.compress_size), info.file_size, "zstd", asbytes=True)
@@ -307,11 +307,11 @@ def _samples_of_json(path: Path, remarks: list[str]) -> Iterator[FileRow]:
     """Yields the samples of one of Inspect's logs in JSON."""
     log = json.loads(path.read_bytes())
     _add_status(log, remarks)
-    for row in _numbered(iter(log.get("samples") or ())):
-        yield FileRow(row.place, row.where, row.content, row.fault, is_inspect=True, task=_task(log))
+    for row in _number_rows(iter(log.get("samples") or ())):
+        yield FileRow(row.place, row.where, row.content, row.fault, is_inspect=True, task=_task_name(log))
 
 
-def _task(header: Mapping[str, Any]) -> str:
+def _task_name(header: Mapping[str, Any]) -> str:
     """Returns the name of the evaluation's task; empty if the log's header has none."""
     evaluation = header.get("eval")
     return str(evaluation.get("task") or "") if isinstance(evaluation, Mapping) else ""

@@ -14,27 +14,27 @@ from typing import Any
 
 from treetune.exceptions import NotAnAnswer
 from treetune.view.store.foreign.line import (
-    UNFINISHED,
+    UNFINISHED_REASON,
     describe_error,
     finish_reason_of,
     is_plain,
-    line,
+    make_line,
     number_of,
     numbers_in,
     output_tokens,
     problem_name,
 )
 
-GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
+NUMBER_OF_GRADE = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 """The numbers of Inspect's grades: correct, partially correct, incorrect, no answer."""
-WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
+NUMBER_OF_WORD = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 """The numbers of words that a score may be instead of a grade."""
 
-ATTACHMENT = "attachment://"
+ATTACHMENT_PREFIX = "attachment://"
 """The prefix of a text that stands for an attachment, followed by the attachment's name."""
 
-OUTCOMES = ("ok", "no_answer", "timeout", "error", "unavailable")
-OWN_MODEL = "treetune/"
+GRADING_OUTCOMES = ("ok", "no_answer", "timeout", "error", "unavailable")
+OWN_MODEL_PREFIX = "treetune/"
 """The prefix of the model's name in logs that treetune itself wrote (`export_evaluation`). The metadata of
 their samples has the outcomes of treetune's graders."""
 
@@ -48,14 +48,14 @@ def answer_of(sample: Mapping[str, Any], task: str = "") -> dict[str, Any]:
         raise NotAnAnswer("it has no id or no input, which a sample of Inspect has")
     attachments = sample.get("attachments") or {}
     output: Mapping[str, Any] = sample.get("output") or {}
-    prompt, answer = _split(_with_attachments(sample, attachments), output)
-    reward, values, score = _graded(sample.get("scores"), sample.get("score"))
+    prompt, answer = _split_sample(_with_attachments(sample, attachments), output)
+    reward, values, score = _read_scores(sample.get("scores"), sample.get("score"))
     error = describe_error(sample.get("error")) or describe_error(output.get("error"))
     limit = sample.get("limit")
     reason = next((choice.get("stop_reason") for choice in output.get("choices") or () if choice), None)
     # If treetune wrote the log, the sample's metadata has what treetune's grader said, even if the answer
     # could not be graded.
-    is_exported = str(output.get("model") or "").startswith(OWN_MODEL)
+    is_exported = str(output.get("model") or "").startswith(OWN_MODEL_PREFIX)
     exported: Mapping[str, Any] = (sample.get("metadata") or {}) if is_exported else {}
     remarks = [str(score.get("explanation") or exported.get("message") or "")]
     if isinstance(limit, Mapping):
@@ -65,18 +65,18 @@ def answer_of(sample: Mapping[str, Any], task: str = "") -> dict[str, Any]:
     if not values and not error and not is_exported:
         remarks.append("it has no score" if score == {} else "its score is not a number")
     epoch = sample.get("epoch")
-    return line(
+    return make_line(
         prompt=prompt,
         text=answer,
         reward=reward,
         problem=problem_name(prompt, task, sample["id"], unique=True),
-        gold=_target(sample.get("target")),
+        gold=_reference_answer(sample.get("target")),
         error=error,
-        finish_reason=UNFINISHED if isinstance(limit, Mapping) else finish_reason_of(reason),
-        tokens=_tokens(sample, output),
+        finish_reason=UNFINISHED_REASON if isinstance(limit, Mapping) else finish_reason_of(reason),
+        tokens=_count_tokens(sample, output),
         extracted=score.get("answer", exported.get("extracted")),
         message="; ".join(filter(None, remarks)),
-        outcome=exported["outcome"] if exported.get("outcome") in OUTCOMES else None,
+        outcome=exported["outcome"] if exported.get("outcome") in GRADING_OUTCOMES else None,
         numbers=values | numbers_in(exported if is_exported else {"metadata": sample.get("metadata")}),
         sample=epoch - 1 if isinstance(epoch, int) and epoch > 0 else None,
     )
@@ -85,8 +85,8 @@ def answer_of(sample: Mapping[str, Any], task: str = "") -> dict[str, Any]:
 def _with_attachments(value: Any, attachments: Mapping[str, Any]) -> Any:
     """Returns a sample, or a part of one, in which each name of an attachment is replaced by the
     attachment."""
-    if isinstance(value, str) and value.startswith(ATTACHMENT):
-        return attachments.get(value.removeprefix(ATTACHMENT), value)
+    if isinstance(value, str) and value.startswith(ATTACHMENT_PREFIX):
+        return attachments.get(value.removeprefix(ATTACHMENT_PREFIX), value)
     if isinstance(value, list):
         return [_with_attachments(part, attachments) for part in value]
     if isinstance(value, Mapping):
@@ -99,7 +99,7 @@ def _with_attachments(value: Any, attachments: Mapping[str, Any]) -> Any:
     return value
 
 
-def _split(sample: Mapping[str, Any], output: Mapping[str, Any]) -> tuple[Any, Any]:
+def _split_sample(sample: Mapping[str, Any], output: Mapping[str, Any]) -> tuple[Any, Any]:
     """Returns the prompt and the answer of a sample.
 
     The answer begins with the first message that the log marks as generated. Older logs have no such marks.
@@ -109,19 +109,19 @@ def _split(sample: Mapping[str, Any], output: Mapping[str, Any]) -> tuple[Any, A
     """
     asked = sample.get("input")
     messages = sample.get("messages") or []
-    in_input = len(asked) if isinstance(asked, list) else 1
+    messages_in_input = len(asked) if isinstance(asked, list) else 1
     has_sources = any(message.get("source") == "generate" for message in messages)
-    first = len(messages)
+    answer_start = len(messages)
     messages_before = 0  # the number of messages so far, without system messages, which solvers add
     for position, message in enumerate(messages):
         is_generated = message.get("source") == "generate"
-        is_after_input = not has_sources and messages_before >= in_input
+        is_after_input = not has_sources and messages_before >= messages_in_input
         if message.get("role") == "assistant" and (is_generated or is_after_input):
-            first = position
+            answer_start = position
             break
         if message.get("role") != "system":
             messages_before += 1
-    prompt, answer = messages[:first] or asked, messages[first:]
+    prompt, answer = messages[:answer_start] or asked, messages[answer_start:]
     if not answer:  # a log without the messages has the answer only as the model's output
         choices = output.get("choices") or []
         answer = [choice["message"] for choice in choices if choice and choice.get("message")]
@@ -129,31 +129,31 @@ def _split(sample: Mapping[str, Any], output: Mapping[str, Any]) -> tuple[Any, A
     return prompt, answer
 
 
-def _graded(scores: Any, single: Any) -> tuple[float | None, dict[str, float], Mapping[str, Any]]:
+def _read_scores(scores: Any, single_score: Any) -> tuple[float | None, dict[str, float], Mapping[str, Any]]:
     """Returns the reward, the numbers of all scores, and the score that the reward is from.
 
     The numbers are by scorer, or by ``scorer/name`` if a score has several. The reward is the first of them.
     If no score has a number, the reward is None, and the first score is returned.
     """
-    if not scores and single:  # the first versions of the format have only a single score
-        scores = {"score": single}
+    if not scores and single_score:  # the first versions of the format have only a single score
+        scores = {"score": single_score}
     values = dict[str, float]()
-    counted: Mapping[str, Any] = {}
+    reward_score: Mapping[str, Any] = {}
     if not isinstance(scores, Mapping):
-        return None, values, counted
+        return None, values, reward_score
     for scorer, score in scores.items():
         is_object = isinstance(score, Mapping) and "value" in score
         score_object = score if is_object else {"value": score}
-        numbers = dict(_values(str(scorer), score_object["value"]))
+        numbers = dict(_numbers_of_score(str(scorer), score_object["value"]))
         # The first score is taken, and replaced by the first score with a number.
-        if not counted or (numbers and not values):
-            counted = score_object
+        if not reward_score or (numbers and not values):
+            reward_score = score_object
         values |= numbers
     reward = next(iter(values.values()), None)
-    return reward, values, counted
+    return reward, values, reward_score
 
 
-def _values(name: str, value: Any) -> Sequence[tuple[str, float]]:
+def _numbers_of_score(name: str, value: Any) -> Sequence[tuple[str, float]]:
     """Returns (name, number) for each number of a score: [("match", 1.0)], or for a list [("match/0", 1.0),
     …]."""
     members: list[tuple[object, Any]] | None = None
@@ -164,24 +164,24 @@ def _values(name: str, value: Any) -> Sequence[tuple[str, float]]:
     if members is not None:
         pairs: list[tuple[str, float]] = []
         for key, member in members:
-            pairs += _values(f"{name}/{key}", member)
+            pairs += _numbers_of_score(f"{name}/{key}", member)
         return pairs
-    number = _number(value)
+    number = _number_of_grade(value)
     return [] if number is None else [(name, number)]
 
 
-def _number(value: Any) -> float | None:
+def _number_of_grade(value: Any) -> float | None:
     """Returns the number of a score, which may be a grade such as "C", a word such as "yes", or a number.
 
     Returns None for anything else.
     """
     if isinstance(value, str):
-        grade = GRADES.get(value, WORDS.get(value.strip().casefold()))
+        grade = NUMBER_OF_GRADE.get(value, NUMBER_OF_WORD.get(value.strip().casefold()))
         return number_of(value) if grade is None else grade
     return None if isinstance(value, float) and math.isnan(value) else number_of(value)
 
 
-def _target(target: Any) -> Any:
+def _reference_answer(target: Any) -> Any:
     """Returns a sample's reference answer. If there are several, each of which is right, they are joined by
     "or"."""
     if isinstance(target, list) and all(is_plain(part) for part in target):
@@ -189,7 +189,7 @@ def _target(target: Any) -> Any:
     return None if target == "" else target
 
 
-def _tokens(sample: Mapping[str, Any], output: Mapping[str, Any]) -> float | None:
+def _count_tokens(sample: Mapping[str, Any], output: Mapping[str, Any]) -> float | None:
     """Returns the number of tokens that the evaluated model wrote.
 
     The sample's usage is preferred, because it counts all calls of the model. The output's usage is only that

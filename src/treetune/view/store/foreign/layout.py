@@ -24,7 +24,7 @@ is not a step: ``aime_2024.jsonl``, ``math500.jsonl``."""
 # The name of W&B's table of a step, without its last suffix: NAME_STEP_HASH.table.
 _STEP_OF_TABLE = re.compile(r"(.*)_(\d{1,9})_[0-9a-f]+\.table", re.IGNORECASE)
 
-ALL, EFFECTIVE = "all", "effective"
+ALL_ROLLOUTS, TRAINED_ROLLOUTS = "all", "effective"
 """The names of prime-rl's folders with all rollouts of a step, and with those that were trained on."""
 
 GENERIC_NAMES = ("traces", "results", "rollouts", "samples")
@@ -60,7 +60,7 @@ def group_by_run(
         all_files = set(files_of_run)
         # prime-rl writes the rollouts that were trained on into a second file, which is left out.
         distinct = [path for path in files_of_run if not _repeats_another(path, all_files)]
-        sorted_files[run] = tuple(sorted(distinct, key=lambda path: _rank(path, run)))
+        sorted_files[run] = tuple(sorted(distinct, key=lambda path: _sort_key(path, run)))
     return sorted_files
 
 
@@ -79,7 +79,7 @@ def _run_of(folder: Path, root: Path) -> Path:
 
 def _repeats_another(path: Path, files: Iterable[Path]) -> bool:
     """Returns whether a file's rollouts are also in another of the files: prime-rl's file of all rollouts."""
-    return path.parent.name == EFFECTIVE and path.parent.with_name(ALL) / path.name in files
+    return path.parent.name == TRAINED_ROLLOUTS and path.parent.with_name(ALL_ROLLOUTS) / path.name in files
 
 
 def step_of(path: Path, run: Path) -> RunStep:
@@ -92,7 +92,9 @@ def step_of(path: Path, run: Path) -> RunStep:
             continue
         # The label tells apart the files of a step. It is made of the text after the step in its folder's
         # name, the names of the folders below it, and the file's name, without names that say nothing.
-        label_parts = [part for part in (match[2], *folders[depth + 1 :]) if part not in (None, "", ALL)]
+        label_parts = [
+            part for part in (match[2], *folders[depth + 1 :]) if part not in (None, "", ALL_ROLLOUTS)
+        ]
         name = path.name.removesuffix(path.suffix)
         if name not in GENERIC_NAMES:
             label_parts.append(name)
@@ -106,7 +108,7 @@ def step_of(path: Path, run: Path) -> RunStep:
     return RunStep(int(match[2]), match[1] or "") if match else RunStep(None, "")
 
 
-def _rank(path: Path, run: Path) -> tuple[float, str, list[int], str]:
+def _sort_key(path: Path, run: Path) -> tuple[float, str, list[int], str]:
     """Returns the key by which a run's files are sorted: step, label, numbers in the file's name, path."""
     step = step_of(path, run)  # files without a step come first, hence −1 below
     numbers = [int(number) for number in re.findall(r"\d+", path.stem)]

@@ -7,22 +7,22 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from treetune.view.store.folders import digest
+from treetune.view.store.folders import short_hash
 from treetune.view.store.foreign.conversation import (
     MESSAGE_FIELDS,
     is_conversation,
     is_message,
-    turns,
-    written,
+    read_turns,
+    write_as_text,
 )
 
-UNFINISHED = "length"
+UNFINISHED_REASON = "length"
 """The finish reason of an answer that was cut off."""
 
 # Words in the finish reasons of other programs that mean that the answer was cut off.
 _CUT_OFF = re.compile(r"length|too_?long|max_(\w+_)?tokens?|truncat|timed?_?out|context", re.IGNORECASE)
 
-NESTED = 2
+NESTED_LEVELS = 2
 """The number of levels of nested objects whose numbers become numbers of the answer."""
 
 LARGEST_COUNT = 2**53
@@ -33,7 +33,7 @@ MOST_NUMBERS = 200
 """The most numbers that are kept of an answer."""
 
 
-def line(
+def make_line(
     *,
     prompt: Any,
     text: Any,
@@ -62,7 +62,7 @@ def line(
         problem: The name of the problem.
         gold: The reference answer; None if it is unknown.
         error: The error with which the rollout failed; empty if it didn't fail.
-        finish_reason: The reason why the answer ended, which is `UNFINISHED` if it was cut off.
+        finish_reason: The reason why the answer ended, which is `UNFINISHED_REASON` if it was cut off.
         tokens: The number of tokens that the model wrote. Anything that is no such number becomes None.
         extracted: The part of the answer that the grader compared.
         message: Remarks on the answer and its reward.
@@ -77,21 +77,21 @@ def line(
     return {
         "problem": problem,
         "sample": sample if sample is not None and sample <= LARGEST_COUNT else None,
-        "prompt": written(prompt),
+        "prompt": write_as_text(prompt),
         # A conversation of a single message is shown as a plain prompt.
-        "messages": turns(prompt) if isinstance(prompt, list) and len(prompt) > 1 else [],
-        "text": written(text),
-        "gold": None if gold is None else written(gold),
+        "messages": read_turns(prompt) if isinstance(prompt, list) and len(prompt) > 1 else [],
+        "text": write_as_text(text),
+        "gold": None if gold is None else write_as_text(gold),
         "reward": reward,
         "outcome": outcome,
         "finish_reason": finish_reason,
-        "tokens": _count(tokens),
-        "extracted": None if extracted is None else written(extracted),
+        "tokens": _as_count(tokens),
+        "extracted": None if extracted is None else write_as_text(extracted),
         "message": "; ".join(part for part in (error, message) if part),
         "numbers": dict(numbers or {}),
         # Here a conversation of a single message is kept as well, because `treetune credit` encodes it with
         # the chat template.
-        "asked_messages": turns(prompt),
+        "asked_messages": read_turns(prompt),
         "changed": changed or describe_change(text),
     }
 
@@ -114,7 +114,7 @@ def describe_change(answer: Any) -> str:
     return ""
 
 
-def _count(value: object) -> int | None:
+def _as_count(value: object) -> int | None:
     """Returns a value as a count; None if it is no number from 0 to LARGEST_COUNT."""
     number = number_of(value) if isinstance(value, int | float) else None
     return int(number) if number is not None and 0 <= number <= LARGEST_COUNT else None
@@ -129,7 +129,7 @@ def problem_name(prompt: Any, task: object = None, identity: object = None, *, u
     Examples: "gsm8k/17@3f2a1b", and "gsm8k/17" if task and id are unique.
     """
     parts = [str(part) for part in (task, identity) if is_plain(part) and str(part)]
-    mark = digest(written(prompt))
+    mark = short_hash(write_as_text(prompt))
     if unique and parts:
         return "/".join(parts)
     return f"{'/'.join(parts)}@{mark[:6]}" if parts else mark[:8]
@@ -167,14 +167,16 @@ def numbers_in(values: Mapping[str, Any], without: Sequence[str] = ()) -> dict[s
     Fields of the object itself whose names are in `without` are left out.
     """
     numbers = dict[str, float]()
-    for path, number in _numbers(values, without, NESTED):
+    for path, number in _find_numbers(values, without, NESTED_LEVELS):
         if len(numbers) == MOST_NUMBERS:
             break
         numbers[path] = number
     return numbers
 
 
-def _numbers(values: Mapping[str, Any], without: Sequence[str], depth: int) -> Iterator[tuple[str, float]]:
+def _find_numbers(
+    values: Mapping[str, Any], without: Sequence[str], depth: int
+) -> Iterator[tuple[str, float]]:
     """Yields (path, number) for each finite number of an object and of objects nested in it.
 
     `without` has the names of the object's fields that are left out, but not of nested ones. `depth` is the
@@ -184,21 +186,21 @@ def _numbers(values: Mapping[str, Any], without: Sequence[str], depth: int) -> I
         if name in without or not isinstance(name, str):
             continue
         if isinstance(value, Mapping) and depth:
-            for path, inner in _numbers(value, (), depth - 1):
+            for path, inner in _find_numbers(value, (), depth - 1):
                 yield f"{name}/{path}", inner
         elif isinstance(value, int | float) and (number := number_of(value)) is not None:
             yield name, number
 
 
 def finish_reason_of(reason: object, *, truncated: object = False) -> str | None:
-    """Returns an answer's finish reason, which is `UNFINISHED` if a limit of length or time cut the answer
-    off.
+    """Returns an answer's finish reason, which is `UNFINISHED_REASON` if a limit of length or time cut the
+    answer off.
 
     Returns None if the program gives no reason. `truncated` is True if the program says in another field that
     the answer was cut off.
     """
     if truncated is True or (isinstance(reason, str) and _CUT_OFF.search(reason)):
-        return UNFINISHED
+        return UNFINISHED_REASON
     return reason if isinstance(reason, str) and reason else None
 
 
@@ -231,7 +233,7 @@ def describe_error(error: Any) -> str:
             if error.get(key):
                 message = error[key]
                 break
-        parts = [part if isinstance(part, str) else written(part) for part in (kind, message) if part]
+        parts = [part if isinstance(part, str) else write_as_text(part) for part in (kind, message) if part]
         # The keys of a dictionary are distinct, so a kind that equals the message is written once.
-        return ": ".join(dict.fromkeys(parts)) or written(error)
-    return written(error)
+        return ": ".join(dict.fromkeys(parts)) or write_as_text(error)
+    return write_as_text(error)

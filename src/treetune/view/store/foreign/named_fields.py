@@ -1,8 +1,8 @@
 """Maps rows whose fields have known names: dumps of verl, SkyRL and slime, tables of TRL and W&B, and other
 rows with a prompt, an answer and a number.
 
-For each kind of field, the first name in `NAMES` that a row has is used. All other numbers are kept, too. A
-table of TRL has a column for each reward function, and none for the reward: the reward is their sum.
+For each kind of field, the first name in `FIELD_NAMES` that a row has is used. All other numbers are kept,
+too. A table of TRL has a column for each reward function, and none for the reward: the reward is their sum.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from treetune.view.store.foreign.line import (
     describe_error,
     finish_reason_of,
     is_number,
-    line,
+    make_line,
     number_of,
     numbers_in,
     output_tokens,
     problem_name,
 )
 
-NAMES: Mapping[str, tuple[str, ...]] = {
+FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
     "text": ("response", "completion", "output", "output_response", "generation"),
     "reward": ("score", "reward", "scores", "rewards"),
     "prompt": ("prompt", "input", "input_prompt", "question", "problem"),
@@ -38,16 +38,16 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 }
 """The names of fields in other programs, by the kind of field. The first name that a row has is used."""
 
-REWARDS_OF_A_TABLE = ("step", "prompt", "completion")
+COLUMNS_OF_TABLE = ("step", "prompt", "completion")
 """The columns of each table of completions of TRL, in addition to those of reward functions."""
-NO_REWARDS = ("step", "advantage", "advantages", *NAMES["tokens"])
+NOT_REWARD_COLUMNS = ("step", "advantage", "advantages", *FIELD_NAMES["tokens"])
 """Columns of numbers that are not from reward functions."""
 
-FAILED = ("aborted", "abort", "failed", "error")
+FAILED_REASONS = ("aborted", "abort", "failed", "error")
 """Finish reasons that mean that an answer failed and was not graded: values of slime's status, and reasons
 that SkyRL and servers give."""
 
-MAIN = ("score", "reward", "total", "overall", "acc", "accuracy", "correct")
+MAIN_REWARD_NAMES = ("score", "reward", "total", "overall", "acc", "accuracy", "correct")
 """If a reward is an object of several numbers, the first of these names that it has names the reward."""
 
 
@@ -58,7 +58,7 @@ def _split_messages(row: Mapping[str, Any]) -> Mapping[str, Any]:
     for the answer, is returned as it is.
     """
     messages = row.get("messages")
-    if not is_conversation(messages) or any(name in row for name in NAMES["text"]):
+    if not is_conversation(messages) or any(name in row for name in FIELD_NAMES["text"]):
         return row
     assert isinstance(messages, list)
     roles = [message.get("role") for message in messages]
@@ -77,7 +77,7 @@ def is_answer(row: Mapping[str, Any]) -> bool:
 
 def _has_field(row: Mapping[str, Any], kind: str) -> bool:
     """Returns whether a row has a field of a kind, which may be null."""
-    return any(name in row for name in NAMES[kind])
+    return any(name in row for name in FIELD_NAMES[kind])
 
 
 def _has_reward(row: Mapping[str, Any]) -> bool:
@@ -87,7 +87,7 @@ def _has_reward(row: Mapping[str, Any]) -> bool:
 
 def is_row_of_a_table(row: Mapping[str, Any]) -> bool:
     """Returns whether a row is from one of TRL's tables of completions, with columns of reward functions."""
-    return all(name in row for name in REWARDS_OF_A_TABLE) and bool(_reward_columns(row))
+    return all(name in row for name in COLUMNS_OF_TABLE) and bool(_reward_columns(row))
 
 
 def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,12 +96,12 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
     Raises NotAnAnswer for a row without a prompt, an answer or a reward.
     """
     row = _split_messages(row)
-    values = {kind: _first_value(row, kind) for kind in NAMES}
+    values = {kind: _first_value(row, kind) for kind in FIELD_NAMES}
     prompt, text = values["prompt"], values["text"]
     if prompt is None:
-        raise NotAnAnswer(f"it has no prompt ({', '.join(NAMES['prompt'])})")
+        raise NotAnAnswer(f"it has no prompt ({', '.join(FIELD_NAMES['prompt'])})")
     if not _has_field(row, "text"):
-        raise NotAnAnswer(f"it has no answer ({', '.join(NAMES['text'])})")
+        raise NotAnAnswer(f"it has no answer ({', '.join(FIELD_NAMES['text'])})")
     finish_reason, usage = values["finish"], row.get("usage")
     if isinstance(text, Mapping) and isinstance(text.get("choices"), list):  # a reply of an endpoint
         usage = usage or text.get("usage")
@@ -114,26 +114,28 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(text, list) and len(text) == 1 and not is_message(text[0]):
         [text] = text  # a list of one answer
     if not _has_reward(row):
-        raise NotAnAnswer(f"it has no reward ({', '.join(NAMES['reward'])})")
-    reward, remark = _reward(row, values["reward"])
+        raise NotAnAnswer(f"it has no reward ({', '.join(FIELD_NAMES['reward'])})")
+    reward, remark = _read_reward(row, values["reward"])
     error = describe_error(values["error"])
-    if not error and isinstance(finish_reason, str) and finish_reason.casefold() in FAILED:
+    if not error and isinstance(finish_reason, str) and finish_reason.casefold() in FAILED_REASONS:
         error = f"the answer ended as {finish_reason}"
     if text is None and not error:
         error = "its answer is null"
     # The fields whose numbers are not kept as numbers of the answer, because they are ids, or belong to the
     # problem or the environment.
     not_numbers = [
-        *NAMES["problem"],
-        *NAMES["text"],
-        *NAMES["prompt"],
+        *FIELD_NAMES["problem"],
+        *FIELD_NAMES["text"],
+        *FIELD_NAMES["prompt"],
         "metadata",
         "env_extras",
         "reward_model",
     ]
     # The reward isn't repeated among the numbers. If it is an object of several numbers, all of them are
     # kept.
-    numbers = numbers_in(row, [*not_numbers, *(name for name in NAMES["reward"] if is_number(row.get(name)))])
+    numbers = numbers_in(
+        row, [*not_numbers, *(name for name in FIELD_NAMES["reward"] if is_number(row.get(name)))]
+    )
     if error and reward is not None:  # a failed rollout counts as not graded
         numbers["reward_of_a_failure"] = reward
     gold = values["gold"]
@@ -142,7 +144,7 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
         spec = extras.get("reward_spec") or extras.get("reward_model") or {}
         gold = spec.get("ground_truth") if isinstance(spec, Mapping) else None
     tokens = values["tokens"] if is_number(values["tokens"]) else output_tokens(usage)
-    return line(
+    return make_line(
         prompt=prompt,
         text=text,
         reward=None if error else reward,
@@ -161,10 +163,10 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _first_value(row: Mapping[str, Any], kind: str) -> Any:
     """Returns the value of the first field of a kind that isn't null in a row; None if there is none."""
-    return next((row[name] for name in NAMES[kind] if row.get(name) is not None), None)
+    return next((row[name] for name in FIELD_NAMES[kind] if row.get(name) is not None), None)
 
 
-def _reward(row: Mapping[str, Any], value: Any) -> tuple[float | None, str]:
+def _read_reward(row: Mapping[str, Any], value: Any) -> tuple[float | None, str]:
     """Returns the reward of a row, and a remark.
 
     The remark says if the reward is one of several numbers, a sum, or missing; otherwise it is empty. `value`
@@ -174,7 +176,7 @@ def _reward(row: Mapping[str, Any], value: Any) -> tuple[float | None, str]:
         numbers = numbers_in(value)
         if not numbers:
             return None, "its reward has no number"
-        name = next((name for name in MAIN if name in numbers), next(iter(numbers)))
+        name = next((name for name in MAIN_REWARD_NAMES if name in numbers), next(iter(numbers)))
         remark = f"the reward is {name}, one of {len(numbers)} numbers" if len(numbers) > 1 else ""
         return numbers[name], remark
     if isinstance(value, list):
@@ -204,7 +206,13 @@ def _reward_columns(row: Mapping[str, Any]) -> list[str]:
     They are the columns of numbers with "reward" or "score" in their names. If there are none, they are all
     columns of numbers that don't have a known meaning.
     """
-    other_columns = {*NO_REWARDS, *NAMES["prompt"], *NAMES["text"], *NAMES["gold"], *NAMES["problem"]}
+    other_columns = {
+        *NOT_REWARD_COLUMNS,
+        *FIELD_NAMES["prompt"],
+        *FIELD_NAMES["text"],
+        *FIELD_NAMES["gold"],
+        *FIELD_NAMES["problem"],
+    }
     columns = [
         name for name, value in row.items() if name not in other_columns and isinstance(value, int | float)
     ]

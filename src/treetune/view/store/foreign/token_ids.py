@@ -51,7 +51,7 @@ def stored_tokens(row: Any) -> StoredTokens | None:
         return _tokens_of_trace(row)
     # The form of slime: `tokens` has the prompt and the answer, which is the last `response_length` tokens.
     response_length = row.get("response_length")
-    tokens = _ids(row.get("tokens"))
+    tokens = _as_token_ids(row.get("tokens"))
     prompt_ids: list[int] | None
     response_ids: list[int] | None
     if tokens is not None and isinstance(response_length, int) and 0 < response_length < len(tokens):
@@ -63,7 +63,7 @@ def stored_tokens(row: Any) -> StoredTokens | None:
     return StoredTokens(
         prompt_ids,
         response_ids,
-        _mask(_first_column(row, MASK_NAMES, len(response_ids))),
+        _as_mask(_first_column(row, MASK_NAMES, len(response_ids))),
         _first_column(row, LOGPROB_NAMES, len(response_ids)),
     )
 
@@ -79,14 +79,14 @@ def _tokens_of_trace(trace: Mapping[str, Any]) -> StoredTokens | None:
     logprobs: list[float] = []
     has_logprobs = True
     for number, node in enumerate(trace.get("nodes") or ()):
-        node_ids = _ids(node.get("token_ids")) if isinstance(node, Mapping) else None
+        node_ids = _as_token_ids(node.get("token_ids")) if isinstance(node, Mapping) else None
         # `parent` is the number of the message that this one follows. It is another than the previous
         # message's number if the conversation forks.
         if node_ids is None or (number > 0 and node.get("parent", number - 1) != number - 1):
             return None
-        mask = _mask(_column(node.get("mask"), len(node_ids)))
+        mask = _as_mask(_as_numbers(node.get("mask"), len(node_ids)))
         node_sampled = [bool(node.get("sampled"))] * len(node_ids) if mask is None else mask
-        node_logprobs = _column(node.get("logprobs"), len(node_ids))
+        node_logprobs = _as_numbers(node.get("logprobs"), len(node_ids))
         has_logprobs = has_logprobs and (node_logprobs is not None or not any(node_sampled))
         ids += node_ids
         sampled += node_sampled
@@ -102,12 +102,12 @@ def _tokens_of_trace(trace: Mapping[str, Any]) -> StoredTokens | None:
 def _first_ids(row: Mapping[str, Any], names: Sequence[str]) -> list[int] | None:
     """Returns the token ids in the first of these fields that has some; None if there is none."""
     for name in names:
-        if (ids := _ids(row.get(name))) is not None:
+        if (ids := _as_token_ids(row.get(name))) is not None:
             return ids
     return None
 
 
-def _ids(values: Any) -> list[int] | None:
+def _as_token_ids(values: Any) -> list[int] | None:
     """Returns a value as a list of token ids; None if it is anything else."""
     if hasattr(values, "tolist"):  # slime stores tensors
         values = values.tolist()
@@ -119,12 +119,12 @@ def _ids(values: Any) -> list[int] | None:
 def _first_column(row: Mapping[str, Any], names: Sequence[str], length: int) -> list[float] | None:
     """Returns the numbers in the first of these fields that has `length` of them; None if there is none."""
     for name in names:
-        if (column := _column(row.get(name), length)) is not None:
+        if (column := _as_numbers(row.get(name), length)) is not None:
             return column
     return None
 
 
-def _column(values: Any, length: int) -> list[float] | None:
+def _as_numbers(values: Any, length: int) -> list[float] | None:
     """Returns a value as a list of `length` numbers; None if it is anything else."""
     if hasattr(values, "tolist"):
         values = values.tolist()
@@ -133,5 +133,5 @@ def _column(values: Any, length: int) -> list[float] | None:
     return values if all(isinstance(value, int | float) for value in values) else None
 
 
-def _mask(column: Sequence[float] | None) -> list[bool] | None:
+def _as_mask(column: Sequence[float] | None) -> list[bool] | None:
     return None if column is None else [bool(value) for value in column]

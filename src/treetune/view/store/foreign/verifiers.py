@@ -11,22 +11,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from treetune.exceptions import NotAnAnswer
-from treetune.view.store.foreign.conversation import written
+from treetune.view.store.foreign.conversation import write_as_text
 from treetune.view.store.foreign.line import (
     describe_change,
     describe_error,
     finish_reason_of,
-    line,
+    make_line,
     number_of,
     numbers_in,
     output_tokens,
     problem_name,
 )
 
-OF_RESULTS = ("stop_condition", "is_truncated", "is_completed", "example_id")
+RESULT_FIELDS = ("stop_condition", "is_truncated", "is_completed", "example_id")
 """Fields that verifiers 0.1 writes in addition to a prompt and a completion. A result has at least one."""
 
-NOT_COUNTED = (
+FIELDS_WITHOUT_NUMBERS = (
     "reward",
     "example_id",
     "error",
@@ -43,7 +43,7 @@ are shown elsewhere."""
 
 def is_result(row: Mapping[str, Any]) -> bool:
     """Returns whether a row is a result of verifiers 0.1."""
-    return "completion" in row and "prompt" in row and any(name in row for name in OF_RESULTS)
+    return "completion" in row and "prompt" in row and any(name in row for name in RESULT_FIELDS)
 
 
 def is_episode(row: Mapping[str, Any]) -> bool:
@@ -55,11 +55,11 @@ def answer_of_result(row: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a result of verifiers 0.1 in the form of a line of an evaluation's file (`line`)."""
     error = describe_error(row.get("error"))
     reward = number_of(row.get("reward"))
-    numbers = numbers_in(row, NOT_COUNTED)
+    numbers = numbers_in(row, FIELDS_WITHOUT_NUMBERS)
     if error and reward is not None:  # a failed rollout counts as not graded
         numbers["reward_of_a_failure"] = reward
     task = row.get("task") if row.get("task") != "default" else None  # "default" doesn't name a task
-    return line(
+    return make_line(
         prompt=row["prompt"],
         text=row["completion"],
         reward=None if error else reward,
@@ -80,58 +80,60 @@ def answer_of_episode(row: Mapping[str, Any]) -> dict[str, Any]:
     of the first agent. Raises NotAnAnswer for an episode without a trace, a task and an error.
     """
     traces = row["traces"] if isinstance(row.get("traces"), list) else [row]
-    first: Mapping[str, Any] = traces[0] if traces else {}
+    first_trace: Mapping[str, Any] = traces[0] if traces else {}
     task: Mapping[str, Any] = {}
-    for candidate in (row.get("task"), first.get("task")):
+    for candidate in (row.get("task"), first_trace.get("task")):
         if isinstance(candidate, Mapping):
             task = candidate
             break
     data = task["data"] if isinstance(task.get("data"), Mapping) else {}
-    prompt_messages, answer = _split(first)
+    prompt_messages, answer = _split_trace(first_trace)
     prompt: Any = prompt_messages
     if not prompt_messages:  # the rollout failed before its first message, but the task may have the prompt
         prompt = next((data[name] for name in ("prompt", "question", "instruction") if data.get(name)), "")
     if not traces and not data and not row.get("errors"):
         raise NotAnAnswer("its episode has no trace, no task and no error")
-    error = describe_error([*(row.get("errors") or ()), *(first.get("errors") or ())])
-    failed = first.get("ok") is False or row.get("ok") is False
-    reason = first.get("stop_condition") or row.get("stop_condition")
+    error = describe_error([*(row.get("errors") or ()), *(first_trace.get("errors") or ())])
+    failed = first_trace.get("ok") is False or row.get("ok") is False
+    reason = first_trace.get("stop_condition") or row.get("stop_condition")
     if failed and not error:
         error = f"it failed ({reason})" if reason else "it failed"
-    reward, scores = _reward(first)
-    text = written(answer)
-    for number, further in enumerate(traces[1:], 2):
-        agent = further.get("agent") or further.get("agent_id") or f"agent {number}"
-        text += f"\n\n--- {written(agent)} ---\n\n{written(_split(further)[1])}"
-    numbers = scores | numbers_in({"metrics": first.get("metrics") or row.get("metrics")})
+    reward, scores = _read_reward(first_trace)
+    text = write_as_text(answer)
+    for number, further_trace in enumerate(traces[1:], 2):
+        agent = further_trace.get("agent") or further_trace.get("agent_id") or f"agent {number}"
+        text += f"\n\n--- {write_as_text(agent)} ---\n\n{write_as_text(_split_trace(further_trace)[1])}"
+    numbers = scores | numbers_in({"metrics": first_trace.get("metrics") or row.get("metrics")})
     if error and reward is not None:  # a failed rollout counts as not graded
         numbers["reward_of_a_failure"] = reward
-    return line(
+    return make_line(
         prompt=prompt,
         text=text,
         changed="several agents" if len(traces) > 1 else describe_change(answer),
         reward=None if error else reward,
         # The name is made from the task's prompt, if there is one. A rollout that failed before its first
         # message has this prompt, too, so it gets the same name as the task's other rollouts.
-        problem=problem_name(data.get("prompt") or prompt, _environment(row, first), task.get("key")),
+        problem=problem_name(
+            data.get("prompt") or prompt, _find_environment(row, first_trace), task.get("key")
+        ),
         gold=data.get("answer"),
         error=error,
-        finish_reason=finish_reason_of(reason, truncated=first.get("is_truncated")),
-        tokens=_tokens(first),
+        finish_reason=finish_reason_of(reason, truncated=first_trace.get("is_truncated")),
+        tokens=_count_tokens(first_trace),
         message="" if error or reward is not None else "it has no reward",
         numbers=numbers,
     )
 
 
-def _split(trace: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+def _split_trace(trace: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
     """Returns (messages before the first sampled one, all further messages): the prompt and the answer."""
     nodes = [node for node in trace.get("nodes") or () if isinstance(node, Mapping) and node.get("message")]
-    first = next((i for i, node in enumerate(nodes) if node.get("sampled")), len(nodes))
+    answer_start = next((i for i, node in enumerate(nodes) if node.get("sampled")), len(nodes))
     messages = [node["message"] for node in nodes]
-    return messages[:first], messages[first:]
+    return messages[:answer_start], messages[answer_start:]
 
 
-def _reward(trace: Mapping[str, Any]) -> tuple[float | None, dict[str, float]]:
+def _read_reward(trace: Mapping[str, Any]) -> tuple[float | None, dict[str, float]]:
     """Returns a trace's reward, and its scores by name.
 
     The reward is the one that the trace states or, if it states none, the weighted sum of the scores. It is
@@ -155,7 +157,7 @@ def _reward(trace: Mapping[str, Any]) -> tuple[float | None, dict[str, float]]:
     return (total if scores and is_sum_known else None), scores
 
 
-def _environment(row: Mapping[str, Any], trace: Mapping[str, Any]) -> Any:
+def _find_environment(row: Mapping[str, Any], trace: Mapping[str, Any]) -> Any:
     """Returns the name of the environment, from the episode or, if that has none, from the trace."""
     for source in (row, trace):
         environment = source.get("env")
@@ -169,7 +171,7 @@ def _environment(row: Mapping[str, Any], trace: Mapping[str, Any]) -> Any:
     return None
 
 
-def _tokens(trace: Mapping[str, Any]) -> float | None:
+def _count_tokens(trace: Mapping[str, Any]) -> float | None:
     """Returns the number of sampled tokens, from the trace's usage or, if it has none, from its nodes.
 
     Returns None if neither says it.
