@@ -344,8 +344,8 @@ class Explanation:
                 function ``keys`` lists the keys of a value (`_JSONNET_FUNCTIONS`).
             replacements: Texts that take the place of some imports, as for `_mark_imports`.
         """
-        key_of_result = (layer, expression + json.dumps(replacements), path)
-        if key_of_result not in self._probes:
+        probe_key = (layer, expression + json.dumps(replacements), path)
+        if probe_key not in self._probes:
             # A part of the path, such as "3", is the key of an object or the index of a list. A part that is
             # no number gets the index -1, which no item of a list has.
             steps = [{"key": part, "index": int(part) if part.isdecimal() else -1} for part in path]
@@ -357,8 +357,8 @@ class Explanation:
                 )
             except RuntimeError:
                 answer = COMPUTED_VALUE
-            self._probes[key_of_result] = answer
-        return self._probes[key_of_result]
+            self._probes[probe_key] = answer
+        return self._probes[probe_key]
 
     def _mark_imports(
         self, layer: Layer, replacements: Mapping[str, str] | None = None, is_library: bool = False

@@ -173,7 +173,7 @@ def turn_markers(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[str]:
         except ValueError:
             return None  # a template for a single question, or one that `chat_frame` refuses with a reason
 
-    template_texts: list[str] = []
+    template_texts: list[str] = []  # what the template writes after a question, and between two questions
     first_question, second_question = _TRIAL_QUESTIONS
     question = render_turns([user_message(first_question)])
     if question is not None:
