@@ -95,7 +95,7 @@ def main() -> int:
     from treetune.tables.launch import Launcher, reproduce
     from treetune.tables.runs import TableRuns
     from treetune.tables.settings import Reproduction, Table
-    from treetune.tables.write import copy, write_runs_table
+    from treetune.tables.write import copy_files, write_runs_table
 
     table = build(Table, load([options.table]).data)
     if not isinstance(table, Reproduction):
@@ -112,7 +112,7 @@ def main() -> int:
             command = f"python benchmarks/quick_table.py {options.table}"
 
             def write(plan: TableRuns) -> None:
-                copy(write_runs_table(plan, command), options.output)
+                copy_files(write_runs_table(plan, command), options.output)
 
             return reproduce(table, write, launcher, options.at_once)
         finally:

@@ -94,6 +94,10 @@ class Feature:
     remedy: ClassVar[str] = ""
     """The remedy if no part gives the feature."""
 
+    def remedy_in(self, root: Any) -> str:
+        """Returns the remedy for the configuration with this root, whose keys it may name."""
+        return self.remedy
+
     def meets(self, needed: Feature) -> bool:
         """Returns whether this feature satisfies `needed`, a feature of the same type."""
         return True
@@ -234,12 +238,21 @@ class Answers(Feature):
 
     count: int
 
-    remedy = "set the rollout's samples to 2 or more, e.g. --override '{rollout+: {samples: 8}}'"
+    remedy = "set the rollout's samples to 2 or more"
 
     @property
     @override
     def words(self) -> str:
         return f"{self.count} answer{'s' if self.count > 1 else ''} to each problem"
+
+    @override
+    def remedy_in(self, root: Any) -> str:
+        # The rollout that samples may stand within others, such as `until_mixed`.
+        _, key = innermost_rollout(getattr(root, "rollout", None), "rollout")
+        override_text = "{samples: 8}"
+        for step in reversed(key.split(".")):
+            override_text = f"{{{step}+: {override_text}}}"
+        return f"{self.remedy}, e.g. --override '{override_text}'"
 
     @override
     def meets(self, needed: Feature) -> bool:

@@ -112,7 +112,7 @@ def findings(root: Any, known_wrong: bool = False) -> list[tuple[KeyPath, Findin
             if all(finding != earlier for _, earlier in collected):
                 collected.append((finding.path(placed.path), finding))
     for feature, needing in unmet.items():
-        collected.append(_finding_of_lack(feature, needing))
+        collected.append(_finding_of_lack(feature, needing, root))
     return collected
 
 
@@ -187,7 +187,9 @@ def _features_given_inside(holder: Any) -> list[Any]:
     return features
 
 
-def _finding_of_lack(feature: Feature, needing: Sequence[tuple[Placed, Need]]) -> tuple[KeyPath, Finding]:
+def _finding_of_lack(
+    feature: Feature, needing: Sequence[tuple[Placed, Need]], root: Any
+) -> tuple[KeyPath, Finding]:
     """Returns the finding that no part gives a feature: a single one, however many parts need the feature.
 
     Its key is that of the first part in `needing`, and its text names all of them.
@@ -204,8 +206,12 @@ def _finding_of_lack(feature: Feature, needing: Sequence[tuple[Placed, Need]]) -
     lack = f"what is given is {too_little[0]}" if too_little else "nothing here gives that"
     verb = "needs" if len(needing) == 1 else "need"
     what = f"{needing_parts} {verb} {feature.words}, and {lack}"
+    try:
+        remedy = need.remedy or feature.remedy_in(root)
+    except Incomplete:  # the part whose key the remedy would name could not be read
+        remedy = feature.remedy
     # A key that begins with `CONFIG_ROOT` counts from the configuration's root, and not from the part.
-    return placed.path, Finding(what, (CONFIG_ROOT, *placed.path), need.remedy or feature.remedy)
+    return placed.path, Finding(what, (CONFIG_ROOT, *placed.path), remedy)
 
 
 def label(placed: Placed) -> str:

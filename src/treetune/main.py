@@ -20,6 +20,7 @@ if __name__ == "__main__" and sys.path[:1] == [os.path.dirname(os.path.realpath(
     sys.path[0] = os.path.dirname(sys.path[0])
 
 from treetune.exceptions import ClosedPipe
+from treetune.processes.standard_error import be_patient
 from treetune.store.files import why_not_written
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Mistakes are ValueErrors, failures RuntimeErrors and errors of the system (`treetune.exceptions`). Other
     exceptions are bugs, and end the process with Python's traceback.
     """
+    be_patient()
     try:
         from treetune.cli.arguments import COMMANDS, parse
     except ModuleNotFoundError as error:  # click, in a Python without this project's packages

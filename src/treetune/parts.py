@@ -7,4 +7,4 @@ import treetune
 from treetune.config.imports import import_package
 
 # In an installed wheel, the folder `treetune/examples` has files for users to copy, which are not imported.
-import_package(treetune, without="examples")
+import_package(treetune, left_out_folder="examples")

@@ -24,7 +24,7 @@ from treetune.cli.arguments import COMMANDS, COMMANDS_BY_NAME, parse
 from treetune.cli.command import files_of
 from treetune.cli.pages import make_pages as reference_pages
 from treetune.config.layers import find_configuration_files
-from treetune.tables.check import METRICS
+from treetune.tables.check import METRICS_OF_GROUPS
 
 DOCUMENTS = {str(path.relative_to(ROOT)): Document(path) for path in PAGES}
 READERS_FILES = {name: text for document in DOCUMENTS.values() for name, text in document.files.items()}
@@ -182,7 +182,7 @@ def test_every_file_that_is_named_exists(name: str) -> None:
 def is_metric(name: str) -> bool:
     """Say whether ``credit/value_mean`` is a metric: some groups are called like folders of fragments."""
     group, _, metric = name.partition("/")
-    return metric in METRICS.get(group, ())
+    return metric in METRICS_OF_GROUPS.get(group, ())
 
 
 def fragments_or_code(name: str) -> list[Path]:

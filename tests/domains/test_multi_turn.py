@@ -408,17 +408,21 @@ def test_no_more_answers_are_in_flight_than_the_rollout_says(sample_answers: Sam
     assert most_in_flight[0] <= 3 < most_in_flight[1] and texts[0] == texts[1]
 
 
+@pytest.mark.parametrize(
+    ("raises", "reason"),
+    [(False, "its process died of"), (True, "its process cannot load it: OSError: Stale file handle")],
+)
 @pytest.mark.parametrize("kills", [1, 2])
-def test_a_process_that_is_killed_when_it_loads_the_environment_is_started_once_more(
-    kills: int, tmp_path: Path, environments: EnvironmentPool
+def test_a_process_that_fails_when_it_loads_the_environment_is_started_once_more(
+    kills: int, raises: bool, reason: str, tmp_path: Path, environments: EnvironmentPool
 ) -> None:
-    environment = turns.KilledAtStart(notes=str(tmp_path / "notes"), kills=kills)
+    environment = turns.KilledAtStart(notes=str(tmp_path / "notes"), kills=kills, raises=raises)
     play = environments.begin(environment, Problem("", "?", "fine"), 0)
     if kills == 1:
         (turn,) = play.act("a").result(timeout=60).turns
         assert (turn.outcome, turn.observation) == ("ok", "+")
     else:
-        with pytest.raises(WorkerStartError, match="no environment could be started: its process died of"):
+        with pytest.raises(WorkerStartError, match=f"no environment could be started: {reason}"):
             play.act("a").result(timeout=60)
     play.end()
     assert len((tmp_path / "notes").read_text().split()) == 2

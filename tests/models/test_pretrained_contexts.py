@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.shipped import experiment_of, issues_of
 from treetune.contracts import Finding
-from treetune.engine.settings import VllmSettings
 from treetune.models.pretrained import PretrainedModel
 
 
@@ -51,39 +51,34 @@ def test_a_context_fits_the_model_or_is_refused(
         assert all(finding.remedy for finding in findings(tmp_path, config, context_length))
 
 
+WEIGHTED = "type: 'weighted_by', weights: 'softmax'"
+
+
 @pytest.mark.parametrize(
-    ("part", "key"),
+    ("override", "key"),
     [
-        ({"rollout": SimpleNamespace(temperature=0.005)}, "$.rollout.temperature"),
-        ({"credit": SimpleNamespace(temperature=0.005)}, "$.credit.temperature"),
+        ("{rollout+: {temperature: 0.005}}", "rollout.temperature"),
+        ("{credit+: {temperature: 0.005}}", "credit.temperature"),
         (
-            {
-                "evaluation": SimpleNamespace(
-                    rollout=None, sets=[SimpleNamespace(temperature=None), SimpleNamespace(temperature=0.001)]
-                )
-            },
-            "$.evaluation.sets.1.temperature",
+            f"{{credit: {{{WEIGHTED}, over: {{type: 'monte_carlo', temperature: 0.005}}}}}}",
+            "credit.over.temperature",
         ),
+        ("{evaluation+: {sets: [{split: 'test', temperature: 0.005}]}}", "evaluation.sets.0.temperature"),
     ],
 )
-def test_temperatures_that_vllm_would_raise_are_refused(part: dict[str, Any], key: str) -> None:
-    experiment = experiment_with(**part)
-    (finding,) = VllmSettings().check(experiment)
-    assert finding.key == key and "0.01" in finding.what and finding.remedy
+def test_temperatures_that_vllm_would_raise_are_refused(override: str, key: str) -> None:
+    (issue,) = issues_of("quickstart/vineppo", override)
+    assert issue.key == key and "0.01" in issue.what and issue.remedy
 
 
-@pytest.mark.parametrize("temperature", [0, 0.01, 0.6, 1.0, None])
-def test_other_temperatures_pass(temperature: float | None) -> None:
-    assert not list(VllmSettings().check(experiment_with(rollout=SimpleNamespace(temperature=temperature))))
-
-
-def experiment_with(**parts: Any) -> Any:
-    plain = {
-        "context_length": 64,
-        "model": SimpleNamespace(longest=None),
-        "trainer": SimpleNamespace(lora=None),
-        "rollout": SimpleNamespace(temperature=1.0),
-        "credit": SimpleNamespace(),
-        "evaluation": SimpleNamespace(rollout=None, sets=[]),
-    }
-    return SimpleNamespace(**plain | parts)
+@pytest.mark.parametrize(
+    "override",
+    [
+        "{rollout+: {temperature: 0.01}}",
+        "{rollout+: {temperature: 0.6}}",
+        "{credit+: {temperature: null}}",
+        f"{{credit: {{{WEIGHTED}, temperature: 0.005}}}}",  # divides signals, and nothing is sampled with it
+    ],
+)
+def test_other_temperatures_pass(override: str) -> None:
+    experiment_of("quickstart/vineppo", override)

@@ -35,15 +35,19 @@ class Marking(Grader):
 
 class DyingAt(Grader):
     """Notes each process that loads it in a file. The processes with some numbers die while they load it, and
-    those with some other numbers die while they grade."""
+    those with some other numbers die while they grade. If `raises`, loading raises an exception instead."""
 
-    def __init__(self, notes: Path, load: Collection[int], grade: Collection[int] = ()) -> None:
-        self.notes, self.load, self.grade_at = notes, load, grade
+    def __init__(
+        self, notes: Path, load: Collection[int], grade: Collection[int] = (), raises: bool = False
+    ) -> None:
+        self.notes, self.load, self.grade_at, self.raises = notes, load, grade, raises
 
     def prepare(self) -> None:
         with self.notes.open("a") as file:
             print("loads", file=file)
         self.number = len(self.notes.read_text().split())
+        if self.number in self.load and self.raises:
+            raise OSError("Stale file handle")
         if self.number in self.load:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -75,19 +79,29 @@ def test_an_answer_whose_worker_was_killed_is_graded_by_the_next_one(tmp_path: P
     assert len(set(marks.read_text().split())) == 2
 
 
-def test_starts_that_fail_with_a_success_in_between_do_not_end_the_run(tmp_path: Path) -> None:
-    grader = DyingAt(tmp_path / "notes", load=[1, 3], grade=[2])
+@pytest.mark.parametrize("raises", [False, True])
+def test_starts_that_fail_with_a_success_in_between_do_not_end_the_run(raises: bool, tmp_path: Path) -> None:
+    grader = DyingAt(tmp_path / "notes", load=[1, 3], grade=[2], raises=raises)
     with GraderPool(grader, workers=1, deadline=60.0) as pool:
         grades = pool.grade_many([("7", PROBLEM), ("8", PROBLEM)])
     assert [grade.outcome for grade in grades] == ["correct", "correct"]
     assert len(grader.notes.read_text().split()) == 4
 
 
-def test_a_grader_whose_loading_kills_each_process_is_given_up_after_two(tmp_path: Path) -> None:
-    grader = DyingAt(tmp_path / "notes", load=range(1, 100))
+@pytest.mark.parametrize(
+    ("raises", "reason"),
+    [
+        (False, "SIGKILL"),
+        (True, "two worker processes in a row .* cannot load .*: OSError: Stale"),
+    ],
+)
+def test_a_grader_whose_loading_fails_in_each_process_is_given_up_after_two(
+    raises: bool, reason: str, tmp_path: Path
+) -> None:
+    grader = DyingAt(tmp_path / "notes", load=range(1, 100), raises=raises)
     with (
         GraderPool(grader, workers=1, deadline=60.0) as pool,
-        pytest.raises(WorkerStartError, match="SIGKILL"),
+        pytest.raises(WorkerStartError, match=reason),
     ):
         pool.grade_many([("7", PROBLEM)])
     assert len(grader.notes.read_text().split()) == 2

@@ -33,7 +33,7 @@ from treetune.rollouts.metrics import domain_advantages, domain_columns, traject
 from treetune.rollouts.numbers import Number, NumberGroup, add_measured_numbers
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.until_mixed import UntilMixed
-from treetune.tables.columns import MeasuredColumn, Panel, number_in
+from treetune.tables.columns import MeasuredColumn, Panel, read_number_of_summary
 from treetune.threads.fork_join import EVENTS
 from treetune.threads.numbers import (
     THREAD_NUMBERS,
@@ -258,7 +258,7 @@ def test_tables_show_a_declared_number_by_its_short_or_full_name() -> None:
     for name in ("count", "turns/count"):
         column = MeasuredColumn(name="turns", evaluation="test", value=name)
         assert column.improves == "lower" and not column.in_percent
-        assert number_in({"turns": {"count": 3.0}}, name, "summary.json") == 3.0
+        assert read_number_of_summary({"turns": {"count": 3.0}}, name, "summary.json") == 3.0
     Panel(name="of correct ones", evaluation="test", value="count_right")
     MeasuredColumn(name="fewer", evaluation="test", value="fewer_turns", over="another row")
     with pytest.raises(ValueError, match="did you mean 'letters'"):

@@ -38,7 +38,7 @@ from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.storage import read_trajectories
 from treetune.runtime import generation, loop
 from treetune.runtime.base import PolicyIteration, StopAfter
-from treetune.store.checksums import read_record
+from treetune.store.checksums import read_record, write_record
 from treetune.store.timeline import TIMELINE_SUFFIX, read_timeline
 from treetune.trainer.scoring import SHARE_AHEAD_METRIC, WAITING_SECONDS_METRIC, Scorer
 
@@ -212,6 +212,24 @@ def test_a_run_that_is_made_longer_says_that_it_begins_with_the_newest_weights(t
     rows = train(config, overlap="one_step").read_metrics()
     assert [row["overlap/staleness"] for row in rows] == [0, 1, 0, 1]
     assert "iteration 3 was not sampled while" in log_of(config)
+
+
+def test_a_restart_counts_the_seconds_of_what_an_earlier_process_sampled_within_the_iteration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(ahead(tmp_path, iterations=2), overlap="one_step")
+    config = ahead(tmp_path)
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(loop, "train", raises_after(loop.train, 0, KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            train(config, overlap="one_step")
+    sampled_within, sampled_ahead = 2, 3
+    record = directory_of(config).iteration(sampled_within) / "rollout.json"
+    write_record(record, read_record(record, "") | {"seconds": 1000.0})
+    rows = train(config, overlap="one_step").read_metrics()
+    assert 1000 < rows[sampled_within]["seconds/generation"] < rows[sampled_within]["seconds/total"]
+    assert rows[sampled_ahead]["overlap/staleness"] == 1
+    assert rows[sampled_ahead]["seconds/total"] < 1000
 
 
 OVERLAPPING = """{

@@ -28,6 +28,7 @@ from tests.support.stubs import until
 from treetune.config.jsonnet import load
 from treetune.rollouts.storage import write_trajectories
 from treetune.runtime import console as console_module
+from treetune.runtime import mirrors as mirrors_module
 from treetune.runtime.console import PHASES, Clock, Console, format_duration
 from treetune.runtime.directory import ExperimentDirectory, metrics_row
 from treetune.runtime.mirrors import Mirrors
@@ -44,7 +45,7 @@ from treetune.runtime.sinks import (
     _steps_in,
     with_mirrors_of_environment,
 )
-from treetune.tables.check import METRICS
+from treetune.tables.check import METRICS_OF_GROUPS
 from treetune.vocabulary import Grade, Problem, Segment, Trajectory
 
 ROOT = Path(__file__).parents[2]
@@ -157,10 +158,12 @@ def test_the_line_of_an_iteration_has_rewards_evaluations_and_times() -> None:
 
 
 class BrokenSink(Sink):
-    """A sink whose method `failing_method` fails."""
+    """A sink whose method `failing_method` fails or, if it `hangs`, doesn't return."""
 
-    def __init__(self, failing_method: str) -> None:
-        self.failing_method = failing_method
+    closing_s = 0.2
+
+    def __init__(self, failing_method: str, hangs: bool = False) -> None:
+        self.failing_method, self.hangs = failing_method, hangs
         self.logged: list[int] = []
 
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
@@ -174,16 +177,21 @@ class BrokenSink(Sink):
         self._fail_in("close")
 
     def _fail_in(self, method: str) -> None:
-        if method == self.failing_method:
-            raise RuntimeError("no connection")
+        if method != self.failing_method:
+            return
+        if self.hangs:
+            threading.Event().wait(60)
+        raise RuntimeError("no connection")
 
 
+@pytest.mark.parametrize(("hangs", "reason"), [(False, "no connection"), (True, "no answer within 0.2 s")])
 @pytest.mark.parametrize("failing_method", ["open", "log", "close"])
-def test_a_sink_that_fails_is_given_up_with_a_warning_and_the_others_go_on(
-    failing_method: str, tmp_path: Path
+def test_a_sink_that_fails_or_hangs_is_given_up_with_a_warning_and_the_others_go_on(
+    failing_method: str, hangs: bool, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(mirrors_module, "CALL_S", 0.2)
     console = Console(tmp_path / "run.log", visible=False)
-    broken, working = BrokenSink(failing_method), BrokenSink("none")
+    broken, working = BrokenSink(failing_method, hangs), BrokenSink("none")
     mirrors = Mirrors((broken, working), tmp_path, "name", {})
     mirrors.log(0, {"train/loss": 1.0})
     mirrors.log(1, {"train/loss": 1.0})
@@ -193,7 +201,39 @@ def test_a_sink_that_fails_is_given_up_with_a_warning_and_the_others_go_on(
     assert broken.logged == ([0, 1] if failing_method == "close" else [])
     (warning,) = (tmp_path / "run.log").read_text().splitlines()
     assert "WARNING BrokenSink" in warning
-    assert "no connection" in warning
+    assert reason in warning
+
+
+def test_wandb_gives_up_an_upload_that_does_not_end_and_says_how_to_repeat_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stand-in has the interface of wandb 0.31, whose `finish` waits for ever without these settings."""
+
+    class Run:
+        dir = f"{tmp_path}/wandb/run-1/files"
+
+        def finish(self) -> None:
+            raise TimeoutError("Timed out finishing run.")
+
+    def init(*, settings: SimpleNamespace, **_: object) -> Run:
+        assert vars(settings) == {"finish_timeout": 7.0, "finish_timeout_raises": True}
+        return Run()
+
+    class Settings(SimpleNamespace):
+        model_fields = ("finish_timeout", "finish_timeout_raises")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=Settings))
+    console = Console(tmp_path / "run.log", visible=False)
+    Mirrors((WandbSink(finish_timeout=7.0),), tmp_path, "name", {}).close()
+    console.close()
+    (warning,) = (tmp_path / "run.log").read_text().splitlines()
+    assert f"within 7 s (finish_timeout of the sink). `wandb sync {tmp_path}/wandb/run-1`" in warning
+
+
+def test_wandb_has_the_settings_that_end_an_upload() -> None:
+    import wandb
+
+    assert {"finish_timeout", "finish_timeout_raises"} <= set(wandb.Settings.model_fields)
 
 
 def scalars_of_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -273,7 +313,7 @@ def test_wandb_and_tensorboard_have_the_same_names_of_other_dashboards(
     assert set(wandb["further_names"]) == names
     for metric in wandb["further_names"].values():
         group, _, name = metric.partition("/")
-        is_of_iterations = name in METRICS.get(group, ())
+        is_of_iterations = name in METRICS_OF_GROUPS.get(group, ())
         assert is_of_iterations or group in ("evaluation", "threads"), metric
 
 
@@ -486,7 +526,10 @@ def test_wandb_run_id_chooses_the_run_which_gets_the_points_that_its_server_lack
         assert (mode, resume) == ("online", "allow")
         return Run(id, dir)
 
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    class Settings:
+        model_fields = ()
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=Settings))
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.delenv("WANDB_RUN_ID", raising=False)
     directory = ExperimentDirectory(tmp_path)

@@ -193,7 +193,7 @@ def test_an_endless_configuration_is_ended_with_its_name(tmp_path: Path) -> None
     (tmp_path / "right.jsonnet").write_text("{ seed: 1 }")
     (tmp_path / "endless.jsonnet").write_text("{ seed: std.foldl(function(a, b) a, std.range(1, 1e15), 1) }")
     program = (
-        "import sys, threading, time, treetune.config.layers as j; j.DEADLINE_S = 3.0\n"
+        "import sys, threading, time, treetune.config.layers as j; j.EVALUATION_DEADLINE_S = 3.0\n"
         "from treetune.main import main\n"
         "words = ['--configs', 'right.jsonnet,endless.jsonnet', 'check_config']\n"
         "first = main(words)\n"

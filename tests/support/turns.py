@@ -140,15 +140,20 @@ class Obedient(Environment):
 
 @dataclass(frozen=True, kw_only=True)
 class KilledAtStart(Obedient):
-    """Kills the first processes that load it, of which `notes` has a line each."""
+    """Kills the first processes that load it, of which `notes` has a line each. If `raises`, it raises an
+    exception in them instead."""
 
     notes: str
     kills: int
+    raises: bool = False
 
     def prepare(self) -> None:
         with Path(self.notes).open("a") as file:
             print("loads", file=file)
-        if len(Path(self.notes).read_text().split()) <= self.kills:
+        is_to_fail = len(Path(self.notes).read_text().split()) <= self.kills
+        if is_to_fail and self.raises:
+            raise OSError("Stale file handle")
+        if is_to_fail:
             os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -21,7 +21,7 @@ from tests.tables import fabricated
 from tests.tables.plans import ACCOUNT, ROWS, config, finish, plan_of
 from tests.view.report.page import Page
 from treetune.tables.columns import MeasuredColumn, Panel, Speedup
-from treetune.tables.curves import curves, curves_json, panel_curves, panel_notes
+from treetune.tables.curves import curves_json, make_column_curves, make_panel_curves, panel_notes
 from treetune.tables.figures import draw_curves, draw_panels, draw_table
 from treetune.tables.launch import Launcher, launch_lines, slurm_script
 from treetune.tables.measure import measure_cells
@@ -40,8 +40,8 @@ def test_a_difference_is_called_only_where_its_interval_excludes_zero(tmp_path: 
         fabricated.write_run(config(tmp_path, seed, "sft"), share)
     results = measure_cells(inspect_again(plan))
     sft, vine = results.cells["SFT", "test"], results.cells["Vine_PPO", "test"]
-    assert (sft.difference.mean, sft.called) == (pytest.approx(-0.0125), None)
-    assert (vine.difference.mean, vine.called) == (pytest.approx(0.275), "better")
+    assert (sft.difference.mean, sft.significant_direction) == (pytest.approx(-0.0125), None)
+    assert (vine.difference.mean, vine.significant_direction) == (pytest.approx(0.275), "better")
 
     markdown, page = as_markdown(results, ACCOUNT), as_html(results, [], ACCOUNT)
     assert "▲" in markdown and "▲" in page and "| Vine_PPO | 83.8 [" in markdown
@@ -65,7 +65,7 @@ def test_a_difference_is_called_only_where_its_interval_excludes_zero(tmp_path: 
 def test_where_lower_is_better_a_higher_value_is_called_worse(tmp_path: Path) -> None:
     columns = (MeasuredColumn(name="test", evaluation="test", better="lower"),)
     results = measure_cells(finish(plan_of(tmp_path, columns=columns), {"ppo": 0.5, "vine": 0.8}))
-    assert results.cells["Vine_PPO", "test"].called == "worse"
+    assert results.cells["Vine_PPO", "test"].significant_direction == "worse"
 
 
 def test_seeds_are_paired_so_that_different_starts_make_no_difference(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_seeds_are_paired_so_that_different_starts_make_no_difference(tmp_path: 
     cell = measure_cells(inspect_again(plan)).cells["Vine_PPO", "test"]
     assert cell.estimate.mean - cell.estimate.low > 0.2
     assert cell.difference.mean - cell.difference.low < 0.1
-    assert cell.called == "better"
+    assert cell.significant_direction == "better"
 
 
 def test_sampled_tokens_steps_and_seconds_are_counted(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def write_validation_curve(plan: TableRuns, name: str, shares: Mapping[int, floa
 def test_curves_begin_at_the_start_weights_and_have_mean_and_range(tmp_path: Path) -> None:
     plan = finish(plan_of(tmp_path), {"sft": 0.4, "ppo": 0.6})
     write_validation_curve(plan, "ppo", {2: 0.5})
-    by_row = {curve.row.name: curve for curve in curves(plan)}
+    by_row = {curve.row.name: curve for curve in make_column_curves(plan)}
     assert [point.iteration for point in by_row["SFT"].points] == [4]
     start, middle, end = by_row["PPO"].points
     assert (start.costs["tokens"], start.mean) == (0, pytest.approx(0.4375))
@@ -145,7 +145,7 @@ def test_the_page_is_complete_escapes_names_and_draws_figures_although_cells_are
 ) -> None:
     rows = (MethodRow(name="a <b> & c", experiment="ppo"), MethodRow(name="d", experiment="vine"))
     plan = finish(plan_of(tmp_path, rows=rows, baseline="d"), {"sft": 0.4, "ppo": 0.5})
-    results, all_curves = measure_cells(plan), curves(plan)
+    results, all_curves = measure_cells(plan), make_column_curves(plan)
     page = as_html(results, all_curves, ACCOUNT)
     assert Page(page).open == [] and page.count("<figure>") == 4 and "a &lt;b&gt; &amp; c" in page
     assert not re.search(r"https?://|src=|<link|@import|url\(|<script", page), "the page needs no other file"
@@ -159,9 +159,9 @@ def test_curves_are_named_after_the_evaluation_set_that_they_show(tmp_path: Path
     """That is seldom the set that the column reports."""
     columns = (MeasuredColumn(name="test pass@1", evaluation="test", curve="validation"),)
     plan = finish(plan_of(tmp_path, columns=columns, rows=ROWS[1:2]), {"sft": 0.4, "ppo": 0.5})
-    page = Page(as_html(measure_cells(plan), curves(plan), ACCOUNT))
+    page = Page(as_html(measure_cells(plan), make_column_curves(plan), ACCOUNT))
     assert page.words.count("pass@1 on validation (%)") == 4 and "pass@1 on test" not in page.words
-    figure = draw_curves(measure_cells(plan), curves(plan), [])
+    figure = draw_curves(measure_cells(plan), make_column_curves(plan), [])
     assert [axes.get_title("left") for axes in figure.axes] == ["pass@1 on validation (%)"] * 4
 
 
@@ -179,7 +179,7 @@ def test_panels_show_any_metric_and_evaluation_along_training(tmp_path: Path) ->
         if run.name == "ppo":  # seeds differ by a known factor
             rows = [fabricated.metrics_row(i) | {"train/entropy": run.seed * 0.5**i} for i in range(4)]
             run.directory.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    curve_by_row_and_panel = {(curve.row.name, curve.panel.name): curve for curve in panel_curves(plan)}
+    curve_by_row_and_panel = {(curve.row.name, curve.panel.name): curve for curve in make_panel_curves(plan)}
     # SFT trained the start weights: they are evaluated, and SFT's own metrics belong to another training.
     assert set(curve_by_row_and_panel) == {("SFT", "accuracy"), *(("PPO", panel.name) for panel in PANELS)}
 
@@ -215,9 +215,9 @@ def test_panels_show_any_metric_and_evaluation_along_training(tmp_path: Path) ->
 def test_a_panel_of_a_metric_that_no_run_recorded_has_a_note(tmp_path: Path) -> None:
     panels = (Panel(name="entropy", metric="train/entrpy"),)
     plan = plan_of(tmp_path, panels=panels)
-    assert panel_notes(plan, panel_curves(plan)) == [], "nothing is finished yet"
+    assert panel_notes(plan, make_panel_curves(plan)) == [], "nothing is finished yet"
     plan = finish(plan, {"ppo": 0.5})
-    (note,) = panel_notes(plan, panel_curves(plan))
+    (note,) = panel_notes(plan, make_panel_curves(plan))
     assert "train/entrpy" in note and "did you mean 'train/entropy'" in note
     assert note in as_markdown(measure_cells(plan), ACCOUNT) and "entrpy" in as_html(
         measure_cells(plan), [], ACCOUNT

@@ -20,7 +20,7 @@ import pytest
 from tests.tables import fabricated
 from tests.tables.plans import ACCOUNT, finish, plan_of
 from treetune.tables.columns import MeasuredColumn, Panel
-from treetune.tables.curves import curves_json, panel_curves, panel_notes
+from treetune.tables.curves import curves_json, make_panel_curves, panel_notes
 from treetune.tables.figures import draw_panels, draw_table
 from treetune.tables.measure import measure_cells
 from treetune.tables.runs import TableRuns, _measurements_of, inspect_again
@@ -131,7 +131,7 @@ def test_intervals_of_tokens_are_over_seeds_and_problems_like_those_of_accuracy(
     assert cell.estimate.low == pytest.approx(2500 - 1.96 * 18.25, abs=4)
     # Paired by problem, both rows are 10 tokens longer on every next problem, so that nothing varies.
     assert (cell.difference.low, cell.difference.high) == pytest.approx((-500, -500))
-    assert cell.called == "better", "shorter"
+    assert cell.significant_direction == "better", "shorter"
 
 
 def test_without_the_number_of_one_answer_the_interval_is_over_seeds_alone(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_panel_draws_any_number_of_an_evaluation_along_training(tmp_path: Path
     )
     plan = count_threads_of_runs(threaded_plan(tmp_path, panels=panels), TOKENS)
     assert _measurements_of(plan.table, "ppo") == (("test",), ("test",), ())
-    all_curves = panel_curves(plan)
+    all_curves = make_panel_curves(plan)
     (_, longest) = all_curves
     assert longest.row.name == "parallel" and [point.mean for point in longest.points] == [3100, 2250], (
         "from the start"

@@ -211,16 +211,27 @@ def test_a_difference_between_two_methods_is_none_among_twenty_and_declared_pair
         measure_cells(plan_of_many_methods(tmp_path / "few", 2)),
         measure_cells(plan_of_many_methods(tmp_path / "several", 20)),
     )
-    among_two, among_twenty = (results.cells["M1", "test"].against for results in (few, several))
+    among_two, among_twenty = (
+        results.cells["M1", "test"].comparison_to_baseline for results in (few, several)
+    )
     assert among_two.p == among_twenty.p < 0.05 < among_twenty.adjusted
     assert among_two.difference.excludes_zero and among_twenty.difference.excludes_zero
     assert (few.comparisons, several.comparisons) == (3, 21)
-    assert (among_two.called, among_twenty.called) == (None if 2 * among_two.p >= 0.05 else "better", None)
+    assert (among_two.significant_direction, among_twenty.significant_direction) == (
+        None if 2 * among_two.p >= 0.05 else "better",
+        None,
+    )
     text = as_markdown(several, ACCOUNT)
     assert "Holm's correction for 21 comparisons" in text
     assert "▲ better" in text and "better ▲ |" not in text
     (pair,) = few.pairs
-    assert (pair.row, pair.to, pair.seeds, pair.difference.mean, pair.called) == ("M1", "M0", 5, 0.0, None)
+    assert (pair.row, pair.to, pair.seeds, pair.difference.mean, pair.significant_direction) == (
+        "M1",
+        "M0",
+        5,
+        0.0,
+        None,
+    )
     assert "## Further differences" in as_markdown(few, ACCOUNT)
     assert as_json(few, ACCOUNT)["pairs"][0]["p_holm"] == 1.0
 
@@ -239,7 +250,11 @@ def test_holms_correction_counts_only_comparisons_with_a_p_value_and_keeps_every
     plan = plan_of_many_methods(tmp_path, 4)
     monkeypatch.setattr(measure_module, "_compare", compare_some)
     results = measure_cells(plan)
-    p_values = {name: cell.against.p for (name, _), cell in results.cells.items() if cell.against is not None}
+    p_values = {
+        name: cell.comparison_to_baseline.p
+        for (name, _), cell in results.cells.items()
+        if cell.comparison_to_baseline is not None
+    }
     assert [name for name, p in p_values.items() if p is None] == ["M0"]
     assert results.comparisons == 2
     assert results.cells["M1", "test"].notes == ("other problems than PPO", "other problems than M0")

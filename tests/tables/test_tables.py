@@ -12,7 +12,7 @@ import pytest
 
 from tests.view.report.synthetic import summary, write_experiment, write_summary
 from treetune.config.build import check_root
-from treetune.tables.experiments_table import as_markdown, fill
+from treetune.tables.experiments_table import as_markdown, fill_rows
 from treetune.tables.settings import ExperimentsTable, TableRow
 from treetune.tables.write import make_table
 
@@ -45,7 +45,7 @@ def test_the_best_checkpoint_is_chosen_on_another_set(tmp_path: Path) -> None:
     for iteration, value in {5: 0.4, 10: 0.8, 15: 0.5}.items():
         write_summary(path, iteration, "validation", summary(value))
 
-    (result,) = fill(table(tmp_path, TableRow(name="run", experiment="run"), checkpoint="best"))
+    (result,) = fill_rows(table(tmp_path, TableRow(name="run", experiment="run"), checkpoint="best"))
 
     assert (result.values["iteration"], result.values["pass_at_1"]) == (10, 0.7)
 
@@ -60,9 +60,9 @@ def test_choosing_on_the_reported_set_and_two_rows_of_one_name_are_refused(tmp_p
 def test_an_optional_row_is_left_out_until_it_is_measured(tmp_path: Path) -> None:
     write_experiment(tmp_path / "sft")
     rows = (TableRow(name="sft", experiment="sft"), TableRow(name="ppo", experiment="ppo", optional=True))
-    assert [result.row.name for result in fill(table(tmp_path, *rows))] == ["sft"]
+    assert [result.row.name for result in fill_rows(table(tmp_path, *rows))] == ["sft"]
     write_experiment(tmp_path / "ppo")
-    assert [result.row.name for result in fill(table(tmp_path, *rows))] == ["sft", "ppo"]
+    assert [result.row.name for result in fill_rows(table(tmp_path, *rows))] == ["sft", "ppo"]
 
 
 def test_all_missing_rows_are_named_at_once_and_nothing_is_written(tmp_path: Path) -> None:
@@ -82,13 +82,13 @@ def test_a_broken_summary_is_named(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "run", passes={})
     write_summary(path, 3, "test", {"split": "test"})
     with pytest.raises(ValueError, match=r"0003/test/summary\.json"):
-        fill(table(tmp_path, TableRow(name="run", experiment="run")))
+        fill_rows(table(tmp_path, TableRow(name="run", experiment="run")))
 
 
 def test_published_numbers_are_shown_beside_the_measured_ones(tmp_path: Path) -> None:
     write_experiment(tmp_path / "run", passes={25: 0.9})
     chosen = table(tmp_path, TableRow(name="a|b", experiment="run", published=0.465, source="Table 1"))
-    results = fill(chosen)
+    results = fill_rows(chosen)
     assert results[0].as_json()["published"] == 0.465
     assert "| a\\|b | 90.0 |" in as_markdown(chosen, results)
     assert "46.5 (Table 1) |" in as_markdown(chosen, results)

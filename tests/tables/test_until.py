@@ -30,9 +30,9 @@ from treetune.tables.launch import Launcher, launch_lines, reproduce
 from treetune.tables.measure import measure_cells
 from treetune.tables.runs import TableRuns, make_plan
 from treetune.tables.settings import MethodRow, Pair, Reproduction, Seeds, TableExperiment, Until
-from treetune.tables.statistics import WEIGHT, confidence_sequence, interval_over_seeds, normal_sequence
+from treetune.tables.statistics import PRIOR_WEIGHT, confidence_sequence, interval_over_seeds, normal_sequence
 from treetune.tables.text import main_grid, until_lines
-from treetune.tables.until import DifferenceVerdict, add_needed_seeds, verdicts
+from treetune.tables.until import DifferenceVerdict, add_needed_seeds, judge_differences
 
 NOISE = (0.0, 0.2, 0.05, 0.15, 0.1, 0.12, 0.08, 0.11)
 """The difference of PPO's share from GRPO's, for each seed."""
@@ -64,18 +64,18 @@ def fill_until_done(table_until: Reproduction) -> TableRuns:
 
 
 def seeds(plan: TableRuns) -> Mapping[str, list[int]]:
-    return {name: [run.seed for run in plan.of(name)] for name in ("sft", "ppo", "grpo")}
+    return {name: [run.seed for run in plan.runs_of(name)] for name in ("sft", "ppo", "grpo")}
 
 
 def test_seeds_are_added_until_the_interval_of_the_listed_rows_is_narrow(tmp_path: Path) -> None:
     plan = fill_until_done(table_until_narrow(tmp_path, 0.15))
-    (verdict,) = verdicts(plan)
+    (verdict,) = judge_differences(plan)
     assert verdict.reason == "narrow"
     assert 3 < verdict.seeds < 8
     assert verdict.known is not None and (verdict.known.half_width or 1) <= 0.15
     # With one seed fewer, the interval was too wide.
     before = TableRuns(plan.table, [run for run in plan.runs if run.seed < verdict.seeds], plan.statuses)
-    (earlier,) = verdicts(before)
+    (earlier,) = judge_differences(before)
     assert earlier.next_seed == verdict.seeds
     assert earlier.known is not None and (earlier.known.half_width or 0) > 0.15
     all_seeds = list(range(1, verdict.seeds + 1))
@@ -84,13 +84,13 @@ def test_seeds_are_added_until_the_interval_of_the_listed_rows_is_narrow(tmp_pat
 
 def test_other_rows_have_the_seeds_that_all_rows_have(tmp_path: Path) -> None:
     plan = fill_until_done(table_until_narrow(tmp_path, 0.15, baseline="SFT"))
-    assert len(plan.of("ppo")) > 3
+    assert len(plan.runs_of("ppo")) > 3
     assert seeds(plan)["grpo"] == [1, 2, 3]
 
 
 def test_at_most_bounds_the_number_of_seeds(tmp_path: Path) -> None:
     plan = fill_until_done(table_until_narrow(tmp_path, 0.16, at_most=5))
-    (verdict,) = verdicts(plan)
+    (verdict,) = judge_differences(plan)
     assert (verdict.reason, verdict.seeds) == ("at_most", 5)
     assert verdict.known is not None and (verdict.known.half_width or 1) > 0.16
 
@@ -100,7 +100,7 @@ def test_further_finished_seeds_change_nothing(tmp_path: Path) -> None:
     fill_until_done(table_until_narrow(tmp_path, 0.13))
     later = add_needed_seeds(make_plan(table_until_narrow(tmp_path, 0.15)))
     fresh = fill_until_done(table_until_narrow(tmp_path / "fresh", 0.15))
-    assert verdicts(later) == verdicts(fresh)
+    assert judge_differences(later) == judge_differences(fresh)
     assert seeds(later) == seeds(fresh)
 
 
@@ -109,7 +109,7 @@ def test_the_result_of_a_run_that_runs_now_is_still_to_come(tmp_path: Path) -> N
     fill(add_needed_seeds(make_plan(table_until)))
     next(tmp_path.glob("seed-2/quickstart/ppo/evaluations")).rename(tmp_path / "not measured yet")
     with ExperimentDirectory(tmp_path / "seed-2" / "quickstart" / "ppo").locked("run"):
-        (verdict,) = verdicts(make_plan(table_until))
+        (verdict,) = judge_differences(make_plan(table_until))
     assert verdict.reason == "more" and verdict.seeds == 1
 
 
@@ -118,7 +118,7 @@ def test_a_run_without_a_result_ends_the_search_and_is_named(tmp_path: Path) -> 
     fill(add_needed_seeds(make_plan(table_until)))
     (stored,) = tmp_path.glob("seed-2/quickstart/ppo/config.json")
     stored.write_text(json.dumps(json.loads(stored.read_text()) | {"iterations": 7, "context_length": 1}))
-    (verdict,) = verdicts(add_needed_seeds(make_plan(table_until)))
+    (verdict,) = judge_differences(add_needed_seeds(make_plan(table_until)))
     assert verdict == DifferenceVerdict("PPO", "GRPO", 2, "lacking", verdict.known)
 
 
@@ -129,7 +129,7 @@ def test_one_command_runs_all_needed_seeds_and_a_second_one_runs_none(
     table_until = table_until_narrow(tmp_path, 0.15)
     assert reproduce(table_until, show, FAKE, at_once=2) == 0
     finished_calls = sorted(calls(tmp_path))
-    (verdict,) = verdicts(add_needed_seeds(make_plan(table_until)))
+    (verdict,) = judge_differences(add_needed_seeds(make_plan(table_until)))
     assert verdict.reason == "narrow"
     expected = [f"{name}:{seed}" for name in ("grpo", "ppo", "sft") for seed in range(1, verdict.seeds + 1)]
     assert finished_calls == expected
@@ -201,7 +201,7 @@ def test_the_normal_sequence_ends_where_the_mixture_of_t_densities_has_the_criti
     interval = normal_sequence(values.tolist(), level)
     assert interval.half_width is not None
     t_value = interval.half_width / (values.std(ddof=1) / count**0.5)
-    prior = norm(0, WEIGHT**-0.5)
+    prior = norm(0, PRIOR_WEIGHT**-0.5)
     mixture, _ = quad(lambda d: nct.pdf(t_value, count - 1, d * count**0.5) * prior.pdf(d), -8, 12, limit=200)
     assert mixture / t.pdf(t_value, count - 1) == pytest.approx(1 / (1 - level), rel=1e-3)
 
@@ -266,19 +266,19 @@ def table_with_declared_pair(
 
 def test_only_declared_comparisons_are_called_better_and_by_their_sequence(tmp_path: Path) -> None:
     plan = fill_until_done(table_with_declared_pair(tmp_path, 0.125))
-    (verdict,) = verdicts(plan)
+    (verdict,) = judge_differences(plan)
     assert (verdict.row, verdict.to, verdict.reason) == ("PPO", "GRPO", "narrow")
     assert 4 <= verdict.seeds < 8
     results = measure_cells(plan)
     (pair,) = results.pairs
-    assert (pair.declared, pair.called, pair.p, results.comparisons) == (True, None, None, 1)
+    assert (pair.declared, pair.significant_direction, pair.p, results.comparisons) == (True, None, None, 1)
     assert pair.difference == verdict.known
     wide = fill_until_done(table_with_declared_pair(tmp_path / "wide", 0.01))
-    assert verdicts(wide)[0].reason == "at_most"
-    assert measure_cells(wide).pairs[0].called == "better"
+    assert judge_differences(wide)[0].reason == "at_most"
+    assert measure_cells(wide).pairs[0].significant_direction == "better"
     # This difference is larger than that of any two seeds, but the comparison was not declared.
-    against_the_start = measure_cells(wide).cells["PPO", "test"].against
-    assert against_the_start is not None and against_the_start.called is None
+    against_the_start = measure_cells(wide).cells["PPO", "test"].comparison_to_baseline
+    assert against_the_start is not None and against_the_start.significant_direction is None
 
 
 def test_while_seeds_run_the_table_reports_the_interval_and_the_cost_of_further_seeds(
@@ -293,7 +293,7 @@ def test_while_seeds_run_the_table_reports_the_interval_and_the_cost_of_further_
         if run.name == "sft":
             run.record.parent.mkdir(parents=True, exist_ok=True)
             run.record.write_text(json.dumps({"attempts": [{"seconds": 600.0, "exit_code": 0}]}))
-    (verdict,) = verdicts(plan)
+    (verdict,) = judge_differences(plan)
     assert verdict.reason == "more" and verdict.further is not None
     line = until_lines(plan)[-1]
     assert line.startswith("PPO − GRPO: difference +10.0 ± ") and "after 4 seeds" in line
@@ -308,7 +308,7 @@ def test_a_loser_gets_no_further_seeds(tmp_path: Path) -> None:
         table_until = table_with_declared_pair(
             tmp_path / str(stop_losers), 0.01, stop_losers=stop_losers, comparisons=pairs, seeds=seeds
         )
-        return verdicts(fill_until_done(table_until))[0]
+        return judge_differences(fill_until_done(table_until))[0]
 
     stopped = verdict(stop_losers=True)
     assert stopped.reason == "loses" and stopped.seeds < 8
@@ -327,7 +327,7 @@ def test_the_area_under_the_curve_can_be_compared(tmp_path: Path) -> None:
     for run in plan.runs:
         if run.name != "sft":
             fabricated.write_answers(run.directory.evaluation(0, "validation"), 0.2, split="validation")
-    (verdict,) = verdicts(add_needed_seeds(make_plan(table_until)))
+    (verdict,) = judge_differences(add_needed_seeds(make_plan(table_until)))
     assert verdict.reason == "narrow" and verdict.known is not None
     # The shares of the test set differ by 0.083 on average. The area starts from equal shares: half of it.
     assert verdict.known.mean == pytest.approx(np.mean(NOISE[:3]) / 2, abs=0.005)
@@ -335,11 +335,11 @@ def test_the_area_under_the_curve_can_be_compared(tmp_path: Path) -> None:
 
 def test_failed_and_collapsed_runs_are_counted_in_a_column(tmp_path: Path) -> None:
     plan = fill_until_done(table_until_narrow(tmp_path, 0.15))
-    first = plan.of("ppo")[0]
+    first = plan.runs_of("ppo")[0]
     fabricated.write_answers(
         first.directory.evaluation(1, "validation"), 0.99, split="validation", iteration=1
     )
-    second = plan.of("grpo")[1]
+    second = plan.runs_of("grpo")[1]
     (second.directory.checkpoint(second.iterations) / "state.json").unlink()
     second.record.parent.mkdir(parents=True, exist_ok=True)
     second.record.write_text(json.dumps({"attempts": [{"command": "run_iteration_loop", "exit_code": 1}]}))

@@ -54,7 +54,7 @@ def folder(store: Store) -> Path:
     hostile_run(store.folders[0] / "hostile")
     answers = store.answers(store.run("hostile"))
     for _ in range(600):
-        if all(source.about for source in answers.indexed()):
+        if all(source.about for source in answers.list_indexed_sources()):
             return store.folders[0]
         time.sleep(0.1)
     raise AssertionError(f"the index was not made: {answers.problems()}")

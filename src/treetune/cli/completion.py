@@ -18,11 +18,11 @@ def complete_configs(ctx: click.Context, parameter: click.Parameter, prefix: str
     the present folder, then treetune's own."""
     from treetune.config.layers import CONFIGS_FOLDER
 
-    earlier_names, comma, last = prefix.rpartition(",")
-    if last.endswith("/"):
-        folder, name = Path(last), ""  # all files of this folder
+    earlier_names, comma, last_name = prefix.rpartition(",")
+    if last_name.endswith("/"):
+        folder, name = Path(last_name), ""  # all files of this folder
     else:
-        folder, name = Path(last).parent, Path(last).name
+        folder, name = Path(last_name).parent, Path(last_name).name
     completions: dict[str, None] = {}  # in their order, each once
     # treetune's own files may be named with or without configs/: `configs/quickstart/…`, `quickstart/…`.
     for base in (Path.cwd(), CONFIGS_FOLDER, CONFIGS_FOLDER.parent):
@@ -31,11 +31,11 @@ def complete_configs(ctx: click.Context, parameter: click.Parameter, prefix: str
         for path in sorted((base / folder).iterdir()):
             if not path.name.startswith(name):
                 continue
-            shown = str(folder / path.name) if str(folder) != "." else path.name
+            shown_path = str(folder / path.name) if str(folder) != "." else path.name
             if path.is_dir() and not path.name.startswith("."):
-                completions[f"{earlier_names}{comma}{shown}/"] = None
+                completions[f"{earlier_names}{comma}{shown_path}/"] = None
             elif path.suffix in CONFIGURATION_SUFFIXES:
-                completions[f"{earlier_names}{comma}{shown}"] = None
+                completions[f"{earlier_names}{comma}{shown_path}"] = None
     names = list(completions)
     if len(names) == 1 and names[0].endswith("/"):
         # A shell puts a space after a single completion, which would end the name at the folder.

@@ -61,10 +61,12 @@ def check_config(options: Options) -> int:
     for note in notes:
         label = "" if note.startswith("warning: ") else "note: "
         print(wrap_text(label, note), file=sys.stderr)
-    missing = issues_of_this_machine(root, explanation)
-    if missing and not options.config_only:
-        raise ConfigError(missing, "missing on this machine (`check --config-only` leaves this out)")
-    for issue in missing:
+    issues_of_machine = issues_of_this_machine(root, explanation)
+    if issues_of_machine and not options.config_only:
+        raise ConfigError(
+            issues_of_machine, "missing on this machine (`check --config-only` leaves this out)"
+        )
+    for issue in issues_of_machine:
         print(wrap_text("note: ", f"missing here: {issue.key}: {issue.what}"), file=sys.stderr)
     say(f"fine: {config.data['type']} {config.data.get('experiment_name', '')}".rstrip())
     return 0
@@ -229,14 +231,14 @@ def list_parts(options: Options) -> int:
             raise _unknown_name("family of parts", options.family, list(by_name))
         families = [by_name[name]]
     for family in families:
-        about = reference.first_sentence_of(family)
-        say(f"{schema.family_word(family)}" + (f": {about}" if about else ""))
+        first_sentence = reference.first_sentence_of(family)
+        say(f"{schema.family_word(family)}" + (f": {first_sentence}" if first_sentence else ""))
         entries = reference.part_entries(family)
         width = max(len(entry.name or "") for entry in entries)
         for entry in entries:
-            outside = f"(of {entry.part.__module__}) " if schema.is_from_outside(entry.part) else ""
+            origin = f"(of {entry.part.__module__}) " if schema.is_from_outside(entry.part) else ""
             lines = textwrap.wrap(
-                outside + reference.first_sentence_of(entry.part),
+                origin + reference.first_sentence_of(entry.part),
                 LIST_WIDTH - width - 4,
                 max_lines=2,
                 placeholder=" …",

@@ -100,9 +100,9 @@ def _check_machine(config: Config, root: Runtime) -> None:
     from treetune.config.remedies import issues_of_this_machine
     from treetune.exceptions import ConfigError
 
-    missing = issues_of_this_machine(root, Explanation(config))
-    if missing:
-        raise ConfigError(missing, "missing on this machine")
+    issues_of_machine = issues_of_this_machine(root, Explanation(config))
+    if issues_of_machine:
+        raise ConfigError(issues_of_machine, "missing on this machine")
 
 
 def _directory_of(config: Config) -> ExperimentDirectory | None:

@@ -242,12 +242,12 @@ def _configuration_that_makes(checkpoint: Path) -> Path | None:
     # The path begins with the folders that hold all experiments, such as `experiments`. It is unknown how
     # many these are, so all numbers are tried.
     for depth in range(1, len(experiment.parts)):
-        *folders, last = experiment.parts[depth:]
+        *folders, last_part = experiment.parts[depth:]
         # The experiment fork/sft may be that of fork_sft.jsonnet.
-        joined = [*folders[:-1], f"{folders[-1]}_{last}"] if folders else [last]
-        for parts in ([*folders, last], joined):
+        joined = [*folders[:-1], f"{folders[-1]}_{last_part}"] if folders else [last_part]
+        for candidate_parts in ([*folders, last_part], joined):
             # Names of experiments may contain dots, as in countdown/qwen2.5-3b_grpo.
-            candidate = CONFIGS_FOLDER.joinpath(*parts[:-1], f"{parts[-1]}.jsonnet")
+            candidate = CONFIGS_FOLDER.joinpath(*candidate_parts[:-1], f"{candidate_parts[-1]}.jsonnet")
             if candidate.is_file():
                 return candidate
     return None

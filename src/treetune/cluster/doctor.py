@@ -153,7 +153,7 @@ def _diagnose_sampling() -> Diagnosis:
     from treetune.models.sources import TinyModel
     from treetune.vocabulary import token_array
 
-    what, start = "one sampled token", time.monotonic()
+    check_name, start = "one sampled token", time.monotonic()
     source = TinyModel(layers=1)
     with tempfile.TemporaryDirectory() as folder:
         model = source.load_model(0, _alphabet)
@@ -174,12 +174,12 @@ def _diagnose_sampling() -> Diagnosis:
             )
             [[completion]] = engine.generate([request])
         except EngineError as error:
-            return Diagnosis(what, False, "failed", str(error))
+            return Diagnosis(check_name, False, "failed", str(error))
         finally:
             engine.close()
     seconds = time.monotonic() - start
     return Diagnosis(
-        what, len(completion.token_ids) == 1, f"{completion.token_ids.tolist()} after {seconds:.0f} s"
+        check_name, len(completion.token_ids) == 1, f"{completion.token_ids.tolist()} after {seconds:.0f} s"
     )
 
 

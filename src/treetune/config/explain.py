@@ -506,13 +506,13 @@ def describe_overridden_files(config: Config) -> Iterator[str]:
     file sets is fine.
     """
     for index, layer in enumerate(config.layers):
-        earlier, later = config.layers[:index], config.layers[index + 1 :]
-        if layer.path is None or not later:  # not a file, or nothing can override it
+        earlier_layers, later_layers = config.layers[:index], config.layers[index + 1 :]
+        if layer.path is None or not later_layers:  # not a file, or nothing can override it
             continue
-        if _sum_or_none([*earlier, *later], config) != config.data:
+        if _sum_or_none([*earlier_layers, *later_layers], config) != config.data:
             continue  # it changes something
-        without_it = _sum_or_none(earlier, config)
-        with_it = _sum_or_none([*earlier, layer], config)
+        without_it = _sum_or_none(earlier_layers, config)
+        with_it = _sum_or_none([*earlier_layers, layer], config)
         if with_it is None or without_it == with_it:
             continue  # it needs later files, or repeats what earlier ones set
         # The values that this file sets and later files override. An object is left out, since the values in
@@ -522,11 +522,11 @@ def describe_overridden_files(config: Config) -> Iterator[str]:
             value = value_at(with_it, path)
             if value != value_at(without_it, path) and not isinstance(value, dict):
                 overridden_paths.append(path)
-        overriding_files = _files_that_set(overridden_paths, later, config)
-        shown = ", ".join(dotted(path) for path in overridden_paths[:MOST_SHOWN_KEYS])
+        overriding_files = _files_that_set(overridden_paths, later_layers, config)
+        shown_keys = ", ".join(dotted(path) for path in overridden_paths[:MOST_SHOWN_KEYS])
         ellipsis = ", …" if len(overridden_paths) > MOST_SHOWN_KEYS else ""
         yield (
-            f"{layer.name} changes nothing: all that it sets ({shown}{ellipsis}) is overridden by"
+            f"{layer.name} changes nothing: all that it sets ({shown_keys}{ellipsis}) is overridden by"
             f" {' and '.join(overriding_files)}: put it after that, or leave it out"
         )
 

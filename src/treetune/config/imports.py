@@ -55,15 +55,15 @@ def import_parts(data: Any, explanation: Explanation | None = None) -> None:
         raise ConfigError(issues)
 
 
-def import_package(package: ModuleType, without: str = "") -> None:
+def import_package(package: ModuleType, left_out_folder: str = "") -> None:
     """Imports those modules below a package that register a part.
 
     Other modules are not imported: they may import packages that aren't installed. Modules in the package's
-    folder `without` are not imported either.
+    folder `left_out_folder` are not imported either.
     """
     for folder in map(Path, package.__path__):
         for file in sorted(folder.rglob("*.py")):
-            if without and folder / without in file.parents:
+            if left_out_folder and folder / left_out_folder in file.parents:
                 continue
             if file.name == "__init__.py" or not _REGISTER_DECORATOR.search(file.read_text(encoding="utf-8")):
                 continue
@@ -209,10 +209,10 @@ def _unreadable_field(part: type) -> str | None:
 
 def _issue_of_failed_import(name: str, label: str, source: str | None, error: BaseException) -> ConfigIssue:
     """Returns the issue of a module whose import ended in an error, with file, line and the line's text."""
-    missing = error.name if isinstance(error, ModuleNotFoundError) and error.name else ""
+    missing_module = error.name if isinstance(error, ModuleNotFoundError) and error.name else ""
     # The module itself isn't found, or a package around it, and not something that it imports.
-    if missing and (name == missing or name.startswith(f"{missing}.")):
-        return _issue_of_missing_module(name, missing, label, source)
+    if missing_module and (name == missing_module or name.startswith(f"{missing_module}.")):
+        return _issue_of_missing_module(name, missing_module, label, source)
     fault = f"{name} can't be imported: {type(error).__name__}: {error}"
     text = ""
     remedy = None
@@ -224,8 +224,8 @@ def _issue_of_failed_import(name: str, label: str, source: str | None, error: Ba
         # The user's module may import a name that treetune had in an earlier version.
         if isinstance(error, ImportError) and _NAME_IN_TREETUNE.match(error.name or ""):
             remedy = remedy_for_import(file, line)
-    if remedy is None and missing:
-        remedy = f"{missing} is not installed for {sys.executable}, nor found in {_describe_folders()}"
+    if remedy is None and missing_module:
+        remedy = f"{missing_module} is not installed for {sys.executable}, nor found in {_describe_folders()}"
     return ConfigIssue(fault, label, source, remedy, f"    {text}" if text else None)
 
 
@@ -244,26 +244,26 @@ def _frame_within(name: str, error: BaseException) -> tuple[str, int] | None:
     return None
 
 
-def _issue_of_missing_module(name: str, missing: str, label: str, source: str | None) -> ConfigIssue:
-    """Returns the issue of a module that isn't there. `missing` is the part of its name that can't be found:
-    all of it, or a package in it."""
-    package, _, last = missing.rpartition(".")
+def _issue_of_missing_module(name: str, missing_module: str, label: str, source: str | None) -> ConfigIssue:
+    """Returns the issue of a module that isn't there. `missing_module` is the part of its name that can't be
+    found: all of it, or a package in it."""
+    package, _, last_part = missing_module.rpartition(".")
     if not package:
         searched: Sequence[str] = folders.import_folders()
-        fault = f"there is no module {missing!r}"
+        fault = f"there is no module {missing_module!r}"
         looked = f"looked among the installed packages, then in {_describe_folders()}"
     else:
         parent = sys.modules.get(package)
         searched = getattr(parent, "__path__", [])
-        fault = f"there is no module {last!r} in the package {package!r}"
+        fault = f"there is no module {last_part!r} in the package {package!r}"
         looked = f"looked in {_file_of(package)}"
         if parent is not None and not hasattr(parent, "__path__"):
             looked = f"{package} is {_file_of(package)}, which is a module, not a package"
-    near = nearest(last, [module.name for module in pkgutil.iter_modules(searched)])
+    near = nearest(last_part, [module.name for module in pkgutil.iter_modules(searched)])
     suggestion = ""
     if near:
         corrected = ".".join(filter(None, [package, near[0]]))
-        after_missing = name[len(missing) :]
+        after_missing = name[len(missing_module) :]
         suggestion = f"did you mean {corrected + after_missing!r}? "
     return ConfigIssue(fault, label, source, f"{suggestion}{looked}")
 

@@ -30,16 +30,16 @@ def issue_of_message(message: str, layers: Sequence[Layer], variables: Mapping[s
     texts = {layer.import_name: layer.text for layer in layers}
     error_frames = read_frames(message)
     syntax_error = STATIC_ERROR.match(message)
-    what = syntax_error["what"] if syntax_error else message.splitlines()[0].removeprefix("RUNTIME ERROR: ")
-    is_recursive = "max stack frames" in what
-    remedy = _choose_remedy(what)
+    fault = syntax_error["what"] if syntax_error else message.splitlines()[0].removeprefix("RUNTIME ERROR: ")
+    is_recursive = "max stack frames" in fault
+    remedy = _choose_remedy(fault)
     if not error_frames:
-        return ConfigIssue(f"Jsonnet: {what.strip()}", remedy=remedy)
+        return ConfigIssue(f"Jsonnet: {fault.strip()}", remedy=remedy)
     innermost_frame = error_frames[0]
     # An error of syntax has no key that was being computed. An endless recursion may end at any key.
     where = None if syntax_error or is_recursive else _describe_origin(error_frames, texts, layers, variables)
     return ConfigIssue(
-        f"Jsonnet: {what.strip()}",
+        f"Jsonnet: {fault.strip()}",
         location_of(innermost_frame),
         where,
         remedy,

@@ -51,8 +51,8 @@ def read_frames(message: str) -> list[Frame]:
     for match in matches:
         line, column = int(match["line"]), int(match["column"])
         last_position = int(match["last_line"] or line), int(match["last_column"] or column)
-        within = match.groupdict().get("within") or ""
-        all_frames.append(Frame(match["file"], line, column, *last_position, within))
+        enclosing_object = match.groupdict().get("within") or ""
+        all_frames.append(Frame(match["file"], line, column, *last_position, enclosing_object))
     users_frames = []
     for frame in all_frames:
         # `NAME_OF_SUM` is the program's own text that adds the configuration's files. The other two are

@@ -96,8 +96,8 @@ def _no_such_file(name: str, folders: Sequence[Path]) -> ConfigIssue:
             candidates[os.path.relpath(path, folder)] = shorten_path(path)
     similar_paths = [candidates[match] for match in nearest(name, candidates, count=3)]
     by_stem: dict[str, list[str]] = {}
-    for candidate, shown in candidates.items():
-        by_stem.setdefault(Path(candidate).stem, []).append(shown)
+    for candidate, shown_name in candidates.items():
+        by_stem.setdefault(Path(candidate).stem, []).append(shown_name)
     similar_names: list[str] = []
     for stem in nearest(Path(name).stem, by_stem, count=2):
         similar_names += by_stem[stem]

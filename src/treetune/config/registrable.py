@@ -62,21 +62,23 @@ class Registrable(Part):
         """
 
         def add(part: T) -> T:
-            earlier = cls._parts.get(name)
+            registered_before = cls._parts.get(name)
             # A module that is imported anew, after an error or in a notebook, replaces its own part.
-            if earlier is not None and _module_and_name(earlier) != _module_and_name(part):
+            if registered_before is not None and _module_and_name(registered_before) != _module_and_name(
+                part
+            ):
                 raise ValueError(
-                    f"{cls.__name__} {name!r} is registered twice: by {_name_and_file(earlier)} and by"
-                    f" {_name_and_file(part)}"
+                    f"{cls.__name__} {name!r} is registered twice: by"
+                    f" {_name_and_file(registered_before)} and by {_name_and_file(part)}"
                 )
             # `REMEDY_BY_FORMER_METHOD` names methods that earlier versions called for messages. Nothing calls
             # them now, so the messages of a part with such a method would be lost. The family (`cls`) may
             # have a method of its own with such a name: then its parts may have the method, too.
-            for former, instead in REMEDY_BY_FORMER_METHOD.items():
-                if callable(getattr(part, former, None)) and not hasattr(cls, former):
+            for former_method, remedy in REMEDY_BY_FORMER_METHOD.items():
+                if callable(getattr(part, former_method, None)) and not hasattr(cls, former_method):
                     raise TypeError(
-                        f"{cls.__name__} {name!r}, {_name_and_file(part)}, has `{former}`, which is no longer"
-                        f" called: {instead}"
+                        f"{cls.__name__} {name!r}, {_name_and_file(part)}, has `{former_method}`, which"
+                        f" is no longer called: {remedy}"
                     )
             for declared in cls.to_declare:
                 if not hasattr(part, declared):

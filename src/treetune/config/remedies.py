@@ -115,9 +115,9 @@ def issue_of_missing_type(
 
 
 def _issue_of_missing(
-    key: KeyPath, what: str, further_remedy: str | None, explanation: Explanation | None
+    key: KeyPath, fault: str, further_remedy: str | None, explanation: Explanation | None
 ) -> ConfigIssue:
-    """Returns the issue of a missing key. `what` tells what is wrong, and `further_remedy` is added to the
+    """Returns the issue of a missing key. `fault` tells what is wrong, and `further_remedy` is added to the
     remedy.
 
     If a file sets the key, and a later file replaces the object around the key, the remedy is to extend that
@@ -131,12 +131,12 @@ def _issue_of_missing(
             f"{settings[-1].location} sets it, and {setter_of_object} replaces the whole of"
             f" {dotted(key[:-1])}: write `{key[-2]}+: {{…}}` there to keep what was set before"
         )
-        return ConfigIssue(what, dotted(key), setter_of_object, remedy)
+        return ConfigIssue(fault, dotted(key), setter_of_object, remedy)
     where = "no file sets it"
     if setter_of_object:
         where += f"; the object is made by {setter_of_object}"
     remedy = "; ".join(filter(None, [how_to_set(key), further_remedy]))
-    return ConfigIssue(what, dotted(key), where, remedy)
+    return ConfigIssue(fault, dotted(key), where, remedy)
 
 
 def issue_of_refusal(

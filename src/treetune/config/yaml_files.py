@@ -171,22 +171,22 @@ class _YamlReader:
 
     def _number(self, node: yaml.ScalarNode, text: str) -> int | float | None:
         """Returns the number that a text spells; None if it spells none."""
-        whole = None
+        whole_number = None
         if _DECIMAL.fullmatch(text):
             # Python refuses to convert a text of more than 4,300 digits. A number of 400 characters is far
             # above the largest one, and is refused below like any number above it.
-            whole = int(text) if len(text) < 400 else LARGEST_WHOLE_NUMBER + 1
+            whole_number = int(text) if len(text) < 400 else LARGEST_WHOLE_NUMBER + 1
         elif _OCTAL.fullmatch(text) or _HEXADECIMAL.fullmatch(text):
-            whole = int(text, 0)
-        if whole is not None:
-            if abs(whole) > LARGEST_WHOLE_NUMBER:
+            whole_number = int(text, 0)
+        if whole_number is not None:
+            if abs(whole_number) > LARGEST_WHOLE_NUMBER:
                 self.refuse(
                     node,
                     f"{text[:40]} is beyond 2**53 - 1 = {LARGEST_WHOLE_NUMBER}, where Jsonnet's numbers"
                     " lose digits",
                     f"give a whole number of at most {LARGEST_WHOLE_NUMBER}, or put quotes around a text",
                 )
-            return whole
+            return whole_number
         if _FLOAT.fullmatch(text):
             number = float(text)
             if math.isfinite(number):

@@ -15,8 +15,9 @@ from annotated_types import Ge, Gt, Le
 from typing_extensions import override
 
 from treetune.config.registrable import Registrable
-from treetune.contracts import Experiment, Feature, Finding, Part, TextScores, innermost_rollout
+from treetune.contracts import CONFIG_ROOT, Experiment, Feature, Finding, Part, TextScores
 from treetune.engine.base import Engine, EngineLaunch, Tolerance, TransferMethod
+from treetune.findings import placed_parts
 from treetune.store.held_folders import SHARED_MEMORY
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -721,23 +722,18 @@ def _findings_on_temperatures(engine: EngineSettings, experiment: Experiment) ->
 def _find_temperatures(experiment: Experiment) -> Iterator[tuple[str, float]]:
     """Yields the key and the value of each temperature at which the policy is sampled.
 
-    `experiment` may also be a pipeline that estimates the difficulty of rows. The pipeline has its
-    temperature under the key `answers`.
+    These are the temperatures of all parts that sample, however deep they stand in others, such as in
+    ``credit.over`` and in ``rollout.rollout``. `experiment` may also be a pipeline that estimates the
+    difficulty of rows.
     """
-    evaluation = getattr(experiment, "evaluation", None)
-    rollout, key_of_rollout = innermost_rollout(getattr(experiment, "rollout", None))
-    parts = {
-        key_of_rollout: rollout,
-        "$.credit": getattr(experiment, "credit", None),
-        "$.evaluation.rollout": getattr(evaluation, "rollout", None),
-        "$.answers": getattr(experiment, "answers", None),
-    }
-    for number, evaluation_set in enumerate(getattr(evaluation, "sets", ())):
-        parts[f"$.evaluation.sets.{number}"] = evaluation_set
-    for key, part in parts.items():
-        temperature = getattr(part, "temperature", None)
+    for placed in placed_parts(experiment):
+        # Other parts call something else their temperature, such as the root by which a mixture weighs its
+        # domains, or sample from another model, such as a judge. None of them sets a number of `samples`.
+        if not hasattr(placed.part, "samples"):
+            continue
+        temperature = getattr(placed.part, "temperature", None)
         if isinstance(temperature, int | float):
-            yield f"{key}.temperature", temperature
+            yield ".".join((CONFIG_ROOT, *placed.path, "temperature")), temperature
 
 
 def check_vllm_temperature(temperature: float, key: str) -> Iterator[Finding]:

@@ -39,8 +39,8 @@ def certify(path: Path, config: PolicyIteration) -> Path:
     inputs = _hashes_of_inputs(directory, config)
     chain = config_hash(inputs)
     for number in directory.iterations():  # counted from 0
-        for part in CHECKPOINT_FOLDERS:
-            folder = directory.checkpoint(number + 1) / part
+        for folder_name in CHECKPOINT_FOLDERS:
+            folder = directory.checkpoint(number + 1) / folder_name
             refuse_damaged(folder, "a damaged checkpoint can't be certified")
         hashes = _hashes_of_iteration(directory, number)
         chain = config_hash([chain, hashes])
@@ -79,10 +79,10 @@ def _hashes_of_iteration(directory: ExperimentDirectory, number: int) -> dict[st
     hashes: dict[str, Any] = {}
     for name, file in files.items():
         hashes[name] = digest_of(file) if file.is_file() else None
-    for part in CHECKPOINT_FOLDERS:
-        files_of_part = sorted(file for file in (checkpoint / part).rglob("*") if file.is_file())
+    for folder_name in CHECKPOINT_FOLDERS:
+        files_of_part = sorted(file for file in (checkpoint / folder_name).rglob("*") if file.is_file())
         digests = {str(file.relative_to(checkpoint)): digest_of(file) for file in files_of_part}
-        hashes[part] = config_hash(digests) if digests else None
+        hashes[folder_name] = config_hash(digests) if digests else None
     return hashes
 
 

@@ -51,10 +51,10 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
     stored = read_config(path)
     finished = run.resumable() if iteration is None else iteration
     if finished not in run.resumables():
-        possible = ", ".join(map(str, run.resumables())) or "none"
+        possible_iterations = ", ".join(map(str, run.resumables())) or "none"
         raise ValueError(
             f"{path} can't be forked after iteration {finished}: the trainer's state was deleted (only the"
-            f" two newest are kept), and it can be forked after {possible}"
+            f" two newest are kept), and it can be forked after {possible_iterations}"
         )
     refused = []
     for difference in find_changed_keys(stored, plain):
@@ -79,8 +79,8 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
 
         refuse_other_critic_loss(checkpoint / "trainer", critic.loss)
     # The weights of policy, critic and reward model, and the trainer's state, each with checksums.
-    for part in filter(Path.is_dir, checkpoint.iterdir()):
-        refuse_damaged(part, "fork after another iteration")
+    for model_folder in filter(Path.is_dir, checkpoint.iterdir()):
+        refuse_damaged(model_folder, "fork after another iteration")
     with make_folder_atomically(branch.path) as unfinished:
         # Iterations are numbered from 0; checkpoints and evaluations by finished iterations, from 1.
         folders = [run.iteration(i) for i in run.iterations() if i < finished]

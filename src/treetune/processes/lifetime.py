@@ -295,19 +295,19 @@ class GracefulStop:
     def _ask_for_end(self, number: int) -> None:
         """Asks for an end at the boundary, and starts the timer of the grace."""
         self.asked_by, self._asked_at = number, time.monotonic()
-        within = ""
+        grace_text = ""
         if number in ENDING_SIGNALS:  # CHECKPOINT waits for the boundary as long as it takes
             signal.setitimer(signal.ITIMER_REAL, self.grace_s)
-            within = f", within {self.grace_s:.0f} s"
-        about = ""
+            grace_text = f", within {self.grace_s:.0f} s"
+        expected_text = ""
         if self._expected_end is not None:
-            about = f" (in about {max(0.0, self._expected_end - time.monotonic()):.0f} s)"
+            expected_text = f" (in about {max(0.0, self._expected_end - time.monotonic()):.0f} s)"
         once_more = (
             "" if self._would_lose is None else f"; once more ends at once, and then {self._would_lose}"
         )
         self._say(
             f"{_signal_name(number)}: stopping with a checkpoint at"
-            f" {self._boundary}{about}{within}{once_more}"
+            f" {self._boundary}{expected_text}{grace_text}{once_more}"
         )
 
     def reach_boundary(self) -> None:

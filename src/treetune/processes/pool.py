@@ -16,6 +16,8 @@ Calls in processes; the child's side is in `worker`::
                                      deadline over → kill, "timeout"
                                      process died → try once more,
                                        then "error"
+                     failed to load → try once more,
+                                       then raise
                                      … and start another worker
 
 Only the thread "workers" starts processes, since the kernel kills a child when the *thread* that started it
@@ -324,8 +326,8 @@ class Pool:
             True if the worker can go on, and False if it must be replaced.
 
         Raises:
-            WorkerStartError: Two workers, with no success in between, have died or taken too long when they
-                were to start, or to load a servant.
+            WorkerStartError: Two workers, with no success in between, have failed to start, or to load a
+                servant: they died, took too long, or loading raised an exception.
         """
         now = time.monotonic()
         results, is_alive = worker.receive()
@@ -334,7 +336,9 @@ class Pool:
         for call, result in results:
             self._finish_call(call, result)
         outcome: Literal["timeout", "error"]
-        if not is_alive:
+        if worker.load_failure is not None:
+            outcome, message = "error", f"it cannot load what it works with: {worker.load_failure}"
+        elif not is_alive:
             outcome, message = "error", f"the worker process {worker.describe_end()}"
         elif (deadline := worker.overdue_at()) is not None and deadline <= now:
             outcome, message = "timeout", "it took too long"
@@ -343,10 +347,11 @@ class Pool:
             return True
         worker.kill()
         if not worker.is_ready:
-            # It was starting, or loading a servant, so none of its calls is to blame.
+            # It was starting, or loading a servant, so none of its calls is to blame. Even an exception of
+            # loading may have a passing cause, such as a file system that doesn't answer for a moment.
             failed_start = worker.unstarted[0]
             if failed_start in self._failed_starts:
-                raise WorkerStartError(f"a worker process did not start: {message}")
+                raise WorkerStartError(f"two worker processes in a row did not start: {message}")
             log.warning("a worker process did not start: %s; another one is tried", message)
             self._failed_starts.add(failed_start)
         elif worker.batch:
@@ -454,6 +459,8 @@ class WorkerProcess:
         of servants that were sent to it."""
         self.started = set[int | None]()
         """What it has started or loaded since the pool has cleared this set."""
+        self.load_failure: str | None = None
+        """The exception with which it failed to load a servant, after which it ends."""
         self._process, setup = start_worker(
             "treetune.processes.worker", memory_bytes, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -515,11 +522,8 @@ class WorkerProcess:
             self._outbox.clear()
 
     def receive(self) -> tuple[list[tuple[ServantCall, Any]], bool]:
-        """Returns the results that have arrived, and whether the worker is alive.
-
-        Raises:
-            WorkerStartError: The worker could not load a servant (an object that answers calls).
-        """
+        """Returns the results that have arrived, and whether the worker is alive. Sets `load_failure` if the
+        worker could not load a servant."""
         is_alive = True
         try:
             while True:
@@ -540,8 +544,9 @@ class WorkerProcess:
             kind, *content = pickle.loads(memoryview(self._inbox)[start + MESSAGE_LENGTH.size : end])
             start = end
             if kind == "failed":
-                (reason,) = content
-                raise WorkerStartError(f"a worker process cannot load what it works with: {reason}")
+                (self.load_failure,) = content
+                is_alive = False  # it ends now
+                break
             # Each message says when the worker ended what it was doing: its start, the loading of a servant,
             # or a call. The worker went on with its next work at once, so it is busy with that since then.
             self.busy_since = content[0]

@@ -58,6 +58,11 @@ class Rollout(Registrable):
         handles None."""
         return None
 
+    def most_problems(self, problems: int) -> int:
+        """Returns the largest number of problems that are answered in an iteration of `problems` problems. It
+        is larger than `problems` if the rollout asks for further ones."""
+        return problems
+
     def most_answers(self, problems: int) -> int:
         """Returns the largest number of answers that an iteration of `problems` problems can have."""
         return problems * self.samples

@@ -266,5 +266,13 @@ class RolloutAround(Rollout):
         return adapt_to_fixed_problems(self.rollout)
 
     @override
+    def most_problems(self, problems: int) -> int:
+        return self.rollout.most_problems(problems)
+
+    @override
+    def most_answers(self, problems: int) -> int:
+        return self.rollout.most_answers(problems)
+
+    @override
     def check_at_start(self, codec: TextCodec) -> None:
         self.rollout.check_at_start(codec)

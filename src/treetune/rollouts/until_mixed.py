@@ -105,9 +105,14 @@ class UntilMixed(RolloutAround):
             )
 
     @override
+    def most_problems(self, problems: int) -> int:
+        further = (self.max_rounds - 1) * (self.problems_per_round or problems)
+        return self.rollout.most_problems(problems + further)
+
+    @override
     def most_answers(self, problems: int) -> int:
         further = (self.max_rounds - 1) * (self.problems_per_round or problems)
-        return (problems + further) * self.samples
+        return self.rollout.most_answers(problems + further)
 
     @override
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:

@@ -20,14 +20,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, cast
 
 from typing_extensions import override
 
+from treetune.processes.standard_error import LiveStream, patient_stream
 from treetune.store.timeline import Timeline
 from treetune.vocabulary import Metrics
 
 if TYPE_CHECKING:
+    from rich.console import Console as RichConsole
     from rich.progress import Progress as RichProgress
 
 LOGGER_NAME = "treetune"
@@ -143,6 +145,12 @@ class Console:
 
     def close(self) -> None:
         """Closes the log file and the timeline. The logger is global, so its handlers are removed, too."""
+        stream = patient_stream()
+        if self._visible and stream is not None and stream.is_behind:
+            self.note(
+                "standard error takes no output at present, since its terminal is paused or nothing reads the"
+                " pipe: the last messages may be only here"
+            )
         for handler in self._handlers:
             self.log.removeHandler(handler)
             # Closing writes what is still buffered, which fails on a full disk; `LogFile` has reported that.
@@ -204,20 +212,32 @@ def _live_line(title: str, unit: str, describe: Callable[[], str]) -> Iterator[P
     """Shows a line with a progress bar on the terminal until the block ends. Yields the function that updates
     it. The arguments are those of `Console.phase`."""
     from rich.console import Console as RichConsole
+
+    stream = patient_stream()
+    console = RichConsole(stderr=True)
+    with contextlib.ExitStack() as stack:
+        if stream is not None:
+            live_stream = LiveStream(stream)
+            stack.callback(live_stream.end)
+            console.file = cast(IO[str], live_stream)
+        progress = stack.enter_context(_progress_bar(console, unit))
+        yield _LiveLine(progress, title, describe).show
+
+
+def _progress_bar(console: RichConsole, unit: str) -> RichProgress:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
 
-    with RichProgress(
+    return RichProgress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TextColumn(unit),
         TextColumn("{task.fields[details]}"),
         TimeRemainingColumn(compact=True),
-        console=RichConsole(stderr=True),
+        console=console,
         transient=True,
-    ) as progress:
-        yield _LiveLine(progress, title, describe).show
+    )
 
 
 class _LiveLine:
@@ -291,7 +311,7 @@ class Clock:
         whose work was done in these spans."""
         assert name in PHASES and to in PHASES, (name, to)
         for start, end in spans:
-            self._timeline.past(self._lane, to, start, end, iteration=self._iteration)
+            self._timeline.record_past(self._lane, to, start, end, iteration=self._iteration)
             self.seconds[name] -= end - start
             self.seconds[to] += end - start
         self.tokens[name] -= tokens
@@ -300,7 +320,7 @@ class Clock:
     def record_overlap(self, name: str, other: str, start: float, end: float) -> None:
         """Records in the timeline a span of the phase `name` that ran within the phase `other`. Its seconds
         count towards `other`."""
-        self._timeline.past(f"phases during {other}", name, start, end, iteration=self._iteration)
+        self._timeline.record_past(f"phases during {other}", name, start, end, iteration=self._iteration)
 
     @contextmanager
     def stopped(self) -> Iterator[None]:

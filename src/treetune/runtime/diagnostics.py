@@ -377,8 +377,8 @@ _CHECK_OF_SIGN: dict[Sign, Callable[[Diagnostics, WatchedRun, Sequence[MetricsRo
 REMEDY_OF_SIGN: Mapping[Sign, str] = {
     "entropy_low": "an entropy bonus, a larger batch or a lower learning rate keeps it up",
     "answers_short": "check that short wrong answers don't earn a reward, or give an entropy bonus",
-    "answers_at_limit": "raise rollout.max_tokens, or penalise length",
-    "truncated": "raise rollout.max_tokens, or penalise length",
+    "answers_at_limit": "raise the rollout's max_tokens, or penalise length",
+    "truncated": "raise the rollout's max_tokens, or penalise length",
     "no_spread": "take problems of another difficulty, or more samples of each; if scores do differ, check"
     " whether shaping makes the rewards equal",
     "gradient_noise": "take more problems per iteration, or more samples of each",

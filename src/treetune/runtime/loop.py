@@ -161,12 +161,15 @@ class Lookahead:
                 " was to end there, or its episodes were deleted): it is sampled from the weights that"
                 " it begins with"
             )
-        # Episodes on disk were made while the previous iteration was trained, or in this iteration by an
-        # earlier process. In both cases their seconds go to a clock that counts for no iteration. The first
-        # iteration has no previous one, so its seconds count.
-        was_made_meanwhile = is_on_disk and iteration > 0
-        generation_clock = self._clock_of_thread(iteration) if was_made_meanwhile else clock
+        generation_clock = self._clock_of_thread(iteration) if is_on_disk else clock
         episodes, metrics = generate(self._resources, iteration, generation_clock)
+        # Most episodes on disk were made while the previous iteration was trained, and their seconds count
+        # for no iteration. But an earlier process may have made them within this iteration, from the weights
+        # that it begins with.
+        was_made_within = iteration == 0 or any(episode.policy_version == iteration for episode in episodes)
+        if is_on_disk and was_made_within:
+            for phase in ("generation", "credit"):
+                clock.add_earlier(phase, generation_clock.seconds[phase])
         return episodes, metrics, generation_clock
 
     @contextmanager

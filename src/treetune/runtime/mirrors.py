@@ -1,12 +1,17 @@
 """Sends a run's metrics to its sinks, and to a sink that is opened late those of earlier iterations.
 
-`metrics.jsonl` is the source, and a run continues if a sink fails.
+`metrics.jsonl` is the source, and a run continues if a sink fails, or if a sink doesn't return in time: the
+service that a sink writes to may hang, or the network may be gone.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,10 @@ from treetune.runtime.sinks import Sink
 from treetune.vocabulary import Metrics
 
 logger = logging.getLogger(__name__)
+
+CALL_S = 180.0
+"""The longest that a sink may take to open, and to take the metrics of an iteration. W&B gives up to open
+after 90 s."""
 
 
 class Mirrors:
@@ -29,39 +38,72 @@ class Mirrors:
         config: Mapping[str, Any],
         done: int | None = None,
     ) -> None:
-        self._open: list[tuple[Sink, Any]] = []
+        self._open: list[tuple[Sink, Any, _SinkThread]] = []
         rows = _rows_of(directory, done) if sinks else {}  # by iteration
         for sink in sinks:
             try:
-                handle = sink.open(directory, name, config)
+                thread = _SinkThread(type(sink).__name__)
+                handle = thread.call(CALL_S, sink.open, directory, name, config)
                 # The first iteration that the sink lacks; None if the sink gets no earlier rows.
-                first_missing = sink.first_missing(handle)
+                first_missing = thread.call(CALL_S, sink.first_missing, handle)
                 if first_missing is not None:
                     for iteration, row in rows.items():
                         if iteration >= first_missing:
-                            sink.log(handle, iteration, row)
-                self._open.append((sink, handle))
+                            thread.call(CALL_S, sink.log, handle, iteration, row)
+                self._open.append((sink, handle, thread))
             except Exception as error:  # a sink must not end a run, and its library may raise anything
                 logger.warning("%s is off for this run: %s", type(sink).__name__, error)
 
     def log(self, iteration: int, metrics: Metrics) -> None:
         """Sends an iteration's metrics to all sinks. A sink that fails is switched off for the rest of the
         run."""
-        for sink, handle in list(self._open):
+        for mirror in list(self._open):
+            sink, handle, thread = mirror
             try:
-                sink.log(handle, iteration, metrics)
+                thread.call(CALL_S, sink.log, handle, iteration, metrics)
             except Exception as error:  # as in `__init__`
                 logger.warning("%s is off from here on: %s", type(sink).__name__, error)
-                self._open.remove((sink, handle))
+                self._open.remove(mirror)
 
     def close(self) -> None:
         """Closes all sinks, also after one has failed. Safe to call twice."""
-        for sink, handle in self._open:
+        for sink, handle, thread in self._open:
             try:
-                sink.close(handle)
+                thread.call(sink.closing_s, sink.close, handle)
             except Exception as error:  # as in `__init__`
                 logger.warning("%s did not close: %s", type(sink).__name__, error)
         self._open = []
+
+
+class _SinkThread:
+    """Makes the calls of one sink, one after the other, in a thread of their own.
+
+    A call that takes too long is left behind with its thread, which ends with this process.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        threading.Thread(target=self._make_calls, name=name, daemon=True).start()
+
+    def call(self, within_s: float, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls the function and returns its result. Raises TimeoutError if it takes longer than
+        `within_s`."""
+        future: Future[Any] = Future()
+        self._calls.put((partial(function, *arguments), future))
+        try:
+            return future.result(within_s)
+        except TimeoutError:
+            if future.done():  # the function itself has raised this error
+                raise
+            raise TimeoutError(f"no answer within {within_s:g} s") from None
+
+    def _make_calls(self) -> None:
+        while True:
+            function, future = self._calls.get()
+            try:
+                future.set_result(function())
+            except BaseException as error:  # `call` raises it
+                future.set_exception(error)
 
 
 def _rows_of(directory: Path, done: int | None) -> dict[int, Metrics]:

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from treetune.exceptions import Collapsed, Damaged, Stopped
 from treetune.models.policy_files import STATE_FILE
 from treetune.processes.lifetime import GracefulStop, stopping_gracefully
+from treetune.processes.standard_error import patient_stream
 from treetune.rollouts.metrics import split_domain
 from treetune.rollouts.numbers import describe_numbers
 from treetune.runtime.base import PolicyIteration
@@ -208,7 +209,11 @@ class Record:
         def say(message: str) -> None:
             # A signal's handler calls this, perhaps while the process is within a buffered write: `print` and
             # `logging` could then fail or deadlock.
-            if session.ranks.is_first:
+            if not session.ranks.is_first:
+                return
+            if (stream := patient_stream()) is not None:
+                stream.write(f"{message}\n")
+            else:
                 os.write(sys.stderr.fileno(), f"{message}\n".encode())
 
         stop = GracefulStop(config.checkpoints.grace, say)

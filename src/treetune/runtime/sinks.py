@@ -31,6 +31,9 @@ MIRRORS_RECORD = "mirrors.json"
 iteration. Example: ``{"wandb": {"id": "3fa1c0de", "project": "treetune", "first_missing": 12, …}}``."""
 
 
+WANDB_ENDS_WITHIN_S = 30.0
+"""The longest that W&B may take to end its process after it has given up an upload."""
+
 ANSWER_COLUMNS = (
     "problem",
     "prompt",
@@ -45,8 +48,16 @@ ANSWER_COLUMNS = (
 """The columns of W&B's table of answers, in addition to the iteration."""
 
 
+CLOSING_S = 180.0
+"""The longest that a sink may take to close, unless its `closing_s` says otherwise."""
+
+
 class Sink(Registrable):
-    """A mirror of the metrics. A sink that fails is switched off with a warning, and the run continues."""
+    """A mirror of the metrics. A sink that fails, or that doesn't return in time, is switched off with a
+    warning, and the run continues. All calls of a sink come from one thread, which isn't the main thread."""
+
+    closing_s: float = CLOSING_S
+    """The longest that `close` may take, in seconds."""
 
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
         """Opens the mirror, and returns the handle that `log` and `close` get. The methods below expect one
@@ -113,6 +124,8 @@ class _CountedRun:
         self._run, self._state, self.first_missing = run, state, first_missing
         self.directory = state.directory
         """The experiment's folder."""
+        self.folder = state.directory / (state.values.get("folder") or "")
+        """The folder of the mirror's own files, if it is known, and else that of the experiment."""
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """Logs the metrics of a step that the mirror doesn't have yet, and records that it has them now."""
@@ -193,6 +206,15 @@ class WandbSink(Sink):
     machine if W&B is online."""
     answers: Annotated[int, Gt(0)] = 32
     """Most answers of such a table: the first ones of the iteration, in the order of its problems."""
+    finish_timeout: Annotated[float, Gt(0)] = 300.0
+    """The longest that the end of the run waits, in seconds, until W&B has uploaded everything. What is
+    missing then is on this machine, and `wandb sync` uploads it."""
+
+    @property
+    @override
+    def closing_s(self) -> float:  # type: ignore[override]
+        # W&B gives up by itself after `finish_timeout`. It needs a while to end its process then.
+        return self.finish_timeout + WANDB_ENDS_WITHIN_S
 
     @override
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
@@ -215,6 +237,7 @@ class WandbSink(Sink):
             id=state.values["id"],
             resume="allow",
             mode=mode,  # type: ignore[arg-type]
+            settings=self._settings(),
         )
         # Online, the server knows which steps it has. Offline, only the files of the last process tell which
         # steps were written. `state` still has the last process's entry, which names the folder of these
@@ -230,6 +253,26 @@ class WandbSink(Sink):
         # that it logs.
         state.write(began=first_missing, first_missing=first_missing, folder=relative_folder)
         return _CountedRun(run, state, first_missing)
+
+    def _settings(self) -> Any:
+        """Returns W&B's settings, with which it gives up an upload that doesn't end. Without them, it waits
+        for the network for ever, also in its handler at the exit of the interpreter."""
+        import wandb
+
+        settings = {"finish_timeout": self.finish_timeout, "finish_timeout_raises": True}
+        # Earlier versions of W&B don't have these settings.
+        known_settings = wandb.Settings.model_fields
+        return wandb.Settings(**{name: value for name, value in settings.items() if name in known_settings})
+
+    @override
+    def close(self, handle: _CountedRun) -> None:
+        try:
+            handle.finish()
+        except TimeoutError as error:
+            raise TimeoutError(
+                f"W&B has not uploaded everything within {self.finish_timeout:g} s (finish_timeout of the"
+                f" sink). `wandb sync {handle.folder}` uploads the missing points"
+            ) from error
 
     @override
     def log(self, handle: _CountedRun, iteration: int, metrics: Metrics) -> None:

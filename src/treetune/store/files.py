@@ -198,19 +198,19 @@ def replace_folder(finished: Path, path: Path) -> None:
         for name in names:
             sync_to_disk(Path(folder, name))
         sync_to_disk(Path(folder))
-    earlier = path.with_name(f".{path.name}.{os.getpid()}.old")
+    earlier_folder = path.with_name(f".{path.name}.{os.getpid()}.old")
     try:
         if path.exists():
-            path.rename(earlier)
+            path.rename(earlier_folder)
         try:
             finished.rename(path)
         except OSError:
-            if earlier.exists():
-                earlier.rename(path)
+            if earlier_folder.exists():
+                earlier_folder.rename(path)
             raise
         sync_to_disk(path.parent)
     finally:
-        shutil.rmtree(earlier, ignore_errors=True)
+        shutil.rmtree(earlier_folder, ignore_errors=True)
 
 
 def sync_to_disk(path: Path) -> None:

@@ -100,12 +100,12 @@ class Journal(AbstractContextManager["Journal"]):
     def __iter__(self) -> Iterator[str]:
         """Yields all keys, in the order of their first rows."""
         with self._lock:
-            return iter(list(self._positions()))
+            return iter(list(self._find_positions()))
 
     def get(self, key: str) -> Any:
         """Returns the row with this key, or None."""
         with self._lock:
-            position = self._positions().get(key)
+            position = self._find_positions().get(key)
             if position is None:
                 return None
             self.flush()  # the row itself may still wait to be written
@@ -181,7 +181,7 @@ class Journal(AbstractContextManager["Journal"]):
             self._file.close()
             self._file = None
 
-    def _positions(self) -> dict[str, tuple[Path, int, int]]:
+    def _find_positions(self) -> dict[str, tuple[Path, int, int]]:
         """Returns the index (see `_index`). The first call reads all files to make it."""
         if self._index is None:
             self.flush()  # so that the file has all rows

@@ -73,7 +73,7 @@ class Timeline:
             end = start + time.perf_counter() - clock_at_start
             self._write({"end": number, "at": end, **facts_at_end})
 
-    def past(self, lane: str, name: str, start: float, end: float, **about: Any) -> None:
+    def record_past(self, lane: str, name: str, start: float, end: float, **about: Any) -> None:
         """Records a span that is over. Its start and end are in seconds since 1970."""
         number = self._next_number()
         self._write({"begin": number, "lane": lane, "name": name, "at": start, **about})

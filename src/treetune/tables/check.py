@@ -20,8 +20,8 @@ from treetune.rollouts.numbers import CORRECT_SUFFIX, EVALUATED_NUMBERS, LARGEST
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import PHASES
 from treetune.runtime.diagnostics import SIGNS
-from treetune.tables.columns import PASS_AT_1, value_named
-from treetune.tables.runs import TableRuns, all_needed, make_plan
+from treetune.tables.columns import PASS_AT_1, kind_of_value
+from treetune.tables.runs import TableRuns, make_plan, needed_run_keys
 from treetune.tasks.base import Task
 from treetune.tasks.mixed import TaskWithDomains
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     # `settings` calls `check_table`, and imports this module.
     from treetune.tables.settings import Reproduction
 
-METRICS: Mapping[str, tuple[str, ...]] = {
+METRICS_OF_GROUPS: Mapping[str, tuple[str, ...]] = {
     group: tuple(names.split())
     for group, names in {
         "choice": "accuracy epoch step",
@@ -59,10 +59,10 @@ METRICS: Mapping[str, tuple[str, ...]] = {
     }.items()
 }
 """The names of the metrics of the parts in this package, by their group: ``"choice": ("accuracy", …)`` stands
-for ``choice/accuracy`` and so on. Many of them are recorded only in some experiments; `ONLY_WITH` has the
-conditions of whole groups."""
+for ``choice/accuracy`` and so on. Many of them are recorded only in some experiments; `CONDITIONS_OF_METRICS`
+has the conditions of whole groups."""
 
-ONLY_WITH: Mapping[str, tuple[Callable[[PolicyIteration], bool], str]] = {
+CONDITIONS_OF_METRICS: Mapping[str, tuple[Callable[[PolicyIteration], bool], str]] = {
     "choice": (lambda root: root.choose_checkpoint is not None, "it chooses no checkpoint"),
     "critic": (lambda root: CriticValues() in root.credit.gives, "its credit trains no critic"),
     "credit/critic": (lambda root: CriticValues() in root.credit.gives, "its credit asks no critic"),
@@ -77,17 +77,17 @@ ONLY_WITH: Mapping[str, tuple[Callable[[PolicyIteration], bool], str]] = {
     ),
     "preference": (lambda root: Pairs() in root.selection.gives, "its selection makes no pairs"),
     "credit/value": (
-        lambda root: Continuations() in root.credit.gives or _scores(root),
+        lambda root: Continuations() in root.credit.gives or _scores_given_texts(root),
         "its credit samples no continuations to value states",
     ),
-    "credit/scored": (lambda root: _scores(root), "its credit scores no texts"),
-    "credit/teacher": (lambda root: _scores(root), "its credit has no teacher"),
+    "credit/scored": (lambda root: _scores_given_texts(root), "its credit scores no texts"),
+    "credit/teacher": (lambda root: _scores_given_texts(root), "its credit has no teacher"),
 }
 """By the beginning of the metrics' names: whether an experiment records metrics whose names begin like this,
 and the reason why an experiment doesn't record them."""
 
 
-def _scores(root: PolicyIteration) -> bool:
+def _scores_given_texts(root: PolicyIteration) -> bool:
     """Returns whether the experiment's credit scores given texts."""
     return root.credit.scores_texts or root.credit.trainer_scores.reference
 
@@ -97,7 +97,7 @@ def recordable_metrics(root: PolicyIteration) -> set[str]:
 
     A user's component may record further ones."""
     names: set[str] = set()
-    for prefix, names_of_group in METRICS.items():
+    for prefix, names_of_group in METRICS_OF_GROUPS.items():
         names |= {f"{prefix}/{name}" for name in names_of_group}
     names |= {f"seconds/{name}" for name in (*PHASES, "other", "total")} | {"iteration", "wall_time"}
     names |= {f"diagnostics/{sign}" for sign in (*SIGNS, "stop")}
@@ -133,7 +133,7 @@ def why_no_metric(root: PolicyIteration, name: str) -> str | None:
         packages = {package_of(type(placed.part)) for placed in placed_parts(root)}
         has_users_part = bool(packages - {OWN_PACKAGE})
         return None if has_users_part else did_you_mean(name, sorted(metrics))
-    for prefix, (applies, why_not) in ONLY_WITH.items():
+    for prefix, (applies, why_not) in CONDITIONS_OF_METRICS.items():
         if name.startswith(prefix) and not applies(root):
             return why_not
     return None
@@ -150,7 +150,7 @@ def why_no_value(root: PolicyIteration, label: str, value: str) -> str | None:
     sets = {evaluation_set.label: evaluation_set for evaluation_set in root.evaluation.sets}
     if label not in sets:
         return f"it has no evaluation set {label!r}; {did_you_mean(label, list(sets))}"
-    value_named(value)  # raises ValueError for a name that no evaluation has
+    kind_of_value(value)  # raises ValueError for a name that no evaluation has
     domain_and_name = split_domain(value)
     if domain_and_name is not None:
         domain, name_in_domain = domain_and_name
@@ -202,7 +202,7 @@ def check_table(table: Reproduction) -> None:
                 remedy=TABLE_REMEDY,
                 excerpt=indent("\n".join(lines), "    "),
             )
-    issues = [*issues_by_experiment.values(), *missing_start_models(plan), *unwritten(plan)]
+    issues = [*issues_by_experiment.values(), *missing_start_models(plan), *find_unwritten_numbers(plan)]
     if issues:
         raise ConfigError(issues)
 
@@ -212,7 +212,7 @@ def refuse_unwritten(plan: TableRuns) -> None:
 
     A start model would be missing if it doesn't exist and no needed experiment makes it.
     """
-    issues = [*missing_start_models(plan), *unwritten(plan)]
+    issues = [*missing_start_models(plan), *find_unwritten_numbers(plan)]
     if issues:
         raise ConfigError(issues)
 
@@ -225,14 +225,15 @@ def missing_start_models(plan: TableRuns) -> Iterator[ConfigIssue]:
     """
     base = Path(plan.table.directory)
     for name, recipe in plan.table.experiments.items():
-        run = plan.of(name)[0]  # the first seed's run, of which `root` has the paths; other seeds are alike
+        # The first seed's run, of which `root` has the paths. Other seeds are alike.
+        run = plan.runs_of(name)[0]
         if run.root is None or not isinstance(run.root.model, PretrainedModel):
             continue
         path = Path(run.root.model.name_or_path)
         if not path.is_relative_to(base) or path.exists():
             continue
-        # `all_needed` returns the experiment itself, too, and leaves out shared experiments.
-        needed_names = {needed for needed, _ in all_needed(plan.table, name, [run.seed])}
+        # `needed_run_keys` returns the experiment itself, too, and leaves out shared experiments.
+        needed_names = {needed for needed, _ in needed_run_keys(plan.table, name, [run.seed])}
         needed_names |= set(recipe.needs)
         needed_names.discard(name)
         folders = [plan.run(needed, run.seed).directory.path for needed in needed_names]
@@ -258,7 +259,7 @@ def _how_to_make(plan: TableRuns, path: Path) -> str:
     )
 
 
-def unwritten(plan: TableRuns) -> Iterator[ConfigIssue]:
+def find_unwritten_numbers(plan: TableRuns) -> Iterator[ConfigIssue]:
     """Yields an issue for every number that the table shows and no run will write.
 
     There is no issue for a number that might be written by an experiment whose configuration can't be built.
@@ -274,9 +275,9 @@ def unwritten(plan: TableRuns) -> Iterator[ConfigIssue]:
             yield from _issue_if_in_no_row(f"{key}.value", column.number, names, roots, why_missing)
         if column.curve is not None:
             why_missing = partial(why_no_value, label=column.curve, value=PASS_AT_1)
-            shown = f"the set {column.curve!r}"
-            yield from _issue_if_in_no_row(f"{key}.curve", shown, names, roots, why_missing)
-    starts = table.starts  # panels leave their metrics out
+            shown_set = f"the set {column.curve!r}"
+            yield from _issue_if_in_no_row(f"{key}.curve", shown_set, names, roots, why_missing)
+    starts = table.start_experiments  # panels leave their metrics out
     for number, panel in enumerate(table.panels):
         key, names = f"panels.{number}", [row.experiment for row in table.rows]
         if panel.evaluation is not None:
@@ -290,7 +291,7 @@ def unwritten(plan: TableRuns) -> Iterator[ConfigIssue]:
 
 def _issue_if_in_no_row(
     key: str,
-    shown: str,
+    shown_number: str,
     names: list[str | None],
     roots: dict[str, PolicyIteration],
     why_missing: Callable[[PolicyIteration], str | None],
@@ -299,7 +300,7 @@ def _issue_if_in_no_row(
 
     Args:
         key: The key of the table that is to be changed.
-        shown: The name of what the table shows, for the message: a number, a set or a metric.
+        shown_number: The name of what the table shows, for the message: a number, a set or a metric.
         names: The name of each row's experiment; None for a row without one.
         roots: The experiments whose configuration could be built, by their names.
         why_missing: Returns the reason why an experiment won't write it; None if it will or may write it.
@@ -315,7 +316,7 @@ def _issue_if_in_no_row(
         f" (nor does any of the {len(experiments)} experiments of the rows)" if len(experiments) > 1 else ""
     )
     yield ConfigIssue(
-        f"no run will write {shown}: the experiment {name!r} doesn't record it{others}: {reason}",
+        f"no run will write {shown_number}: the experiment {name!r} doesn't record it{others}: {reason}",
         key,
         remedy="name something that the rows' experiments record, or add it to them",
     )

@@ -44,7 +44,7 @@ _BASIC_NUMBERS = {
 }
 
 
-def value_named(name: str) -> ValueKind:
+def kind_of_value(name: str) -> ValueKind:
     """Returns the kind of a number of an evaluation.
 
     These names exist:
@@ -65,7 +65,7 @@ def value_named(name: str) -> ValueKind:
         if not domain or find_full_name(name_in_domain) or is_ratio(name_in_domain):
             names = ", ".join(_BASIC_NUMBERS)
             raise ValueError(f"{name!r} is not a number of a domain: those are {names} and pass_at_K")
-        return value_named(name_in_domain)
+        return kind_of_value(name_in_domain)
     if name in _BASIC_NUMBERS:
         return _BASIC_NUMBERS[name]
     if is_ratio(name):
@@ -90,48 +90,48 @@ def is_ratio(name: str) -> bool:
     return name in declared_ratios()
 
 
-def number_in(summary: Mapping[str, Any], name: str, where: Path | str) -> float:
+def read_number_of_summary(summary: Mapping[str, Any], name: str, source: Path | str) -> float:
     """Returns a number from an evaluation's summary.
 
     Raises ValueError where the summary doesn't have the number, with a message that says what is missing.
 
     Args:
         summary: The content of the summary.
-        name: The name of the number, see `value_named`.
-        where: The summary's file or another name for it, for the message.
+        name: The name of the number, see `kind_of_value`.
+        source: The summary's file or another name for it, for the message.
     """
-    value_named(name)
+    kind_of_value(name)
     domain_and_name = split_domain(name)
     if domain_and_name is not None:
         domain, name_in_domain = domain_and_name
         domains = summary.get("domains") or {}
         if domain not in domains:
             raise ValueError(
-                f"no domain {domain!r} in {where}: its domains are {', '.join(domains) or 'none'}"
+                f"no domain {domain!r} in {source}: its domains are {', '.join(domains) or 'none'}"
             )
-        return number_in(domains[domain], name_in_domain, where)
+        return read_number_of_summary(domains[domain], name_in_domain, source)
     full = find_full_name(name)
     if full is not None:
         group, _, short = full.partition("/")
         numbers = summary.get(group)
         if not isinstance(numbers, Mapping):
             raise ValueError(
-                f"no {group} counted: {where} has no key {group!r}. An earlier version wrote it, which did"
+                f"no {group} counted: {source} has no key {group!r}. An earlier version wrote it, which did"
                 " not count them, or the model's answers have none"
             )
-        value, message = numbers.get(short), f"no {short}: not in {group} of {where}"
+        value, message = numbers.get(short), f"no {short}: not in {group} of {source}"
     elif name in summary:
-        value, message = summary[name], f"no {name}: not in {where}"
-    else:  # pass_at_K: `value_named` has refused other names
+        value, message = summary[name], f"no {name}: not in {source}"
+    else:  # pass_at_K: `kind_of_value` has refused other names
         value = (summary.get("pass_at_k") or {}).get(name.removeprefix("pass_at_"))
         samples = summary.get("samples", "too few")
-        message = f"no {name}: {where} has {samples} samples of each problem"
+        message = f"no {name}: {source} has {samples} samples of each problem"
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(message)
     return float(value)
 
 
-def by_problem(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, float] | None:
+def means_by_problem(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, float] | None:
     """Returns each problem's mean of a number over its answers: `{"train/45": 0.75}` where 3 of 4 are
     correct.
 
@@ -140,7 +140,7 @@ def by_problem(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, float]
 
     Args:
         rows: A row for each answer of an evaluation.
-        name: The name of the number, see `value_named`.
+        name: The name of the number, see `kind_of_value`.
     """
     domain, name = split_domain(name) or ("", name)
     numbers_by_problem: dict[str, list[float]] = {}
@@ -233,7 +233,7 @@ class MeasuredColumn:
     analysis: Name | None = None
     """The analysis whose ``result.json`` has the number."""
     value: Name | None = None
-    """For an evaluation, the name of the number (see `value_named`; null: pass@1). For an analysis, the
+    """For an evaluation, the name of the number (see `kind_of_value`; null: pass@1). For an analysis, the
     dotted key path of the number in its result, such as ``states.0.error``; a row's cell may replace it."""
     over: Name | None = None
     """The row that a ratio compares with, seed by seed: ``speed_up`` is the mean answer length of that row,
@@ -268,7 +268,7 @@ class MeasuredColumn:
             raise ValueError(f"column {self.name!r}: value is a number of an evaluation or an analysis")
         if self.evaluation is not None:
             try:
-                value_named(self.number)
+                kind_of_value(self.number)
             except ValueError as error:
                 raise ValueError(f"column {self.name!r}: {error}") from None
         shows_ratio = self.evaluation is not None and is_ratio(self.number)
@@ -299,7 +299,7 @@ class MeasuredColumn:
         if self.speedup is not None:
             return ValueKind("higher")
         if self.evaluation is not None:
-            return value_named(self.number)
+            return kind_of_value(self.number)
         # The area under a curve of accuracies is a share, and a number of an analysis counts as one.
         return ValueKind("higher", share=True)
 
@@ -324,7 +324,7 @@ class Panel:
     evaluation: Name | None = None
     """The evaluation set whose number is drawn: pass@1, or the number that `value` names."""
     value: Name | None = None
-    """The name of a number of the evaluation (see `value_named`); null: pass@1."""
+    """The name of a number of the evaluation (see `kind_of_value`); null: pass@1."""
     percent: bool | None = None
     """Whether numbers are shown in percent. null: an evaluation's number is if it is a share, and a metric
     isn't."""
@@ -338,7 +338,7 @@ class Panel:
         if self.value is not None and self.evaluation is None:
             raise ValueError(f"panel {self.name!r}: value is a number of an evaluation, and there is none")
         try:
-            value_named(self.number)
+            kind_of_value(self.number)
         except ValueError as error:
             raise ValueError(f"panel {self.name!r}: {error}") from None
         if is_ratio(self.number):
@@ -355,7 +355,7 @@ class Panel:
     def in_percent(self) -> bool:
         if self.percent is not None:
             return self.percent
-        return self.evaluation is not None and value_named(self.number).share
+        return self.evaluation is not None and kind_of_value(self.number).share
 
     @property
     def title(self) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 REPRODUCTION = "reproduction"
 """The type of tables that `reproduce_table` knows how to run."""
 
-OUTPUT = click.Option(
+OUTPUT_OPTION = click.Option(
     ["--output"], type=PATH, metavar="DIR", help="copy the files of the table there as well"
 )
 
@@ -46,10 +46,10 @@ def reproduce_table(options: Options) -> int:
         )
         raise ConfigError([issue])
     from treetune.tables.launch import run
-    from treetune.tables.write import copy, write_runs_table
+    from treetune.tables.write import copy_files, write_runs_table
 
     def show(plan: TableRuns) -> None:
-        copy(write_runs_table(plan, _command_line()), options.output)
+        copy_files(write_runs_table(plan, _command_line()), options.output)
 
     return run(cast("Reproduction", root), options, show)
 
@@ -61,7 +61,7 @@ def _command_line() -> str:
     return shlex.join(["python", shorten_path(MAIN_PROGRAM), *sys.argv[1:]])
 
 
-TABLE = "--configs configs/tables/quickstart_methods.jsonnet"
+EXAMPLE_TABLE = "--configs configs/tables/quickstart_methods.jsonnet"
 
 COMMANDS = (
     Command(
@@ -70,8 +70,8 @@ COMMANDS = (
         "write a table of experiments with confidence intervals",
         "Writes a table from the results on disk, as Markdown, LaTeX, HTML, JSON and pictures. It runs no"
         " experiment.",
-        (f"treetune make_table {TABLE}",),
-        (OUTPUT,),
+        (f"treetune make_table {EXAMPLE_TABLE}",),
+        (OUTPUT_OPTION,),
         takes_files=True,
     ),
     Command(
@@ -81,7 +81,7 @@ COMMANDS = (
         "Runs the experiments that are missing for the table, one after the other, resumes those that were"
         " interrupted, continues after one that fails, and writes the table.",
         (
-            f"treetune reproduce_table {TABLE} --plan",
+            f"treetune reproduce_table {EXAMPLE_TABLE} --plan",
             "treetune reproduce_table --configs configs/tables/vineppo_main.jsonnet --slurm jobs.sh",
         ),
         (
@@ -93,7 +93,7 @@ COMMANDS = (
             click.Option(
                 ["--at-once"], type=int, default=1, metavar="N", help="run N at a time (only on a CPU)"
             ),
-            OUTPUT,
+            OUTPUT_OPTION,
         ),
         takes_files=True,
     ),

@@ -14,8 +14,8 @@ from treetune.config.errors import did_you_mean
 from treetune.exceptions import NotReached
 from treetune.models.policy_files import CHECKPOINTS
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
-from treetune.tables.columns import PASS_AT_1, Axis, MeasuredColumn, Panel, number_in
-from treetune.tables.runs import MEASURABLE, PlannedRun, TableRuns
+from treetune.tables.columns import PASS_AT_1, Axis, MeasuredColumn, Panel, read_number_of_summary
+from treetune.tables.runs import TRAINED_STATES, PlannedRun, TableRuns
 from treetune.tables.settings import MethodRow, PanelAxis
 
 
@@ -96,7 +96,7 @@ class Curve:
         return [point.costs[axis] for point in self.points]
 
 
-def _answers_in(row: Mapping[str, Any], config: Mapping[str, Any]) -> float:
+def _count_answers(row: Mapping[str, Any], config: Mapping[str, Any]) -> float:
     """Returns how many answers an iteration sampled to train on.
 
     Demonstrations don't count, since they are not sampled. Continuations that estimate values don't count,
@@ -111,26 +111,26 @@ def _answers_in(row: Mapping[str, Any], config: Mapping[str, Any]) -> float:
     return float(row.get("episodes/count", 0.0))
 
 
-def _tokens_in(row: Mapping[str, Any], config: Mapping[str, Any]) -> float:
+def _count_tokens(row: Mapping[str, Any], config: Mapping[str, Any]) -> float:
     """Returns how many tokens the engine sampled in an iteration, for answers and for their credit."""
     # Runs of earlier versions have no count of the answers' tokens, only their mean length.
-    tokens_by_mean = _answers_in(row, config) * row.get("episodes/response_tokens", 0.0)
+    tokens_by_mean = _count_answers(row, config) * row.get("episodes/response_tokens", 0.0)
     return float(row.get(SAMPLED_TOKENS, tokens_by_mean) + row.get(VALUE_TOKENS, 0.0))
 
 
-def _seconds_in(row: Mapping[str, Any]) -> float:
+def _count_seconds(row: Mapping[str, Any]) -> float:
     return float(row.get("seconds/total", 0.0) - row.get("seconds/evaluation", 0.0))
 
 
-def finished(plan: TableRuns, name: str | None) -> list[PlannedRun]:
+def trained_runs(plan: TableRuns, name: str | None) -> list[PlannedRun]:
     """Returns the runs of an experiment that were trained to the end."""
-    return [run for run in plan.of(name) if plan.statuses[run.key].state in MEASURABLE]
+    return [run for run in plan.runs_of(name) if plan.statuses[run.key].state in TRAINED_STATES]
 
 
-def costs_of(plan: TableRuns, name: str) -> list[Cost]:
+def read_costs(plan: TableRuns, name: str) -> list[Cost]:
     """Returns the costs of an experiment's finished runs."""
     costs = []
-    for run in finished(plan, name):
+    for run in trained_runs(plan, name):
         # `template` is the configuration with the table's first seed. Below, only the type of the rollout is
         # read from it, and that is the same for all seeds.
         if (config := run.template) is None:
@@ -139,39 +139,41 @@ def costs_of(plan: TableRuns, name: str) -> list[Cost]:
         costs.append(
             Cost(
                 seed=run.seed,
-                answers=round(sum(_answers_in(row, config) for row in rows)),
-                sampled_tokens=round(sum(_tokens_in(row, config) for row in rows)),
+                answers=round(sum(_count_answers(row, config) for row in rows)),
+                sampled_tokens=round(sum(_count_tokens(row, config) for row in rows)),
                 gradient_steps=round(sum(row.get("train/steps", 0.0) for row in rows)),
-                seconds=sum(map(_seconds_in, rows)),
+                seconds=sum(map(_count_seconds, rows)),
             )
         )
     return costs
 
 
-def _costs_along(run: PlannedRun) -> tuple[list[dict[str, Any]], list[dict[Axis, float]]]:
+def _read_costs_along(run: PlannedRun) -> tuple[list[dict[str, Any]], list[dict[Axis, float]]]:
     """Returns the rows of a run's metrics, one for each iteration, and the costs of training after 0, 1, 2, …
     iterations."""
     config = run.config
     assert config is not None
     rows = sorted(run.directory.read_metrics(), key=lambda row: int(row["iteration"]))
     totals: dict[Axis, list[float]] = {
-        "tokens": list(accumulate((_tokens_in(row, config) for row in rows), initial=0.0)),
-        "seconds": list(accumulate(map(_seconds_in, rows), initial=0.0)),
+        "tokens": list(accumulate((_count_tokens(row, config) for row in rows), initial=0.0)),
+        "seconds": list(accumulate(map(_count_seconds, rows), initial=0.0)),
         "steps": list(accumulate((float(row.get("train/steps", 0.0)) for row in rows), initial=0.0)),
     }
     costs = []
-    for done in range(len(rows) + 1):
-        costs.append({axis: totals[axis][done] for axis in AXES})
+    for iteration in range(len(rows) + 1):
+        costs.append({axis: totals[axis][iteration] for axis in AXES})
     return rows, costs
 
 
-def measured_along(plan: TableRuns, run: PlannedRun, label: str, value: str = PASS_AT_1) -> MeasuredPoints:
+def read_measured_points(
+    plan: TableRuns, run: PlannedRun, label: str, value: str = PASS_AT_1
+) -> MeasuredPoints:
     """Returns the accuracy, or another number of the set `label`, after each measured iteration.
 
     The number after 0 iterations is that of the start weights. Checkpoints whose summary has no such number
     are left out.
     """
-    rows, costs = _costs_along(run)
+    rows, costs = _read_costs_along(run)
     summaries = run.directory.read_summaries(label)
     if 0 not in summaries:
         start_summary = _summary_of_start(plan, run, label)
@@ -181,7 +183,7 @@ def measured_along(plan: TableRuns, run: PlannedRun, label: str, value: str = PA
     for iteration in sorted(summaries):
         if iteration <= len(rows):  # else its costs are unknown: a line of the metrics is missing
             with contextlib.suppress(ValueError):  # the summary has no such number
-                number = number_in(summaries[iteration], value, label)
+                number = read_number_of_summary(summaries[iteration], value, label)
                 measured[iteration] = MeasuredPoint(costs[iteration], number)
     return measured
 
@@ -203,18 +205,18 @@ def _summary_of_start(plan: TableRuns, run: PlannedRun, label: str) -> dict[str,
     return None
 
 
-def _recorded_along(run: PlannedRun, metric: str) -> MeasuredPoints:
+def _read_recorded_points(run: PlannedRun, metric: str) -> MeasuredPoints:
     """Returns a metric at the end of each iteration that recorded it as a finite number."""
-    rows, costs = _costs_along(run)
+    rows, costs = _read_costs_along(run)
     recorded = {}
-    for done, row in enumerate(rows, start=1):
+    for iteration, row in enumerate(rows, start=1):
         value = row.get(metric)
         if isinstance(value, int | float) and math.isfinite(value):
-            recorded[done] = MeasuredPoint(costs[done], float(value))
+            recorded[iteration] = MeasuredPoint(costs[iteration], float(value))
     return recorded
 
 
-def curve_of(plan: TableRuns, row: MethodRow, panel: Panel, name: str | None) -> Curve | None:
+def make_curve(plan: TableRuns, row: MethodRow, panel: Panel, name: str | None) -> Curve | None:
     """Returns the curve of an experiment in a panel, or None where no finished run has the panel's number.
 
     A metric that an iteration recorded is drawn at the end of the iteration, as in the report.
@@ -224,18 +226,18 @@ def curve_of(plan: TableRuns, row: MethodRow, panel: Panel, name: str | None) ->
         name: The name of the experiment in the table.
     """
     by_seed: dict[int, MeasuredPoints] = {}
-    for run in finished(plan, name):
+    for run in trained_runs(plan, name):
         if panel.evaluation is not None:
-            measured = measured_along(plan, run, panel.evaluation, panel.number)
+            measured = read_measured_points(plan, run, panel.evaluation, panel.number)
         else:
             assert panel.metric is not None
-            measured = _recorded_along(run, panel.metric)
+            measured = _read_recorded_points(run, panel.metric)
         if measured:
             by_seed[run.seed] = measured
-    return Curve(row, panel, _over_seeds(by_seed), tuple(by_seed)) if by_seed else None
+    return Curve(row, panel, _average_over_seeds(by_seed), tuple(by_seed)) if by_seed else None
 
 
-def _over_seeds(by_seed: Mapping[int, MeasuredPoints]) -> tuple[CurvePoint, ...]:
+def _average_over_seeds(by_seed: Mapping[int, MeasuredPoints]) -> tuple[CurvePoint, ...]:
     """Returns a point for each iteration at which all seeds were measured.
 
     Runs that end with their budget may have different last iterations. In this case the points end where the
@@ -266,7 +268,7 @@ def column_panel(column: MeasuredColumn) -> Panel:
     return Panel(name=column.name, evaluation=column.curve)
 
 
-def curves(plan: TableRuns) -> list[Curve]:
+def make_column_curves(plan: TableRuns) -> list[Curve]:
     """Returns the curves of all columns that name a set to draw, for all rows with a finished run.
 
     Of columns with the same set and the same experiments, only the first is drawn.
@@ -281,26 +283,26 @@ def curves(plan: TableRuns) -> list[Curve]:
     for column in columns.values():
         panel = column_panel(column)
         for row in table.rows:
-            curve = curve_of(plan, row, panel, row.cell(column.name).experiment)
+            curve = make_curve(plan, row, panel, row.cell(column.name).experiment)
             if curve is not None:
                 all_curves.append(curve)
     return all_curves
 
 
-def panel_curves(plan: TableRuns) -> list[Curve]:
+def make_panel_curves(plan: TableRuns) -> list[Curve]:
     """Returns the curves of all panels, for all rows with a finished run.
 
     An experiment that others start from, such as an SFT, has no curve in a panel of metrics: its iterations
     came before those of the others. It has a curve in a panel of evaluations, because the others begin with
     its weights.
     """
-    starts = plan.table.starts
+    starts = plan.table.start_experiments
     all_curves = []
     for panel in plan.table.panels:
         for row in plan.table.rows:
             if panel.metric is not None and row.experiment in starts:
                 continue
-            curve = curve_of(plan, row, panel, row.experiment)
+            curve = make_curve(plan, row, panel, row.experiment)
             if curve is not None:
                 all_curves.append(curve)
     return all_curves
@@ -332,34 +334,38 @@ def _recorded_metrics(plan: TableRuns) -> list[str]:
     """Returns the names of all metrics in the first iteration of any finished run."""
     names: set[str] = set()
     for row in plan.table.rows:
-        for run in finished(plan, row.experiment):
+        for run in trained_runs(plan, row.experiment):
             for metrics in run.directory.read_metrics()[:1]:
                 names |= set(metrics)
     return sorted(names)
 
 
-def speedup(plan: TableRuns, run: PlannedRun, other: PlannedRun, label: str, axis: Axis) -> float:
-    """Returns how many times cheaper it is for a run than for `other` to reach the best accuracy of `other`.
+def speedup(plan: TableRuns, run: PlannedRun, other_run: PlannedRun, label: str, axis: Axis) -> float:
+    """Returns how many times cheaper it is for a run than for `other_run` to reach the best accuracy of the
+    latter.
 
-    For each of the two runs, the cost is that of the first checkpoint that is as good as the best of `other`.
-    `axis` is the kind of cost. Raises ValueError where the run has no such checkpoint.
+    For each of the two runs, the cost is that of the first checkpoint that is as good as the best of
+    `other_run`. `axis` is the kind of cost. Raises ValueError where the run has no such checkpoint.
     """
-    measured, other_measured = measured_along(plan, run, label), measured_along(plan, other, label)
+    measured, other_measured = (
+        read_measured_points(plan, run, label),
+        read_measured_points(plan, other_run, label),
+    )
     if not other_measured or not measured:
         raise ValueError(f"not measured along training on {label!r}")
     best = max(accuracy for _, accuracy in other_measured.values())
 
     def costs_of_good_checkpoints(points: MeasuredPoints) -> list[float]:
-        """Returns the costs of all checkpoints that are as good as the best of `other`, in their order."""
+        """Returns the costs of all checkpoints that are as good as the best of `other_run`."""
         return [costs[axis] for costs, accuracy in points.values() if accuracy >= best]
 
     costs = costs_of_good_checkpoints(measured)
     if not costs:
-        raise ValueError(f"never as good as {other.name} at its best ({best:.3f} on {label})")
+        raise ValueError(f"never as good as {other_run.name} at its best ({best:.3f} on {label})")
     cost = costs[0]
     other_cost = costs_of_good_checkpoints(other_measured)[0]
     if not cost or not other_cost:
-        raise ValueError(f"{other.name} was at its best before training on {label!r} began")
+        raise ValueError(f"{other_run.name} was at its best before training on {label!r} began")
     return other_cost / cost
 
 

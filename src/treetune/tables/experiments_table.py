@@ -50,7 +50,7 @@ def write_experiments_table(table: ExperimentsTable) -> list[Path]:
 
     Raises ValueError where required rows have no evaluation, with a message that names all of them.
     """
-    results = fill(table)
+    results = fill_rows(table)
     output = Path(table.directory) / table.output
     write_json(output, {result.row.name: result.as_json() for result in results})
     markdown = as_markdown(table, results)
@@ -59,13 +59,13 @@ def write_experiments_table(table: ExperimentsTable) -> list[Path]:
     return [output, output.with_suffix(".md")]
 
 
-def fill(table: ExperimentsTable) -> list[FilledRow]:
+def fill_rows(table: ExperimentsTable) -> list[FilledRow]:
     """Reads every row's evaluation, and leaves out optional rows that have none.
 
     Raises ValueError if rows that are not optional have no evaluation. The message names all such rows. Also
     raises ValueError if all rows are left out.
     """
-    results, missing = [], []
+    results, missing_rows = [], []
     for row in table.rows:
         folder = Path(table.directory) / row.experiment
         summary = _chosen_summary(ExperimentDirectory(folder), table)
@@ -74,11 +74,11 @@ def fill(table: ExperimentsTable) -> list[FilledRow]:
             origin = {"experiment": str(folder), "evaluation": table.evaluation}
             results.append(FilledRow(row, {**values, "iteration": summary["iteration"], **origin}))
         elif not row.optional:
-            missing.append(f"{row.name}: {folder} {_why_missing(ExperimentDirectory(folder), table)}")
-    if missing:
+            missing_rows.append(f"{row.name}: {folder} {_why_missing(ExperimentDirectory(folder), table)}")
+    if missing_rows:
         raise ValueError(
             "rows without a measured checkpoint:\n  "
-            + "\n  ".join(missing)
+            + "\n  ".join(missing_rows)
             + "\nRun these experiments (`treetune run --configs …`, then `treetune evaluate --configs …`), or"
             " mark the rows optional"
         )

@@ -12,7 +12,7 @@ from treetune.tables.columns import MeasuredColumn, Panel
 from treetune.tables.curves import AXIS_TITLES, Curve, column_panel
 from treetune.tables.measure import Results
 from treetune.tables.settings import PanelAxis, Reproduction
-from treetune.tables.text import MARKS, number_text, why_empty
+from treetune.tables.text import MARKS_OF_DIFFERENCES, number_text, why_empty
 from treetune.view.charts import BetterDirection, Chart, Series, better_direction_of, draw_series
 from treetune.view.templates import colour_of, read_palette
 
@@ -26,7 +26,7 @@ LEGEND_CHARACTERS_PER_INCH = 14
 LEGEND_LINE = 8
 """The width of a line sample and the space around a name in a legend, in characters."""
 CHART_INCHES = (4.2, 3.0)
-BAND = "range over seeds"
+MEANING_OF_BAND = "range over seeds"
 """What the bands around curves show."""
 PANELS_ACROSS = 2
 """The number of charts in a row. Panels have one more in a row if there would be more than this many rows."""
@@ -48,8 +48,8 @@ def curve_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
     for column in columns:
         title = f"pass@1 on {column.curve} (%)" + (f", {column.name}" if len(columns) > 1 else "")
         for axis, axis_title in AXIS_TITLES.items():
-            series = _series(results, curves, column_panel(column), axis)
-            charts.append(Chart(title, series, "up", BAND, x_name=axis_title))
+            series = _make_series(results, curves, column_panel(column), axis)
+            charts.append(Chart(title, series, "up", MEANING_OF_BAND, x_name=axis_title))
     return charts
 
 
@@ -59,9 +59,9 @@ def panel_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
     axis = results.plan.table.panels_over
     charts = []
     for panel in results.plan.table.panels:
-        series = _series(results, curves, panel, axis)
+        series = _make_series(results, curves, panel, axis)
         better = _better_direction(panel)
-        charts.append(Chart(panel.title, series, better, BAND, x_name=AXIS_TITLES[axis]))
+        charts.append(Chart(panel.title, series, better, MEANING_OF_BAND, x_name=AXIS_TITLES[axis]))
     return charts
 
 
@@ -74,7 +74,7 @@ def _better_direction(panel: Panel) -> BetterDirection:
     return "up" if panel.value in (None, "pass_at_1") else ""
 
 
-def _series(results: Results, curves: Sequence[Curve], panel: Panel, axis: PanelAxis) -> list[Series]:
+def _make_series(results: Results, curves: Sequence[Curve], panel: Panel, axis: PanelAxis) -> list[Series]:
     """Returns a series for each row of a panel: means over seeds with their range."""
     colours = row_colours(results.plan.table)
     scale = 100.0 if panel.in_percent else 1.0
@@ -152,7 +152,7 @@ def _draw_column(panel: Axes, results: Results, column: MeasuredColumn) -> None:
         panel.plot(scale * cell.estimate.mean, y, "o", color=colour, markersize=6)
         # The mark shows a significant difference from the row that this row is compared with.
         panel.annotate(
-            f"{number_text(cell.estimate.mean, column)} {MARKS[cell.called]}",
+            f"{number_text(cell.estimate.mean, column)} {MARKS_OF_DIFFERENCES[cell.significant_direction]}",
             (scale * cell.estimate.mean, y),
             xytext=(0, 6),
             textcoords="offset points",
@@ -174,20 +174,22 @@ def draw_panels(results: Results, curves: Sequence[Curve], paths: Sequence[Path]
     paths."""
     charts = panel_charts(results, curves)
     # A row has PANELS_ACROSS charts, or one more if there would be more than PANELS_ACROSS rows.
-    across = PANELS_ACROSS if len(charts) <= PANELS_ACROSS**2 else PANELS_ACROSS + 1
-    return _draw_charts(results, charts, min(len(charts), across), paths)
+    charts_across = PANELS_ACROSS if len(charts) <= PANELS_ACROSS**2 else PANELS_ACROSS + 1
+    return _draw_charts(results, charts, min(len(charts), charts_across), paths)
 
 
-def _draw_charts(results: Results, charts: Sequence[Chart], across: int, paths: Sequence[Path]) -> Figure:
-    """Draws charts in rows of `across`, with one legend for all, into each of the files."""
+def _draw_charts(
+    results: Results, charts: Sequence[Chart], charts_across: int, paths: Sequence[Path]
+) -> Figure:
+    """Draws charts in rows of `charts_across`, with one legend for all, into each of the files."""
     import matplotlib
 
     table = results.plan.table
-    down = math.ceil(len(charts) / across)
-    width = CHART_INCHES[0] * across
+    chart_rows = math.ceil(len(charts) / charts_across)
+    width = CHART_INCHES[0] * charts_across
     title_and_legend_inches = 1.0
-    height = CHART_INCHES[1] * down + title_and_legend_inches
-    figure, axes = _new_figure(width, height, rows=down, columns=across)
+    height = CHART_INCHES[1] * chart_rows + title_and_legend_inches
+    figure, axes = _new_figure(width, height, rows=chart_rows, columns=charts_across)
     for panel, chart in zip(axes, charts):
         panel.set_title(chart.title, fontsize=9, loc="left")
         if chart.series:

@@ -34,14 +34,14 @@ from treetune.runtime.rank_launcher import MAIN_PROGRAM, count_ranks_here, threa
 from treetune.store.files import write_json, write_text
 from treetune.tables.check import refuse_unwritten
 from treetune.tables.runs import (
-    MEASURABLE,
-    TO_DO,
+    STATES_TO_DO,
+    TRAINED_STATES,
     PlannedRun,
     RunKey,
     RunStatus,
     TableRuns,
-    inspect,
     inspect_again,
+    inspect_run,
     make_plan,
 )
 from treetune.tables.settings import Reproduction
@@ -51,11 +51,11 @@ from treetune.tables.until import add_needed_seeds
 POLL_S, PROGRESS_EVERY_S = 0.2, 60.0
 TAIL_BYTES, MESSAGE_CHARACTERS = 64 * 1024, 400
 """How much of a log's end is searched for an error message, and how much of the message's line is kept."""
-FAILURE = re.compile(r" failed: |^wrong configuration")
+FAILURE_LINE = re.compile(r" failed: |^wrong configuration")
 """Is found in a line in which main.py reports a failure."""
-RAISED = re.compile(r"[\w.]+(Error|Exception|Interrupt)\b")
+EXCEPTION_LINE = re.compile(r"[\w.]+(Error|Exception|Interrupt)\b")
 """Matches the beginning of a line that begins with the name of an exception."""
-ONE_RANK = ("run_analyzers", "fork")
+COMMANDS_OF_ONE_RANK = ("run_analyzers", "fork")
 """The commands that run in a single process, however many ranks train."""
 
 Announce = Callable[[str], None]
@@ -112,7 +112,7 @@ def reproduce(table: Reproduction, write: Write, launcher: Launcher | None = Non
             folder / ".reproduction.lock",
             f"another reproduce_table is running in {folder}: wait for it to end",
         ),
-        _farewell(),
+        _announce_continuation(),
     ):
         plan, finished = add_needed_seeds(make_plan(table)), set[RunKey]()
         refuse_unwritten(plan)
@@ -126,15 +126,15 @@ def reproduce(table: Reproduction, write: Write, launcher: Launcher | None = Non
                 say(line)
             if len(larger_plan.runs) == len(plan.runs):
                 break
-            added = [run.label for run in larger_plan.runs if run.key not in plan.statuses]
-            say("more seeds: " + "; ".join(added))
+            added_labels = [run.label for run in larger_plan.runs if run.key not in plan.statuses]
+            say("more seeds: " + "; ".join(added_labels))
             plan = larger_plan
         write(plan)
     return 1 if unfinished else 0
 
 
 @contextmanager
-def _farewell() -> Iterator[None]:
+def _announce_continuation() -> Iterator[None]:
     """Tells the user, if a signal ends the block, that the same command continues the work."""
     try:
         yield
@@ -152,7 +152,7 @@ class Launcher:
     """How commands of experiments are started: the number of ranks, the threads of each, and the program.
 
     `program` is the beginning of the command line, up to main.py. None stands for ``python -u`` and main.py;
-    `_program` then finds this environment's Python.
+    `_find_program` then finds this environment's Python.
     """
 
     ranks: int
@@ -177,25 +177,25 @@ class Launcher:
         ranks = count_ranks_here()
         return Launcher(ranks, int(threads_per_process(ranks * at_once)))
 
-    def command(self, run: PlannedRun, command: str, *more: str) -> list[str]:
-        """Returns the command line of one of a run's commands. `more` are the command's arguments."""
+    def command(self, run: PlannedRun, command: str, *arguments: str) -> list[str]:
+        """Returns the command line of one of a run's commands. `arguments` are those of the command."""
         program = self.program or ("python", "-u", shorten_path(MAIN_PROGRAM))
         # main.py's command `run` starts the ranks, each with the command that follows.
-        if self.ranks > 1 and command not in ONE_RANK:
+        if self.ranks > 1 and command not in COMMANDS_OF_ONE_RANK:
             program += "run", f"--ranks={self.ranks}"
         overrides = []
         for override in run.recipe.overrides:
             overrides += ["--override", override]
-        return [*program, "--configs", ",".join(run.recipe.configs), *overrides, command, *more]
+        return [*program, "--configs", ",".join(run.recipe.configs), *overrides, command, *arguments]
 
     def environment(self, run: PlannedRun) -> dict[str, str]:
         """Returns the variables that are set for the run, in addition to those that it inherits."""
         return {**run.environment, "OMP_NUM_THREADS": str(self.threads)}
 
-    def line(self, run: PlannedRun, command: str, *more: str) -> str:
+    def line(self, run: PlannedRun, command: str, *arguments: str) -> str:
         """Returns the command as a line of the shell."""
         variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment(run).items()]
-        return f"{' '.join(variables)} {shlex.join(self.command(run, command, *more))}"
+        return f"{' '.join(variables)} {shlex.join(self.command(run, command, *arguments))}"
 
 
 def commands_of(plan: TableRuns, run: PlannedRun, status: RunStatus) -> list[tuple[str, ...]]:
@@ -213,7 +213,7 @@ def commands_of(plan: TableRuns, run: PlannedRun, status: RunStatus) -> list[tup
     if status.state == "missing" and run.recipe.fork is not None:
         start = plan.run(run.recipe.fork, run.seed)
         commands.append(("fork", str(start.directory.path)))
-    if status.state in TO_DO:
+    if status.state in STATES_TO_DO:
         # This command trains and evaluates, but it doesn't analyse. If the table shows analyses, the state is
         # "unmeasured" afterwards, and `run_analyzers` follows.
         commands.append(("run_iteration_loop",))
@@ -283,8 +283,8 @@ class _Attempt:
         lines = [line for line in lines if line]
         if not lines:
             return "its log is empty"
-        failures = [line for line in lines if FAILURE.search(line)]
-        raised = [line for line in lines if RAISED.match(line)]
+        failures = [line for line in lines if FAILURE_LINE.search(line)]
+        raised = [line for line in lines if EXCEPTION_LINE.match(line)]
         not_of_launcher = [line for line in lines if "] [launch.py:" not in line]
         if failures:
             message = failures[0]
@@ -330,87 +330,89 @@ class _Execution:
         """The runs' names in messages: "[2/6] ppo, seed 1"."""
         for number, run in enumerate(plan.runs, start=1):
             self.labels[run.key] = f"[{number}/{len(plan.runs)}] {run.label}"
-        self.waiting, self.statuses = list(plan.runs), dict(plan.statuses)
+        self.waiting_runs, self.statuses = list(plan.runs), dict(plan.statuses)
         self.attempts: dict[RunKey, _Attempt] = {}
         """The commands that run now, by the key of the run. A run has only one at a time."""
-        self.tried: defaultdict[RunKey, set[tuple[str, ...]]] = defaultdict(set)
+        self.started_commands: defaultdict[RunKey, set[tuple[str, ...]]] = defaultdict(set)
         """For each run, the commands that were started for it, with their arguments."""
-        self.ended: list[tuple[PlannedRun, RunStatus]] = []
+        self.ended_runs: list[tuple[PlannedRun, RunStatus]] = []
         """The runs that ended in this turn of the loop."""
 
     def carry_out(self, at_once: int) -> int:
         """Carries out all runs, and returns how many of them could not be finished."""
         unfinished = 0
-        while self.waiting or self.attempts:
+        while self.waiting_runs or self.attempts:
             self.begin_runs(at_once)
             for key, code in self.processes.take_ended().items():
                 self.end_command(key, code)
             self.end_late_commands()
-            for run, status in self.ended:
+            for run, status in self.ended_runs:
                 self.statuses[run.key] = status
                 if status.state != "finished":
                     unfinished += 1
                     if self.plan.table.on_failure == "stop":
                         self.announce("stopped there, as on_failure says; the same command continues")
                         return unfinished
-            if not self.ended:
+            if not self.ended_runs:
                 time.sleep(POLL_S)
-            self.ended.clear()
+            self.ended_runs.clear()
         return unfinished
 
     def begin_runs(self, at_once: int) -> None:
         """Begins waiting runs until `at_once` commands run. A run that needs an unfinished run goes on
         waiting."""
-        for run in list(self.waiting):
+        for run in list(self.waiting_runs):
             if len(self.attempts) == at_once:
                 return
-            unfinished_keys = {*self.attempts, *(other.key for other in self.waiting)}
+            unfinished_keys = {*self.attempts, *(other_run.key for other_run in self.waiting_runs)}
             if unfinished_keys & set(run.needs):
                 continue
-            self.waiting.remove(run)
+            self.waiting_runs.remove(run)
             self.begin(run)
             # A run may end at once. `carry_out` has to note its status before a run that needs it begins.
-            if self.ended:
+            if self.ended_runs:
                 return
 
     def begin(self, run: PlannedRun) -> None:
         """Starts a run's first command; ends the run where it is finished already or can't be run."""
-        status, label = inspect(run), self.labels[run.key]
+        status, label = inspect_run(run), self.labels[run.key]
         # The needed runs that are not trained to the end.
-        missing = [name for name, seed in run.needs if self.statuses[name, seed].state not in MEASURABLE]
-        if status.state in TO_DO and not missing:
+        unfinished_needs = [
+            name for name, seed in run.needs if self.statuses[name, seed].state not in TRAINED_STATES
+        ]
+        if status.state in STATES_TO_DO and not unfinished_needs:
             self.start_next_command(run, status)
             return
         if status.state == "finished":
             if run.key not in self.already_announced:
                 self.announce(f"{label}: finished before")
-        elif missing:
-            self.announce(f"{label}: skipped, because it needs {', '.join(missing)}")
+        elif unfinished_needs:
+            self.announce(f"{label}: skipped, because it needs {', '.join(unfinished_needs)}")
         else:
             self.announce(f"{label}: {status.state}, {status.why}")
-        self.ended.append((run, status))
+        self.ended_runs.append((run, status))
 
     def start_next_command(self, run: PlannedRun, status: RunStatus) -> None:
         """Starts the next command that a run needs; ends the run where there is none."""
         commands, label = commands_of(self.plan, run, status), self.labels[run.key]
         command = commands[0] if commands else ()
         # Without this check, a command that succeeds and writes nothing would be started again without end.
-        if command in self.tried[run.key]:
-            why = f"{command[0]} succeeded but changed nothing (log {run.log})"
-            status, command = RunStatus("failed", status.done, why), ()
+        if command in self.started_commands[run.key]:
+            reason = f"{command[0]} succeeded but changed nothing (log {run.log})"
+            status, command = RunStatus("failed", status.done, reason), ()
         if not command:
             if status.state != "finished":
                 self.announce(f"{label}: {status.state}: {status.why}")
-            self.ended.append((run, status))
+            self.ended_runs.append((run, status))
             return
-        self.tried[run.key].add(command)
+        self.started_commands[run.key].add(command)
         is_resumed = status.state in ("interrupted", "failed") and status.done
         self.announce(f"{label}: {command[0]} {'continues' if is_resumed else 'starts'} (log {run.log})")
         program, *arguments = self.launcher.command(run, *command)
         shell_line = self.launcher.line(run, *command)
         self.attempts[run.key] = _Attempt(run, command[0], shell_line, label, self.announce)
         environment = self.launcher.environment(run)
-        self.processes.start(run.key, [_program(program), *arguments], environment, run.log)
+        self.processes.start(run.key, [_find_program(program), *arguments], environment, run.log)
 
     def end_command(self, key: RunKey, code: int, message: str | None = None) -> None:
         """Records how a command ended, and starts the run's next one unless it failed."""
@@ -418,13 +420,13 @@ class _Execution:
         if message is None:
             message = attempt.error_message() if code else ""
         attempt.record(exit_code=code, message=message)
-        status = inspect(attempt.run)
+        status = inspect_run(attempt.run)
         if code:
             # A run is finished if its directory has all results. The command may have written them before it
             # failed, for example at its deadline. Then there is no failure to announce.
             if status.state != "finished":
                 self.announce(f"{attempt.label}: {status.state}: {status.why}")
-            self.ended.append((attempt.run, status))
+            self.ended_runs.append((attempt.run, status))
         else:
             self.announce(f"{attempt.label}: {attempt.command} took {attempt.seconds:.0f} s")
             self.start_next_command(attempt.run, status)
@@ -440,7 +442,7 @@ class _Execution:
                 attempt.show_progress()
 
 
-def _program(name: str) -> str:
+def _find_program(name: str) -> str:
     """Returns the path of a program, from this Python's environment or else from the PATH."""
     in_environment = Path(sys.executable).parent / name
     path = str(in_environment) if in_environment.is_file() else shutil.which(name)
@@ -454,7 +456,7 @@ def _program(name: str) -> str:
 # Runs that others start: a command line per run, or a SLURM array
 
 
-def _waves(plan: TableRuns) -> list[list[PlannedRun]]:
+def _group_into_waves(plan: TableRuns) -> list[list[PlannedRun]]:
     """Returns the runs to do, without blocked ones, in waves. A run needs only finished runs and runs of
     earlier waves."""
     wave_numbers: dict[RunKey, int] = {}
@@ -484,9 +486,9 @@ def _shell_line(plan: TableRuns, run: PlannedRun, launcher: Launcher) -> str:
 def launch_lines(plan: TableRuns, launcher: Launcher) -> list[str]:
     """Returns a line of the shell for each run, with comments on what has to be finished before it."""
     lines: list[str] = []
-    for number, wave in enumerate(_waves(plan)):
-        when = "when those above have ended" if number else "now, in parallel where the machine allows"
-        lines += [f"# {when}:", *(_shell_line(plan, run, launcher) for run in wave)]
+    for number, wave in enumerate(_group_into_waves(plan)):
+        condition = "when those above have ended" if number else "now, in parallel where the machine allows"
+        lines += [f"# {condition}:", *(_shell_line(plan, run, launcher) for run in wave)]
     for run in plan.to_do():
         if blocking := plan.blocked_by(run):
             lines.append(f"# {run.label}: blocked by {', '.join(blocking)}")
@@ -500,7 +502,7 @@ def slurm_script(plan: TableRuns, launcher: Launcher, working_directory: Path) -
     once with a message, and the others continue.
     """
     waves = []
-    for wave in _waves(plan):
+    for wave in _group_into_waves(plan):
         waves.append([slurm.ShellTask(run.label, _shell_line(plan, run, launcher)) for run in wave])
     if not waves:
         raise ValueError("no run is missing: a SLURM script would be empty")
@@ -537,11 +539,15 @@ def estimate_run(plan: TableRuns, run: PlannedRun) -> RunCost:
     3. The table's `seconds_per_iteration`, then its `seconds_per_run`.
     """
     status = plan.statuses[run.key]
-    if status.state not in TO_DO:
+    if status.state not in STATES_TO_DO:
         return RunCost(seconds=0.0, basis="")
     if status.state == "missing":  # a run that has begun takes less than a whole run
-        finished = [other for other in plan.of(run.name) if plan.statuses[other.key].state == "finished"]
-        seconds_by_seed = {other.seed: other.seconds for other in finished if other.seconds}
+        finished = [
+            other_run
+            for other_run in plan.runs_of(run.name)
+            if plan.statuses[other_run.key].state == "finished"
+        ]
+        seconds_by_seed = {other_run.seed: other_run.seconds for other_run in finished if other_run.seconds}
         if seconds_by_seed:
             mean = sum(seconds_by_seed.values()) / len(seconds_by_seed)
             seeds = ", ".join(map(str, seconds_by_seed))
@@ -553,8 +559,8 @@ def estimate_run(plan: TableRuns, run: PlannedRun) -> RunCost:
         return RunCost(seconds=None, basis="evaluation alone")
     iterations_left = run.iterations - status.done
     # `template` is the configuration of a run, or None if the configuration is wrong.
-    peers = [other for other in plan.runs if other.name == run.name and other.template]
-    peers.sort(key=lambda other: other.seed != run.seed)  # the run's own iterations first
+    peers = [other_run for other_run in plan.runs if other_run.name == run.name and other_run.template]
+    peers.sort(key=lambda other_run: other_run.seed != run.seed)  # the run's own iterations first
     for peer in peers:
         if plan.statuses[peer.key].state == "different":  # another configuration may be faster or slower
             continue
@@ -592,7 +598,7 @@ def plan_text(plan: TableRuns, at_once: int = 1) -> str:
         iterations = f"{status.done}/{run.iterations}" if run.template else DASH
         seed = "shared" if run.recipe.shared else str(run.seed)
         rows.append([run.name, seed, status.state, iterations, _remaining_need(plan, run), folder])
-    lines = [*_aligned(rows), "", cost_line(plan, at_once)]
+    lines = [*_align_cells(rows), "", cost_line(plan, at_once)]
     if labels_by_reason:
         lines.append("")
     for reason, labels in labels_by_reason.items():
@@ -620,7 +626,7 @@ def cost_line(plan: TableRuns, at_once: int = 1) -> str:
 def _remaining_need(plan: TableRuns, run: PlannedRun) -> str:
     """Returns a text about the time that a run may still take and the runs that must finish before it. It is
     empty for a run that is not to be run."""
-    if plan.statuses[run.key].state not in TO_DO:
+    if plan.statuses[run.key].state not in STATES_TO_DO:
         return ""
     if blocked := plan.blocked_by(run):
         return f"blocked by {', '.join(blocked)}"
@@ -629,7 +635,7 @@ def _remaining_need(plan: TableRuns, run: PlannedRun) -> str:
     return f"{cost}, after {', '.join(run.recipe.needs)}" if run.needs else cost
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def _align_cells(rows: Sequence[Sequence[str]]) -> list[str]:
     """Returns a line for each row. Cells of a column begin at the same character."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []

@@ -15,17 +15,17 @@ from treetune.runtime.analysis import read_result
 from treetune.runtime.directory import MEASURE_AGAIN_REMEDY, RESULT, SUMMARY
 from treetune.runtime.manifest import read_config
 from treetune.store.checksums import config_hash, read_record
-from treetune.tables.columns import Axis, MeasuredColumn, number_in
+from treetune.tables.columns import Axis, MeasuredColumn, read_number_of_summary
 from treetune.tables.curves import (
     Cost,
     area_under,
     cost_to_reach,
-    costs_of,
-    finished,
-    measured_along,
+    read_costs,
+    read_measured_points,
     speedup,
+    trained_runs,
 )
-from treetune.tables.runs import MEASURABLE, PlannedRun, TableRuns, problem_means
+from treetune.tables.runs import TRAINED_STATES, PlannedRun, TableRuns, problem_means
 from treetune.tables.settings import MethodRow, Reproduction
 from treetune.tables.statistics import (
     SIGNIFICANCE_LEVEL,
@@ -84,7 +84,7 @@ class Comparison:
     sequence."""
 
     @property
-    def called(self) -> str | None:
+    def significant_direction(self) -> str | None:
         """The direction of a significant difference; None where it isn't significant.
 
         "better" or "worse", or "higher" or "lower" where neither direction is an improvement. A difference is
@@ -112,7 +112,7 @@ class CellResult:
     """The reason why a seed has no number, by seed: {3: "failed: …"}."""
     estimate: MeanWithInterval | None = None
     """The mean over seeds; None where no seed has a number."""
-    against: Comparison | None = None
+    comparison_to_baseline: Comparison | None = None
     """The difference to the baseline's cell in the same column; None where there is none."""
     notes: tuple[str, ...] = ()
     """Messages about an estimate or a comparison that could not be made as usual, for example because seeds
@@ -132,11 +132,13 @@ class CellResult:
 
     @property
     def difference(self) -> MeanWithInterval | None:
-        return None if self.against is None else self.against.difference
+        return None if self.comparison_to_baseline is None else self.comparison_to_baseline.difference
 
     @property
-    def called(self) -> str | None:
-        return None if self.against is None else self.against.called
+    def significant_direction(self) -> str | None:
+        return (
+            None if self.comparison_to_baseline is None else self.comparison_to_baseline.significant_direction
+        )
 
     def is_shared(self, table: Reproduction) -> bool:
         """Returns whether the cell shows a single run that all seeds share."""
@@ -168,7 +170,7 @@ def measure_cells(plan: TableRuns) -> Results:
     """
     table = plan.table
     cells = _read_cells(plan)
-    costs = {name: costs_of(plan, name) for name in table.order()}
+    costs = {name: read_costs(plan, name) for name in table.order()}
     with_baseline = []
     if table.baseline is not None:
         with_baseline = [(row.name, table.baseline) for row in table.rows if row.name != table.baseline]
@@ -176,14 +178,14 @@ def measure_cells(plan: TableRuns) -> Results:
     comparisons: dict[tuple[str, str | None, str], Comparison] = {}  # by row, other row, column
     remarks: dict[tuple[str, str], list[str]] = {}  # by row and column
     for column in table.columns:
-        for row, to in dict.fromkeys([*with_baseline, *with_others]):
+        for row, other_row in dict.fromkeys([*with_baseline, *with_others]):
             try:
-                comparison = _compare(table, cells[row, column.name], cells[to, column.name])
+                comparison = _compare(table, cells[row, column.name], cells[other_row, column.name])
             except ValueError as error:  # such as seeds that were measured on different problems
                 remarks.setdefault((row, column.name), []).append(str(error))
                 continue
             if comparison is not None:
-                comparisons[row, to, column.name] = comparison
+                comparisons[row, other_row, column.name] = comparison
     # With declared comparisons, the results decide how many seeds are run. A p-value is not valid at each
     # such look at the results.
     n_comparisons = len(table.comparisons)
@@ -195,14 +197,14 @@ def measure_cells(plan: TableRuns) -> Results:
     for (row, column_name), cell in cells.items():
         cells[row, column_name] = replace(
             cell,
-            against=comparisons.get((row, table.baseline, column_name)),
+            comparison_to_baseline=comparisons.get((row, table.baseline, column_name)),
             notes=(*cell.notes, *dict.fromkeys(remarks.get((row, column_name), ()))),
         )
     pairs = []
-    for row, to in dict.fromkeys(with_others):
+    for row, other_row in dict.fromkeys(with_others):
         for column in table.columns:
-            if (row, to, column.name) in comparisons:
-                pairs.append(comparisons[row, to, column.name])
+            if (row, other_row, column.name) in comparisons:
+                pairs.append(comparisons[row, other_row, column.name])
     fates = {row.name: _failed_and_collapsed(plan, row) for row in table.rows}
     return Results(plan, cells, costs, pairs, n_comparisons, fates)
 
@@ -212,40 +214,40 @@ def _failed_and_collapsed(plan: TableRuns, row: MethodRow) -> str:
 
     A run has collapsed if it ends with less than half of its best accuracy on the table's first curve.
     """
-    runs = plan.of(row.experiment)
+    runs = plan.runs_of(row.experiment)
     if not runs:
         return "–"
     failed = sum(plan.statuses[run.key].state == "failed" for run in runs)
     collapsed = 0
     labels = [column.curve for column in plan.table.columns if column.curve is not None]
     if labels:
-        for run in finished(plan, row.experiment):
-            accuracies = [accuracy for _, accuracy in measured_along(plan, run, labels[0]).values()]
+        for run in trained_runs(plan, row.experiment):
+            accuracies = [accuracy for _, accuracy in read_measured_points(plan, run, labels[0]).values()]
             if accuracies and accuracies[-1] < max(accuracies) / 2:
                 collapsed += 1
     return f"{failed}, {collapsed} of {len(runs)}"
 
 
-def _compare(table: Reproduction, cell: CellResult, other: CellResult) -> Comparison | None:
+def _compare(table: Reproduction, cell: CellResult, other_cell: CellResult) -> Comparison | None:
     """Compares two cells of a column, paired by seed, and also by problem where both cells have means of
     problems.
 
     Returns None where the cells have no seed in common, and where one of them has no estimate.
     """
-    by_seed, other_by_seed = _results_by_seed(table, cell), _results_by_seed(table, other)
+    by_seed, other_by_seed = _results_by_seed(table, cell), _results_by_seed(table, other_cell)
     seeds = [seed for seed in by_seed if seed in other_by_seed]
-    if cell.is_shared(table) and other.is_shared(table):
+    if cell.is_shared(table) and other_cell.is_shared(table):
         seeds = seeds[:1]  # every seed has the same two results
-    if not seeds or cell.estimate is None or other.estimate is None:
+    if not seeds or cell.estimate is None or other_cell.estimate is None:
         return None
     pairs = [(by_seed[seed], other_by_seed[seed]) for seed in seeds]
     differences = [result.value - other_result.value for result, other_result in pairs]
-    names, kind = (cell.row.name, other.row.name), table.interval
+    names, kind = (cell.row.name, other_cell.row.name), table.interval
     if table.comparisons and table.until is not None:
         # The results decide how many seeds are run, so they are looked at again and again. Only a confidence
         # sequence is valid at every look. Differences that the table declared have such a sequence. All other
         # differences are exploratory, and have an ordinary interval. No difference has a p-value.
-        declared = cell.column == table.judged and names in table.decisive_pairs
+        declared = cell.column == table.judged_column and names in table.decisive_pairs
         if declared:
             difference = table.until.sequence(differences, table.level)
         else:
@@ -296,7 +298,7 @@ def _read_cell(plan: TableRuns, row: MethodRow, column: MeasuredColumn) -> CellR
     results: list[SeedResult] = []
     absent: dict[int, str] = {}
     reached_by_all = True
-    for run in plan.of(name):
+    for run in plan.runs_of(name):
         try:
             results.append(read_seed_result(plan, run, row, column))
         except ValueError as error:
@@ -306,17 +308,17 @@ def _read_cell(plan: TableRuns, row: MethodRow, column: MeasuredColumn) -> CellR
     # Where some seeds never reach the accuracy, a mean over the others would look as if all did.
     if results and reached_by_all:
         try:
-            estimate = _estimate(results, plan, column)
+            estimate = _estimate_mean(results, plan, column)
         except ValueError as error:
             notes.append(str(error))
             estimate = interval_over_seeds([result.value for result in results], kind)
         # The interval may reach beyond the possible values of the number: above 1 for a share, or below 0.
         if column.evaluation is not None or column.area is not None:
-            estimate = estimate.within(least=0.0, most=1.0 if column.kind.share else math.inf)
+            estimate = estimate.within(smallest=0.0, largest=1.0 if column.kind.share else math.inf)
     return CellResult(row, column, tuple(results), absent, estimate, notes=tuple(notes))
 
 
-def _estimate(results: list[SeedResult], plan: TableRuns, column: MeasuredColumn) -> MeanWithInterval:
+def _estimate_mean(results: list[SeedResult], plan: TableRuns, column: MeasuredColumn) -> MeanWithInterval:
     """Estimates a cell's mean over seeds and problems where all seeds have means of problems, and otherwise
     only over seeds. For a single seed whose analysis gives an interval, the interval is that of the
     analysis."""
@@ -347,11 +349,11 @@ def read_seed_result(plan: TableRuns, run: PlannedRun, row: MethodRow, column: M
     }
     if column.analysis is not None:
         key = row.cell(column.name).value or column.value  # a row may show another number of the analysis
-        value, bounds = _number_at(run.directory.analysis(column.analysis), key)
+        value, bounds = _read_number(run.directory.analysis(column.analysis), key)
         return SeedResult(value=value, bounds=bounds, **common)
     if column.speedup is not None:
         assert column.curve is not None
-        other_run = _run_of(plan, column.speedup.of, column, run.seed)
+        other_run = _find_run(plan, column.speedup.of, column, run.seed)
         factor = speedup(plan, run, other_run, column.curve, column.speedup.over)
         return SeedResult(value=factor, **common)
     if column.area is not None:
@@ -360,26 +362,26 @@ def read_seed_result(plan: TableRuns, run: PlannedRun, row: MethodRow, column: M
     if column.reach is not None:
         points = _points_of_curve(plan, run, column, column.reach.over)
         return SeedResult(value=cost_to_reach(points, column.reach.accuracy), **common)
-    summary, folder = _summary(plan, run, column)
+    summary, folder = _read_summary(plan, run, column)
     common["samples"] = summary["samples"]
     if column.over is not None:
         # A ratio such as "speed_up" has a number of another row (`over`) above a number of this row.
         numerator_name, denominator_name = declared_ratios()[column.number]
-        denominator = number_in(summary, denominator_name, folder / SUMMARY)
+        denominator = read_number_of_summary(summary, denominator_name, folder / SUMMARY)
         if not denominator:
             raise ValueError(f"no {column.number}: {denominator_name} is 0 in {folder}")
-        other_run = _run_of(plan, column.over, column, run.seed)
-        other_summary, other_folder = _summary(plan, other_run, column)
-        numerator = number_in(other_summary, numerator_name, other_folder / SUMMARY)
+        other_run = _find_run(plan, column.over, column, run.seed)
+        other_summary, other_folder = _read_summary(plan, other_run, column)
+        numerator = read_number_of_summary(other_summary, numerator_name, other_folder / SUMMARY)
         return SeedResult(value=numerator / denominator, **common)
-    value = number_in(summary, column.number, folder / SUMMARY)
+    value = read_number_of_summary(summary, column.number, folder / SUMMARY)
     return SeedResult(value=value, by_problem=problem_means(folder, column.number), **common)
 
 
 def _refuse_unmeasurable(plan: TableRuns, run: PlannedRun) -> None:
     """Raises ValueError, with the reason, for a run that is not trained to the end."""
     status = plan.statuses[run.key]
-    if status.state in MEASURABLE:
+    if status.state in TRAINED_STATES:
         return
     # `blocked_by` leaves out needed runs that have failed, since the next `reproduce_table` tries again.
     unmet_needs = plan.blocked_by(run) if status.state == "missing" else []
@@ -393,20 +395,20 @@ def _refuse_unmeasurable(plan: TableRuns, run: PlannedRun) -> None:
 
 
 def _points_of_curve(
-    plan: TableRuns, run: PlannedRun, column: MeasuredColumn, over: Axis
+    plan: TableRuns, run: PlannedRun, column: MeasuredColumn, axis: Axis
 ) -> list[tuple[float, float]]:
-    """Returns the accuracies on the column's curve as (cost, accuracy), the lowest cost first. `over` is the
+    """Returns the accuracies on the column's curve as (cost, accuracy), the lowest cost first. `axis` is the
     kind of cost."""
     assert column.curve is not None
-    measurements = measured_along(plan, run, column.curve).values()
-    points = sorted((costs[over], accuracy) for costs, accuracy in measurements)
-    if run.name in plan.table.starts:
+    measurements = read_measured_points(plan, run, column.curve).values()
+    points = sorted((costs[axis], accuracy) for costs, accuracy in measurements)
+    if run.name in plan.table.start_experiments:
         # Other experiments start from this run. They begin with its last accuracy, at no cost.
         points = [(0.0, accuracy) for _, accuracy in points[-1:]]
     return points
 
 
-def _run_of(plan: TableRuns, row: str, column: MeasuredColumn, seed: int) -> PlannedRun:
+def _find_run(plan: TableRuns, row: str, column: MeasuredColumn, seed: int) -> PlannedRun:
     """Returns the run with a seed that fills the cell of the row `row` in a column.
 
     Raises ValueError where there is none, or where it is not trained to the end."""
@@ -415,15 +417,15 @@ def _run_of(plan: TableRuns, row: str, column: MeasuredColumn, seed: int) -> Pla
     if name is None:
         raise ValueError(f"{row} has no experiment in this column")
     # A shared experiment is run only once, for all seeds.
-    run = next((run for run in plan.of(name) if run.recipe.shared or run.seed == seed), None)
+    run = next((run for run in plan.runs_of(name) if run.recipe.shared or run.seed == seed), None)
     if run is None:
         raise ValueError(f"{name} has no run with seed {seed}")
-    if plan.statuses[run.key].state not in MEASURABLE:
+    if plan.statuses[run.key].state not in TRAINED_STATES:
         raise ValueError(f"{run.name} is {plan.statuses[run.key].state}")
     return run
 
 
-def _summary(plan: TableRuns, run: PlannedRun, column: MeasuredColumn) -> tuple[dict[str, Any], Path]:
+def _read_summary(plan: TableRuns, run: PlannedRun, column: MeasuredColumn) -> tuple[dict[str, Any], Path]:
     """Returns the summary of the column's set at the end of a run, and its folder."""
     assert column.evaluation is not None
     folder = run.directory.evaluation(run.iterations, column.evaluation)
@@ -432,10 +434,10 @@ def _summary(plan: TableRuns, run: PlannedRun, column: MeasuredColumn) -> tuple[
     return read_record(folder / SUMMARY, MEASURE_AGAIN_REMEDY), folder
 
 
-def _number_at(analysis: Path, path: str | None) -> tuple[float, tuple[float, float] | None]:
+def _read_number(analysis: Path, path: str | None) -> tuple[float, tuple[float, float] | None]:
     """Returns the number at a dotted key path of an analysis' result, and its interval if it has one.
 
-    `_number_at(folder, "states.0.error")` reads 0.2 from `{"states": [{"error": 0.2}]}`, and 0.2 with the
+    `_read_number(folder, "states.0.error")` reads 0.2 from `{"states": [{"error": 0.2}]}`, and 0.2 with the
     interval (0.1, 0.3) from `{"states": [{"error": {"value": 0.2, "low": 0.1, "high": 0.3}}]}`.
     """
     result = analysis / RESULT

@@ -27,7 +27,7 @@ from treetune.runtime.directory import (
     verify_answers,
 )
 from treetune.runtime.manifest import find_different_keys, read_config
-from treetune.tables.columns import by_problem
+from treetune.tables.columns import means_by_problem
 
 if TYPE_CHECKING:
     # `settings` checks a table's runs, and imports this module.
@@ -47,10 +47,10 @@ RunState = Literal[
 * wrong: its configuration can't be built.
 """
 
-MEASURABLE: tuple[RunState, ...] = ("finished", "unmeasured")
+TRAINED_STATES: tuple[RunState, ...] = ("finished", "unmeasured")
 """The states of a run that was trained to the end."""
 
-TO_DO: tuple[RunState, ...] = ("unmeasured", "interrupted", "missing", "failed")
+STATES_TO_DO: tuple[RunState, ...] = ("unmeasured", "interrupted", "missing", "failed")
 """The states that `reproduce_table` runs."""
 
 RunKey = tuple[str, int]
@@ -109,7 +109,7 @@ class PlannedRun:
         """The configuration with this run's seed and directory."""
         if self.template is None or self.template.get("seed") == self.seed:
             return self.template
-        return _load(self.recipe, self.environment).data
+        return _load_config(self.recipe, self.environment).data
 
     @property
     def experiment_name(self) -> str:
@@ -129,9 +129,9 @@ class PlannedRun:
         """
         if self.template is None:
             return 0
-        most = int(self.template["iterations"])
-        done = max([*self.directory.checkpoints(), len(self.directory.read_metrics())])
-        return expected_iterations(most, self.budget, self.directory, done)
+        most_iterations = int(self.template["iterations"])
+        done_iterations = max([*self.directory.checkpoints(), len(self.directory.read_metrics())])
+        return expected_iterations(most_iterations, self.budget, self.directory, done_iterations)
 
     @cached_property
     def environment(self) -> dict[str, str]:
@@ -140,11 +140,11 @@ class PlannedRun:
 
     @property
     def directory(self) -> ExperimentDirectory:
-        return ExperimentDirectory(self.base / folder_of(self.recipe, self.seed) / self.experiment_name)
+        return ExperimentDirectory(self.base / folder_name(self.recipe, self.seed) / self.experiment_name)
 
     @property
     def log(self) -> Path:
-        folder = self.base / "logs" / folder_of(self.recipe, self.seed)
+        folder = self.base / "logs" / folder_name(self.recipe, self.seed)
         return folder / f"{self.experiment_name}.log"
 
     @property
@@ -192,9 +192,9 @@ class TableRuns:
 
     def run(self, name: str, seed: int) -> PlannedRun:
         """Returns an experiment's run with a seed, or the run that all seeds share."""
-        return next(run for run in self.of(name) if run.recipe.shared or run.seed == seed)
+        return next(run for run in self.runs_of(name) if run.recipe.shared or run.seed == seed)
 
-    def of(self, name: str | None) -> list[PlannedRun]:
+    def runs_of(self, name: str | None) -> list[PlannedRun]:
         """Returns an experiment's runs, in the order of their seeds."""
         return [run for run in self.runs if run.name == name]
 
@@ -208,23 +208,23 @@ class TableRuns:
         for needed_key in run.needs:
             needed_name, _ = needed_key
             status = self.statuses[needed_key]
-            if status.state not in ("finished", *TO_DO):
+            if status.state not in ("finished", *STATES_TO_DO):
                 blocking.append(f"{needed_name} ({status.state})")
-            elif status.state not in MEASURABLE:
+            elif status.state not in TRAINED_STATES:
                 # The needed run isn't trained to the end. It can be run, unless it is blocked itself.
                 blocking += self.blocked_by(self.run(*needed_key))
         return blocking
 
     def to_do(self) -> list[PlannedRun]:
-        return [run for run in self.runs if self.statuses[run.key].state in TO_DO]
+        return [run for run in self.runs if self.statuses[run.key].state in STATES_TO_DO]
 
 
 def inspect_again(plan: TableRuns) -> TableRuns:
     """Returns the same runs with the states that they have on disk now."""
-    return TableRuns(plan.table, plan.runs, {run.key: inspect(run) for run in plan.runs})
+    return TableRuns(plan.table, plan.runs, {run.key: inspect_run(run) for run in plan.runs})
 
 
-def with_seeds(plan: TableRuns, seeds_by_name: Mapping[str, Sequence[int]]) -> TableRuns:
+def add_seeds(plan: TableRuns, seeds_by_name: Mapping[str, Sequence[int]]) -> TableRuns:
     """Returns the plan with further seeds of some experiments, and of all experiments that these need.
 
     `seeds_by_name` has the further seeds by the experiment's name: `{"ppo": [4, 5]}`.
@@ -232,22 +232,22 @@ def with_seeds(plan: TableRuns, seeds_by_name: Mapping[str, Sequence[int]]) -> T
     table = plan.table
     needed_keys: list[RunKey] = []
     for name, seeds in seeds_by_name.items():
-        needed_keys += all_needed(table, name, seeds)
+        needed_keys += needed_run_keys(table, name, seeds)
     planned_keys = {run.key for run in plan.runs}
     new_keys = [key for key in dict.fromkeys(needed_keys) if key not in planned_keys]
     if not new_keys:
         return plan
     # The runs of an experiment differ only by the seed.
-    added = [replace(plan.of(name)[0], seed=seed) for name, seed in new_keys]
+    added_runs = [replace(plan.runs_of(name)[0], seed=seed) for name, seed in new_keys]
     shared = [run for run in plan.runs if run.recipe.shared]
-    seeded = [run for run in [*plan.runs, *added] if not run.recipe.shared]
+    seeded = [run for run in [*plan.runs, *added_runs] if not run.recipe.shared]
     order = table.order()
     seeded.sort(key=lambda run: (table.seeds.index(run.seed), order.index(run.name)))
     runs = [*shared, *seeded]  # a shared run needs only shared ones
-    return TableRuns(table, runs, {**plan.statuses, **{run.key: inspect(run) for run in added}})
+    return TableRuns(table, runs, {**plan.statuses, **{run.key: inspect_run(run) for run in added_runs}})
 
 
-def all_needed(table: Reproduction, name: str, seeds: Sequence[int]) -> Iterator[RunKey]:
+def needed_run_keys(table: Reproduction, name: str, seeds: Sequence[int]) -> Iterator[RunKey]:
     """Yields the keys of the runs that an experiment with these seeds needs, and then those of its own runs.
 
     Experiments that all seeds share are left out. They run only once, and every plan has them from the start.
@@ -255,19 +255,19 @@ def all_needed(table: Reproduction, name: str, seeds: Sequence[int]) -> Iterator
     """
     recipe = table.experiments[name]
     for needed in recipe.needs:
-        yield from all_needed(table, needed, seeds)
+        yield from needed_run_keys(table, needed, seeds)
     if not recipe.shared:
         yield from ((name, seed) for seed in seeds)
 
 
-def folder_of(recipe: TableExperiment, seed: int) -> str:
+def folder_name(recipe: TableExperiment, seed: int) -> str:
     """Returns the name of the folder of runs with this seed, below the table's directory."""
     return "shared" if recipe.shared else f"seed-{seed}"
 
 
 def run_environment(base: Path, recipe: TableExperiment, seed: int) -> dict[str, str]:
     """Returns the environment variables by which a configuration gets its seed and directory."""
-    return {"APP_SEED": str(seed), "APP_DIRECTORY": str(base / folder_of(recipe, seed))}
+    return {"APP_SEED": str(seed), "APP_DIRECTORY": str(base / folder_name(recipe, seed))}
 
 
 def make_plan(table: Reproduction) -> TableRuns:
@@ -301,7 +301,7 @@ def make_plan(table: Reproduction) -> TableRuns:
                 shared=shared_seeds,
             )
             runs.append(run)
-    return TableRuns(table, runs, {run.key: inspect(run) for run in runs})
+    return TableRuns(table, runs, {run.key: inspect_run(run) for run in runs})
 
 
 class _Configuration(NamedTuple):
@@ -401,13 +401,13 @@ def _load_configuration(
         shared_names: The `experiment_name` of each shared experiment that it needs.
     """
     try:
-        config = _load(recipe, environment)
+        config = _load_config(recipe, environment)
         directory = Path(environment["APP_DIRECTORY"])
         # Only a loaded configuration shows which paths need overrides. So it is loaded again with them.
         overrides = _overrides_for_shared(config.data, directory, shared_names)
         if overrides:
             recipe = replace(recipe, overrides=(*recipe.overrides, *overrides))
-            config = _load(recipe, environment)
+            config = _load_config(recipe, environment)
         root = build(Runtime, config.data, Explanation(config))
     except ConfigError as error:
         return _Configuration(recipe, wrong=str(error))
@@ -452,7 +452,7 @@ def _texts_in(value: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[
             yield (*path, name), item
 
 
-def _load(recipe: TableExperiment, environment: Mapping[str, str]) -> Config:
+def _load_config(recipe: TableExperiment, environment: Mapping[str, str]) -> Config:
     # The caller's environment may name a single experiment. The table's experiments must not all get this
     # name.
     inherited = {name: value for name, value in os.environ.items() if name != "APP_EXPERIMENT_NAME"}
@@ -480,32 +480,34 @@ def _why_not_measured(config: Mapping[str, Any], measurements: _Measurements) ->
     return None
 
 
-def inspect(run: PlannedRun) -> RunStatus:
+def inspect_run(run: PlannedRun) -> RunStatus:
     """Returns the state of a run. Reads its directory, and the table's record of attempts at it."""
     if run.template is None:
         return RunStatus("wrong", why=run.wrong or "")
     directory = run.directory
-    done = len(directory.read_metrics())
+    done_iterations = len(directory.read_metrics())
     stored = directory.config_file
     if stored.is_file() and directory.has_work():
         assert run.config is not None
         different = find_different_keys(read_config(directory.path), run.config)
         if different:
-            return RunStatus("different", done, f"other {', '.join(different)} in {stored}")
+            return RunStatus("different", done_iterations, f"other {', '.join(different)} in {stored}")
     if directory.is_running():
-        return RunStatus("running", done, f"another process is running in {directory.path}")
+        return RunStatus("running", done_iterations, f"another process is running in {directory.path}")
     is_trained = run.iterations in directory.checkpoints()
     if is_trained:
         unmeasured, unanalysed = _missing_evaluations(run), _missing_analyses(run)
         if not unmeasured and not unanalysed:
-            return RunStatus("finished", done)
-        why = failure(run) or f"{', '.join((*unmeasured, *unanalysed))} missing"
-        return RunStatus("unmeasured", done, why, unmeasured, unanalysed)
-    why = failure(run)
-    if why:
-        return RunStatus("failed", done, why)
+            return RunStatus("finished", done_iterations)
+        reason = describe_failure(run) or f"{', '.join((*unmeasured, *unanalysed))} missing"
+        return RunStatus("unmeasured", done_iterations, reason, unmeasured, unanalysed)
+    reason = describe_failure(run)
+    if reason:
+        return RunStatus("failed", done_iterations, reason)
     if directory.has_work():
-        return RunStatus("interrupted", done, f"at iteration {done} of {run.iterations}")
+        return RunStatus(
+            "interrupted", done_iterations, f"at iteration {done_iterations} of {run.iterations}"
+        )
     return RunStatus("missing")
 
 
@@ -515,12 +517,12 @@ def _missing_evaluations(run: PlannedRun) -> tuple[str, ...]:
     `run.sets` are due after the last iteration, and `run.along` after every regular checkpoint.
     """
     directory = run.directory
-    shown = [(run.iterations, label) for label in run.sets]
+    shown_evaluations = [(run.iterations, label) for label in run.sets]
     for iteration in directory.regular_checkpoints():
-        shown += [(iteration, label) for label in run.along]
+        shown_evaluations += [(iteration, label) for label in run.along]
     return tuple(
         f"{label} after {iteration}"
-        for iteration, label in shown
+        for iteration, label in shown_evaluations
         if not (directory.evaluation(iteration, label) / SUMMARY).is_file()
     )
 
@@ -529,22 +531,22 @@ def _missing_analyses(run: PlannedRun) -> tuple[str, ...]:
     return tuple(name for name in run.analyses if not run.directory.is_analysed(name))
 
 
-def failure(run: PlannedRun) -> str:
+def describe_failure(run: PlannedRun) -> str:
     """Returns a message on the failure of the last attempt; empty where it succeeded."""
     attempts = run.attempts()
     if not attempts or not attempts[-1].get("exit_code"):
         return ""
-    last = attempts[-1]
-    return f"{last['command']} ended with {last['exit_code']}: {last.get('message', '')} (log {run.log})"
+    command, exit_code, message = (attempts[-1].get(key, "") for key in ("command", "exit_code", "message"))
+    return f"{command} ended with {exit_code}: {message} (log {run.log})"
 
 
 def problem_means(evaluation: Path, value: str) -> dict[str, float] | None:
     """Returns the mean of a number over the answers to each problem, by the problem's name.
 
     `evaluation` is the folder of an evaluation, and `value` the name of the number. Returns None where the
-    number is not a mean over answers, and where an answer has no such number (`columns.by_problem`).
+    number is not a mean over answers, and where an answer has no such number (`columns.means_by_problem`).
     """
     answers = evaluation / ANSWERS
     verify_answers(answers)
     with answers.open() as file:
-        return by_problem(map(json.loads, file), value)
+        return means_by_problem(map(json.loads, file), value)

@@ -332,7 +332,7 @@ class Reproduction(Table):
                 )
         for key, named_row in named_rows:
             if named_row is not None and named_row not in rows:
-                yield _no_row(named_row, key, rows)
+                yield _finding_of_unknown_row(named_row, key, rows)
 
     def _check_needs(self) -> Iterator[Finding]:
         """Yields the findings about the experiments that other experiments need."""
@@ -390,7 +390,7 @@ class Reproduction(Table):
         rows, columns = [row.name for row in self.rows], [column.name for column in self.columns]
         for number, name in enumerate(until.rows):
             if name not in rows:
-                yield _no_row(name, f"until.rows.{number}", rows)
+                yield _finding_of_unknown_row(name, f"until.rows.{number}", rows)
         if bool(until.rows) == bool(self.comparisons):
             yield Finding(
                 "until adds seeds for its rows or for the table's comparisons, but there are "
@@ -410,11 +410,11 @@ class Reproduction(Table):
             yield Finding(f"there is no column {until.column!r}", "until.column", remedy)
         else:
             yield from self._check_judged_rows(until)
-        least = until.seeds.at_least
-        most = len(self.seeds) if until.seeds.at_most is None else until.seeds.at_most
-        if not least <= most <= len(self.seeds):
+        fewest_seeds = until.seeds.at_least
+        most_seeds = len(self.seeds) if until.seeds.at_most is None else until.seeds.at_most
+        if not fewest_seeds <= most_seeds <= len(self.seeds):
             yield Finding(
-                f"until asks for {least} to {most} seeds, but the table has {len(self.seeds)}",
+                f"until asks for {fewest_seeds} to {most_seeds} seeds, but the table has {len(self.seeds)}",
                 "seeds",
                 "name at least at_most seeds, and set at_least to at most at_most",
             )
@@ -424,10 +424,10 @@ class Reproduction(Table):
             return
         # Equal differences have the narrowest interval. Here all are 0, so the interval lies around 0, and
         # its upper end is its half-width.
-        equal = confidence_sequence([0.0] * most, until.bound)
+        equal = confidence_sequence([0.0] * most_seeds, until.bound)
         if equal.high is not None and equal.high > until.difference:
             yield Finding(
-                f"even {most} seeds with equal differences give a half-width of {equal.high:.2g} with bound"
+                f"even {most_seeds} seeds with equal differences give a half-width of {equal.high:.2g} with bound"
                 f" {until.bound:g}, and not {until.difference:g}: all seeds would always be run",
                 "until.difference",
                 "set a larger difference, name more seeds, set a smaller `bound` if runs can't differ as"
@@ -438,7 +438,7 @@ class Reproduction(Table):
         """Yields a finding for each compared row that has no experiment in the column of `until`.
 
         Nothing is measured for such a row. So its difference to another row would never be known, and no seed
-        would be added. The property `judged` is the column of `until`.
+        would be added. The property `judged_column` is the column of `until`.
         """
         keys = {f"until.rows.{number}": name for number, name in enumerate(until.rows)}
         if until.rows and self.baseline is not None:
@@ -447,9 +447,9 @@ class Reproduction(Table):
             keys |= {f"comparisons.{number}.row": pair.row, f"comparisons.{number}.to": pair.to}
         row_names = [row.name for row in self.rows]
         for key, name in keys.items():
-            if name in row_names and self._experiment_of(name, self.judged.name) is None:
+            if name in row_names and self._experiment_of(name, self.judged_column.name) is None:
                 yield Finding(
-                    f"until compares the row {name!r} in column {self.judged.name!r}, where it has no"
+                    f"until compares the row {name!r} in column {self.judged_column.name!r}, where it has no"
                     " experiment",
                     key,
                     "give the row an experiment there, or compare another row",
@@ -461,7 +461,7 @@ class Reproduction(Table):
         return row.cell(column_name).experiment
 
     @property
-    def judged(self) -> MeasuredColumn:
+    def judged_column(self) -> MeasuredColumn:
         """The column whose differences decide how many seeds a row needs."""
         name = self.until.column if self.until is not None else None
         return next((column for column in self.columns if column.name == name), self.columns[0])
@@ -479,7 +479,7 @@ class Reproduction(Table):
         return 1 - (1 - CONFIDENCE_LEVEL) / max(1, len(self.comparisons))
 
     @property
-    def starts(self) -> set[str]:
+    def start_experiments(self) -> set[str]:
         """The experiments that others start from, such as an SFT."""
         names: set[str] = set()
         for experiment in self.experiments.values():
@@ -509,19 +509,19 @@ class Reproduction(Table):
         First come the experiments that need no other, then those that need only these, and so on. Within each
         group the experiments are in the order of the rows, with those that no row shows at the end.
         """
-        used: list[str | None] = []
+        shown_names: list[str | None] = []
         for row in self.rows:
-            used += [row.cell(column.name).experiment for column in self.columns]
+            shown_names += [row.cell(column.name).experiment for column in self.columns]
         if self.panels:  # they show a row's own experiment, also where all its cells name others
-            used += [row.experiment for row in self.rows]
-        used_names = [name for name in used if name is not None]
+            shown_names += [row.experiment for row in self.rows]
+        used_names = [name for name in shown_names if name is not None]
         names = list(dict.fromkeys([*used_names, *self.experiments]))
         sorter = self._sorter(names)
         ordered: list[str] = []
         while sorter.is_active():
-            ready = sorted(sorter.get_ready(), key=names.index)
-            ordered += ready
-            sorter.done(*ready)
+            ready_names = sorted(sorter.get_ready(), key=names.index)
+            ordered += ready_names
+            sorter.done(*ready_names)
         return ordered
 
     def _sorter(self, names: Sequence[str]) -> TopologicalSorter[str]:
@@ -531,5 +531,5 @@ class Reproduction(Table):
         return sorter
 
 
-def _no_row(name: str, key: str, rows: Sequence[str]) -> Finding:
+def _finding_of_unknown_row(name: str, key: str, rows: Sequence[str]) -> Finding:
     return Finding(f"there is no row {name!r}", key, did_you_mean(name, rows))

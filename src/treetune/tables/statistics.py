@@ -16,7 +16,7 @@ from treetune.runtime.intervals import CONFIDENCE_LEVEL, wilson_interval
 
 RESAMPLES = 4000
 
-WEIGHT = 0.1
+PRIOR_WEIGHT = 0.1
 """The weight of the prior of `normal_sequence`, as if the prior were this many numbers. With 0.1, the
 interval has nearly its smallest width after 4 to 16 numbers: the best weight for each count would make it
 narrower by at most 11 %."""
@@ -51,14 +51,14 @@ class MeanWithInterval:
     def excludes_zero(self) -> bool:
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
-    def within(self, least: float, most: float) -> MeanWithInterval:
+    def within(self, smallest: float, largest: float) -> MeanWithInterval:
         """Returns the estimate with its interval cut to the possible values.
 
         Student's intervals may exceed the possible values: the interval of a share may reach above 1.
         """
         if self.low is None or self.high is None:
             return self
-        return MeanWithInterval(self.mean, max(self.low, least), min(self.high, most))
+        return MeanWithInterval(self.mean, max(self.low, smallest), min(self.high, largest))
 
 
 def interval_over_seeds_and_problems(
@@ -85,8 +85,8 @@ def interval_over_seeds_and_problems(
     import numpy as np
 
     problems = list(values[0])
-    for other in values[1:]:
-        if other.keys() != values[0].keys():
+    for values_of_seed in values[1:]:
+        if values_of_seed.keys() != values[0].keys():
             raise ValueError("the seeds were measured on different problems")
     matrix_SP = np.array([[seed_values[problem] for problem in problems] for seed_values in values])
     n_seeds, n_problems = matrix_SP.shape
@@ -101,8 +101,9 @@ def interval_over_seeds_and_problems(
     # part once. Adding it `widening_factor` − 1 times makes it `widening_factor` times as large.
     deviations_S = matrix_SP.mean(axis=1) - matrix_SP.mean()
     means_B += (widening_factor(n_seeds, kind) - 1) * (seeds_BS @ deviations_S)
-    tail = (1 - CONFIDENCE_LEVEL) / 2
-    low, high = float(np.quantile(means_B, tail)), float(np.quantile(means_B, 1 - tail))
+    tail_probability = (1 - CONFIDENCE_LEVEL) / 2
+    low = float(np.quantile(means_B, tail_probability))
+    high = float(np.quantile(means_B, 1 - tail_probability))
     return MeanWithInterval(float(matrix_SP.mean()), low, high)
 
 
@@ -125,7 +126,7 @@ def normal_sequence(values: Sequence[float], level: float = CONFIDENCE_LEVEL) ->
         return MeanWithInterval(mean, low=None, high=None)
     # At a bound, the likelihood ratio is 1 / (1 − level), so (1 + u) / (1 + r · u) is the q below. Solved for
     # u, this is u = (q − 1) / (1 − q · r). The bound's distance from the mean is spread · √(u · (n − 1) / n).
-    r = WEIGHT / (count + WEIGHT)
+    r = PRIOR_WEIGHT / (count + PRIOR_WEIGHT)
     q = ((1 - level) * math.sqrt(r)) ** (-2 / count)
     spread = stdev(values)
     if q * r >= 1 or not spread:  # equal numbers are not normally distributed

@@ -14,18 +14,18 @@ from treetune.tables.curves import AXES, Curve, panel_notes
 from treetune.tables.measure import CellResult, Comparison, Results
 from treetune.tables.runs import TableRuns
 from treetune.tables.statistics import COVERAGE_OF_BOOTSTRAP, MeanWithInterval
-from treetune.tables.until import seconds_a_seed, verdicts
+from treetune.tables.until import judge_differences, seconds_a_seed
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-WHOLE_FROM = 999.5
+SMALLEST_WITHOUT_DECIMALS = 999.5
 """The smallest number that is shown without decimals."""
 DASH = "–"
-STATES = {"missing": "not run", "different": "other configuration", "wrong": "wrong configuration"}
+WORDS_FOR_STATES = {"missing": "not run", "different": "other configuration", "wrong": "wrong configuration"}
 """The words that an empty cell shows for the state of its run, where they are not the state's name."""
-MARKS = {"better": "▲", "worse": "▼", "higher": "△", "lower": "▽", None: ""}
-"""The marks of significant differences, by `Comparison.called`."""
+MARKS_OF_DIFFERENCES = {"better": "▲", "worse": "▼", "higher": "△", "lower": "▽", None: ""}
+"""The marks of significant differences, by `Comparison.significant_direction`."""
 COST_NOTE = (
     "Means over seeds. Answers: those sampled for training. Tokens: of these answers, and of the"
     " continuations that estimate their credit. Seconds: without evaluation."
@@ -45,7 +45,7 @@ def number_text(value: float | None, column: MeasuredColumn, sign: bool = False)
     elif column.digits is not None:
         text = f"{value:{plus},.{column.digits}f}"
     else:
-        text = _three_digits(value, plus)
+        text = _write_three_digits(value, plus)
     return text.replace("-", "−") + column.unit
 
 
@@ -55,10 +55,10 @@ def interval_text(estimate: MeanWithInterval, column: MeasuredColumn, sign: bool
     return f"[{number_text(estimate.low, column, sign)}, {number_text(estimate.high, column, sign)}]"
 
 
-def _three_digits(value: float, sign: str = "") -> str:
+def _write_three_digits(value: float, sign: str = "") -> str:
     """Returns a number with three significant digits, or as a whole number if it has more than three digits
     before the decimal point."""
-    return f"{value:{sign},.0f}" if abs(value) >= WHOLE_FROM else f"{value:{sign}.3g}"
+    return f"{value:{sign},.0f}" if abs(value) >= SMALLEST_WITHOUT_DECIMALS else f"{value:{sign}.3g}"
 
 
 def why_empty(cell: CellResult) -> str:
@@ -69,7 +69,7 @@ def why_empty(cell: CellResult) -> str:
         return f"reached by {len(cell.seeds)} of {len(cell.seeds) + len(cell.absent)} seeds"
     # Reasons begin with the run's state: "failed: …", "skipped, because it needs …".
     states = {reason.split(":")[0].split(",")[0] for reason in cell.absent.values()}
-    return " / ".join(sorted(STATES.get(state, state) for state in states))
+    return " / ".join(sorted(WORDS_FOR_STATES.get(state, state) for state in states))
 
 
 def seeds_note(cell: CellResult) -> str:
@@ -89,13 +89,13 @@ def _plain_cell(cell: CellResult) -> str:
     parts = [
         number_text(cell.estimate.mean, cell.column),
         interval_text(cell.estimate, cell.column),
-        MARKS[cell.called],
+        MARKS_OF_DIFFERENCES[cell.significant_direction],
         f"({note})" if note else "",
     ]
     return " ".join(part for part in parts if part)
 
 
-def legend(results: Results) -> list[str]:
+def legend_lines(results: Results) -> list[str]:
     """Returns the lines below the table that explain it."""
     table = results.plan.table
     not_shared = [cell for cell in results.cells.values() if not cell.is_shared(table)]
@@ -103,8 +103,10 @@ def legend(results: Results) -> list[str]:
     lines = []
     if any(column.in_percent for column in table.columns):
         lines.append("Shares in percent.")
-    over = f"{seeds} seeds and over the problems" if seeds > 1 else "the problems (of one seed)"
-    lines.append(f"Means over {seeds} seed{'s' if seeds > 1 else ''} with 95 % intervals over {over}.")
+    interval_over = f"{seeds} seeds and over the problems" if seeds > 1 else "the problems (of one seed)"
+    lines.append(
+        f"Means over {seeds} seed{'s' if seeds > 1 else ''} with 95 % intervals over {interval_over}."
+    )
     shared = [row.name for row in table.rows if row.experiment and table.experiments[row.experiment].shared]
     if shared:
         lines.append(
@@ -121,7 +123,7 @@ def legend(results: Results) -> list[str]:
         declared_pairs = ", ".join(f"{pair.row} − {pair.to}" for pair in table.comparisons)
         lines.append(
             f"▲ better and ▼ worse: only for the comparisons that were declared before ({declared_pairs}, in"
-            f" {table.judged.name}), where the confidence sequence, at 95 % for all of them together"
+            f" {table.judged_column.name}), where the confidence sequence, at 95 % for all of them together"
             " (Bonferroni), excludes 0. The other differences are exploratory, and have no mark."
         )
     elif table.baseline is not None:
@@ -131,7 +133,7 @@ def legend(results: Results) -> list[str]:
             f" the difference excludes 0 and p is below 0.05 after Holm's correction for {count};"
             " without a mark the difference is not significant."
         )
-        if any(cell.called in ("higher", "lower") for cell in results.cells.values()):
+        if any(cell.significant_direction in ("higher", "lower") for cell in results.cells.values()):
             lines.append("△ higher and ▽ lower: the same, for columns without a better direction.")
     for column in table.columns:
         if column.over is not None:
@@ -154,8 +156,8 @@ def legend(results: Results) -> list[str]:
                 f" {column.reach.accuracy:.0%}; empty unless every seed reached it."
             )
     lines.append(
-        f"{FATE}: runs that ended with an error, and runs that ended below half of the best accuracy on"
-        " their curve."
+        f"{HEAD_OF_FATES}: runs that ended with an error, and runs that ended below half of the best accuracy"
+        " on their curve."
     )
     sources = dict.fromkeys(cell.source for cell in results.cells.values() if cell.source)
     if sources:
@@ -171,7 +173,7 @@ def until_lines(plan: TableRuns) -> list[str]:
 
     Example: "PPO − GRPO: difference +6.0 ± 7.0 after 8 seeds, 12 more seeds, about 3 h of runs, until ± 5.0."
     """
-    until, column = plan.table.until, plan.table.judged
+    until, column = plan.table.until, plan.table.judged_column
     if until is None:
         return []
     goal = number_text(until.difference, column)
@@ -186,7 +188,7 @@ def until_lines(plan: TableRuns) -> list[str]:
         "lacking": "and one of the runs has no result",
         "more": f"and all remaining seeds won't reach ± {goal} if they are like these",
     }
-    for verdict in verdicts(plan):
+    for verdict in judge_differences(plan):
         reason = reason_texts[verdict.reason]
         if verdict.further is not None:  # this many more seeds like those so far would be enough
             seconds = seconds_a_seed(plan, verdict)
@@ -212,7 +214,7 @@ def main_grid(
     """Returns the table's main part: a row for each method, with published numbers next to the measured ones.
 
     `cell_text` formats a measured cell; `escape` makes any other text safe for the output format. The last
-    column, with the head `FATE`, says how many of a method's runs failed and how many collapsed.
+    column, with the head `HEAD_OF_FATES`, says how many of a method's runs failed and how many collapsed.
     """
     table = results.plan.table
     heads, rows = [""], [[escape(row.name)] for row in table.rows]
@@ -226,13 +228,13 @@ def main_grid(
             cells.append(cell_text(cell))
             if published:
                 cells.append(escape(number_text(cell.published, column)))
-    heads.append(escape(FATE))
+    heads.append(escape(HEAD_OF_FATES))
     for row, cells in zip(table.rows, rows, strict=True):
         cells.append(escape(results.fates[row.name]))
     return as_frame(heads, rows)
 
 
-FATE = "failed, collapsed"
+HEAD_OF_FATES = "failed, collapsed"
 """The head of the column with `Results.fates`."""
 
 
@@ -245,7 +247,11 @@ COMPARISON_HEADS = ("seeds", "difference", "95 % interval", "p", "p (Holm)", "re
 
 def difference_grid(results: Results) -> DataFrame:
     """Returns a grid with every measured difference to the baseline, significant or not."""
-    comparisons = [cell.against for cell in results.cells.values() if cell.against is not None]
+    comparisons = [
+        cell.comparison_to_baseline
+        for cell in results.cells.values()
+        if cell.comparison_to_baseline is not None
+    ]
     rows = [[item.row, item.column.name, *_comparison_cells(item)] for item in comparisons]
     return as_frame(["", "column", *COMPARISON_HEADS], rows)
 
@@ -258,15 +264,14 @@ def pair_grid(results: Results) -> DataFrame:
 
 def _comparison_cells(comparison: Comparison) -> list[str]:
     """Returns the cells of a comparison in the columns COMPARISON_HEADS."""
-    # `called` is the direction of a significant difference, such as "better"; None for any other difference.
-    column, difference, called = comparison.column, comparison.difference, comparison.called
+    column, difference, direction = comparison.column, comparison.difference, comparison.significant_direction
     return [
         str(comparison.seeds),
         number_text(difference.mean, column, sign=True),
         interval_text(difference, column, sign=True) or DASH,
         _p_text(comparison.p),
         _p_text(comparison.adjusted),
-        f"{called} {MARKS[called]}" if called else "not significant",
+        f"{direction} {MARKS_OF_DIFFERENCES[direction]}" if direction else "not significant",
     ]
 
 
@@ -326,13 +331,13 @@ def _ends_text(curve: Curve | None, panel: Panel) -> str:
     them."""
 
     def text(value: float) -> str:
-        return (f"{100 * value:.1f}" if panel.in_percent else _three_digits(value)).replace("-", "−")
+        return (f"{100 * value:.1f}" if panel.in_percent else _write_three_digits(value)).replace("-", "−")
 
     if curve is None:
         return DASH
-    first, last = curve.points[0], curve.points[-1]
-    start = f"{text(first.mean)} → " if len(curve.points) > 1 else ""
-    return f"{start}{text(last.mean)} [{text(last.low)}, {text(last.high)}]"
+    first_point, last_point = curve.points[0], curve.points[-1]
+    start = f"{text(first_point.mean)} → " if len(curve.points) > 1 else ""
+    return f"{start}{text(last_point.mean)} [{text(last_point.low)}, {text(last_point.high)}]"
 
 
 def as_frame(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> DataFrame:
@@ -368,7 +373,7 @@ def as_markdown(
     """
     table = results.plan.table
     parts = [f"# {table.title or table.name}", frame_as_markdown(main_grid(results))]
-    parts.append("\n".join(legend(results)))
+    parts.append("\n".join(legend_lines(results)))
     if notes := panel_notes(results.plan, panels):
         parts.append("## During training")
         if panels:
@@ -393,17 +398,17 @@ def as_markdown(
     return "\n\n".join(parts) + "\n"
 
 
-_SIGNS = {
+_LATEX_OF_SIGNS = {
     "▲": r"$\blacktriangle$",
     "▼": r"$\blacktriangledown$",
     "△": r"$\triangle$",
     "▽": r"$\triangledown$",
 }
 
-_SPECIAL = str.maketrans({
+_LATEX_ESCAPES = str.maketrans({
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
     "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "−": "$-$", "–": "--", "×": r"$\times$", **_SIGNS,
+    "−": "$-$", "–": "--", "×": r"$\times$", **_LATEX_OF_SIGNS,
 })  # fmt: skip
 
 
@@ -412,17 +417,17 @@ def as_latex(results: Results) -> str:
     legend, for a caption."""
 
     def escaped(text: str) -> str:
-        return text.translate(_SPECIAL)
+        return text.translate(_LATEX_ESCAPES)
 
     def cell_text(cell: CellResult) -> str:
         if cell.estimate is None:
             return escaped(why_empty(cell))
         interval = escaped(interval_text(cell.estimate, cell.column))
         text = escaped(number_text(cell.estimate.mean, cell.column))
-        direction = cell.called  # such as "better", if the difference is significant
+        direction = cell.significant_direction  # such as "better", if the difference is significant
         if direction is not None:
-            sign = MARKS[direction]
-            text += rf"\,{_SIGNS[sign]}"
+            sign = MARKS_OF_DIFFERENCES[direction]
+            text += rf"\,{_LATEX_OF_SIGNS[sign]}"
         if interval:
             text += rf" {{\scriptsize {interval}}}"
         if note := seeds_note(cell):
@@ -430,6 +435,6 @@ def as_latex(results: Results) -> str:
         return text
 
     table, grid = results.plan.table, main_grid(results, cell_text, escaped)
-    comments = [table.title or table.name, "needs \\usepackage{booktabs,amssymb}", *legend(results)]
+    comments = [table.title or table.name, "needs \\usepackage{booktabs,amssymb}", *legend_lines(results)]
     tabular = grid.to_latex(index=False, escape=False, column_format="l" + "r" * (len(grid.columns) - 1))
     return "".join(f"% {line}\n" for line in comments) + tabular

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Literal
 
 from treetune.tables.measure import read_seed_result
-from treetune.tables.runs import TO_DO, TableRuns, all_needed, with_seeds
+from treetune.tables.runs import STATES_TO_DO, TableRuns, add_seeds, needed_run_keys
 from treetune.tables.settings import Until
 from treetune.tables.statistics import MeanWithInterval
 
@@ -56,44 +56,48 @@ def add_needed_seeds(plan: TableRuns) -> TableRuns:
     At most one added seed of a row has no result yet: its result decides whether another seed follows.
     """
     while True:  # an added seed may have results on disk already, after which the next one may be needed
-        wanted: dict[str, list[int]] = {}
-        for verdict in verdicts(plan):
+        wanted_seeds: dict[str, list[int]] = {}
+        for verdict in judge_differences(plan):
             if verdict.next_seed is not None:
-                for name in experiments_of(plan, verdict.row, verdict.to):
-                    wanted.setdefault(name, []).append(verdict.next_seed)
-        larger_plan = with_seeds(plan, wanted)
+                for name in experiments_of_rows(plan, verdict.row, verdict.to):
+                    wanted_seeds.setdefault(name, []).append(verdict.next_seed)
+        larger_plan = add_seeds(plan, wanted_seeds)
         if len(larger_plan.runs) == len(plan.runs):
             return plan
         plan = larger_plan
 
 
-def verdicts(plan: TableRuns) -> list[DifferenceVerdict]:
+def judge_differences(plan: TableRuns) -> list[DifferenceVerdict]:
     """Returns a verdict on every difference that the rule names, from the results on disk.
 
     The order in which results arrived changes nothing: seeds are always looked at in the table's order.
     """
     until = plan.table.until
-    return [] if until is None else [_verdict(plan, until, row, to) for row, to in plan.table.decisive_pairs]
+    return (
+        []
+        if until is None
+        else [_judge_difference(plan, until, row, other_row) for row, other_row in plan.table.decisive_pairs]
+    )
 
 
-def _verdict(plan: TableRuns, until: Until, row: str, to: str) -> DifferenceVerdict:
+def _judge_difference(plan: TableRuns, until: Until, row: str, other_row: str) -> DifferenceVerdict:
     """Adds seed after seed to the difference of two rows, and returns the verdict.
 
     The last seed is the first one with which there are enough seeds, the first without a result, or the first
     that isn't planned yet.
     """
     table = plan.table
-    least, most = until.seeds.at_least, until.seeds.at_most or len(table.seeds)
+    fewest_seeds, most_seeds = until.seeds.at_least, until.seeds.at_most or len(table.seeds)
     rows_by_name = {table_row.name: table_row for table_row in table.rows}
     differences: list[float] = []
     sequence: MeanWithInterval | None = None
 
     def verdict(count: int, reason: Reason, next_seed: int | None = None) -> DifferenceVerdict:
-        further = _further_seeds(table.level, until, differences, most) if reason == "more" else None
-        return DifferenceVerdict(row, to, count, reason, sequence, next_seed, further)
+        further = _further_seeds(table.level, until, differences, most_seeds) if reason == "more" else None
+        return DifferenceVerdict(row, other_row, count, reason, sequence, next_seed, further)
 
-    names = experiments_of(plan, row, to)
-    for count, seed in enumerate(table.seeds[:most], start=1):
+    names = experiments_of_rows(plan, row, other_row)
+    for count, seed in enumerate(table.seeds[:most_seeds], start=1):
         if any(not _is_planned(plan, name, seed) for name in names):
             return verdict(count - 1, "more", seed)
         # `settings` refuses a table in which one of the rows has no experiment here.
@@ -101,39 +105,43 @@ def _verdict(plan: TableRuns, until: Until, row: str, to: str) -> DifferenceVerd
         run, other_run = plan.run(row_experiment, seed), plan.run(other_experiment, seed)
         runs = (run, other_run)
         try:
-            value = read_seed_result(plan, run, rows_by_name[row], table.judged).value
-            other_value = read_seed_result(plan, other_run, rows_by_name[to], table.judged).value
+            value = read_seed_result(plan, run, rows_by_name[row], table.judged_column).value
+            other_value = read_seed_result(
+                plan, other_run, rows_by_name[other_row], table.judged_column
+            ).value
         except ValueError:  # one of the runs has no result, or none yet
-            is_to_come = any(plan.statuses[run.key].state in (*TO_DO, "running") for run in runs)
+            is_to_come = any(plan.statuses[run.key].state in (*STATES_TO_DO, "running") for run in runs)
             if is_to_come:
                 # No next seed is asked for, since this one is planned already.
                 return verdict(count - 1, "more")
             return verdict(count, "lacking")
         differences.append(value - other_value)
         sequence = until.sequence(differences, table.level)
-        if count >= least and sequence.half_width is not None:
+        if count >= fewest_seeds and sequence.half_width is not None:
             if sequence.half_width <= until.difference:
                 return verdict(count, "narrow")
-            improves = table.judged.improves  # the better direction of the column's number, or "neither"
+            improves = (
+                table.judged_column.improves
+            )  # the better direction of the column's number, or "neither"
             is_worse = (improves == "higher" and sequence.mean < 0) or (
                 improves == "lower" and sequence.mean > 0
             )
             if until.stop_losers and sequence.excludes_zero and is_worse:
                 return verdict(count, "loses")
-    return verdict(most, "at_most")
+    return verdict(most_seeds, "at_most")
 
 
 def _is_planned(plan: TableRuns, name: str, seed: int) -> bool:
-    return any(run.recipe.shared or run.seed == seed for run in plan.of(name))
+    return any(run.recipe.shared or run.seed == seed for run in plan.runs_of(name))
 
 
-def _further_seeds(level: float, until: Until, differences: Sequence[float], most: int) -> int | None:
+def _further_seeds(level: float, until: Until, differences: Sequence[float], most_seeds: int) -> int | None:
     """Returns how many further seeds would suffice if their differences repeated those so far.
 
-    Returns None for fewer than two differences, and where `most` seeds in all would not suffice."""
+    Returns None for fewer than two differences, and where `most_seeds` seeds in all would not suffice."""
     if len(differences) < 2:
         return None
-    for count in range(len(differences) + 1, most + 1):
+    for count in range(len(differences) + 1, most_seeds + 1):
         repeated = list(islice(cycle(differences), count))
         half_width = until.sequence(repeated, level).half_width
         if half_width is not None and half_width <= until.difference:
@@ -141,11 +149,11 @@ def _further_seeds(level: float, until: Until, differences: Sequence[float], mos
     return None
 
 
-def experiments_of(plan: TableRuns, row: str, to: str) -> list[str]:
+def experiments_of_rows(plan: TableRuns, row: str, other_row: str) -> list[str]:
     """Returns the experiments of both rows in the column whose differences decide about further seeds."""
     rows_by_name = {table_row.name: table_row for table_row in plan.table.rows}
-    column = plan.table.judged.name
-    names = [rows_by_name[name].cell(column).experiment for name in (row, to)]
+    column = plan.table.judged_column.name
+    names = [rows_by_name[name].cell(column).experiment for name in (row, other_row)]
     return [name for name in names if name is not None]
 
 
@@ -155,12 +163,12 @@ def seconds_a_seed(plan: TableRuns, verdict: DifferenceVerdict) -> float | None:
     Returns None where an experiment has no run with recorded seconds.
     """
     names = set()
-    for name in experiments_of(plan, verdict.row, verdict.to):
+    for name in experiments_of_rows(plan, verdict.row, verdict.to):
         any_seed = 0  # only the names of the needed runs count
-        names |= {needed for needed, _ in all_needed(plan.table, name, [any_seed])}
+        names |= {needed for needed, _ in needed_run_keys(plan.table, name, [any_seed])}
     means = []
     for name in names:
-        seconds = [run.seconds for run in plan.of(name) if run.seconds]
+        seconds = [run.seconds for run in plan.runs_of(name) if run.seconds]
         if not seconds:
             return None
         means.append(fmean(seconds))

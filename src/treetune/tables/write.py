@@ -15,7 +15,7 @@ from treetune.engine.settings import GIB, read_host_memory
 from treetune.runtime.console import format_duration
 from treetune.runtime.machine import read_processor, read_versions
 from treetune.store.files import write_json, write_text
-from treetune.tables.curves import Curve, curves, curves_json, panel_curves, panel_notes
+from treetune.tables.curves import Curve, curves_json, make_column_curves, make_panel_curves, panel_notes
 from treetune.tables.experiments_table import write_experiments_table
 from treetune.tables.figures import (
     curve_charts,
@@ -31,15 +31,15 @@ from treetune.tables.settings import ExperimentsTable, Reproduction, Table
 from treetune.tables.statistics import MeanWithInterval
 from treetune.tables.text import (
     COST_NOTE,
-    FATE,
-    MARKS,
+    HEAD_OF_FATES,
+    MARKS_OF_DIFFERENCES,
     as_latex,
     as_markdown,
     cost_grid,
     difference_grid,
     has_published,
     interval_text,
-    legend,
+    legend_lines,
     number_text,
     pair_grid,
     panel_grid,
@@ -47,7 +47,7 @@ from treetune.tables.text import (
     seeds_note,
     why_empty,
 )
-from treetune.tables.until import add_needed_seeds, verdicts
+from treetune.tables.until import add_needed_seeds, judge_differences
 from treetune.view.charts import line_chart
 from treetune.view.templates import render_document
 
@@ -59,31 +59,31 @@ def make_table(table: Table, command: str, output: Path | None = None) -> int:
     results.
     """
     if isinstance(table, ExperimentsTable):
-        written = write_experiments_table(table)
+        written_files = write_experiments_table(table)
     else:
         assert isinstance(table, Reproduction)
-        written = write_runs_table(add_needed_seeds(make_plan(table)), command)
-    copy(written, output)
+        written_files = write_runs_table(add_needed_seeds(make_plan(table)), command)
+    copy_files(written_files, output)
     return 0
 
 
 def write_runs_table(plan: TableRuns, command: str) -> list[Path]:
     """Writes every form of a table of runs and its figures, and returns the files."""
     table = plan.table
-    results, column_curves, panels = measure_cells(plan), curves(plan), panel_curves(plan)
-    account = _account(plan, command)
+    results, column_curves, panels = measure_cells(plan), make_column_curves(plan), make_panel_curves(plan)
+    account = _make_account(plan, command)
     # A curve of a single point is drawn as a level, and a figure that has only levels would show nothing.
     has_curves = any(len(curve.points) > 1 for curve in column_curves)
     figure = f"{table.name}_panels.png" if any(len(curve.points) > 1 for curve in panels) else None
     markdown = as_markdown(results, account, panels, figure)
     folder = Path(table.directory)
     folder.mkdir(parents=True, exist_ok=True)
-    written: list[Path] = []
+    written_files: list[Path] = []
 
     def file_to_write(ending: str) -> Path:
-        """Returns the path of a file of the table, and adds it to `written`."""
+        """Returns the path of a file of the table, and adds it to `written_files`."""
         path = folder / f"{table.name}{ending}"
-        written.append(path)
+        written_files.append(path)
         return path
 
     data = as_json(results, account) | {
@@ -100,18 +100,18 @@ def write_runs_table(plan: TableRuns, command: str) -> list[Path]:
     if figure is not None:
         draw_panels(results, panels, [file_to_write("_panels.png"), file_to_write("_panels.svg")])
     print(markdown.split("\n## ")[0].strip())
-    return written
+    return written_files
 
 
-def copy(written: list[Path], output: Path | None) -> None:
+def copy_files(written_files: list[Path], output: Path | None) -> None:
     """Copies the files of a table to the folder `output`, if there is one, and prints where they are."""
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
-        written = [Path(shutil.copyfile(path, output / path.name)) for path in written]
-    print(f"\nwritten: {', '.join(map(str, written))}", flush=True)
+        written_files = [Path(shutil.copyfile(path, output / path.name)) for path in written_files]
+    print(f"\nwritten: {', '.join(map(str, written_files))}", flush=True)
 
 
-def _account(plan: TableRuns, command: str) -> dict[str, str]:
+def _make_account(plan: TableRuns, command: str) -> dict[str, str]:
     """Returns how the table was made: command, time, machine and versions."""
     seconds = sum(run.seconds for run in plan.runs)
     finished = sum(status.state == "finished" for status in plan.statuses.values())
@@ -148,7 +148,8 @@ def as_json(results: Results, account: Mapping[str, str]) -> dict[str, Any]:
         # The verdicts of the rule `until`, which decides when there are enough seeds. `known` is the
         # difference with its confidence sequence.
         "until": [
-            vars(verdict) | {"known": _estimate_json(verdict.known)} for verdict in verdicts(results.plan)
+            vars(verdict) | {"known": _estimate_json(verdict.known)}
+            for verdict in judge_differences(results.plan)
         ],
         "costs": {name: [dict(vars(cost)) for cost in costs] for name, costs in results.costs.items()},
         "account": dict(account),
@@ -160,7 +161,7 @@ def _cell_json(cell: CellResult) -> dict[str, Any]:
         "row": cell.row.name,
         "column": cell.column.name,
         "measured": _estimate_json(cell.estimate),
-        **_comparison_json(cell.against),
+        **_comparison_json(cell.comparison_to_baseline),
         "published": cell.published,
         "source": cell.source,
         "experiment": cell.experiment,
@@ -190,7 +191,7 @@ def _comparison_json(comparison: Comparison | None) -> dict[str, Any]:
         "p": comparison.p,
         "p_holm": comparison.adjusted,
         "declared": comparison.declared,  # before anything ran
-        "called": comparison.called,  # the direction if it is significant, such as "better"
+        "called": comparison.significant_direction,  # the direction if it is significant, such as "better"
     }
 
 
@@ -201,7 +202,10 @@ def _estimate_json(estimate: MeanWithInterval | None) -> dict[str, float | None]
 
 
 def as_html(
-    results: Results, curves: Sequence[Curve], account: Mapping[str, str], panels: Sequence[Curve] = ()
+    results: Results,
+    curves: Sequence[Curve],
+    account: Mapping[str, str],
+    panels: Sequence[Curve] = (),
 ) -> str:
     """Returns a self-contained page with numbers, differences, curves, costs and origins."""
     table, colours = results.plan.table, row_colours(results.plan.table)
@@ -215,9 +219,9 @@ def as_html(
         "table.html",
         title=table.title or table.name,
         heads=[(column.name, has_published(results, column)) for column in table.columns],
-        fate_head=FATE,
+        fate_head=HEAD_OF_FATES,
         rows=rows,
-        legend=legend(results),
+        legend=legend_lines(results),
         over_training=_over_training(results, curves, panels),
         baseline=table.baseline,
         differences=_html(difference_grid(results)),
@@ -249,7 +253,9 @@ def _cell_values(cell: CellResult) -> dict[str, Any]:
     return values | {
         "text": number_text(estimate.mean, column),
         "title": "\n".join(seed_values),
-        "mark": MARKS[cell.called],  # the direction of a significant difference to the baseline
+        "mark": MARKS_OF_DIFFERENCES[
+            cell.significant_direction
+        ],  # the direction of a significant difference to the baseline
         "interval": interval_text(estimate, column),
         "seeds": seeds_note(cell),
         "interval_drawing": drawing,

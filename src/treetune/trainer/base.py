@@ -448,6 +448,8 @@ def _most_rows(experiment: Any) -> int | None:
     problems = experiment.problems_per_iteration or experiment.task.size("train")
     if problems is None:
         return None
-    answers = experiment.rollout.most_answers(problems)
-    most: int = experiment.selection.most_kept(answers, problems)
+    rollout = experiment.rollout
+    most: int = experiment.selection.most_kept(
+        rollout.most_answers(problems), rollout.most_problems(problems)
+    )
     return most

@@ -319,23 +319,23 @@ def _text_html(answer: ThreadedAnswer, line: PlacedSegments, span: TokenSpan, *,
     marked as such.
     """
     tokens, advantages = answer.tokens, answer.advantages
-    parts = []
+    html_parts = []
     for placed in line:
         start, end = max(span[0], placed.start), min(span[1], placed.end)
         if start >= end:
             continue
         if placed.segment.origin == "injected":
-            parts.append(injected_html(tokens[start:end]))
+            html_parts.append(injected_html(tokens[start:end]))
             continue
         # A step may begin within a segment, and its remark is put before its first token.
         states_inside = [state for state in answer.states if start < state < end]
         for begin, stop in pairwise(sorted({start, end, *states_inside})):
             if begin in answer.states:
-                parts.append(f'<span class="state">{answer.states[begin]}</span>')
+                html_parts.append(f'<span class="state">{answer.states[begin]}</span>')
             # Without credit, nothing is coloured: 0 has no colour.
-            shown = advantages[begin:stop] if advantages else [0.0] * (stop - begin)
-            parts.append(coloured_html(tokens[begin:stop], shown, answer.scale))
-    return f'<div class="run{" critical" if is_critical else ""}">{"".join(parts)}</div>'
+            shown_advantages = advantages[begin:stop] if advantages else [0.0] * (stop - begin)
+            html_parts.append(coloured_html(tokens[begin:stop], shown_advantages, answer.scale))
+    return f'<div class="run{" critical" if is_critical else ""}">{"".join(html_parts)}</div>'
 
 
 def _block_html(
@@ -377,9 +377,9 @@ def _block_html(
         _text_html(answer, line, span, is_critical=is_critical) if span[0] < span[1] else ""
         for span in (block.head, block.tail)
     )
-    many = " many" if n_threads > MOST_OPEN_ROWS else ""
+    class_of_many = " many" if n_threads > MOST_OPEN_ROWS else ""
     threads = f'<div class="threads {layout}">{"".join(drawings)}</div>'
-    return f'<div class="block{many}">{head}{threads}{tail}</div>'
+    return f'<div class="block{class_of_many}">{head}{threads}{tail}</div>'
 
 
 def _thread_header(

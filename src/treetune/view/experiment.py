@@ -160,42 +160,42 @@ def read_experiment(path: Path) -> StoredExperiment:
     if not path.is_dir():
         raise ValueError(f"{path} is not a directory: give an experiment's, e.g. experiments/quickstart/sft")
     directory = ExperimentDirectory(path)
-    missing: list[str] = []
+    missing_facts: list[str] = []
 
     def read(name: str, reader: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
-        """Returns what `reader` reads. If it can't, adds a message to `missing` and returns {}."""
+        """Returns what `reader` reads. If it can't, adds a message to `missing_facts` and returns {}."""
         try:
             return reader() or {}
         except FileNotFoundError:
-            missing.append(f"{name} is not there")
+            missing_facts.append(f"{name} is not there")
         except (OSError, ValueError) as error:
-            missing.append(f"{name} can't be read: {error}")
+            missing_facts.append(f"{name} can't be read: {error}")
         return {}
 
     config = read(CONFIG, lambda: read_config(path))
     manifest = read(MANIFEST, lambda: read_record(directory.manifest_file, "restore it"))
-    metrics = _read_metrics(directory, missing)
+    metrics = _read_metrics(directory, missing_facts)
     if not metrics:
-        missing.append("no iteration is finished yet (metrics.jsonl is empty or not there)")
+        missing_facts.append("no iteration is finished yet (metrics.jsonl is empty or not there)")
     evaluations: dict[str, dict[int, dict[str, Any]]] = {}
     for label in sorted({label for _, label in directory.evaluations()}):
         try:
             summaries = directory.read_summaries(label)
         except ValueError as error:
-            missing.append(str(error))
+            missing_facts.append(str(error))
         else:
             if summaries:  # without a summary, the set is still being measured for the first time
                 evaluations[label] = summaries
     if not config and not metrics and not evaluations:
         # It may be an experiment whose files are damaged, or a folder of experiments.
-        damaged = "".join(f"; {message}" for message in missing if "damaged" in message)
+        damaged = "".join(f"; {message}" for message in missing_facts if "damaged" in message)
         configs = [*path.glob(f"*/{CONFIG}"), *path.glob(f"*/*/{CONFIG}")]
         below = ", ".join(sorted(str(config.parent) for config in configs))
         raise ValueError(
             f"{path} is not an experiment: it has no configuration, metrics or evaluations"
             f"{damaged or (f'; experiments below it: {below}' if below else '')}"
         )
-    # Results of analyses are read here only to name damaged ones in `missing`.
+    # Results of analyses are read here only to name damaged ones in `missing_facts`.
     for label in directory.analyses():
         folder = directory.analysis(label)
         read(str((folder / RESULT).relative_to(path)), functools.partial(read_result, folder))
@@ -206,21 +206,23 @@ def read_experiment(path: Path) -> StoredExperiment:
         predicted = read(PREDICTION, lambda: read_record(path / PREDICTION, "the next start writes it again"))
     is_run = config.get("type") != CREDITED_LOG  # and not answers of another program that were credited
     if not evaluations and is_run:
-        missing.append("no checkpoint has been evaluated yet: run `treetune evaluate`")
+        missing_facts.append("no checkpoint has been evaluated yet: run `treetune evaluate`")
     if not is_run and (uncredited := _count_uncredited(metrics)):
         rows = f"{uncredited:,} rows of the log have" if uncredited > 1 else "1 row of the log has"
-        missing.append(f"{rows} no credit: the outcome of its answer says why")
+        missing_facts.append(f"{rows} no credit: the outcome of its answer says why")
     running = directory.is_running()
-    experiment = StoredExperiment(path, config, manifest, metrics, evaluations, running, missing, predicted)
+    experiment = StoredExperiment(
+        path, config, manifest, metrics, evaluations, running, missing_facts, predicted
+    )
     planned = experiment.expected_iterations
     if isinstance(planned, int) and len(metrics) < planned:
         state = "is still running" if running else "was interrupted; the same command continues it"
         if experiment.stopped:
             state = "was stopped by a sign of collapse"
         if is_run:
-            missing.append(f"{len(metrics)} of {planned} iterations are finished: the run {state}")
+            missing_facts.append(f"{len(metrics)} of {planned} iterations are finished: the run {state}")
         else:
-            missing.append(f"{len(metrics)} of {planned} files are credited: the command {state}")
+            missing_facts.append(f"{len(metrics)} of {planned} files are credited: the command {state}")
     return experiment
 
 
@@ -229,18 +231,18 @@ def _count_uncredited(metrics: Iterable[Mapping[str, Any]]) -> int:
     return round(sum(row.get(LOG_ROWS, 0.0) - row.get(LOG_CREDITED, 0.0) for row in metrics))
 
 
-def _read_metrics(directory: ExperimentDirectory, missing: list[str]) -> list[dict[str, Any]]:
+def _read_metrics(directory: ExperimentDirectory, missing_facts: list[str]) -> list[dict[str, Any]]:
     """Returns the metrics of each iteration, without integers that are too large for a float.
 
-    Adds a message to `missing` for each number that is left out, and for each line that can't be read.
+    Adds a message to `missing_facts` for each number that is left out, and for each line that can't be read.
     """
     rows = []
-    for row in directory.read_metrics(missing):
+    for row in directory.read_metrics(missing_facts):
         huge = {
             key for key, value in row.items() if isinstance(value, int) and abs(value) > sys.float_info.max
         }
         for key in sorted(huge):
-            missing.append(
+            missing_facts.append(
                 f"{key} of a line of {directory.metrics_file} is a whole number of {len(str(abs(row[key])))}"
                 " digits, and is left out"
             )
@@ -294,14 +296,14 @@ class RunProgress:
 
 def status_of(experiment: StoredExperiment) -> RunProgress:
     """Returns an experiment's status, computed from the experiment as it was read and the end of its log."""
-    done, planned, parts = len(experiment.metrics), experiment.expected_iterations, experiment.method
+    n_done, planned, parts = len(experiment.metrics), experiment.expected_iterations, experiment.method
     log = _read_end_of_log(experiment.directory.run_log)
     # Parts of a progress message are separated by two spaces, which a page shows as one.
     messages = [match[1].replace("  ", " · ") for line in log if (match := _LOG_MESSAGE.match(line))]
     state: Literal["running", "waiting", "stopped", "finished"]
     if experiment.running:
         state, why = "running", messages[-1] if messages else ""
-    elif planned is not None and done >= planned:
+    elif planned is not None and n_done >= planned:
         state, why = "finished", ""
     elif not experiment.directory.has_work():
         state, why = "waiting", "nothing was sampled or trained yet"
@@ -323,7 +325,7 @@ def status_of(experiment: StoredExperiment) -> RunProgress:
     return RunProgress(
         state=state,
         why=why,
-        done=done,
+        done=n_done,
         planned=planned,
         seconds_left=_seconds_left(experiment),
         wall_time=experiment.metrics[-1].get("wall_time") if experiment.metrics else None,

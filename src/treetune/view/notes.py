@@ -254,7 +254,9 @@ class Notes:
         if not notes_by_name:
             return {}
         # By source: its mark, a text that changes whenever the source's files change.
-        marks = {item.source.name: item.about.mark for item in self._answers.indexed() if item.about}
+        marks = {
+            item.source.name: item.about.mark for item in self._answers.list_indexed_sources() if item.about
+        }
         rows: dict[tuple[str, int], list[Note]] = {}
         for source, answers in answers_by_source.items():
             if source not in marks:

@@ -350,30 +350,31 @@ def _draw_chart(chart: Chart, width: int, braille: bool) -> Group:
 
     Infinite and missing values are left out. A chart whose values are all equal is one line of text.
     """
-    drawn = []
+    drawn_curves = []
     for series in chart.series:
         curve = [(x, y) for x, y in series.points if math.isfinite(y)]
         if curve:
-            drawn.append(curve)
+            drawn_curves.append(curve)
     # After its colon, the title of several curves says which of them is dashed. That is left out, because
     # curves of characters have no dashes.
     title = line_of(chart.title.partition(":")[0] if len(chart.series) > 1 else chart.title, "bold")
     title.append(f"  {BETTER_TEXTS[chart.better]}" if chart.better else "", style="dim")
-    if not drawn:
+    if not drawn_curves:
         return Group(title, Text("no finite values yet", style="dim"))
-    first, last = min(curve[0][0] for curve in drawn), max(curve[-1][0] for curve in drawn)
+    first, last = min(curve[0][0] for curve in drawn_curves), max(curve[-1][0] for curve in drawn_curves)
     distinct_values: set[float] = set()
-    for curve in drawn:
+    for curve in drawn_curves:
         distinct_values |= {y for _, y in curve}
     if len(distinct_values) == 1 and first < last:
         # A flat line, such as the reward of demonstrations, isn't worth several lines of the screen.
         return Group(
             title, Text(f"always {format_number(distinct_values.pop())}, {first:.0f} to {last:.0f}", "dim")
         )
-    low, high = _y_bounds(drawn)
+    low, high = _y_bounds(drawn_curves)
     labels = [format_number(high), *[""] * (CURVE_HEIGHT - 2), format_number(low)]
     margin = max(map(len, labels))
-    dots = plot(drawn, max(8, width - margin - 1), CURVE_HEIGHT, braille=braille)  # a space after the label
+    width_of_curves = max(8, width - margin - 1)  # a space after the label
+    dots = plot(drawn_curves, width_of_curves, CURVE_HEIGHT, braille=braille)
     lines = [Text(f"{label:>{margin}} {line}") for label, line in zip(labels, dots, strict=True)]
     newest = []
     for series in chart.series:
@@ -416,9 +417,9 @@ def _answer_text(answer: NewestAnswer, whole: bool) -> Text:
     return head + Text(f"\n{make_visible(beginning)}{remark}\n")
 
 
-def newest_answers(run: Run, most: int) -> tuple[str, list[NewestAnswer]]:
-    """Returns a title and at most `most` answers of the newest iteration or, before the first iteration, of
-    the newest evaluation.
+def newest_answers(run: Run, most_answers: int) -> tuple[str, list[NewestAnswer]]:
+    """Returns a title and at most `most_answers` answers of the newest iteration or, before the first
+    iteration, of the newest evaluation.
 
     The answers are read from the beginning of the file, and the first answer to each problem is taken. Raises
     ValueError for a damaged file.
@@ -452,7 +453,9 @@ def newest_answers(run: Run, most: int) -> tuple[str, list[NewestAnswer]]:
                     problem, sample, outcome = row["problem"]["id"], row["sample"], row["grade"]["outcome"]
                     score = None if outcome == "unavailable" else row["grade"]["reward"]
                 first_answers.setdefault(problem, NewestAnswer(f"{problem}#{sample}", score, outcome, text))
-    return f"{source_of_answers.content} of {source_of_answers.title}", list(first_answers.values())[:most]
+    return f"{source_of_answers.content} of {source_of_answers.title}", list(first_answers.values())[
+        :most_answers
+    ]
 
 
 # Curves of characters

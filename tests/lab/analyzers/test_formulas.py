@@ -296,7 +296,7 @@ def test_the_truth_shares_no_sample_with_the_estimates_nor_with_the_credit_of_th
 
 
 def test_no_two_estimators_share_a_sample() -> None:
-    means = ValueAccuracy(samples=(1, 3), repeats=2)._means([1, 0, 1, 1, 1, 0, 0, 0])
+    means = ValueAccuracy(samples=(1, 3), repeats=2)._mean_rewards_by_k([1, 0, 1, 1, 1, 0, 0, 0])
     assert means == {"monte_carlo_1": [1, 0], "monte_carlo_3": [1, 0]}
 
 

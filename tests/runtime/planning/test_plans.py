@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.planning.plans import PUBLISHED_RUNS, experiment, plan, seconds_of_published
+from tests.support.shipped import issues_of
 from treetune import main as command_line
 from treetune.cluster.commands import _configuration_that_makes, start_shape
 from treetune.config.catalogue import find_configurations
@@ -313,6 +314,24 @@ def test_remax_is_planned_with_a_greedy_answer_to_each_problem(credit):
     assert predict_metrics(planned)["credit/value_tokens"] == work.further_tokens
     assert predict_metrics(planned)["seconds/credit"] >= seconds["answers for credit"]
     assert "answers for credit" not in seconds_by_phase()
+
+
+def test_problems_of_further_rounds_are_counted():
+    three_rounds = "{rollout+: {max_rounds: 3}}"
+    dapo = plan("quickstart/dapo", three_rounds)
+    # 64 problems in each of three rounds, and the selection keeps 64 of them.
+    assert (dapo.work.problems, dapo.work.answers, dapo.work.rows) == (192, 1536, 512)
+    assert dapo.work.steps == 1
+    (issue,) = issues_of("quickstart/dapo", "{rollout+: {max_rounds: 3}, trainer+: {minibatch_size: 513}}")
+    assert issue.key == "trainer.minibatch_size" and "512 sequences" in issue.what
+    remax = plan("quickstart/grpo,rollouts/until_mixed", three_rounds, {"credit": {"type": "remax"}})
+    assert remax.work.further_answers == 192
+
+
+def test_answers_of_trees_within_another_rollout_are_counted():
+    tree, tree_in_rounds = plan("quickstart/tree").work, plan("quickstart/tree,rollouts/until_mixed").work
+    assert tree_in_rounds.problems == 10 * tree.problems
+    assert tree_in_rounds.answers == 10 * tree.answers
 
 
 def test_the_command_needs_no_gpu_and_says_whether_it_fits(capsys):

@@ -22,7 +22,7 @@ from tests.view.report.page import Page
 from tests.view.report.synthetic import EPISODES, episode, report, summary, write_experiment, write_summary
 from treetune import main as command_line
 from treetune.rollouts.numbers import declared_numbers
-from treetune.tables.columns import by_problem, number_in, value_named
+from treetune.tables.columns import kind_of_value, means_by_problem, read_number_of_summary
 from treetune.view.experiment import StoredExperiment
 from treetune.view.report import sections as base
 from treetune.view.report.recorded import NumbersSection
@@ -338,16 +338,16 @@ def test_each_domain_has_a_curve_and_a_row_with_its_interval_and_weights_are_dra
 
 def test_a_tables_number_of_a_domain_is_that_of_its_summary_and_its_answers() -> None:
     measured = summary_with_domains(0.5)
-    assert number_in(measured, "domains/logic/pass_at_1", "there") == 0.25
-    assert number_in(measured, "domains/logic/pass_at_4", "there") == 0.35
-    assert value_named("domains/logic/mean_tokens").better == "lower"
+    assert read_number_of_summary(measured, "domains/logic/pass_at_1", "there") == 0.25
+    assert read_number_of_summary(measured, "domains/logic/pass_at_4", "there") == 0.35
+    assert kind_of_value("domains/logic/mean_tokens").better == "lower"
     with pytest.raises(ValueError, match="no domain 'logik' in there: its domains are code, grids"):
-        number_in(measured, "domains/logik/pass_at_1", "there")
+        read_number_of_summary(measured, "domains/logik/pass_at_1", "there")
     with pytest.raises(ValueError, match="'domains/logic/num_tokens_in_the_longest_thread' is not a number"):
-        value_named("domains/logic/num_tokens_in_the_longest_thread")
+        kind_of_value("domains/logic/num_tokens_in_the_longest_thread")
     rows = [
         {"problem": "logic/a", "domain": "logic", "reward": 1.0},
         {"problem": "logic/a", "domain": "logic", "reward": 0.0},
         {"problem": "code/a", "domain": "code", "reward": 1.0},
     ]
-    assert by_problem(rows, "domains/logic/pass_at_1") == {"logic/a": 0.5}
+    assert means_by_problem(rows, "domains/logic/pass_at_1") == {"logic/a": 0.5}

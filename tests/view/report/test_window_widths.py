@@ -11,7 +11,7 @@ from tests.support.page_faults import find_page_faults
 from tests.tables.plans import ACCOUNT, finish, plan_of
 from tests.view.report.synthetic import write_experiment
 from treetune.tables.columns import MeasuredColumn, Panel
-from treetune.tables.curves import curves, panel_curves
+from treetune.tables.curves import make_column_curves, make_panel_curves
 from treetune.tables.measure import measure_cells
 from treetune.tables.settings import CellSource, MethodRow
 from treetune.tables.write import as_html
@@ -42,7 +42,7 @@ def wide_table(folder: Path) -> str:
     )
     plan = plan_of(folder, columns=columns, panels=panels, rows=rows, baseline=rows[0].name)
     plan = finish(plan, {"sft": 0.4, "ppo": 0.5, "vine": 0.6})
-    return as_html(measure_cells(plan), curves(plan), ACCOUNT, panel_curves(plan))
+    return as_html(measure_cells(plan), make_column_curves(plan), ACCOUNT, make_panel_curves(plan))
 
 
 def test_reports_fit_wide_and_narrow_windows_and_tables_1200_pixels(tmp_path: Path) -> None:

@@ -259,7 +259,7 @@ def test_a_damaged_file_is_named_until_it_is_mended_and_the_others_are_shown(
     path.write_bytes(content[: len(content) // 2])
     assert answers.ask(RowQuery()).total == 2 * 8 + 3 * 12
     assert ["iteration 2" in problem for problem in answers.problems()] == [True]
-    assert not any(source.is_awaited for source in answers.indexed())
+    assert not any(source.is_awaited for source in answers.list_indexed_sources())
     mark_of_damaged = answers.mark()
     path.write_bytes(content)
     assert (answers.ask(RowQuery()).total, answers.problems()) == (60, [])
@@ -274,7 +274,7 @@ def test_the_mark_changes_when_a_file_turns_out_to_be_damaged(
     (tmp_path / "run" / "iterations" / "0001" / "trajectories.arrow").write_bytes(b"nothing")
     before = answers.mark()
     deadline = time.monotonic() + 60
-    while any(source.is_awaited for source in answers.indexed()) and time.monotonic() < deadline:
+    while any(source.is_awaited for source in answers.list_indexed_sources()) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert answers.problems() and answers.mark() != before
 
@@ -296,7 +296,7 @@ def test_the_answers_of_an_iteration_on_demonstrations_are_its_episodes(tmp_path
 
 
 def test_the_index_is_kept_for_the_next_viewer(answers: AnswerStore, tmp_path: Path) -> None:
-    answers.indexed()
+    answers.list_indexed_sources()
     times_of_index = mtimes((tmp_path / "cache").rglob("*.parquet"))
     again = Store([tmp_path / "run"], tmp_path / "cache")
     assert again.answers(again.runs()[0]).ask(RowQuery()).total == 60

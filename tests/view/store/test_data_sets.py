@@ -64,7 +64,7 @@ def test_only_data_sets_that_were_named_or_lie_below_a_folder_are_listed(tmp_pat
     }
     for name in (str(elsewhere / "sums2.parquet"), "data/../data/sums.parquet", "/etc/passwd", ""):
         with pytest.raises(NotThere, match="there is no data set"):
-            store.data.named(name)
+            store.data.find_data_set(name)
     begin_run(folder / "later")
     (elsewhere / "trips.jsonl").unlink()
     assert str(elsewhere / "trips.jsonl") not in {data_set.name for data_set in store.data.all()}
@@ -196,7 +196,7 @@ def test_pages_are_what_filtering_sorting_and_cutting_give(
 
 
 def histogram(table: DataSetTable, column: str, *filters: ColumnFilter) -> Histogram | None:
-    return next(iter(table.histograms([column], filters, "")), None)
+    return next(iter(table.make_histograms([column], filters, "")), None)
 
 
 def test_histograms_count_every_number_once_and_have_round_bounds(tmp_path: Path) -> None:

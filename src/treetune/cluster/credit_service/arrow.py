@@ -69,9 +69,9 @@ def read_request(body: bytes) -> tuple[str, list[GradedAnswer]]:
     columns = {}
     for field in table.schema:
         columns[field.name] = list(_read_column(field, table.column(field.name)))
-    missing = [name for name in ("prompt_ids", "response_ids", "reward") if name not in columns]
-    if missing:
-        raise ValueError(f"the column {missing[0]!r} is missing")
+    missing_columns = [name for name in ("prompt_ids", "response_ids", "reward") if name not in columns]
+    if missing_columns:
+        raise ValueError(f"the column {missing_columns[0]!r} is missing")
     answers = []
     for number in range(table.num_rows):
         row = {name: column[number] for name, column in columns.items() if column[number] is not None}

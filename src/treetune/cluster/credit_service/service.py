@@ -145,14 +145,14 @@ class CreditService(AbstractContextManager["CreditService"]):
         steps = None if settings.steps is None else await run_in_threadpool(read_steps, settings.steps)
         sampling = None
         if settings.sampling is not None:
-            chosen = settings.sampling
+            chosen_sampling = settings.sampling
             sampling = SamplingParams(
-                max_tokens=chosen.max_tokens,
-                temperature=chosen.temperature,
-                top_p=chosen.top_p,
-                top_k=chosen.top_k,
-                stop=tuple(chosen.stop),
-                stop_ids=tuple(chosen.stop_ids),
+                max_tokens=chosen_sampling.max_tokens,
+                temperature=chosen_sampling.temperature,
+                top_p=chosen_sampling.top_p,
+                top_k=chosen_sampling.top_k,
+                stop=tuple(chosen_sampling.stop),
+                stop_ids=tuple(chosen_sampling.stop_ids),
             )
         try:
             slot = await asyncio.wait_for(self._slots.get(), deadline)

@@ -209,7 +209,7 @@ class Site:
         """Adds the span of time from the last pause to the end of the last turn to the timeline, if there was
         a turn."""
         if self._turns:
-            self._timeline.past(
+            self._timeline.record_past(
                 "environments", self._name, self._active_since, self._active_until, turns=self._turns
             )
         self._turns = 0

@@ -22,6 +22,7 @@ waits for its own deadline. If a process is killed, the wait for its reply ends 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import pickle
@@ -59,6 +60,8 @@ from treetune.processes.worker import (
     read_message,
 )
 from treetune.vocabulary import GradeOutcome, Problem
+
+log = logging.getLogger(__name__)
 
 Snapshot = tuple[int, bytes]
 """The number of actions that have been played, and the pickled state after them."""
@@ -212,8 +215,8 @@ class ForkedProcesses:
     def fork(self) -> ForkedWorld:
         """Forks a process for an answer. Raises WorkerStartError if the environment can't be loaded.
 
-        If the loading process dies or hangs, this starts another one, once: the operating system may have
-        ended the first one.
+        If the loading process fails to load the environment, dies or hangs, this starts another one, once:
+        the failure may have a passing cause, such as an operating system that is short of memory.
         """
         with self._lock:
             for is_last in (False, True):
@@ -223,6 +226,7 @@ class ForkedProcesses:
                     self._stop()
                     if is_last:
                         raise WorkerStartError(f"no environment could be started: {error}") from error
+                    log.warning("an environment could not be started: %s; it is tried once more", error)
         raise AssertionError("the second attempt returns or raises")
 
     def _fork_once(self) -> ForkedWorld:
@@ -260,8 +264,8 @@ class ForkedProcesses:
         """Starts the process that loads the environment, and returns the connection for orders to it.
 
         Raises:
-            WorkerStartError: The environment can't be loaded.
-            EOFError: The process has died, or takes longer than `START_SECONDS`.
+            WorkerStartError: This object is closed.
+            EOFError: The process can't load the environment, has died, or takes longer than `START_SECONDS`.
         """
         if self._closed:
             raise WorkerStartError("the environment was closed while it was played")
@@ -279,12 +283,12 @@ class ForkedProcesses:
             with open(os.dup(ours.fileno()), "wb") as requests:
                 requests.write(pack_message(setup) + pack_message(self._pickled))
             kind, message = ours.recv()
-            if kind == "failed":
-                raise WorkerStartError(f"a worker process cannot load what it works with: {message}")
         except BlockingIOError as error:
             raise EOFError(f"it was not loaded within {START_SECONDS:g} s") from error
         except (EOFError, OSError) as error:
             raise EOFError(f"its process {self._describe_end()}") from error
+        if kind == "failed":
+            raise EOFError(f"its process cannot load it: {message}")
         self._orders = ours
         return ours
 

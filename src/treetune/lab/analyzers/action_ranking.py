@@ -143,7 +143,7 @@ class ActionRanking(OfCheckpoints):
         rows: list[RankedState] = []
         for state, steps in ranked:
             true_rewards = [next(truths).rewards for _ in steps]
-            predictions = self._means([next(estimates).rewards for _ in steps])
+            predictions = self._mean_rewards_by_k([next(estimates).rewards for _ in steps])
             if critic:
                 predictions[CRITIC] = [next(critic_values) for _ in steps]
             rows.append(
@@ -195,7 +195,7 @@ class ActionRanking(OfCheckpoints):
                 prefixes[answer[:end]] = None
         return list(prefixes)
 
-    def _means(self, rewards: Sequence[Sequence[float]]) -> dict[str, list[float]]:
+    def _mean_rewards_by_k(self, rewards: Sequence[Sequence[float]]) -> dict[str, list[float]]:
         """Returns the mean of K rewards of each step, for each K: {"monte_carlo_3": [0.33, 1.0], …}.
 
         No reward is used for two values of K.

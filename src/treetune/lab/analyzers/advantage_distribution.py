@@ -152,11 +152,11 @@ class AdvantageDistribution(OfIterations):
             numbers[kind] = {
                 "all": describe([row[kind] for row in rows]),
                 "by_position": by_position,
-                "histogram": self._histogram([row[kind] for row in rows if row[kind] is not None]),
+                "histogram": self._make_histogram([row[kind] for row in rows if row[kind] is not None]),
             }
         return numbers
 
-    def _histogram(self, values: Sequence[float]) -> dict[str, list[float]] | None:
+    def _make_histogram(self, values: Sequence[float]) -> dict[str, list[float]] | None:
         import numpy as np
 
         if not values:

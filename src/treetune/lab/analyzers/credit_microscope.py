@@ -191,13 +191,13 @@ class CreditMicroscope(OfIterations):
                 f"the credit of iteration {point + 1} gave no advantages before training, as a critic's"
                 " doesn't: name methods, e.g. append configs/analyzers/credit_microscope.jsonnet to --configs"
             )
-        chosen = choose_answers(answers, credits, self.answers)
+        chosen_answers = choose_answers(answers, credits, self.answers)
         if self.truth:
-            credits[TRUE_CREDIT] = self._true_credit(resources, point, chosen, work)
+            credits[TRUE_CREDIT] = self._true_credit(resources, point, chosen_answers, work)
         codec = session.model.codec
         return {
             "costs": costs,
-            "answers": [_make_row(answer, credits, codec) for answer in chosen],
+            "answers": [_make_row(answer, credits, codec) for answer in chosen_answers],
         }
 
     def _choose_groups(self, graded: Sequence[Trajectory], point: int) -> list[Trajectory]:
@@ -244,7 +244,7 @@ class CreditMicroscope(OfIterations):
         }
 
     def _true_credit(
-        self, resources: RunResources, point: int, chosen: Sequence[Trajectory], work: Path
+        self, resources: RunResources, point: int, chosen_answers: Sequence[Trajectory], work: Path
     ) -> dict[str, StepCredit]:
         """Returns the credit of the chosen answers, by their ids, from the mean rewards of `truth`
         continuations of each state."""
@@ -254,7 +254,7 @@ class CreditMicroscope(OfIterations):
         from treetune.lab.analyzers.true_values import TRUTH_PURPOSE, continue_prefixes
 
         prefixes = []
-        for answer in chosen:
+        for answer in chosen_answers:
             for start in (0, *answer.step_ends[:-1]):
                 prefixes.append((answer, tuple(answer.response_ids[:start].tolist())))
         resources.server.load_checkpoint(point)
@@ -262,7 +262,7 @@ class CreditMicroscope(OfIterations):
             context = context_at(resources, point, work, self.seed, "truth", show)
             estimates = iter(continue_prefixes(context, prefixes, self.truth, TRUTH_PURPOSE))
         credit_by_answer = {}
-        for answer in chosen:
+        for answer in chosen_answers:
             means = [value_of_rewards(next(estimates).rewards) for _ in answer.step_ends]
             # No mean is None, since each state has `truth` graded continuations.
             values = [mean.value for mean in means if mean is not None]

@@ -122,11 +122,11 @@ def measure_distances(weights: Mapping[str, Tensor], start: Mapping[str, Tensor]
     changes: dict[str, float] = {}
     sizes: dict[str, float] = {}
     for name, start_weight in start.items():
-        before = start_weight.detach().double()
-        change = weights[name].detach().double() - before
+        start_numbers = start_weight.detach().double()
+        change = weights[name].detach().double() - start_numbers
         group = group_of(name)
         changes[group] = changes.get(group, 0.0) + float(change.square().sum())
-        sizes[group] = sizes.get(group, 0.0) + float(before.square().sum())
+        sizes[group] = sizes.get(group, 0.0) + float(start_numbers.square().sum())
     return {
         "all": _distance(math.fsum(changes.values()), math.fsum(sizes.values())),
         "groups": {group: _distance(changes[group], sizes[group]) for group in changes},

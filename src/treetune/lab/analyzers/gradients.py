@@ -172,16 +172,18 @@ def problem_gradients(
         if store is not None:
             for credit_index, loss in enumerate(losses):
                 file_of_credit[credit_index] = store / f"{_hash_of_inputs(loss, units, point, seed)}.npy"
-        missing = []
+        missing_credits = []
         for credit_index in range(len(credits)):
             file = file_of_credit.get(credit_index)
             if file is not None and file.is_file():
                 sketches_CPS[credit_index, problem_index] = torch.from_numpy(np.load(file))
             else:
-                missing.append(credit_index)
-        if missing:
-            sketches_CPS[missing, problem_index] = _project_gradients(losses, missing, units, projection)
-        for credit_index in missing:
+                missing_credits.append(credit_index)
+        if missing_credits:
+            sketches_CPS[missing_credits, problem_index] = _project_gradients(
+                losses, missing_credits, units, projection
+            )
+        for credit_index in missing_credits:
             if store is not None:
                 with write_atomically(file_of_credit[credit_index], "wb") as out:
                     np.save(out, sketches_CPS[credit_index, problem_index].numpy())

@@ -64,8 +64,8 @@ class OfCheckpoints(Analyzer):
                 f"{directory.path} has no checkpoint: train the experiment with `treetune run` first"
                 " (checkpoints: [0] looks at the start weights)"
             )
-        what = f"a checkpoint in {directory.path}"
-        points = choose_points(self.checkpoints, [0, *checkpoints], self.at_most, what, remedy)
+        meaning = f"a checkpoint in {directory.path}"
+        points = choose_points(self.checkpoints, [0, *checkpoints], self.at_most, meaning, remedy)
         if self.judges_critic and config.credit.needs_critic:
             for point in points:
                 require_critic(config, directory, point)
@@ -144,13 +144,13 @@ def check_points(key: str, choice: PointChoice, last: int) -> Iterator[Finding]:
 
 
 def choose_points(
-    choice: PointChoice, available: Sequence[int], at_most: int, what: str, remedy: str
+    choice: PointChoice, available: Sequence[int], at_most: int, meaning: str, remedy: str
 ) -> list[int]:
     """Returns those of the available numbers that the user chose, in rising order.
 
     Args:
         at_most: The largest number of points that "all" chooses. They are evenly spaced.
-        what: For the error, the thing that each number stands for, such as "a checkpoint in runs/a".
+        meaning: For the error, the thing that each number stands for, such as "a checkpoint in runs/a".
         remedy: For the error, what the user can do.
 
     Raises:
@@ -160,9 +160,11 @@ def choose_points(
         return [available[-1]]
     if choice == "all":
         return spread_evenly(available, at_most)
-    missing = sorted(set(choice) - set(available))
-    if missing or not choice:
-        raise ValueError(f"{_comma_separated(missing) or 'nothing'} is not the number of {what}: {remedy}")
+    unknown_numbers = sorted(set(choice) - set(available))
+    if unknown_numbers or not choice:
+        raise ValueError(
+            f"{_comma_separated(unknown_numbers) or 'nothing'} is not the number of {meaning}: {remedy}"
+        )
     return sorted(set(choice))
 
 

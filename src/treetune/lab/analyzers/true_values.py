@@ -117,17 +117,17 @@ def find_values_once(
         session.directory.path / "truths" / f"{_file_name_of_settings(truth, context, session, point)}.jsonl"
     )
     value_by_key = dict(_stored_values(file))
-    missing = [key for key in state_by_key if key not in value_by_key]
+    keys_without_value = [key for key in state_by_key if key not in value_by_key]
     file.parent.mkdir(parents=True, exist_ok=True)
-    for start in range(0, len(missing), STATES_AT_ONCE):
-        batch = missing[start : start + STATES_AT_ONCE]
+    for start in range(0, len(keys_without_value), STATES_AT_ONCE):
+        batch = keys_without_value[start : start + STATES_AT_ONCE]
         values = truth.find(context, session, point, [state_by_key[key] for key in batch])
         with file.open("a") as out:
             for key, value in zip(batch, values, strict=True):
                 # The line break comes first, because an interruption may have cut off the previous line.
                 out.write("\n" + json.dumps([key, *value]))
         value_by_key |= zip(batch, values, strict=True)
-        context.log.progress(start + len(batch), len(missing))
+        context.log.progress(start + len(batch), len(keys_without_value))
     return [value_by_key[key] for key in keys]
 
 
@@ -421,7 +421,9 @@ def expand_continuations(
         positions = list(same_length)
         for start in range(0, len(positions), batch_size):
             batch = positions[start : start + batch_size]
-            values_of_batch = _StateBatch(steps, context, [states[i] for i in batch], samples).values()
+            values_of_batch = _StateBatch(
+                steps, context, [states[i] for i in batch], samples
+            ).estimate_values()
             values |= zip(batch, values_of_batch, strict=True)
     return [values[i] for i in range(len(states))]
 
@@ -469,7 +471,7 @@ class _StateBatch:
         task = task_of(self.context.task, self.states[state].problem)
         return task if isinstance(task, KnowsDecisions) else None
 
-    def values(self) -> list[EstimatedValue]:
+    def estimate_values(self) -> list[EstimatedValue]:
         """Extends all paths token by token until each is over, and returns the value of each state."""
         import numpy as np
 

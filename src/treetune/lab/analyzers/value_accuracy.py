@@ -178,11 +178,11 @@ class ValueAccuracy(OfCheckpoints):
                 resources, point, work, self.seed, self.problems
             )
             # At most `self.states` states between steps are measured, and at most `self.prompts` prompts.
-            chosen = choose_states(trajectories, self.states, self.seed, point)
-            chosen += choose_states(trajectories, self.prompts, self.seed, point, prompts=True)
+            chosen_states = choose_states(trajectories, self.states, self.seed, point)
+            chosen_states += choose_states(trajectories, self.prompts, self.seed, point, prompts=True)
             with resources.phase(f"values after iteration {point}", "continuations") as show:
                 context = context_at(resources, point, work, self.seed, "values", show)
-                rows += self.measure(context, chosen, critic)
+                rows += self.measure(context, chosen_states, critic)
         return Findings({**self.summarise(rows), "answers": origins}, rows)
 
     def measure(
@@ -202,7 +202,7 @@ class ValueAccuracy(OfCheckpoints):
             states, truths, fresh_samples, critic_values, strict=True
         ):
             deviation = pstdev(truth.rewards)
-            estimates = self._means(fresh.rewards)
+            estimates = self._mean_rewards_by_k(fresh.rewards)
             if critic_value is not None:
                 estimates[CRITIC] = [critic_value]
             rows.append(
@@ -220,7 +220,7 @@ class ValueAccuracy(OfCheckpoints):
             )
         return rows
 
-    def _means(self, rewards: Sequence[float]) -> dict[str, list[float]]:
+    def _mean_rewards_by_k(self, rewards: Sequence[float]) -> dict[str, list[float]]:
         """Returns `repeats` means of K rewards for each K. No reward is in two means."""
         unused_rewards = iter(rewards)
         means = {}
@@ -246,7 +246,7 @@ class ValueAccuracy(OfCheckpoints):
     def _measure_estimators(self, rows: Sequence[ValuedState]) -> dict[str, Any]:
         """Returns the errors of every estimator in these rows."""
         # The state before the first step (0) is only the prompt.
-        within = [row for row in rows if row["step"] > 0]
+        rows_within = [row for row in rows if row["step"] > 0]
         prompts = [row for row in rows if row["step"] == 0]
         names: dict[str, None] = {}  # a dictionary as an ordered set
         for row in rows:
@@ -254,16 +254,16 @@ class ValueAccuracy(OfCheckpoints):
         edges = [number / self.bins for number in range(self.bins + 1)]
         rows_by_bin = []
         for low, high in itertools.pairwise(edges):
-            rows_by_bin.append([row for row in within if low <= row["position"] < high])
+            rows_by_bin.append([row for row in rows_within if low <= row["position"] < high])
         estimators = {}
         for name in names:
             estimators[name] = {
-                "within": measure_errors(within, name, self.seed),
+                "within": measure_errors(rows_within, name, self.seed),
                 "prompts": measure_errors(prompts, name, self.seed),
                 "by_position": [measure_errors(rows_of_bin, name, self.seed) for rows_of_bin in rows_by_bin],
             }
         return {
-            "states": {"within": _describe_states(within), "prompts": _describe_states(prompts)},
+            "states": {"within": _describe_states(rows_within), "prompts": _describe_states(prompts)},
             "bins": edges,
             "estimators": estimators,
         }

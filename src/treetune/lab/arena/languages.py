@@ -139,17 +139,19 @@ class Language:
         # All answers are extended position by position. A longer beginning is only extended where it ends.
         for position in range(int(start_N.min(initial=self.length)), self.length):
             active = np.flatnonzero(start_N <= position)
-            before = status_N[active]
-            chances_AO = self.chances_TSO[position][before]
+            status_before = status_N[active]
+            chances_AO = self.chances_TSO[position][status_before]
             # Each position has two random numbers: that with the even counter draws the option, and that with
             # the odd counter draws the wording.
             option = _draw_options(chances_AO, _uniform(seed_N[active], 2 * position))
-            after = self.after_TSO[position][before, option]
-            wordings = self.wordings_TS[position][before]
+            status_after = self.after_TSO[position][status_before, option]
+            wordings = self.wordings_TS[position][status_before]
             wording = (wordings * _uniform(seed_N[active], 2 * position + 1)).astype(int)
-            status_N[active] = after
-            ids_NT[active, position] = 1 + after * self.most_wordings + wording  # the id of the token
-            logprobs_NT[active, position] = np.log(self.chances_TSO[position][before, option] / wordings)
+            status_N[active] = status_after
+            ids_NT[active, position] = 1 + status_after * self.most_wordings + wording  # the id of the token
+            logprobs_NT[active, position] = np.log(
+                self.chances_TSO[position][status_before, option] / wordings
+            )
         completions = []
         for ids_T, logprobs_T, start in zip(ids_NT, logprobs_NT, start_N, strict=True):
             completion = Completion(ids_T[start:], logprobs_T[start:], finish_reason="stop", policy_version=0)
@@ -179,11 +181,11 @@ class Language:
         for position in range(len(begun), len(ids)):
             chance = self._chance(ids[:position], ids[position])
             if chance > 0 and will_be_correct and position < self.length:
-                before, after = self.statuses(ids[: position + 1])[-2:]
-                value = self.values_TS[position, before]
+                status_before, status_after = self.statuses(ids[: position + 1])[-2:]
+                value = self.values_TS[position, status_before]
                 # From a state of value 0 on, no answer is correct. Bayes' rule would divide by 0 there, so
                 # the probability stays as it is.
-                chance *= self.values_TS[position + 1, after] / value if value > 0 else 1.0
+                chance *= self.values_TS[position + 1, status_after] / value if value > 0 else 1.0
             logprobs.append(math.log(chance) if chance > 0 else -9999.0)
         return Completion(
             token_array(text), logprob_array(logprobs), finish_reason="length", policy_version=0
@@ -281,21 +283,25 @@ class Language:
         columns = []
         n_statuses, n_options = self.after_TSO.shape[1:]
         for position in range(self.length):
-            before, after = statuses[:, position], statuses[:, position + 1]
+            status_before, status_after = statuses[:, position], statuses[:, position + 1]
             weight_N1 = weights_NT[:, position, None]
-            chances_NO = self.chances_TSO[position][before]
+            chances_NO = self.chances_TSO[position][status_before]
             # The gradient of log softmax by the logits: 1 for the option that was taken, minus the
             # probability of each option. The gradient by the wordings' logits has the same form, with equal
             # probabilities. Options with probability 0 only pad the array.
-            is_taken_NO = (self.after_TSO[position][before] == after[:, None]) & (chances_NO > 0)
+            is_taken_NO = (self.after_TSO[position][status_before] == status_after[:, None]) & (
+                chances_NO > 0
+            )
             gradient_of_options = np.zeros((n_groups, n_statuses, n_options))
-            np.add.at(gradient_of_options, (group_N, before), weight_N1 * (is_taken_NO - chances_NO))
-            n_wordings_N1 = self.wordings_TS[position][before][:, None]
+            np.add.at(gradient_of_options, (group_N, status_before), weight_N1 * (is_taken_NO - chances_NO))
+            n_wordings_N1 = self.wordings_TS[position][status_before][:, None]
             wordings_1W = np.arange(self.most_wordings)[None, :]
             is_written_NW = wordings_1W == wording_NT[:, position, None]
             chances_NW = (wordings_1W < n_wordings_N1) / n_wordings_N1
             gradient_of_wordings = np.zeros((n_groups, n_statuses, self.most_wordings))
-            np.add.at(gradient_of_wordings, (group_N, before), weight_N1 * (is_written_NW - chances_NW))
+            np.add.at(
+                gradient_of_wordings, (group_N, status_before), weight_N1 * (is_written_NW - chances_NW)
+            )
             columns += [gradient_of_options.reshape(n_groups, -1), gradient_of_wordings.reshape(n_groups, -1)]
         return np.concatenate(columns, 1).astype(np.float32)
 

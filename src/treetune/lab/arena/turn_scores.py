@@ -121,12 +121,12 @@ class Audit:
     _number_of_decision: dict[tuple[tuple[PlayedTurn, ...], int], int] = field(default_factory=dict)
 
     def add(
-        self, before: tuple[PlayedTurn, ...], action: int, truth: float, credit: float, weight: float
+        self, turns_before: tuple[PlayedTurn, ...], action: int, truth: float, credit: float, weight: float
     ) -> None:
         """Adds the credit of an action.
 
         Args:
-            before: The turns before the action, which are its context.
+            turns_before: The turns before the action, which are its context.
             action: The number of the action.
             truth: The true advantage of the action in this context.
             credit: The credit.
@@ -137,8 +137,8 @@ class Audit:
         self._weights.append(weight)
         # A context or decision that wasn't there before gets the next number.
         contexts, decisions = self._number_of_context, self._number_of_decision
-        self._contexts.append(contexts.setdefault(before, len(contexts)))
-        self._decisions.append(decisions.setdefault((before, action), len(decisions)))
+        self._contexts.append(contexts.setdefault(turns_before, len(contexts)))
+        self._decisions.append(decisions.setdefault((turns_before, action), len(decisions)))
 
     @property
     def fidelity(self) -> float:
@@ -404,7 +404,7 @@ def _mean_gradient_of_replays(
     for answer in answers:
         turns = answer.turns
         for number, (turn, score_P) in enumerate(zip(turns, table.scores_KP(turns), strict=True)):
-            before, after = turns[:number], turns[: number + 1]
+            turns_before, turns_after = turns[:number], turns[: number + 1]
             turns_left = table.max_turns - number
             baseline = table.value(turn.state, turns_left)
             is_last = number + 1 == len(turns)
@@ -412,9 +412,9 @@ def _mean_gradient_of_replays(
                 outcome = answer.return_from(number)
             else:
                 outcome = turn.reply.reward + table.value(turn.reply.state, turns_left - 1)
-                vector_by_state[after] += score_P / size
+                vector_by_state[turns_after] += score_P / size
             gradient_P += (outcome - baseline) * score_P / size
-            vector_by_state[before] -= score_P / size
+            vector_by_state[turns_before] -= score_P / size
     return gradient_P, vector_by_state
 
 
@@ -519,7 +519,7 @@ def _enumerate_after_state(table: TurnTable, state: str, turns_left: int, ways: 
 
 
 def _join_branches(
-    before: tuple[PlayedTurn, ...], branches: Sequence[Sequence[BranchedAnswer]]
+    turns_before: tuple[PlayedTurn, ...], branches: Sequence[Sequence[BranchedAnswer]]
 ) -> tuple[BranchedAnswer, ...]:
     """Returns the answers of several branches after the same turns, as answers of one tree.
 
@@ -529,13 +529,14 @@ def _join_branches(
     for branch in branches:
         first_of_branch = len(answers)
         for answer in branch:
-            turns = (*before, *answer.turns)
+            turns = (*turns_before, *answer.turns)
             if answer.parent is not None:  # it branched off within its branch
                 parent = first_of_branch + answer.parent
-                answers.append(BranchedAnswer(turns, parent, len(before) + answer.shared_turns))
-            elif answers and before:
-                # The first answer of a further branch: its parent is answer 0, with which it shares `before`.
-                answers.append(BranchedAnswer(turns, 0, len(before)))
+                answers.append(BranchedAnswer(turns, parent, len(turns_before) + answer.shared_turns))
+            elif answers and turns_before:
+                # The first answer of a further branch: its parent is answer 0, with which it shares
+                # `turns_before`.
+                answers.append(BranchedAnswer(turns, 0, len(turns_before)))
             else:  # the first answer of the tree, or of another root
                 answers.append(BranchedAnswer(turns))
     return tuple(answers)
@@ -563,15 +564,15 @@ def enumerate_single_branchings(
         if not 0 < number < len(answer.turns):
             outcomes.append(RootOutcome((BranchedAnswer(answer.turns),), answer.probability))
             continue
-        before = answer.turns[:number]
-        continuations = table.continuations_from(before[-1].reply.state, table.max_turns - number)
+        turns_before = answer.turns[:number]
+        continuations = table.continuations_from(turns_before[-1].reply.state, table.max_turns - number)
         chances = [continuation.probability for continuation in continuations]
         for group in possible_groups(chances, ways - 1):  # the first answer is one of the ways
             branched = [BranchedAnswer(answer.turns)]
             dropped_turns = 0
             for index in group.indices:
                 later_turns = continuations[index].turns
-                turns = (*before, *later_turns)
+                turns = (*turns_before, *later_turns)
                 reward = sum(played.reply.reward for played in turns)
                 if only_contrasts and reward == answer.reward:
                     dropped_turns += len(later_turns)

@@ -254,13 +254,15 @@ def decisive_turn(decisive: int, turns: int = 3, right: float = 0.25) -> TurnTab
             state = "start" if number == 0 else f"{names[observation]}, turn {number}"
             policy[state] = (right, 1 - right) if number == decisive else (0.5, 0.5)
             for action in (0, 1):
-                shown = observation
+                shown_observation = observation
                 if number == decisive:
-                    shown = right_so_far if action == 0 else wrong_so_far
+                    shown_observation = right_so_far if action == 0 else wrong_so_far
                 if number == turns - 1:
-                    reply = Reply(1.0, shown, reward=float(shown == right_so_far))
+                    reply = Reply(1.0, shown_observation, reward=float(shown_observation == right_so_far))
                 else:
-                    reply = Reply(1.0, shown, state=f"{names[shown]}, turn {number + 1}")
+                    reply = Reply(
+                        1.0, shown_observation, state=f"{names[shown_observation]}, turn {number + 1}"
+                    )
                 replies[state, action] = (reply,)
     return TurnTable(policy, replies, turns)
 

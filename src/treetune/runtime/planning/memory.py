@@ -44,6 +44,7 @@ class IterationWork:
     """
 
     problems: int
+    """The problems that are answered, with those of further rounds."""
     is_known: bool
     """Whether the number of problems is known; if not, all counts are for one problem."""
     answers: int
@@ -110,7 +111,7 @@ def work_of(experiment: Any, answer_tokens: float | None = None) -> IterationWor
             isn't set, an assumed share of the longest answer.
     """
     problems_or_none = experiment.problems_per_iteration or experiment.task.size("train")
-    problems = problems_or_none or 1  # with an unknown number of problems, the work of one problem
+    drawn_problems = problems_or_none or 1  # with an unknown number of problems, the work of one problem
     rollout, context = experiment.rollout, experiment.context_length
     sampling, plan_settings = rollout.sampling, experiment.plan
     longest_answer = min(sampling.max_tokens, context) if sampling is not None else context
@@ -119,7 +120,8 @@ def work_of(experiment: Any, answer_tokens: float | None = None) -> IterationWor
     mean_answer = answer_tokens or plan_settings.answer_tokens or ANSWER_SHARE_OF_LIMIT * longest_answer
     mean_answer = min(mean_answer, longest_answer)
     mean_prompt = min(plan_settings.prompt_tokens or PROMPT_TOKENS, longest - mean_answer)
-    answers = rollout.most_answers(problems)
+    problems = rollout.most_problems(drawn_problems)  # with those of further rounds
+    answers = rollout.most_answers(drawn_problems)
     rows = experiment.selection.most_kept(answers, problems)  # the most sequences or pairs to train on
     rows_of_step = experiment.trainer.minibatch_size or max(rows, 1)
     steps_of_epoch = max(1, -(-rows // rows_of_step))  # rounded up

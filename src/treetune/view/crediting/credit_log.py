@@ -122,11 +122,11 @@ def credit_log(
     if tokenizer is None:
         tokenizer = _open_tokenizer(settings, credit)
     folder = CreditedFolder(settings.output, log.path)
-    with folder.locked():
+    with folder.hold_lock():
         folder.begin(_make_config(settings, sampling, files))
         if tokenizer is not None:
             folder.write_tokens(tokenizer.codec, tokenizer.vocabulary_size)
-        results = folder.results_of(files)
+        results = folder.read_results(files)
         if results:
             folder.write_metrics(results)  # a killed command may lack the line of its last credited file
             say(f"{len(results)} of {len(files)} files were credited before")
@@ -164,10 +164,12 @@ def _check_options(settings: CreditOfLog, credit: Credit, *, has_engine: bool) -
     if samples_continuations and settings.sampling is None:
         missing_options.append("--sampling (such as '{max_tokens: 512}', as the answers were sampled)")
     if missing_options:
-        work = (
+        task_text = (
             "samples and grades continuations of answers" if samples_continuations else "scores given texts"
         )
-        raise ValueError(f"the credit {credit.registered_name()!r} {work}: give {', '.join(missing_options)}")
+        raise ValueError(
+            f"the credit {credit.registered_name()!r} {task_text}: give {', '.join(missing_options)}"
+        )
 
 
 def _open_tokenizer(settings: CreditOfLog, credit: Credit) -> LogTokenizer | None:
@@ -291,7 +293,7 @@ class _Crediting:
         if logged.to_credit:
             assigned = self._assign(file, assigner, [item.answer for item in logged.to_credit])
         trajectories, episodes = _rows_of(logged, assigned)
-        result = self._result(file, mark, logged, assigned)
+        result = self._make_result(file, mark, logged, assigned)
         codec = None if self.tokenizer is None else self.tokenizer.codec
         self.folder.write(file, result, trajectories, episodes, codec)
         self.results[file.number] = result
@@ -311,11 +313,11 @@ class _Crediting:
             # them towards the budget like new samples.
             budget = self.settings.budget - sum(result.cost.tokens for result in self.results.values())
             if budget < 1:
-                raise self._limit_reached(f"before {file.source.title}", "budget")
+                raise self._make_limit_error(f"before {file.source.title}", "budget")
         if self.deadline is not None:
             seconds_left = self.deadline - time.monotonic()
             if seconds_left <= 0:
-                raise self._limit_reached(f"before {file.source.title}", "deadline")
+                raise self._make_limit_error(f"before {file.source.title}", "deadline")
 
         # `file.number` counts from 1, and the assigner counts iterations from 0.
         def with_journal(engine: Engine) -> Engine:
@@ -331,9 +333,9 @@ class _Crediting:
                 wrap_engine=with_journal,
             )
         except CreditLimitReached as error:
-            raise self._limit_reached(f"in {file.source.title}", error.limit) from error
+            raise self._make_limit_error(f"in {file.source.title}", error.limit) from error
 
-    def _limit_reached(
+    def _make_limit_error(
         self, place_in_log: str, limit: Literal["budget", "deadline", "cancelled"]
     ) -> CreditLimitReached:
         """Returns the error for a limit that was reached at a place, such as "in 10.jsonl"."""
@@ -347,7 +349,7 @@ class _Crediting:
             limit,
         )
 
-    def _result(
+    def _make_result(
         self, file: LoggedFile, mark: list[int], logged: LoggedAnswers, assigned: CreditedTrees | None
     ) -> CreditedFile:
         """Returns the result for a file. `assigned` is None if the file has no answer that can be

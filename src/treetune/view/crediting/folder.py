@@ -76,7 +76,7 @@ class CreditedFolder:
         self.path, self._log = path, log
         self.directory = ExperimentDirectory(path)
 
-    def locked(self) -> AbstractContextManager[None]:
+    def hold_lock(self) -> AbstractContextManager[None]:
         """Holds the folder's lock during a `with` block. Raises ValueError if another process has the
         lock."""
         return self.directory.locked()
@@ -114,17 +114,17 @@ class CreditedFolder:
         """Returns the folder of a file's iteration."""
         return self.directory.iteration(file.number - 1)
 
-    def results_of(self, files: Sequence[LoggedFile]) -> dict[int, CreditedFile]:
+    def read_results(self, files: Sequence[LoggedFile]) -> dict[int, CreditedFile]:
         """Returns the results for the files that are already credited, by the number of each file's
         iteration, counted from 1."""
         results = {}
         for file in files:
-            result = self._result_of(file)
+            result = self._read_result(file)
             if result is not None:
                 results[file.number] = result
         return results
 
-    def _result_of(self, file: LoggedFile) -> CreditedFile | None:
+    def _read_result(self, file: LoggedFile) -> CreditedFile | None:
         """Returns the stored result for a file. Returns None if the file isn't credited yet, or has changed
         since then."""
         path = self.iteration(file) / RECORD_FILE

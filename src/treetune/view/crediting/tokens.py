@@ -274,9 +274,9 @@ def _forms_of(chat: TextCodec, codec: TextCodec) -> list[ChatForm]:
             continue
         texts = []
         for message in messages:
-            before, mark, text = text.partition(message.content)
+            text_before, mark, text = text.partition(message.content)
             if mark:
-                texts.append(before)
+                texts.append(text_before)
         # If the template writes no text between two messages, a prompt can't be split into them.
         if len(texts) == len(messages) and all(texts[1:]):
             forms.append(ChatForm(tuple(message.role for message in messages), (*texts, text)))

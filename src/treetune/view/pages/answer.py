@@ -99,7 +99,7 @@ def _find_answer(view: PageRequest) -> StoredAnswer:
     the file can't be read.
     """
     answers, source = view.store.answers(view.run), view.text("source")
-    for item in answers.indexed():
+    for item in answers.list_indexed_sources():
         if item.source.name == source and item.fault:
             raise ValueError(item.fault)
         if item.source.name == source and item.is_awaited:
@@ -241,8 +241,8 @@ def _make_reading_list(view: PageRequest, answers: AnswerStore, answer: StoredAn
     def address(row: Mapping[str, Any] | None, **query: Any) -> str:
         """Returns the address of an answer in the list. If `row` is None, it is the first answer on a page of
         the list, or the last with ``last=1``."""
-        chosen = {"source": row and row["source"], "answer": row and row["answer"]}
-        return view.here(**fields | {"page": number, "all": None} | chosen | query)
+        fields_of_answer = {"source": row and row["source"], "answer": row and row["answer"]}
+        return view.here(**fields | {"page": number, "all": None} | fields_of_answer | query)
 
     keys = [(row["source"], row["row"]) for row in result.rows]
     this_key = (answer.row["source"], answer.row["row"])
@@ -363,19 +363,20 @@ class _ShownStep(NamedTuple):
     tokens: list[_ShownToken]
 
 
-def _make_shown_steps(tokens: Tokens, most: int | None, has_end: bool) -> list[_ShownStep]:
-    """Returns the steps with their tokens as they are shown, up to the first `most` tokens of the answer.
+def _make_shown_steps(tokens: Tokens, most_tokens: int | None, has_end: bool) -> list[_ShownStep]:
+    """Returns the steps with their tokens as they are shown, up to the first `most_tokens` tokens of the
+    answer.
 
     Ends of lines are made visible. A token is shown by its id if it has no text, or if it adds an accent to a
-    character that has too many (`text.MOST_SHOWN_MARKS`). The end token is shown as ``⟨end⟩``. If `most` is
-    None, all tokens are shown.
+    character that has too many (`text.MOST_SHOWN_MARKS`). The end token is shown as ``⟨end⟩``. If
+    `most_tokens` is None, all tokens are shown.
     """
     assert tokens.texts is not None
     lines = []
     for step in tokens.steps:
-        end = step.end if most is None else min(step.end, most)
-        # This step and all further ones are beyond `most`. Only an answer without tokens has an empty step,
-        # which is kept.
+        end = step.end if most_tokens is None else min(step.end, most_tokens)
+        # This step and all further ones are beyond `most_tokens`. Only an answer without tokens has an empty
+        # step, which is kept.
         if step.start >= end and tokens.count:
             break
         shown_tokens = []
@@ -385,10 +386,10 @@ def _make_shown_steps(tokens: Tokens, most: int | None, has_end: bool) -> list[_
             text = "" if ends_in_a_heap(recent_text) else tokens.texts[i]
             is_end = has_end and i == tokens.count - 1 and not tokens.texts[i]
             if text:
-                shown = shorten_text(text, LONGEST_TOKEN).replace("\n", "↵\n")
+                shown_text = shorten_text(text, LONGEST_TOKEN).replace("\n", "↵\n")
             else:
-                shown = "⟨end⟩" if is_end else f"⟨{tokens.ids[i]}⟩"
-            shown_tokens.append(_ShownToken(i, shown, injected=not tokens.sampled[i]))
+                shown_text = "⟨end⟩" if is_end else f"⟨{tokens.ids[i]}⟩"
+            shown_tokens.append(_ShownToken(i, shown_text, injected=not tokens.sampled[i]))
         lines.append(_ShownStep(step, shown_tokens))
     return lines
 
@@ -402,22 +403,22 @@ def shorten_text(text: str, most: int) -> str:
     return make_visible(beginning) + (f"⟨{left_out:,} more characters⟩" if left_out else "")
 
 
-def _make_token_columns(tokens: Tokens, most: int | None) -> dict[str, Any]:
+def _make_token_columns(tokens: Tokens, most_tokens: int | None) -> dict[str, Any]:
     """Returns the numbers of the shown tokens as columns for the browser, by name.
 
     A token without a number has None. Example: {"id": [15, 7], "advantage": [0.25, None]}.
     """
-    columns: dict[str, Any] = {"id": tokens.ids[:most].tolist()}
+    columns: dict[str, Any] = {"id": tokens.ids[:most_tokens].tolist()}
     for name, column in tokens.numbers.items():
         # `str` gives the fewest digits that stand for the number in the column's precision, such as float32.
-        columns[name] = [float(str(x)) if np.isfinite(x) else None for x in column[:most]]
+        columns[name] = [float(str(x)) if np.isfinite(x) else None for x in column[:most_tokens]]
     if any(version is not None for version in tokens.versions):
-        columns["policy version"] = tokens.versions[:most]
+        columns["policy version"] = tokens.versions[:most_tokens]
     # A token's branch has a pair for each block of threads around the token, the outermost first: the number
     # of the block and the number of the thread, both from 0.
     if any(tokens.branches):
         threads = []
-        for branch in tokens.branches[:most]:
+        for branch in tokens.branches[:most_tokens]:
             numbers = " ".join(f"{block + 1}.{thread + 1}" for block, thread in branch)
             threads.append(numbers or None)
         columns["thread"] = threads
@@ -482,15 +483,15 @@ def _text_of_step(tokens: Tokens, step: CreditedStep) -> str:
 def _describe_for_note(answer: StoredAnswer) -> NotedAnswer:
     """Returns the description of an answer that is stored in a note about it."""
     [row] = with_all_columns([answer.row], ["advantage_mean"])
-    asked = _problem_of(answer)
+    stored_problem = _problem_of(answer)
     return NotedAnswer(
         source=answer.source.name,
         answer=row["answer"],
         problem=row["problem"],
         sample=row["sample"],
-        prompt=asked["prompt"],
+        prompt=stored_problem["prompt"],
         text=answer.text,
-        gold=asked["gold"],
+        gold=stored_problem["gold"],
         score=row["score"],
         reward=row["reward"],
         outcome=row["outcome"],

@@ -70,7 +70,7 @@ def show(view: PageRequest) -> Response:
     `?order=down`, `?column=` (also several), `?size=` and `?page=`.
     """
     answers = view.store.answers(view.run)
-    indexed = answers.indexed()
+    indexed = answers.list_indexed_sources()
     columns = answers.columns()
     sources = {item.source.name: item.source for item in indexed}
     notes = view.store.notes(view.run)
@@ -134,7 +134,7 @@ def show_histograms(view: PageRequest) -> Response:
     """
     answers = view.store.answers(view.run)
     question, _ = question_of_address(view, answers)
-    histograms = answers.histograms(question, HISTOGRAM_COLUMNS)
+    histograms = answers.make_histograms(question, HISTOGRAM_COLUMNS)
     varying = [histogram for histogram in histograms if len(histogram.bars) > 1]
     return render_histograms(view, varying, "answers", view.run.name)
 
@@ -186,7 +186,9 @@ def question_of_address(view: PageRequest, answers: AnswerStore) -> tuple[RowQue
     sources = {source.name: source for source in answers.sources()}
     # The iterations whose answers can be shown already. The newest of them is the default.
     iterations = [
-        item.source.name for item in answers.indexed() if item.about and item.source.kind == "iteration"
+        item.source.name
+        for item in answers.list_indexed_sources()
+        if item.about and item.source.kind == "iteration"
     ]
     files_choice = view.text("of") or (iterations[-1] if iterations else SEVERAL_FILES[0])
     names: tuple[str, ...] = (files_choice,)

@@ -65,10 +65,16 @@ def show(view: PageRequest) -> Response:
     for name in common_problems:
         first_share = math.fsum(results[name].share for results in first_results) / len(seeds)
         second_share = math.fsum(results[name].share for results in second_results) / len(seeds)
-        asked = first_results[0][name].asked
+        asked_text = first_results[0][name].asked
         kinds = _kinds_of_change(first_share, second_share)
         problem_rows.append(
-            {"problem": name, "asked": asked, "first": first_share, "second": second_share, "kinds": kinds}
+            {
+                "problem": name,
+                "asked": asked_text,
+                "first": first_share,
+                "second": second_share,
+                "kinds": kinds,
+            }
         )
     problem_rows.sort(key=lambda row: -abs(row["second"] - row["first"]))
 

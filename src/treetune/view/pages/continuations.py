@@ -92,8 +92,10 @@ def continuations_of(
     keys = [f'"{key}"'.encode() for key in _keys_in_journal(config, answer, start)]
     # `number` counts iterations from 1, and the folders of journals count from 0.
     folder = run.directory.journals(answer.source.number - 1)
-    # `follows` refuses symbolic links that lead out of the experiment's or the viewer's folders.
-    journals = [path for path in sorted(folder.glob("*.jsonl")) if run.follows(folder) and run.follows(path)]
+    # `may_follow` refuses symbolic links that lead out of the experiment's or the viewer's folders.
+    journals = [
+        path for path in sorted(folder.glob("*.jsonl")) if run.may_follow(folder) and run.may_follow(path)
+    ]
     if not journals:
         raise ValueError("the journals of this iteration, which have its continuations, were deleted")
     for path in journals:
@@ -154,9 +156,11 @@ def _keys_in_journal(config: Mapping[str, Any], answer: StoredAnswer, start: int
     )
     # Runs of earlier versions of treetune also asked for log-probs, so their requests have another hash.
     possible_requests = (request, replace(request, reads_logprobs=True))
-    versions = [part.policy_version for part in trajectory.segments if part.policy_version is not None]
+    versions = [
+        segment.policy_version for segment in trajectory.segments if segment.policy_version is not None
+    ]
     version = versions[0] if versions else iteration  # answers of another program's log have none
-    return [request_key(possible, version) for possible in possible_requests]
+    return [request_key(possible_request, version) for possible_request in possible_requests]
 
 
 PAGES = (Page("/continuations", "Continuations", show),)

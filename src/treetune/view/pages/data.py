@@ -70,7 +70,7 @@ def show_rows(view: PageRequest) -> Response:
     The address has `?data=` (the data set's name), `?search=` (in texts), `?where=` (conditions), `?sort=`,
     `?order=down`, `?size=`, `?page=` and `?histogram=` (the only column with a histogram).
     """
-    data = view.store.data.named(view.text("data"))
+    data = view.store.data.find_data_set(view.text("data"))
     table = view.store.data.table(data)
     question = make_question(view, parse_conditions(view.text("where"), table.kinds, "rows"))
     columns_with_histogram = _choose_histogram_columns(view, table)
@@ -114,10 +114,12 @@ def show_histograms(view: PageRequest) -> Response:
     The page of rows (`show_rows`) loads the histograms after its rows, because histograms may take seconds.
     Their address has the same fields as the address of the page of rows.
     """
-    data = view.store.data.named(view.text("data"))
+    data = view.store.data.find_data_set(view.text("data"))
     table = view.store.data.table(data)
     question = make_question(view, parse_conditions(view.text("where"), table.kinds, "rows"))
-    histograms = table.histograms(_choose_histogram_columns(view, table), question.filters, question.search)
+    histograms = table.make_histograms(
+        _choose_histogram_columns(view, table), question.filters, question.search
+    )
     # A column with the same value in all rows is drawn only if the address names it.
     varying = [histogram for histogram in histograms if view.text("histogram") or len(histogram.bars) > 1]
     return render_histograms(view, varying, "rows", data.name)
@@ -131,16 +133,16 @@ def _choose_histogram_columns(view: PageRequest, table: DataSetTable) -> Sequenc
 
     Raises ValueError if the address names a column that isn't numeric.
     """
-    chosen = view.text("histogram")
-    if chosen:
-        table.check_numeric([chosen])
-        return [chosen]
+    chosen_column = view.text("histogram")
+    if chosen_column:
+        table.check_numeric([chosen_column])
+        return [chosen_column]
     numeric_columns = table.numeric()
     # The numeric columns of the data set itself, without the lengths of its texts.
     stored_numbers = [name for name in numeric_columns if not name.endswith(LENGTH_SUFFIX)]
     usual_columns: list[str] = []
-    for part in USUAL_NAME_PARTS:
-        usual_columns += [name for name in stored_numbers if part in name.casefold()]
+    for name_part in USUAL_NAME_PARTS:
+        usual_columns += [name for name in stored_numbers if name_part in name.casefold()]
     lengths = [name + LENGTH_SUFFIX for name in LENGTH_COLUMNS if name + LENGTH_SUFFIX in numeric_columns]
     # At most `MOST_DRAWN_HISTOGRAMS - 1` usual columns come before the lengths, so a length is drawn if there
     # is one.
@@ -159,7 +161,7 @@ def show_row(view: PageRequest) -> Response:
     The address has `?data=` (the data set's name), `?row=` (its number, from 0), `?as=rendered` (for Markdown
     and mathematics) and `?all=1` (nothing is left out of long texts).
     """
-    data = view.store.data.named(view.text("data"))
+    data = view.store.data.find_data_set(view.text("data"))
     table = view.store.data.table(data)
     number = view.integer("row", 0)
     row = table.row(number)
@@ -168,8 +170,8 @@ def show_row(view: PageRequest) -> Response:
 
     def shortened(text: object) -> str:
         """Returns the beginning of a text and, if it is longer, how many characters were left out."""
-        shown = make_visible(text)
-        beginning, left_out = cut_text(shown, len(shown) if everything else CHARACTERS_SHOWN)
+        shown_text = make_visible(text)
+        beginning, left_out = cut_text(shown_text, len(shown_text) if everything else CHARACTERS_SHOWN)
         return beginning + (f"\n… {left_out:,} more characters" if left_out else "")
 
     def messages(value: Any) -> list[tuple[str, str]]:
@@ -230,7 +232,7 @@ def mark_of_data_sets(view: PageRequest) -> str:
 
 def mark_of_rows(view: PageRequest) -> str:
     """Returns a text that changes whenever the data set of the address, or the address itself, changes."""
-    data = view.store.data.named(view.text("data"))
+    data = view.store.data.find_data_set(view.text("data"))
     return short_hash(data.name, data.mark, view.request.url.query)
 
 

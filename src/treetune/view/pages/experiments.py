@@ -333,7 +333,7 @@ def show_run(view: PageRequest) -> Response:
 def _show_run_of_another(view: PageRequest) -> Response:
     """Shows curves over the steps of another program's run, computed from its answers."""
     answers = view.store.answers(view.run)
-    indexed = answers.indexed()
+    indexed = answers.list_indexed_sources()
     steps = {item.source.name: item.source for item in indexed}
     columns = answers.columns()
     tokens = "avg(tokens)" if "tokens" in columns else "NULL"

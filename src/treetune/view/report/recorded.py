@@ -313,9 +313,9 @@ def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: 
 
 
 def _diagnose(
-    experiment: StoredExperiment, settings: Diagnostics | None, done: int
+    experiment: StoredExperiment, settings: Diagnostics | None, n_finished: int
 ) -> Mapping[Sign, CollapseSign]:
-    """Returns the signs of collapse that the run itself found after its first `done` iterations.
+    """Returns the signs of collapse that the run itself found after its first `n_finished` iterations.
 
     The result is empty if the run's settings aren't known.
     """
@@ -331,7 +331,7 @@ def _diagnose(
             max_tokens = limit if isinstance(limit, int) else None
             break
         rollout = rollout.get("rollout")
-    rows = [row for row in experiment.metrics if row["iteration"] < done]
+    rows = [row for row in experiment.metrics if row["iteration"] < n_finished]
     # `sampled=True` is right for all runs: a run that samples no answers recorded no metrics of answers.
     return diagnose(settings, WatchedRun(sampled=True, max_tokens=max_tokens), rows)
 

@@ -158,21 +158,21 @@ class AnswerStore:
         """Returns the files of answers that exist now."""
         return find_sources(self.run)
 
-    def indexed(self) -> list[Indexed]:
+    def list_indexed_sources(self) -> list[Indexed]:
         """Returns all sources, each with its index if that exists, and starts to make the missing indexes."""
         if time.monotonic() - self._last_listed_at < self._look_again_s:
             return self._last_listed
-        indexed = [self._with_index(source) for source in self.sources()]
+        indexed = [self._read_index(source) for source in self.sources()]
         # An index is missing if it doesn't exist, or if its file has grown since (`is_behind`). A file that
         # can't be read has a fault, and isn't tried again until it changes.
-        missing = [item for item in indexed if item.is_awaited or (item.is_behind and not item.fault)]
+        without_index = [item for item in indexed if item.is_awaited or (item.is_behind and not item.fault)]
         # If the files are small, this call waits for their indexes. If not, a thread makes them, and a later
         # call finds them.
-        if missing and sum(item.source.size for item in missing) <= MOST_BYTES_READ_AT_ONCE:
-            self._make_indexes(missing)
-            indexed = [self._with_index(item.source) for item in indexed]
-        elif missing and self._background_lock.acquire(blocking=False):
-            arguments = (missing, self._background_lock)
+        if without_index and sum(item.source.size for item in without_index) <= MOST_BYTES_READ_AT_ONCE:
+            self._make_indexes(without_index)
+            indexed = [self._read_index(item.source) for item in indexed]
+        elif without_index and self._background_lock.acquire(blocking=False):
+            arguments = (without_index, self._background_lock)
             threading.Thread(target=self._make_indexes, args=arguments, daemon=True).start()
         self._last_listed_at, self._last_listed = time.monotonic(), indexed
         return indexed
@@ -184,13 +184,13 @@ class AnswerStore:
         """
         build_index(source, self._cache / source.name)
         self._look_again_s = math.inf  # the store never looks for other sources
-        self._last_listed_at, self._last_listed = time.monotonic(), [self._with_index(source)]
+        self._last_listed_at, self._last_listed = time.monotonic(), [self._read_index(source)]
 
     def problems(self) -> list[str]:
         """Returns messages on files that can't be shown."""
         links: list[Path] = []
         find_sources(self.run, left_out=links)  # called only to get the links
-        indexed = self.indexed()
+        indexed = self.list_indexed_sources()
         return [
             *(item.fault for item in indexed if item.fault),
             *(item.about.note for item in indexed if item.about is not None and item.about.note),
@@ -203,12 +203,12 @@ class AnswerStore:
     def mark(self) -> str:
         """Returns a text that changes whenever answers, their indexes or the messages on them change."""
         marks = []
-        for item in self.indexed():
+        for item in self.list_indexed_sources():
             index_mark = item.about.mark if item.about is not None else None
             marks.append((item.source.name, item.source.mark, index_mark, item.fault))
         return short_hash(marks)
 
-    def _with_index(self, source: AnswerFile) -> Indexed:
+    def _read_index(self, source: AnswerFile) -> Indexed:
         """Returns a source with its index, if it has one.
 
         An older index of a file that only grows counts as its index, too (`is_behind`).
@@ -252,7 +252,7 @@ class AnswerStore:
 
     def _make_index(self, item: Indexed) -> None:
         """Makes the index of a source if it is still missing, or stores the reason why that failed."""
-        newest = self._with_index(item.source)
+        newest = self._read_index(item.source)
         # Another thread may have made the index meanwhile. An index is behind if its file has grown since.
         if newest.about is not None and not newest.is_behind:
             return
@@ -262,11 +262,11 @@ class AnswerStore:
         except Exception as error:  # any fault of one file must not keep the others from being shown
             if item.source.mark != mark:  # the file has changed meanwhile, so the next call tries it again
                 return
-            fault = self._fault_message(item.source, error)
+            fault = self._describe_fault(item.source, error)
             self._faults[item.source.name] = mark, fault
             LOG.warning("%s", fault, exc_info=not isinstance(error, ValueError | OSError))
 
-    def _fault_message(self, source: AnswerFile, error: Exception) -> str:
+    def _describe_fault(self, source: AnswerFile, error: Exception) -> str:
         """Returns a message on why the index of a source can't be made."""
         # An OSError that names none of the source's files is about the index.
         if isinstance(error, OSError) and error.filename not in map(str, source.files):
@@ -284,11 +284,11 @@ class AnswerStore:
         They are the columns of the sources with these names, or without names of all sources.
         """
         names = tuple(sources)
-        relation, mark = self._relation(names), self.mark()
+        relation, mark = self._make_relation(names), self.mark()
         if relation is None:
             return {}
         if self._columns.get(names, ("",))[0] != mark:
-            rows = self._cursor().execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
+            rows = self._new_cursor().execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
             # `row` and `place` are positions in files, by which nobody filters.
             columns = {name: kind for name, kind, *_ in rows if name not in ("row", "place")}
             self._columns[names] = mark, columns
@@ -300,13 +300,13 @@ class AnswerStore:
         If a source lacks a column that others have, the column is null for its answers. Raises ValueError for
         a column or an operator that doesn't exist, and for a search that takes too long.
         """
-        relation = self._relation(question.sources)
+        relation = self._make_relation(question.sources)
         if relation is None:
             return RowPage([], 0)
-        where, values, order = self._clauses(question)
-        cursor = self._cursor()
+        where, values, order = self._make_clauses(question)
+        cursor = self._new_cursor()
         if question.search:
-            cursor.register("matching", self._matching(question))
+            cursor.register("matching", self._find_matching_rows(question))
             relation = f"(SELECT * FROM {relation} JOIN matching USING (source, row))"
         [total] = cursor.execute(f"SELECT count(*) FROM {relation} WHERE {where}", values).fetchone() or (0,)
         clauses = (
@@ -317,19 +317,19 @@ class AnswerStore:
         # Sorting many rows with all their columns takes long. So only the keys are sorted, and the columns of
         # this page's rows are read afterwards.
         keys = cursor.execute(f"SELECT source, row {clauses}", values).fetchall()
-        return RowPage(self._rows_at(keys), total)
+        return RowPage(self._read_rows_at(keys), total)
 
-    def histograms(self, question: RowQuery, columns: Sequence[str]) -> list[Histogram]:
+    def make_histograms(self, question: RowQuery, columns: Sequence[str]) -> list[Histogram]:
         """Returns histograms of columns, over the rows that the question's filters choose.
 
         The text that the question searches for is ignored.
         """
-        relation, types = self._relation(question.sources), self.columns(question.sources)
+        relation, types = self._make_relation(question.sources), self.columns(question.sources)
         chosen = [name for name in columns if name in types]
         if relation is None or not chosen:
             return []
-        where, values, _ = self._clauses(question)
-        cursor = self._cursor()
+        where, values, _ = self._make_clauses(question)
+        cursor = self._new_cursor()
         return histograms_of(lambda sql: cursor.execute(sql, values), f"{relation} WHERE {where}", chosen)
 
     def page_of(self, question: RowQuery, row: Mapping[str, Any]) -> int:
@@ -337,19 +337,19 @@ class AnswerStore:
 
         The text that the question searches for is ignored.
         """
-        relation = self._relation(question.sources)
+        relation = self._make_relation(question.sources)
         if relation is None:
             return 1
-        where, values, order = self._clauses(question)
+        where, values, order = self._make_clauses(question)
         numbered = (
             f"SELECT source, row, row_number() OVER (ORDER BY {order}) AS number"
             f" FROM {relation} WHERE {where}"
         )
         sql = f"SELECT number FROM ({numbered}) WHERE source = ? AND row = ?"
-        result = self._cursor().execute(sql, [*values, row["source"], row["row"]]).fetchone()
+        result = self._new_cursor().execute(sql, [*values, row["source"], row["row"]]).fetchone()
         return 1 + (result[0] - 1) // question.size if result else 1
 
-    def _clauses(self, question: RowQuery) -> tuple[str, list[Any], str]:
+    def _make_clauses(self, question: RowQuery) -> tuple[str, list[Any], str]:
         """Returns the SQL after WHERE, the values of its `?`, and the SQL after ORDER BY.
 
         The SQL leaves out the text search (`question.search`), which `ask` adds as a join.
@@ -367,13 +367,13 @@ class AnswerStore:
             values: The values of the query's `?`.
             sources: The names of the sources that the table has; empty for all.
         """
-        relation = self._relation(tuple(sources))
+        relation = self._make_relation(tuple(sources))
         if relation is None:
             return []
         query = f"WITH answers AS (SELECT * FROM {relation}) {text}"
-        return as_rows(self._cursor().execute(query, list(values)))
+        return as_rows(self._new_cursor().execute(query, list(values)))
 
-    def _matching(self, question: RowQuery) -> pa.Table:
+    def _find_matching_rows(self, question: RowQuery) -> pa.Table:
         """Returns a table with `source` and `row` of all answers whose text contains the searched text.
 
         The last few results are kept, so that the same search with another page or other filters doesn't read
@@ -390,7 +390,7 @@ class AnswerStore:
             quote_text(str(item.folder / TEXTS_FILE)) for item in self._sources_with_index(question.sources)
         )
         query = f"SELECT source, row FROM read_parquet([{files}]) WHERE contains(lower(text), lower(?))"
-        cursor = self._cursor()
+        cursor = self._new_cursor()
         deadline = threading.Timer(LONGEST_SEARCH_S, cursor.interrupt)
         deadline.start()
         try:
@@ -408,7 +408,7 @@ class AnswerStore:
                 self._searches.popitem(last=False)
         return matching
 
-    def _rows_at(self, keys: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
+    def _read_rows_at(self, keys: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
         """Returns the rows of the index with these keys (source, number of the row), in the order of the
         keys."""
         from pyarrow import parquet
@@ -473,34 +473,34 @@ class AnswerStore:
         Raises ValueError if its file has been written again since the index was made.
         """
         [indexed] = self._sources_with_index({row["source"]})
-        # `about` describes the index. It has the layout of each Arrow file that the source has.
-        about, source = indexed.about, indexed.source
-        assert about is not None
+        # `index_facts` describes the index. It has the layout of each Arrow file that the source has.
+        index_facts, source = indexed.about, indexed.source
+        assert index_facts is not None
         if source.kind == "evaluation":
             return StoredAnswer(row, source, line=_read_line(source, row["place"]))
         trajectory, episodes, signals = None, list[Any](), list[Any]()
-        if about.answers is not None:
+        if index_facts.answers is not None:
             from treetune.rollouts.rows import trajectories_of
 
-            [trajectory] = trajectories_of(_read_row(source.path, about.answers, row["place"]))
+            [trajectory] = trajectories_of(_read_row(source.path, index_facts.answers, row["place"]))
             if trajectory.id != row["answer"]:
                 raise ValueError(f"{source.path} was rewritten just now: reload the page")
-        if about.episodes is not None and source.episodes is not None:
+        if index_facts.episodes is not None and source.episodes is not None:
             from treetune.rollouts.rows import episodes_of
             from treetune.rollouts.storage import signals_of
 
-            if about.answers is None:  # demonstrations: the episode is the answer
+            if index_facts.answers is None:  # demonstrations: the episode is the answer
                 first = last = row["place"]
             else:  # an answer that wasn't trained on has no episodes
                 first, last = row.get("episode_place"), row.get("episode_last")
             places = range(first, last + 1) if first is not None and last is not None else ()
             for place in places:
-                [episode] = episodes_of(_read_row(source.episodes, about.episodes, place))
+                [episode] = episodes_of(_read_row(source.episodes, index_facts.episodes, place))
                 # Episodes of other answers may be between the first and the last one.
                 if episode.trajectory == row["answer"]:
                     episodes.append(episode)
-                    if about.signals is not None and source.signals is not None:
-                        signals += signals_of(_read_row(source.signals, about.signals, place))
+                    if index_facts.signals is not None and source.signals is not None:
+                        signals += signals_of(_read_row(source.signals, index_facts.signals, place))
         return StoredAnswer(row, source, trajectory, episodes, signals=signals)
 
     def group(self, source: str, problem: str) -> list[Episode]:
@@ -508,17 +508,17 @@ class AnswerStore:
         from treetune.rollouts.rows import episodes_of
 
         [indexed] = self._sources_with_index({source})
-        about, path = indexed.about, indexed.source.episodes
-        if about is None or about.episodes is None or path is None:
+        index_facts, path = indexed.about, indexed.source.episodes
+        if index_facts is None or index_facts.episodes is None or path is None:
             return []
         # `column` is the column of the index that has the place of an answer's first training row. For
         # demonstrations, which are stored only as training rows, it is the place of the answer itself.
-        column = "place" if about.answers is None else "episode_place"
+        column = "place" if index_facts.answers is None else "episode_place"
         where = f"problem = ? AND {column} IS NOT NULL"
         rows = self.sql(
             f"SELECT {column} AS place FROM answers WHERE {where} ORDER BY row", [problem], [source]
         )
-        layout = about.episodes  # the positions of the batches in the file
+        layout = index_facts.episodes  # the positions of the batches in the file
         places_of_batches: dict[int, list[int]] = {}
         for row in rows:
             places_of_batches.setdefault(layout.batch_of(row["place"]), []).append(row["place"])
@@ -532,10 +532,10 @@ class AnswerStore:
 
     def _sources_with_index(self, names: Sequence[str] | set[str]) -> list[Indexed]:
         """Returns the sources with these names that have an index, or without names all that have one."""
-        indexed = [item for item in self.indexed() if item.about is not None]
+        indexed = [item for item in self.list_indexed_sources() if item.about is not None]
         return [item for item in indexed if not names or item.source.name in names]
 
-    def _relation(self, names: Sequence[str]) -> str | None:
+    def _make_relation(self, names: Sequence[str]) -> str | None:
         """Returns SQL after FROM for the rows of the sources with these names, or without names of all.
 
         Returns None if there are no rows.
@@ -548,7 +548,7 @@ class AnswerStore:
         files = ", ".join(quote_text(str(item.folder / ROWS_FILE)) for item in chosen)
         return f"read_parquet([{files}], union_by_name=true)"
 
-    def _cursor(self) -> duckdb.DuckDBPyConnection:
+    def _new_cursor(self) -> duckdb.DuckDBPyConnection:
         """Returns a new cursor of the connection, which is made at the first call."""
         with self._query_lock:
             if self._connection is None:

@@ -123,7 +123,7 @@ class Store:
         exist."""
         return [path for path in [*self._links] if path.is_symlink()]
 
-    def follows(self, path: Path) -> bool:
+    def may_follow(self, path: Path) -> bool:
         """Returns whether a path may be read: not if it is a symbolic link that leads out of the folders.
 
         Such a link is remembered, so that pages can name the links that were not followed (`left_out`).
@@ -143,9 +143,9 @@ class Store:
             experiments: dict[Path, tuple[Path, ...]] = {}
             # For each folder, its files with answers of another program's run.
             foreign_files: dict[Path, tuple[Path, ...]] = {}
-            for path, entries in folders_below(folder, is_experiment, self.follows):
+            for path, entries in folders_below(folder, is_experiment, self.may_follow):
                 if is_experiment(entries):
-                    if all(map(self.follows, links_in(path))):
+                    if all(map(self.may_follow, links_in(path))):
                         experiments[path] = ()
                 elif files := self._foreign_answers(path, entries):
                     foreign_files[path] = files
@@ -172,7 +172,7 @@ class Store:
     def _foreign_answers(self, folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
         """Returns the files among a folder's entries `names` that have answers of another program's run."""
         paths = [folder / name for name in names if not name.startswith(".")]
-        return tuple(path for path in paths if self.follows(path) and holds_answers(path))
+        return tuple(path for path in paths if self.may_follow(path) and holds_answers(path))
 
     # What is read of an experiment
 
@@ -263,7 +263,7 @@ class DataSets:
                 self._sets, self._listed_at = sets, time.monotonic()
             return list(self._sets.values())
 
-    def named(self, name: str) -> DataSet:
+    def find_data_set(self, name: str) -> DataSet:
         """Returns the data set of that name. Raises NotThere if there is none.
 
         Addresses have names of data sets instead of paths, so that no address can make the viewer read any
@@ -292,7 +292,7 @@ class DataSets:
         for path in data.files():
             # `data.path` itself needs no check: it was checked when it was found, or is from the command
             # line.
-            if path != data.path and not self._store.follows(path):
+            if path != data.path and not self._store.may_follow(path):
                 raise ValueError(
                     f"{path} is a symbolic link to a file outside of the viewer's folders: it is not followed"
                 )
@@ -312,7 +312,7 @@ class DataSets:
             yield str(file), file.absolute(), "named on the command line"
         has_several_folders = len(self._store.folders) > 1
         for folder in self._store.folders:
-            for path in sorted(_data_below(folder, self._store.follows)):
+            for path in sorted(_data_below(folder, self._store.may_follow)):
                 parts = [folder.name] if has_several_folders or path == folder else []
                 if path != folder:
                     parts.append(path.relative_to(folder).as_posix())

@@ -50,7 +50,7 @@ class Run:
     files: tuple[Path, ...] = ()
     """The files of answers, for a run of another program; empty for an experiment of treetune."""
 
-    def follows(self, path: Path) -> bool:
+    def may_follow(self, path: Path) -> bool:
         """Returns whether a path in the experiment may be read: not if it leads out of the viewer's folders.
 
         Without viewer's folders, it must not lead out of the experiment's folder.
@@ -98,12 +98,12 @@ def links_in(experiment: Path) -> Iterator[Path]:
 
 
 def folders_below(
-    folder: Path, is_whole: Callable[[Container[str]], bool], follows: Callable[[Path], bool]
+    folder: Path, is_whole: Callable[[Container[str]], bool], may_follow: Callable[[Path], bool]
 ) -> Iterator[tuple[Path, Mapping[str, os.DirEntry[str]]]]:
     """Yields (path, entries by name) of a folder and of the folders below it.
 
     It does not descend into a folder whose entries satisfy `is_whole` (an experiment or a data set), into a
-    hidden folder, or into a folder for which `follows` is false.
+    hidden folder, or into a folder for which `may_follow` is false.
     """
     unread = [(folder, 0)]
     while unread:
@@ -114,7 +114,7 @@ def folders_below(
             yield path, entries
             if depth < MOST_FOLDER_LEVELS and not is_whole(entries):
                 for name, entry in entries.items():
-                    if not name.startswith(".") and entry.is_dir() and follows(path / name):
+                    if not name.startswith(".") and entry.is_dir() and may_follow(path / name):
                         unread.append((path / name, depth + 1))
         except OSError:  # it was deleted meanwhile, or may not be read
             continue

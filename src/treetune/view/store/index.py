@@ -121,7 +121,7 @@ def find_sources(run: Run, left_out: list[Path] | None = None) -> list[AnswerFil
     all_sources = [*_foreign_sources(run), *_iteration_sources(run), *_evaluation_sources(run)]
     links: list[Path] = []
     for source in all_sources:
-        links += [path for path in source.files if not run.follows(path)]
+        links += [path for path in source.files if not run.may_follow(path)]
     if left_out is not None:
         left_out += links
     return [source for source in all_sources if not set(links).intersection(source.files)]

@@ -247,7 +247,7 @@ def rates_sql(folder: Path, number_name: str) -> tuple[str, str]:
             return rate, ""
         # The text that was asked is that of the conversation in `prompt` or, if no chat template was applied
         # and `raw_prompt` isn't empty, the plain text `raw_prompt`.
-        asked = (
+        asked_sql = (
             "SELECT file_row_number, CASE WHEN apply_chat_template OR raw_prompt = ''"
             f" THEN {conversation_sql('prompt')} ELSE raw_prompt END AS asked,"
             f" reward_model.ground_truth AS gold FROM read_parquet({file_in_sql(rows)}, file_row_number=true)"
@@ -255,7 +255,7 @@ def rates_sql(folder: Path, number_name: str) -> tuple[str, str]:
         join_condition = f"file_row_number = rate.{quote_name(number_name)}"
         return (
             f"SELECT asked, gold, rate.* FROM ({rate}) AS rate"
-            f" LEFT JOIN ({asked}) AS asked ON {join_condition}",
+            f" LEFT JOIN ({asked_sql}) AS asked ON {join_condition}",
             "",
         )
     files = [path for path in sorted(folder.glob(f"shards/*/{GRADES_FILE}")) if path.stat().st_size]

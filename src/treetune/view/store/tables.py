@@ -144,7 +144,7 @@ class DataSetTable:
             # `_from` is the SQL after FROM for the file's rows, and `note` a remark on the file.
             self._from, self.note = self._make_source_sql()
             self.columns = {column.name: column for column in self._find_columns()}
-            [total] = self._cursor().execute(f"SELECT count(*) FROM {self._from}").fetchone() or (0,)
+            [total] = self._new_cursor().execute(f"SELECT count(*) FROM {self._from}").fetchone() or (0,)
         except (duckdb.Error, RuntimeError) as error:  # RuntimeError: a name that is not valid text
             raise ValueError(f"{data.path} can't be read: {error}") from error
         self.total: int = total
@@ -163,11 +163,11 @@ class DataSetTable:
 
     # Questions
 
-    def ask(self, question: RowQuery, shown: Sequence[str]) -> RowPage:
+    def ask(self, question: RowQuery, shown_columns: Sequence[str]) -> RowPage:
         """Returns the page of rows that a question asks for.
 
-        Each row has its number under `ROW_NUMBER`, and the columns `shown`, whose texts are shortened. Raises
-        ValueError for a column or an operator that doesn't exist.
+        Each row has its number under `ROW_NUMBER`, and the columns `shown_columns`, whose texts are
+        shortened. Raises ValueError for a column or an operator that doesn't exist.
         """
         where, values, matching = self._make_condition(question.filters, question.search)
         order = order_sql(question, self.kinds, self.kinds, quote_name(ROW_NUMBER), "rows")
@@ -177,24 +177,24 @@ class DataSetTable:
             f"SELECT {quote_name(ROW_NUMBER)} FROM {self._all} WHERE {where} ORDER BY {order}"
             f" LIMIT {question.size} OFFSET {question.skipped}"
         )
-        numbers = [number for (number,) in self._query(numbers_query, values, matching).fetchall()]
+        numbers = [number for (number,) in self._run_query(numbers_query, values, matching).fetchall()]
         rows: dict[int, dict[str, Any]] = {}
         if numbers:
             columns = [quote_name(ROW_NUMBER)]
-            for name in shown:
+            for name in shown_columns:
                 is_text = self.kinds[name] == "VARCHAR"
                 # One character more than is shown is read, so that the page notices that the text is longer.
                 shortened = f"left({quote_name(name)}, {CHARACTERS_OF_BEGINNING + 1}) AS {quote_name(name)}"
                 columns.append(shortened if is_text else quote_name(name))
             is_on_page = f"{quote_name(ROW_NUMBER)} IN ({', '.join(map(str, numbers))})"
             query = f"SELECT {', '.join(columns)} FROM {self._all} WHERE {is_on_page}"
-            rows = {row[ROW_NUMBER]: row for row in as_rows(self._query(query))}
+            rows = {row[ROW_NUMBER]: row for row in as_rows(self._run_query(query))}
         if matching is not None:
             total = matching.num_rows
         elif question.filters:
             count = f"SELECT count(*) FROM {self._all} WHERE {where}"
             key = "total", tuple(question.filters)
-            total = self._compute_once(key, lambda: self._query(count, values).fetchone()[0])
+            total = self._compute_once(key, lambda: self._run_query(count, values).fetchone()[0])
         else:
             total = self.total
         # A row can only be missing if the file has changed between the two queries.
@@ -225,7 +225,9 @@ class DataSetTable:
             except (ValueError, RecursionError):
                 row = None
             return row if isinstance(row, dict) else {"unreadable line": line.decode("utf-8", "replace")}
-        rows = as_rows(self._query(f"SELECT * FROM {self._all} WHERE {quote_name(ROW_NUMBER)} = {number}"))
+        rows = as_rows(
+            self._run_query(f"SELECT * FROM {self._all} WHERE {quote_name(ROW_NUMBER)} = {number}")
+        )
         if not rows:
             raise NotThere(f"{self.data.name} has no rate of row {number} yet")
         rate = {name: rows[0][name] for name in self.names()}
@@ -244,7 +246,7 @@ class DataSetTable:
                     f"{name!r} is not a column of numbers: there are {', '.join(self.numeric())}"
                 )
 
-    def histograms(
+    def make_histograms(
         self, columns: Sequence[str], filters: Sequence[ColumnFilter], search: str
     ) -> list[Histogram]:
         """Returns histograms of columns over the rows that match the filters and the searched text.
@@ -257,7 +259,7 @@ class DataSetTable:
         def count() -> list[Histogram]:
             where, values, matching = self._make_condition(filters, search)
             rows = f"{self._all} WHERE {where}"
-            return histograms_of(lambda text: self._query(text, values, matching), rows, columns)
+            return histograms_of(lambda text: self._run_query(text, values, matching), rows, columns)
 
         key = "histograms", tuple(columns), tuple(filters), search
         return self._compute_once(key, count) if columns else []
@@ -282,7 +284,7 @@ class DataSetTable:
                 " OR ".join(f"contains(lower({quote_name(name)}), lower(?))" for name in names) or "false"
             )
             query = f"SELECT {quote_name(ROW_NUMBER)} FROM {self._all} WHERE {where} AND ({contains})"
-            return pa.table(self._query(query, [*values, *[search] * len(names)]).fetchnumpy())
+            return pa.table(self._run_query(query, [*values, *[search] * len(names)]).fetchnumpy())
 
         matching = self._compute_once(("matching", tuple(filters), search), search_texts, searches=True)
         # The search has already applied the filters, so they aren't repeated here.
@@ -308,19 +310,19 @@ class DataSetTable:
 
     # DuckDB
 
-    def _query(self, text: str, values: Sequence[Any] = (), matching: pa.Table | None = None) -> Any:
+    def _run_query(self, text: str, values: Sequence[Any] = (), matching: pa.Table | None = None) -> Any:
         """Returns the cursor of an executed query. `matching` is the table that `_make_condition` returns."""
         import duckdb
 
         try:
-            cursor = self._cursor()
+            cursor = self._new_cursor()
             if matching is not None:
                 cursor.register("matching", matching)
             return cursor.execute(text, list(values))
         except duckdb.Error as error:  # the file has changed, or is damaged in a part that wasn't read before
             raise ValueError(f"{self.data.path} can't be read: {error}") from error
 
-    def _cursor(self) -> duckdb.DuckDBPyConnection:
+    def _new_cursor(self) -> duckdb.DuckDBPyConnection:
         """Returns a new cursor, which knows the rows in memory as the table `arrow_table`."""
         with self._lock:
             cursor = self._connection.cursor()
@@ -376,7 +378,7 @@ class DataSetTable:
             # The types are found from all lines (-1). Values that are nested deeper than six levels stay
             # JSON.
             described = f"DESCRIBE SELECT * FROM {read()}, sample_size=-1, maximum_depth=6)"
-            return {name: kind for name, kind, *_ in self._cursor().execute(described).fetchall()}
+            return {name: kind for name, kind, *_ in self._new_cursor().execute(described).fetchall()}
 
         try:
             types = types_of_columns()
@@ -399,7 +401,7 @@ class DataSetTable:
             f"SELECT {quote_name(ROW_NUMBER)}, count(*) OVER () FROM {file} WHERE {all_null}"
             " ORDER BY 1 LIMIT 3"
         )
-        unreadable = self._cursor().execute(query).fetchall()
+        unreadable = self._new_cursor().execute(query).fetchall()
         if not unreadable:
             return file, ""
         count = unreadable[0][1]
@@ -415,7 +417,7 @@ class DataSetTable:
 
         Lengths and nested fields are left out from the `MOST_COLUMNS`-th column on.
         """
-        relation = self._cursor().sql(f"SELECT * EXCLUDE ({quote_name(ROW_NUMBER)}) FROM {self._from}")
+        relation = self._new_cursor().sql(f"SELECT * EXCLUDE ({quote_name(ROW_NUMBER)}) FROM {self._from}")
         described = list(zip(relation.columns, relation.types, strict=True))
         taken_names = {name.casefold() for name, _ in described}
         count = 0
@@ -537,10 +539,10 @@ def _make_histogram(numbers: duckdb.DuckDBPyConnection, column: str, x: str) -> 
         " FROM numbers"
     ).fetchone()
     assert facts is not None
-    rows, counted, low, high, mean, median, whole = facts
+    rows, counted, low, high, mean, median, are_whole = facts
     if not counted:
         return None
-    step = bin_step(low, high, whole=whole)
+    step = bin_step(low, high, whole=are_whole)
     # `first` is the number of the first bin. By rounding, a value may be a hair below the bound that it
     # equals.
     first = math.floor(low / step + ROUNDING_SHARE)

@@ -126,12 +126,12 @@ def read_mapped_rows(path: Path, report: FileReport) -> Iterator[MappedRow]:
         if why_unmapped:
             report.unmapped.setdefault(why_unmapped, []).append(row.where)
         problem, sample = answer["problem"], answer["sample"]
-        used = used_numbers.setdefault(problem, set())
-        if sample is None or sample in used:
-            while next_number[problem] in used:
+        numbers_in_use = used_numbers.setdefault(problem, set())
+        if sample is None or sample in numbers_in_use:
+            while next_number[problem] in numbers_in_use:
                 next_number[problem] += 1
             sample = next_number[problem]
-        used.add(sample)
+        numbers_in_use.add(sample)
         yield MappedRow(row, answer | {"sample": sample}, why_unmapped)
 
 

@@ -107,9 +107,9 @@ def _split_sample(sample: Mapping[str, Any], output: Mapping[str, Any]) -> tuple
     solvers add some. The answer begins with the first assistant message after them. An earlier assistant
     message doesn't begin it, because the input may contain examples with answers.
     """
-    asked = sample.get("input")
+    sample_input = sample.get("input")
     messages = sample.get("messages") or []
-    messages_in_input = len(asked) if isinstance(asked, list) else 1
+    messages_in_input = len(sample_input) if isinstance(sample_input, list) else 1
     has_sources = any(message.get("source") == "generate" for message in messages)
     answer_start = len(messages)
     messages_before = 0  # the number of messages so far, without system messages, which solvers add
@@ -121,7 +121,7 @@ def _split_sample(sample: Mapping[str, Any], output: Mapping[str, Any]) -> tuple
             break
         if message.get("role") != "system":
             messages_before += 1
-    prompt, answer = messages[:answer_start] or asked, messages[answer_start:]
+    prompt, answer = messages[:answer_start] or sample_input, messages[answer_start:]
     if not answer:  # a log without the messages has the answer only as the model's output
         choices = output.get("choices") or []
         answer = [choice["message"] for choice in choices if choice and choice.get("message")]
@@ -162,10 +162,10 @@ def _numbers_of_score(name: str, value: Any) -> Sequence[tuple[str, float]]:
     elif isinstance(value, list):
         members = list(enumerate(value))
     if members is not None:
-        pairs: list[tuple[str, float]] = []
+        named_numbers: list[tuple[str, float]] = []
         for key, member in members:
-            pairs += _numbers_of_score(f"{name}/{key}", member)
-        return pairs
+            named_numbers += _numbers_of_score(f"{name}/{key}", member)
+        return named_numbers
     number = _number_of_grade(value)
     return [] if number is None else [(name, number)]
 

@@ -175,15 +175,15 @@ def numbers_in(values: Mapping[str, Any], without: Sequence[str] = ()) -> dict[s
 
 
 def _find_numbers(
-    values: Mapping[str, Any], without: Sequence[str], depth: int
+    values: Mapping[str, Any], left_out_names: Sequence[str], depth: int
 ) -> Iterator[tuple[str, float]]:
     """Yields (path, number) for each finite number of an object and of objects nested in it.
 
-    `without` has the names of the object's fields that are left out, but not of nested ones. `depth` is the
-    number of levels of nested objects that are read.
+    `left_out_names` has the names of the object's fields that are left out, but not of nested ones. `depth`
+    is the number of levels of nested objects that are read.
     """
     for name, value in values.items():
-        if name in without or not isinstance(name, str):
+        if name in left_out_names or not isinstance(name, str):
             continue
         if isinstance(value, Mapping) and depth:
             for path, inner in _find_numbers(value, (), depth - 1):
