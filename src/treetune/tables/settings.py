@@ -427,8 +427,8 @@ class Reproduction(Table):
         equal = confidence_sequence([0.0] * most_seeds, until.bound)
         if equal.high is not None and equal.high > until.difference:
             yield Finding(
-                f"even {most_seeds} seeds with equal differences give a half-width of {equal.high:.2g} with bound"
-                f" {until.bound:g}, and not {until.difference:g}: all seeds would always be run",
+                f"even {most_seeds} seeds with equal differences give a half-width of {equal.high:.2g} with"
+                f" bound {until.bound:g}, and not {until.difference:g}: all seeds would always be run",
                 "until.difference",
                 "set a larger difference, name more seeds, set a smaller `bound` if runs can't differ as"
                 " much, or remove `until` and name the seeds to run",

@@ -120,9 +120,8 @@ def _judge_difference(plan: TableRuns, until: Until, row: str, other_row: str) -
         if count >= fewest_seeds and sequence.half_width is not None:
             if sequence.half_width <= until.difference:
                 return verdict(count, "narrow")
-            improves = (
-                table.judged_column.improves
-            )  # the better direction of the column's number, or "neither"
+            # The better direction of the column's number, or "neither".
+            improves = table.judged_column.improves
             is_worse = (improves == "higher" and sequence.mean < 0) or (
                 improves == "lower" and sequence.mean > 0
             )
