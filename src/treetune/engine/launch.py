@@ -291,12 +291,12 @@ class ServerLaunch:
         """
         visible = [name for name in inherited.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
         settings, rank = self.settings, self.run.ranks.rank
-        # `size` is the number of a server's GPUs, `count` the number of servers of an engine.
-        size, count = settings.tensor_parallel_size, settings.replicas_on(self.run.device)
-        # One engine for all ranks takes the first GPUs. With an engine for each rank, the GPUs of the
-        # machine's earlier ranks come first.
-        local_rank = int(inherited.get("LOCAL_RANK", rank)) if settings.servers == "per_rank" else 0
-        start = (local_rank * count + self.replica) * size  # the GPUs of the servers before this one
+        size = settings.tensor_parallel_size  # the GPUs of a server
+        count = settings.replicas_on(self.run.device)  # the servers of an engine
+        servers_before = self.replica
+        if settings.servers == "per_rank":  # the engines of this machine's earlier ranks come first
+            servers_before += int(inherited.get("LOCAL_RANK", rank)) * count
+        start = servers_before * size
         indices = settings.devices[start : start + size] if settings.devices else range(start, start + size)
         fault = ""
         if len(indices) < size:
@@ -380,8 +380,9 @@ class ServerProcess:
         # The guard is a small program that starts and ends the server. Its first child is the server. Its
         # later children are orphans of the server, which the guard adopts.
         try:
-            return min(psutil.Process(self._guard.pid).children(), key=lambda child: child.create_time()).pid
-        except (psutil.Error, ValueError):
+            children = psutil.Process(self._guard.pid).children()
+            return min(children, key=lambda child: child.create_time()).pid
+        except (psutil.Error, ValueError):  # ValueError: there are no children
             return None
 
     def exit_code(self) -> int | None:
@@ -413,7 +414,8 @@ class ServerProcess:
     def log_text(self) -> str:
         """Returns the end of the log, at most 200,000 bytes, without the lines of earlier starts."""
         with contextlib.suppress(OSError), self.log.open("rb") as file:
-            file.seek(max(self.log_start, file.seek(0, os.SEEK_END) - 200_000))
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(self.log_start, size - 200_000))
             return file.read().decode(errors="replace")
         return ""
 
