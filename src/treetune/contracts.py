@@ -274,7 +274,7 @@ class OneLine(Feature):
     @property
     @override
     def words(self) -> str:
-        if self.turns:  # an environment's replies may stand between the policy's tokens
+        if self.turns:  # turns are allowed: an environment's replies may stand between the policy's tokens
             return "answers in one line (threads don't see their siblings)"
         return (
             "answers in one line that the policy writes by itself (threads don't see their siblings, and"

@@ -131,6 +131,8 @@ def missing_requirements(parts: Iterable[Any], root: Any = UNKNOWN, kind: type[P
     for part in parts:
         for placed in placed_parts(part):
             if isinstance(placed.part, kind):
+                # A check that uses an unknown value, such as an unknown root, raises Incomplete. The findings
+                # before that count.
                 findings_of_part = _ask(lambda part: part.check(root), placed.part, (Incomplete,))
                 messages += [finding.what for finding in findings_of_part if finding.level == "missing"]
     return list(dict.fromkeys(messages))

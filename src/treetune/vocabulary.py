@@ -200,10 +200,10 @@ class TextCodec:
         return self.unmark(self._marked_prompt(problem))
 
     def _marked_prompt(self, problem: str | Problem) -> str:
-        """Returns the text of the whole prompt for `encode`, with the marks of `frame`.
+        """Returns the text of the whole prompt for `encode`.
 
-        A mark is on text of the problem that looks like a control token. `encode` turns marked text into
-        ordinary tokens.
+        `frame` and `conversation` mark text of the problem that looks like a control token, and `encode`
+        turns marked text into ordinary tokens. The prompt of a problem that is used `as_is` has no marks.
         """
         if isinstance(problem, str):
             return self.frame(problem)

@@ -117,7 +117,7 @@ def test_rows_that_are_not_flushed_yet_are_found_and_written_at_the_end(tmp_path
 
 
 def test_a_plain_journal_is_json_lines(tmp_path: Path) -> None:
-    with Journal(tmp_path / "rows.jsonl", plain=True) as journal:
+    with Journal(tmp_path / "rows.jsonl", without_checksums=True) as journal:
         journal.add({"row": 1}, {"row": 2})
     assert (tmp_path / "rows.jsonl").read_text() == '{"row":1}\n{"row":2}\n'
 

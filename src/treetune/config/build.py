@@ -49,7 +49,7 @@ def build_with_warnings(
         imports.import_parts(data, explanation)
     builder = _Builder(explanation)
     part = builder.value(family, data, key)
-    builder.check(part)
+    builder.check(part)  # does nothing for a part that is built by itself
     issues = builder.issues()
     if issues:
         raise ConfigError(issues)

@@ -25,7 +25,7 @@ class OwnFolders(MetaPathFinder):
 
     def __init__(self) -> None:
         self.folders: list[str] = []
-        self.names: set[str] = set()
+        self.used_modules: set[str] = set()
         """Top-level modules that a configuration asked for, and those that were found in the folders."""
 
     @override
@@ -37,9 +37,9 @@ class OwnFolders(MetaPathFinder):
             return None
         spec = PathFinder.find_spec(name, self.folders)
         # Without an origin it is a folder without __init__.py, which only counts if a configuration names it.
-        if spec is None or (spec.origin is None and name not in self.names):
+        if spec is None or (spec.origin is None and name not in self.used_modules):
             return None
-        self.names.add(name)
+        self.used_modules.add(name)
         return spec
 
 
@@ -50,20 +50,20 @@ def set_search_folders(folders: Iterable[Path | str], names: Iterable[str] = ())
     """Sets the folders in which modules are looked for from now on, in this order, and adds `names` to the
     modules that a configuration asks for."""
     _OWN_FOLDERS.folders = list(dict.fromkeys(map(str, folders)))
-    _OWN_FOLDERS.names.update(names)
+    _OWN_FOLDERS.used_modules.update(names)
     if _OWN_FOLDERS not in sys.meta_path:
         sys.meta_path.append(_OWN_FOLDERS)
 
 
 def add_configured_module(module: str) -> None:
     """Notes that a configuration names this module."""
-    _OWN_FOLDERS.names.add(module.partition(".")[0])
+    _OWN_FOLDERS.used_modules.add(module.partition(".")[0])
 
 
 def search_folders_and_names() -> tuple[list[str], list[str]]:
     """Returns the arguments with which `set_search_folders` finds the same modules in another process: the
     folders and the names."""
-    return list(_OWN_FOLDERS.folders), sorted(_OWN_FOLDERS.names)
+    return list(_OWN_FOLDERS.folders), sorted(_OWN_FOLDERS.used_modules)
 
 
 def import_folders() -> list[str]:
@@ -81,6 +81,6 @@ def own_modules() -> dict[str, str]:
     hashes = {}
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if name.partition(".")[0] in _OWN_FOLDERS.names and file is not None and Path(file).is_file():
+        if name.partition(".")[0] in _OWN_FOLDERS.used_modules and file is not None and Path(file).is_file():
             hashes[name] = hashlib.blake2b(Path(file).read_bytes()).hexdigest()[:DIGITS_OF_HASH]
     return hashes

@@ -233,7 +233,9 @@ def _issue_of_no_object(layers: Sequence[Layer], variables: Mapping[str, str]) -
         try:
             alone = sum_of([layer], variables)
         except ConfigError:
-            continue  # the layer needs the others (`super`), as only an object can
+            # The layer uses `super`, so it fails without the layers before it. Only an object can use
+            # `super`, so this layer is an object.
+            continue
         if not isinstance(alone, dict):
             shown_value = json.dumps(alone)[:60]
             return ConfigIssue(f"{fault}, is {shown_value}", layer.name, remedy="put braces around it")

@@ -170,19 +170,19 @@ def evaluate_jsonnet(name: str, text: str, variables: Mapping[str, str], importe
 
 
 def evaluate_flattened(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
-    """Evaluates all files as one text, which is several times faster than with imports.
+    """Evaluates the sum of all layers as one text, which is several times faster than with imports.
 
     Raises RuntimeError if that isn't possible, and passes on the errors of reading a file.
     """
-    operands = [(layer.text, layer.directory) for layer in layers]
-    total = flatten_imports(operands, find_file, read_as_jsonnet)
+    texts_and_directories = [(layer.text, layer.directory) for layer in layers]
+    text_of_sum = flatten_imports(texts_and_directories, find_file, read_as_jsonnet)
 
     # `flatten_imports` has replaced every `import`. Jsonnet calls `importer` for `importstr` and `importbin`
     # alone. The names in these two are whole paths by now.
     def importer(directory: str, path: str) -> tuple[str, bytes]:
         return path, Path(path).read_bytes()
 
-    return evaluate_jsonnet(NAME_OF_SUM, total, variables, importer)
+    return evaluate_jsonnet(NAME_OF_SUM, text_of_sum, variables, importer)
 
 
 def import_sum(layers: Sequence[Layer]) -> str:

@@ -140,9 +140,10 @@ class Credit(Registrable):
     def scores_texts(self) -> bool:
         """True where `assign` asks the engine for the log-probs of given texts (`Engine.score`): where the
         credit or a part of it needs `TextScores`."""
+        # `placed_parts` yields only dataclasses. A credit need not be one, so its needs are added here.
         needs = list(self.needs)
         for placed in placed_parts(self):
-            if isinstance(placed.part, Part):
+            if isinstance(placed.part, Part):  # other dataclasses need nothing
                 needs += placed.part.needs
         return any(isinstance(need.feature, contracts.TextScores) for need in needs)
 

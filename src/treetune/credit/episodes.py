@@ -72,7 +72,7 @@ def make_episode(
         step_values=None if step_values is None else tuple(step_values),
         step_errors=None if step_errors is None else tuple(step_errors),
         text=trajectory.text,
-        stretches=_list_stretches(trajectory.segments),
+        stretches=_list_stretches(trajectory.segments),  # of an answer with threads
         step_rewards=trajectory.step_rewards,
         domain=trajectory.problem.domain,
     )

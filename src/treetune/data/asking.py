@@ -72,7 +72,7 @@ class Ledger:
         assert budget is None or prices is not None
         self.prices = prices
         self.steps: dict[str, TokenUsage] = defaultdict(TokenUsage)
-        """The tokens by the step of the questions, such as ``check``."""
+        """The tokens that each kind of question has used. The keys are names such as ``check``."""
         self.exhausted = False
         """Whether a request didn't fit into the budget although no other was in flight. From then on, no
         request is admitted."""

@@ -304,6 +304,7 @@ def _describe_summary(summary: dict[str, Any], output: Path) -> list[str]:
     ]
     if summary["accepted"]:
         critical, sequential = summary["critical_characters"], summary["sequential_characters"]
+        # The acceleration ratio is 1 − (characters of critical paths) / (characters of parallel solutions).
         lines.append(
             f"  their critical paths have {critical / sequential:.1%} of the sequential solutions' characters"
             f" (acceleration ratio {summary['acceleration_ratio']:.3f} of all that is written)"

@@ -119,7 +119,13 @@ def filter_rows(pipeline: FilterData, source: Path, output: Path, config: dict[s
 
     identity = content_hash([VERSION_OF_ROWS, file_hashes(files_matching(source))])
     return _make_rows_folder(
-        pipeline, output, config, identity, reasons=(), read_rows=read, divide=into_one_file
+        pipeline,
+        output,
+        config,
+        identity,
+        reasons=(),  # reading leaves out no row
+        read_rows=read,
+        divide=into_one_file,
     )
 
 

@@ -205,7 +205,7 @@ class AddressedServer(Server):
             return self._make_address()
 
     @override
-    def set_restart_weights(self, weights: Path) -> None:
+    def set_newest_weights(self, weights: Path) -> None:
         """Notes the newest weights. Until a check has shown that the server has them, it counts as away."""
         with self._changed:
             # On the first rank, `end_weights` has set these weights already. The other ranks learn of the new

@@ -209,7 +209,7 @@ class Engine:
 
         Returns:
             The completions of each request: first those of `requests`, then those of the requests that
-            `on_result` returned, in the order of their indices.
+            `on_result` returned, in the order of the indices with which `on_result` is called for them.
 
         Raises:
             ValueError: A prompt doesn't fit into the context.

@@ -376,7 +376,7 @@ class VllmEngine(Engine):
         self.version = version
         self._forget_prefixes()
         for replica in self._targets:
-            replica.server.set_restart_weights(directory)
+            replica.server.set_newest_weights(directory)
             replica.server.report_success()
         return SyncReport(
             seconds=time.monotonic() - started,

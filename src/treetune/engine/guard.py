@@ -91,6 +91,7 @@ def main(arguments: list[str]) -> int:
             present_files = _find_shared_memory(find_descendants(os.getpid()))
             if not present_files.items() <= shared_memory.items():  # there are new files
                 shared_memory |= present_files
+                # If this process is killed, the next start reads these notes and deletes the files.
                 _note_shared_memory(shared_memory, scratch)
             # Until there is an engine, the server is starting, and makes its files.
             next_look_at = time.monotonic() + (POLL_EVERY_S if engine is None else NOTE_SHARED_MEMORY_EVERY_S)

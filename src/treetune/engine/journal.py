@@ -99,8 +99,8 @@ class JournaledEngine(EngineWrapper):
         self.sampled: Counter[int] = Counter()
         self.calls: list[CallTimes] = []
         self._made = time.perf_counter()  # `now` counts the seconds from here
-        self._answers_end = 0.0
-        self._continuations_begin: float | None = None
+        self._last_answer_at = 0.0
+        self._first_continuation_at: float | None = None
         self._completions_by_key: dict[str, list[Completion]] = {}
         self._in_flight: dict[str, asyncio.Future[None]] = {}
         """The requests that the engine samples now, by key: a future that is done when the request is
@@ -112,10 +112,10 @@ class JournaledEngine(EngineWrapper):
     @override
     def run(self, program: Coroutine[Any, Any, T]) -> T:
         """Runs a program with the engine, and adds the times of the program to `calls`."""
-        # `sample` sets these two times: the first one anew whenever an answer ends, the second one when the
-        # first continuation is requested. A program without answers has an `_answers_end` at its beginning.
-        self._answers_end = self.now()
-        self._continuations_begin = None
+        # `sample` sets `_last_answer_at` whenever an answer ends, and `_first_continuation_at` when the first
+        # continuation is requested. Without answers, the former is the beginning of the program.
+        self._last_answer_at = self.now()
+        self._first_continuation_at = None
         # Closing a journal writes the rows that it still holds. The next row opens it again.
         with closing(self._answers), closing(self._continuations):
             try:
@@ -125,9 +125,9 @@ class JournaledEngine(EngineWrapper):
                 self._in_flight.clear()
         # A program may request continuations of some answers while other answers are still sampled.
         overlap = 0.0
-        if self._continuations_begin is not None:
-            overlap = max(0.0, self._answers_end - self._continuations_begin)
-        self.calls.append(CallTimes(self._answers_end, self.now(), overlap))
+        if self._first_continuation_at is not None:
+            overlap = max(0.0, self._last_answer_at - self._first_continuation_at)
+        self.calls.append(CallTimes(self._last_answer_at, self.now(), overlap))
         return result
 
     @override
@@ -135,8 +135,8 @@ class JournaledEngine(EngineWrapper):
         """Returns the samples of a request, from a journal or else from the engine."""
         # Requests for answers have the priority `ANSWER_PRIORITY`, and requests for continuations another
         # one.
-        if request.priority != ANSWER_PRIORITY and self._continuations_begin is None:
-            self._continuations_begin = self.now()
+        if request.priority != ANSWER_PRIORITY and self._first_continuation_at is None:
+            self._first_continuation_at = self.now()
         key = self._note_key(request)
         # More than once, since another task that samples the same request may fail or be cancelled.
         while not self._is_answered(key, request):
@@ -147,7 +147,7 @@ class JournaledEngine(EngineWrapper):
                 await self._sample_and_store(key, request)
         completions = self._completions_by_key[key]
         if request.priority == ANSWER_PRIORITY:
-            self._answers_end = self.now()
+            self._last_answer_at = self.now()
         if self._observe is not None:
             self._observe(request, completions)
         return completions

@@ -123,8 +123,8 @@ class Server:
         them. Raises ServerFailure."""
         return address
 
-    def set_restart_weights(self, weights: Path) -> None:
-        """Sets the weights with which the server is restarted if it dies."""
+    def set_newest_weights(self, weights: Path) -> None:
+        """Sets the newest weights, with which the server is restarted if it dies."""
 
     def start_anew(self, weights: Path, reason: str) -> None:
         """Ends the server, and starts a new one with these weights."""
@@ -197,7 +197,7 @@ class OwnServer(Server):
             self._changed.notify_all()
 
     @override
-    def set_restart_weights(self, weights: Path) -> None:
+    def set_newest_weights(self, weights: Path) -> None:
         self._weights = weights
 
     @override

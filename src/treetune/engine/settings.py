@@ -402,9 +402,9 @@ class VllmSettings(EngineSettings):
                     " set replicas and tensor_parallel_size to 1 and, with several ranks, servers to"
                     " 'per_rank'"
                 )
-            # The ranks of a machine train on its first GPUs, one for each rank. The machine with the most
-            # ranks has all GPU numbers that any rank trains on.
-            trainers_gpus = set(range(max(Counter(machines).values())))
+            # The ranks of a machine train on its first GPUs, one for each rank: four ranks on GPUs 0 to 3.
+            most_ranks_on_a_machine = max(Counter(machines).values())
+            trainers_gpus = set(range(most_ranks_on_a_machine))
             if self.devices is None:
                 obstacles["nccl"] = (
                     "the engine shares the trainer's GPUs, and NCCL can't connect a GPU with itself: give the"

@@ -234,15 +234,15 @@ def codec_of(
         tokenizer.chat_template = chat.template  # checkpoints keep it with the tokenizer
     turn_id = None
     control = ControlTokens(tokenizer)
-    hidden: frozenset[int] = frozenset()
+    left_out_markers: frozenset[int] = frozenset()
     if chat is not None:
         refuse_no_template(tokenizer)
         turn_id = end_of_turn(tokenizer, chat)
         control = ControlTokens(tokenizer, turn_markers(tokenizer, chat))
         # The markers that aren't special tokens, which `decode` has to leave out itself.
-        hidden = frozenset(control.ids.values()) - frozenset(special_tokens(tokenizer).values())
+        left_out_markers = frozenset(control.ids.values()) - frozenset(special_tokens(tokenizer).values())
 
-    decode = _make_decoder(tokenizer, hidden)
+    decode = _make_decoder(tokenizer, left_out_markers)
     bos_id = tokenizer.bos_token_id
     if begin_of_text and bos_id is None:
         raise ValueError(
@@ -258,7 +258,7 @@ def codec_of(
         decode=decode,
         eos_id=int(eos_id),
         end_ids=tuple(dict.fromkeys(map(int, (eos_id, tokenizer.eos_token_id, *end_ids)))),
-        frame=str,
+        frame=str,  # writes nothing around a prompt; `_add_chat` replaces it
         begin=(int(bos_id),) if has_begin_token else (),
         decode_all=lambda token_ids: decode(token_ids, skip=False),
     )
@@ -290,17 +290,17 @@ def _make_encoder(
     return encode
 
 
-def _make_decoder(tokenizer: PreTrainedTokenizerBase, hidden: frozenset[int]) -> Callable[..., str]:
+def _make_decoder(tokenizer: PreTrainedTokenizerBase, left_out_markers: frozenset[int]) -> Callable[..., str]:
     """Returns the function for `TextCodec.decode`.
 
-    It leaves out special tokens and the tokens of `hidden`, unless it is called with ``skip=False``.
+    Unless it is called with ``skip=False``, it leaves out special tokens and `left_out_markers`.
     """
     backend = tokenizer.backend_tokenizer if tokenizer.is_fast else None
 
     def decode(token_ids: Sequence[int] | TokenIds, skip: bool = True) -> str:
         ids = to_list(token_ids)
-        if skip and hidden:
-            ids = [token_id for token_id in ids if token_id not in hidden]
+        if skip and left_out_markers:
+            ids = [token_id for token_id in ids if token_id not in left_out_markers]
         if backend is not None:
             # Ten times faster than `tokenizer.decode`. The text is the same: neither call cleans up spaces.
             return str(backend.decode(ids, skip_special_tokens=skip))

@@ -125,7 +125,7 @@ class KlCovariance(MarkingObjective, PolicyGradient):
         import torch
 
         surrogate_N = -advantages_of(batch) * ratio_of(log_ratio_N)
-        if batch.marked_N is not None:
+        if batch.marked_N is not None:  # True for the tokens with the largest covariances (`marked_tokens`)
             surrogate_N = surrogate_N + self.penalty * log_ratio_N.abs() * batch.marked_N
         is_clipped_N = torch.zeros_like(surrogate_N, dtype=torch.bool)  # the penalty stops no gradient
         return surrogate_N, is_clipped_N

@@ -114,9 +114,9 @@ def rank_kl(log_target_CK: Tensor, logp_CK: Tensor, is_changed_CK: Tensor) -> Te
     """Returns ``KL(T ‖ p) = Σ (T log(T/p) - T + p)`` of the target T and the policy p, summed over the tokens
     whose probability changes (`is_changed_CK`). `rank_target` returns the arguments.
 
-    Over these tokens, ``-T + p`` sums to 0, since T only permutes their probabilities. If T is detached,
-    ``-T + p`` has a gradient nevertheless. This gradient stands for that of the unchanged tokens, which are
-    not summed: T equals p for an unchanged token, so ``T log(T/p)`` is 0 but has a gradient.
+    Unchanged tokens are left out, since T equals p for them and ``T log(T/p)`` is 0. But if T is detached,
+    ``T log(T/p)`` has a gradient for them. ``-T + p`` makes up for it: the sum of ``-T + p`` over the changed
+    tokens is 0, since T only permutes their probabilities, and its gradient equals the one that is left out.
     """
     target_CK, p_CK = log_target_CK.exp(), logp_CK.exp()
     divergence_CK = target_CK * (log_target_CK - logp_CK) - target_CK + p_CK

@@ -398,9 +398,8 @@ def _segments_of(column: pa.ListArray) -> Iterator[tuple[Segment, ...]]:
             values_by_field["branch"] = map(branch_of, values.to_pylist())
         else:
             values_by_field[field.name] = values_of(values)
-    all_segments = (
-        Segment(**dict(zip(values_by_field, row))) for row in zip(*values_by_field.values(), strict=True)
-    )
+    rows = zip(*values_by_field.values(), strict=True)  # a row has a value for each field of a segment
+    all_segments = (Segment(**dict(zip(values_by_field, row))) for row in rows)
     # `all_segments` goes on where the previous answer's segments have ended.
     for count in column.value_lengths().to_pylist():
         yield tuple(itertools.islice(all_segments, count))

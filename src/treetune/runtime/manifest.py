@@ -489,13 +489,14 @@ class ChangedKey:
         return f"{self.name} was {_shorten(self.before)} and is {_shorten(self.now)}"
 
 
-def find_changed_keys(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[ChangedKey]:
-    """Returns the keys whose values differ between two configurations.
+def find_changed_keys(stored: Mapping[str, Any], present: Mapping[str, Any]) -> list[ChangedKey]:
+    """Returns the keys whose values differ between a run's stored configuration and the present one.
 
     Parts of the same type are compared key by key. A key that a configuration leaves out counts with its
     default.
     """
-    return list(_differences_at(path=(), before=stored, now=plain, root=plain, changeable=False))
+    # `changeable` is whether a resumed run may have another value. At the root, no key has allowed that yet.
+    return list(_differences_at(path=(), before=stored, now=present, root=present, changeable=False))
 
 
 def _differences_at(

@@ -68,8 +68,8 @@ def make_trainer(session: Session) -> PolicyTrainer:
     if reward_model is not None and reward_model.start is not None:
         load_reward_model = partial(model.load_like, reward_model.start)
     if config.trainer.reads_in_parts:
-        load_model = model.load_in_parts
-    elif config.trainer.shards_weights:
+        load_model = model.load_in_parts  # ZeRO-3 shards the weights while they are read
+    elif config.trainer.shards_weights:  # with `offload_parameters`
         load_model = model.load_on_cpu  # ZeRO-3 moves one weight after the other to the device
     else:
         load_model = model.load
@@ -82,7 +82,7 @@ def make_trainer(session: Session) -> PolicyTrainer:
         nucleus=session.nucleus,
         iterations=config.iterations,
         critic=credit.critic_settings,
-        from_values=from_values_of(credit),
+        from_values=from_values_of(credit),  # computes advantages from the critic's values
         restarts=config.restart == "every_iteration",
         load_reference=None if reference is None else partial(model.load_like, reference),
         reward_model=reward_model,

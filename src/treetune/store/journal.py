@@ -63,25 +63,25 @@ class Journal(AbstractContextManager["Journal"]):
 
     Args:
         path: The file, made with the first row.
-        others: Further files in which rows are looked up.
+        other_paths: Further files in which rows are looked up.
         exclusive: Makes the file at once. A second process that opens it gets a ValueError.
         flush_s: The shortest time between two writes by `add`, in seconds, unless `FLUSH_ROWS` rows wait.
             Rows that are added sooner wait for a later call, however late it comes; a killed process loses
             them. 0 writes every row at once.
-        plain: Leaves out checksums, so that other programs can read the file as JSON lines.
+        without_checksums: Leaves out checksums, so that other programs can read the file as JSON lines.
     """
 
     def __init__(
         self,
         path: Path,
-        others: Sequence[Path] = (),
+        other_paths: Sequence[Path] = (),
         *,
         exclusive: bool = False,
         flush_s: float = 0.0,
-        plain: bool = False,
+        without_checksums: bool = False,
     ) -> None:
-        self.path, self._others = path, tuple(others)
-        self._exclusive, self._flush_s, self._plain = exclusive, flush_s, plain
+        self.path, self._other_paths = path, tuple(other_paths)
+        self._exclusive, self._flush_s, self._without_checksums = exclusive, flush_s, without_checksums
         self._lock = threading.RLock()
         self._file: FileIO | None = None
         self._end = 0
@@ -121,7 +121,7 @@ class Journal(AbstractContextManager["Journal"]):
                 self._open()
             for row in rows:
                 text = json.dumps(row, separators=(",", ":"))
-                line = (f"{text}\n" if self._plain else sealed_line(text)).encode()
+                line = (f"{text}\n" if self._without_checksums else sealed_line(text)).encode()
                 # An index that was made already is kept up to date.
                 if self._index is not None and (key := _key_of_row(row)) is not None:
                     self._index[key] = self.path, self._end, len(line)
@@ -186,7 +186,7 @@ class Journal(AbstractContextManager["Journal"]):
         if self._index is None:
             self.flush()  # so that the file has all rows
             self._index = {}
-            for path in (*self._others, self.path):
+            for path in (*self._other_paths, self.path):
                 for start, length, row in _read_rows(path, damaged=None):
                     if (key := _key_of_row(row)) is not None:
                         self._index[key] = path, start, length

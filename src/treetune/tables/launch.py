@@ -632,7 +632,8 @@ def _remaining_need(plan: TableRuns, run: PlannedRun) -> str:
         return f"blocked by {', '.join(blocked)}"
     seconds, basis = estimate_run(plan, run)
     cost = f"unknown ({basis})" if seconds is None else f"{format_duration(seconds)} ({basis})"
-    return f"{cost}, after {', '.join(run.recipe.needs)}" if run.needs else cost
+    needed_names = run.recipe.needs
+    return f"{cost}, after {', '.join(needed_names)}" if needed_names else cost
 
 
 def _align_cells(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -202,7 +202,7 @@ class RowsTask(SplitterTask):
     def examples(self, count: int) -> Sequence[Problem]:
         """Returns the first problems of the first file that is read quickly; none if there is none, or if a
         row is bad."""
-        if self.source:
+        if self.source:  # the problems are those of `source`, and the files below are not read
             return ()
         for name in (*self.train, *self.validation, *self.test):
             if is_quickly_read(path := Path(name)):

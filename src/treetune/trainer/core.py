@@ -205,7 +205,7 @@ class PolicyTrainer:
 
         Such a step would move the weights only by old momentum, the KL and weight decay.
         """
-        if not minibatch.units:
+        if not minibatch.units:  # all sequences have weight 0
             return False
         is_trained_N = minibatch.weights_N != 0
         learns_from_teacher_alone = self.teacher is not None and not self.settings.objective.needs_advantages
@@ -757,8 +757,9 @@ class IterationTraining:
     def _mark_tokens(self, minibatch: Minibatch, objective: MarkingObjective, step: int) -> Minibatch:
         """Returns the minibatch with the tokens that the loss treats differently.
 
-        The objective chooses these tokens by the old log-probs. An iteration's only step computes the old
-        log-probs in its own forward pass, which is too late here. Then the engine's log-probs replace them.
+        The objective chooses these tokens by the old log-probs. In an iteration of a single step, the old
+        log-probs are computed in the step's own forward pass, which is too late here. The engine's log-probs
+        then replace them.
         """
         trainer, tensors = self._trainer, self._tensors
         logprobs_N = tensors.old_logprobs_N

@@ -485,6 +485,9 @@ def tree_html(
         path += following
     scale = max((abs(step.advantage) for step in path if step.advantage is not None), default=0.0) or 1.0
     top = path[min(depth, len(path) - 1)]
+    # Links to the tree that begins a step earlier, and to the whole tree unless the former is the whole tree.
+    above = address(this_answer, top.depth - 1) if address and top.depth > 0 else None
+    whole = address(this_answer, 0) if address and top.depth > 1 else None
     height = min(MOST_TREE_HEIGHT, max(LEAST_TREE_HEIGHT, ANSWER_HEIGHT * len(top.answers)))
     return render(
         "tree.html",
@@ -496,8 +499,8 @@ def tree_html(
         rows=_path_rows(group, texts, this_answer, path, scale, address),
         shown=len(top.answers),
         answer_count=len(group),
-        above=address(this_answer, top.depth - 1) if address and top.depth else None,
-        whole=address(this_answer, 0) if address and top.depth > 1 else None,
+        above=above,
+        whole=whole,
     )
 
 

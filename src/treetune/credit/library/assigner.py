@@ -527,8 +527,9 @@ def _collect_columns(assigned: CreditedTrees, original_ids: Sequence[Any]) -> Cr
     import numpy as np
 
     episode_by_id = {episode.trajectory: episode for episode in assigned.episodes}
-    sizes: Counter[str | None] = Counter()
-    """For each group, the number of its answers so far. `read_answers` has named every group."""
+    # For each group, the number of its answers so far. No group is None here, although the type allows it:
+    # `read_answers` has given every answer a group.
+    answers_so_far: Counter[str | None] = Counter()
     credited = CreditedAnswers(
         advantages=[],
         trained=[],
@@ -541,8 +542,8 @@ def _collect_columns(assigned: CreditedTrees, original_ids: Sequence[Any]) -> Cr
     )
     for number, (answer, response_ids) in enumerate(zip(assigned.answers, original_ids, strict=True)):
         # `Episode.trajectory` is the answer's id: its group, and its number in it.
-        episode = episode_by_id.get(f"{answer.group}#{sizes[answer.group]}")
-        sizes[answer.group] += 1
+        episode = episode_by_id.get(f"{answer.group}#{answers_so_far[answer.group]}")
+        answers_so_far[answer.group] += 1
         # _T: one entry for each token.
         if episode is None:  # the credit has left the answer out
             tokens = len(answer.response_ids)

@@ -284,11 +284,11 @@ def group_share_weights(
     sums: dict[_ComparedSet, float] = {}
     counts: dict[_ComparedSet, int] = {}
     for token in tokens:
-        sums[token.compared] = sums.get(token.compared, 0.0) + token.value
+        sums[token.compared] = sums.get(token.compared, 0.0) + token.signal_or_inverse
         counts[token.compared] = counts.get(token.compared, 0) + 1
     weights = [np.ones(len(episode.response_ids)) for episode in episodes]
     for token in tokens:
-        weight = base + bonus * counts[token.compared] * token.value / sums[token.compared]
+        weight = base + bonus * counts[token.compared] * token.signal_or_inverse / sums[token.compared]
         weights[token.episode][token.compared.position] = weight
     return weights
 
@@ -305,14 +305,14 @@ class _WeightedToken(NamedTuple):
     """A token with an advantage other than 0, and its summand in the sum over its compared set.
 
     Example: the token at position 7 of the third episode has a negative advantage and the entropy 0.5:
-    ``_WeightedToken(episode=2, compared=_ComparedSet("train/17", -1, 7), value=2.0)``.
+    ``_WeightedToken(episode=2, compared=_ComparedSet("train/17", -1, 7), signal_or_inverse=2.0)``.
     """
 
     episode: int
     """The index of the token's episode."""
     compared: _ComparedSet
     """The set of tokens with which it is compared. It also has the token's position."""
-    value: float
+    signal_or_inverse: float
     """The token's signal s, or 1/s if its advantage is negative."""
 
 
@@ -328,10 +328,10 @@ def _tokens_with_advantage(episodes: Sequence[Episode], signals: Sequence[Column
             # Where the advantage is negative, the formula has 1/s in place of the signal s.
             if episode.advantages[position] > 0:
                 compared = _ComparedSet(episode.group, sign=1, position=position)
-                token = _WeightedToken(index, compared, value=signal)
+                token = _WeightedToken(index, compared, signal_or_inverse=signal)
             else:
                 compared = _ComparedSet(episode.group, sign=-1, position=position)
-                token = _WeightedToken(index, compared, value=1 / signal)
+                token = _WeightedToken(index, compared, signal_or_inverse=1 / signal)
             tokens.append(token)
     return tokens
 
@@ -358,8 +358,8 @@ def top_share_weights(
 ) -> list[Column]:
     """Returns the weight 1 for the tokens with the largest signals, and 0 for the others. Collective.
 
-    The weight 1 goes to a `share` of the trained tokens, but to at least one token, and to all further tokens
-    whose signal equals the smallest of theirs.
+    The weight 1 goes to a `share` of the trained tokens, but to at least one token. Tokens that tie with the
+    smallest signal among these get it, too.
 
     Args:
         among: The trained tokens that are compared: those of the ``iteration`` (of all ranks), or of each

@@ -150,8 +150,8 @@ class _Shard:
             pipeline.task.grader, workers=pipeline.grader_workers, deadline=pipeline.grader_deadline
         )
         with (
-            closing(Journal(self._folder / ANSWERS_FILE, plain=True)) as self._answers,
-            closing(Journal(self._folder / GRADES_FILE, plain=True)) as self._grades,
+            closing(Journal(self._folder / ANSWERS_FILE, without_checksums=True)) as self._answers,
+            closing(Journal(self._folder / GRADES_FILE, without_checksums=True)) as self._grades,
             pool as self._pool,
             self._console.phase(f"shard {self._shard}", "answers") as self._show,
         ):

@@ -155,7 +155,8 @@ def gold_answers(gold: str) -> Sequence[str]:
             text = item if isinstance(item, str) else json.dumps(item)
             answers.append(_comparable_answer(text))
     else:
-        answers = split_answers(gold, expected=None)  # a gold is only split at "|"
+        # Without a number of expected answers, the gold is split at "|", and not at commas or "and".
+        answers = split_answers(gold, expected=None)
     if not any(answers) or len(answers) > MOST_GOLD_ANSWERS:
         raise ValueError(f"the gold {gold[:100]!r} contains no answer, or more than {MOST_GOLD_ANSWERS}")
     return tuple(answers)

@@ -65,7 +65,8 @@ class AdvantageDistribution(OfIterations):
             episodes = read_episodes(session.directory.iteration(point) / self.file)
             values = self._values(session, point, episodes)
             for episode, state_values in zip(episodes, values, strict=True):
-                # Without advantages in the file, they are computed from the critic's values.
+                # If credit leaves values to the trainer's critic, the episodes have no advantages. These are
+                # then computed from the state values, which `_values` has taken from the critic.
                 critic_values = state_values if _leaves_values_to_trainer(session.config) else None
                 advantages = steps_advantages(episode, critic_values)
                 counts["episodes"] += 1

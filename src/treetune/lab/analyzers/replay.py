@@ -174,7 +174,8 @@ def describe_result(result: Mapping[str, Any]) -> Iterator[str]:
                 f" weights {step['change_norm']:.6g}  {step['sampled_tokens']} tokens sampled"
             )
     own = result["own"]
-    yield f"own    {_describe_unlike_record(own['unlike_record'])}; {TEXT_BY_SAMENESS[own['same_as_run']]}"
+    metrics_text = _compare_with_recorded_metrics(differing_metrics=own["unlike_record"])
+    yield f"own    {metrics_text}; {TEXT_BY_SAMENESS[own['same_as_run']]}"
     if "other" in result:
         for key, title in (
             ("cosine_of_gradients", "cosine of the gradients"),
@@ -186,11 +187,11 @@ def describe_result(result: Mapping[str, Any]) -> Iterator[str]:
     yield f"single answers: {result['folder']}/{ADVANTAGES}"
 
 
-def _describe_unlike_record(unlike: Sequence[str] | None) -> str:
-    if unlike is None:
+def _compare_with_recorded_metrics(differing_metrics: Sequence[str] | None) -> str:
+    if differing_metrics is None:
         return "the run recorded no metrics of this training"
-    if unlike:
-        return f"metrics that differ from those that the run recorded: {', '.join(unlike)}"
+    if differing_metrics:
+        return f"metrics that differ from those that the run recorded: {', '.join(differing_metrics)}"
     return "all training metrics, the gradient norm included, equal those that the run recorded"
 
 

@@ -199,9 +199,10 @@ def _manual_garbage_collection() -> Iterator[None]:
 def _is_biased(credit_ND: Any, true_ND: Any) -> bool:
     """Returns whether the mean gradient of a credit method significantly differs from the true one.
 
-    Problems are independent. So without a bias, the product of two problems' differences has mean 0, and the
-    sum over all pairs has a standard deviation of about √2 times the norm of the products. Unbiased methods
-    were seen to reach five standard deviations; twelve count as a bias.
+    Problems are independent. So without a bias, the product of two problems' differences has mean 0. The sum
+    of all products contains each pair of problems twice. So its variance is about twice the sum of the
+    squared products, and its standard deviation is about √2 times their norm. Unbiased methods were seen to
+    reach five standard deviations; twelve count as a bias.
     """
     differences_ND = credit_ND - true_ND
     products_NN = differences_ND @ differences_ND.T

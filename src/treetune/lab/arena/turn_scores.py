@@ -617,10 +617,11 @@ def score_trees(
                 gradient_P += advantages_K @ table.scores_KP(answer.turns) / roots
                 # A turn that several answers share was sampled once, and one of them trains it.
                 turns_sampled += int(is_trained_K.sum())
-                # `reach_K` divides the weight of a turn among the branches of a branching: all branches
-                # together count as one answer. With the credit's weight `reach`, the advantages of the
-                # episode contain this weight already.
+                # With the weight `reach`, the episode's advantages are already multiplied by `reach_K`. The
+                # audit compares them without it.
                 credits_K = advantages_K / reach_K if credit.weight == "reach" else advantages_K
+                # `reach_K` divides a turn's weight in the audit among the branches of a branching, since all
+                # branches together count as one answer.
                 weights_K = np.where(is_trained_K, group.probability * reach_K / roots, 0.0)
                 truths_K = table.true_advantages(answer.turns)
                 _add_to_audit(expectation.audit, answer.turns, credits_K, truths_K, weights_K)

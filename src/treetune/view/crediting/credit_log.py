@@ -33,7 +33,7 @@ from treetune.exceptions import CreditLimitReached
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.steps import StepSplitter
 from treetune.tree import answers_of
-from treetune.view.crediting.folder import CreditedFile, CreditedFolder, FileJournal, mark_of
+from treetune.view.crediting.folder import CreditedFile, CreditedFolder, FileJournal, time_and_size_of
 from treetune.view.crediting.log import (
     LoggedAnswer,
     LoggedAnswers,
@@ -284,16 +284,16 @@ class _Crediting:
 
     def credit_file(self, file: LoggedFile, assigner: CreditAssigner) -> None:
         """Credits the answers of a file and stores them."""
-        # The mark is taken before the file is read. If the file changes while it is read, the mark is then
+        # These are noted before the file is read. If the file changes while it is read, they are then
         # outdated, and the next start credits the file again.
-        mark = mark_of(file)
+        time_and_size = time_and_size_of(file)
         max_tokens = None if self.sampling is None else self.sampling.max_tokens
         logged = read_answers_of(file.path, assigner.credit, self.tokenizer, max_tokens)
         assigned = None
         if logged.to_credit:
             assigned = self._assign(file, assigner, [item.answer for item in logged.to_credit])
         trajectories, episodes = _rows_of(logged, assigned)
-        result = self._make_result(file, mark, logged, assigned)
+        result = self._make_result(file, time_and_size, logged, assigned)
         codec = None if self.tokenizer is None else self.tokenizer.codec
         self.folder.write(file, result, trajectories, episodes, codec)
         self.results[file.number] = result
@@ -322,7 +322,7 @@ class _Crediting:
         # `file.number` counts from 1, and the assigner counts iterations from 0.
         def with_journal(engine: Engine) -> Engine:
             """Returns the engine with the journal of this file's iteration."""
-            return FileJournal(engine, self.folder.iteration(file), file.number - 1)
+            return FileJournal(engine, self.folder.folder_of(file), file.number - 1)
 
         try:
             return assigner.assign(
@@ -350,7 +350,11 @@ class _Crediting:
         )
 
     def _make_result(
-        self, file: LoggedFile, mark: list[int], logged: LoggedAnswers, assigned: CreditedTrees | None
+        self,
+        file: LoggedFile,
+        time_and_size: list[int],
+        logged: LoggedAnswers,
+        assigned: CreditedTrees | None,
     ) -> CreditedFile:
         """Returns the result for a file. `assigned` is None if the file has no answer that can be
         credited."""
@@ -371,7 +375,7 @@ class _Crediting:
             "seconds/total": cost.seconds,
         }
         name = self.folder.name_of(file)
-        return CreditedFile(name, mark, logged.rows, credited, dict(reasons), cost, metrics)
+        return CreditedFile(name, time_and_size, logged.rows, credited, dict(reasons), cost, metrics)
 
 
 def _rows_of(logged: LoggedAnswers, assigned: CreditedTrees | None) -> tuple[list[Trajectory], list[Episode]]:

@@ -110,7 +110,7 @@ class CreditedFolder:
         if count and not (self.path / TOKENS).is_file():
             write_tokens(self.path / TOKENS, codec, count)
 
-    def iteration(self, file: LoggedFile) -> Path:
+    def folder_of(self, file: LoggedFile) -> Path:
         """Returns the folder of a file's iteration."""
         return self.directory.iteration(file.number - 1)
 
@@ -127,12 +127,12 @@ class CreditedFolder:
     def _read_result(self, file: LoggedFile) -> CreditedFile | None:
         """Returns the stored result for a file. Returns None if the file isn't credited yet, or has changed
         since then."""
-        path = self.iteration(file) / RECORD_FILE
+        path = self.folder_of(file) / RECORD_FILE
         if not path.is_file():
             return None
         record = read_record(path, "delete it, and the same command credits the file again")
         result = CreditedFile(**record | {"cost": CreditCost(**record["cost"])})
-        is_same = (result.name, result.stat) == (self.name_of(file), mark_of(file))
+        is_same = (result.name, result.stat) == (self.name_of(file), time_and_size_of(file))
         return result if is_same else None
 
     def name_of(self, file: LoggedFile) -> str:
@@ -148,7 +148,7 @@ class CreditedFolder:
         codec: TextCodec | None,
     ) -> None:
         """Stores the answers of a file of the log with their credit, as a run stores an iteration."""
-        folder = self.iteration(file)
+        folder = self.folder_of(file)
         iteration = file.number - 1  # on disk, iterations count from 0
         # If the file has changed since it was credited, the folder has the results of its former contents.
         # So the record is deleted before the other files, and written after them. Without a record, the next
@@ -174,7 +174,7 @@ class CreditedFolder:
         write_text(self.directory.metrics_file, "".join(lines))
 
 
-def mark_of(file: LoggedFile) -> list[int]:
+def time_and_size_of(file: LoggedFile) -> list[int]:
     """Returns the time of the file's last change in nanoseconds, and its size in bytes."""
     stat = stat_of(file.path)
     assert isinstance(stat, tuple), "a file that was just found"

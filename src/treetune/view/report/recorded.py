@@ -121,7 +121,9 @@ class DomainsSection(ReportSection):
             newest = summaries[max(summaries)]
             for name, summary in domains_of(newest).items():
                 rows.append({"set": label, "domain": name, "colour": colours[name], "summary": summary})
-            series = [domain_series(name, summaries, name, colour) for name, colour in colours.items()]
+            series = []
+            for name, colour in colours.items():
+                series.append(domain_series(title=name, summaries=summaries, domain=name, colour=colour))
             charts += accuracy_charts(f"pass@1 on {label}", series)
         weights = [experiment.curve(f"{DOMAIN_PREFIX}{name}/weight") for name in names]
         # The charts of `weight` and `problems` are shown only if the weight of a domain changes in the run.

@@ -111,10 +111,11 @@ class AnswerFile:
 
 
 def find_sources(run: Run, left_out: list[Path] | None = None) -> list[AnswerFile]:
-    """Returns all sources of an experiment: first its iterations and then its evaluations, each in their
-    order.
+    """Returns all sources of a run.
 
-    A run of another program has only its files as sources, and a run of treetune has no such files.
+    The sources of a run of treetune are its iterations and then its evaluations, each in their order. Those
+    of another program's run are its files.
+
     Symbolic links that lead out of the viewer's folders are not read. A source with such a link is left out,
     and the link is added to `left_out`.
     """

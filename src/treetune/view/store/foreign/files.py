@@ -13,7 +13,7 @@ import re
 import struct
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -308,7 +308,7 @@ def _samples_of_json(path: Path, remarks: list[str]) -> Iterator[FileRow]:
     log = json.loads(path.read_bytes())
     _add_status(log, remarks)
     for row in _number_rows(iter(log.get("samples") or ())):
-        yield FileRow(row.place, row.where, row.content, row.fault, is_inspect=True, task=_task_name(log))
+        yield replace(row, is_inspect=True, task=_task_name(log))
 
 
 def _task_name(header: Mapping[str, Any]) -> str:
