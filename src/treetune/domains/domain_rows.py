@@ -290,12 +290,9 @@ def _read_content(message: Any) -> str:
 
     Raises ValueError for any other content.
     """
-    content = message.get("content") if isinstance(message, Mapping) else None
-    if (
-        content is None
-        and isinstance(message, Mapping)
-        and any(message.get(name) for name in _UNSUPPORTED_KEYS)
-    ):
+    fields = message if isinstance(message, Mapping) else {}
+    content = fields.get("content")
+    if content is None and any(fields.get(name) for name in _UNSUPPORTED_KEYS):
         return ""  # `_read_messages` refuses the message because of its other keys
     if isinstance(content, str):
         return content

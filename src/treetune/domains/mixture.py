@@ -129,8 +129,8 @@ class DomainTask(Task):
         try:
             self.task.size(split)
         except NoSplit:
-            # Every trained domain needs a train split. One without it counts as having it, so that `problems`
-            # raises with a message.
+            # Every trained domain needs a train split. If it is missing, the result is True nevertheless, so
+            # that `problems` raises with a message.
             return split == "train"
         return True
 
@@ -484,9 +484,9 @@ class MixtureDrawing(DrawingRule):
 
     def _ids_of_mixed_problems(self, drawing: DrawingContext) -> set[str]:
         """Returns the ids of the problems of which some, but not all, answers were right when they were last
-        drawn. Returns no ids if `prefer_mixed` is 1, because they wouldn't be used."""
-        if not self.reads_pass_rates:
-            return set()
+        drawn."""
+        if self.prefer_mixed <= 1:
+            return set()  # no problem is preferred, so the ids wouldn't be used
         last_rates: dict[str, float] = {}
         for iteration in range(drawing.iteration):
             last_rates |= drawing.pass_rates(iteration)
@@ -511,7 +511,7 @@ class MixtureDrawing(DrawingRule):
     def metrics(self, problems: Sequence[Problem], drawing: DrawingContext) -> Metrics:
         """Returns ``domains/<name>/weight``: each domain's share of the sum of all weights."""
         sizes = {name: len(pool) for name, pool in _group_by_domain(problems).items()}
-        *_, weights = self._weights(sizes, drawing)
+        *_, weights = self._weights(sizes, drawing)  # of the last iteration, which is the present one
         total = math.fsum(weights.values())
         return {f"domains/{name}/weight": weight / total for name, weight in weights.items()}
 

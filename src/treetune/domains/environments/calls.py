@@ -105,11 +105,7 @@ def native_calls(format: str, text: str) -> tuple[list[ToolCall], str]:
 
 def _split_at_closing_tag(part: str, closing: str | None) -> tuple[str, str, str]:
     """Splits the text after an opening tag into the calls, the closing tag, and the text after the closing
-    tag. Without a closing tag, all of the text is the calls, and the other two are empty.
-
-    A closing tag within a string of the call counts only if no closing tag follows outside of strings, and if
-    the call can't be read with the tag as a part of that string.
-    """
+    tag. Without a closing tag, all of the text is the calls, and the other two are empty."""
     if closing is None:
         return part, "", ""
     # A sign is a closing tag or a string. The group `closed` is empty if the string has no second quote.

@@ -278,9 +278,10 @@ class _Connection:
         self._parallel_calls = max(self._parallel_calls, self._calls.index(call) + 1)
 
     def _run_clocks(self) -> None:
-        """Starts the clocks of the calls that the server probably processes; of all calls if it hangs.
+        """Starts the clocks that measure the limited time of calls.
 
-        The time of a call is limited, and its clock measures this time.
+        A call's clock starts when the server probably begins to process the call, which is when the call is
+        among the first `_parallel_calls` without an answer. If the server seems to hang, all clocks start.
         """
         now = asyncio.get_running_loop().time()
         seems_to_hang = self.overdue_in_a_row >= _OVERDUE_IN_A_ROW

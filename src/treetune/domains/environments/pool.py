@@ -342,7 +342,9 @@ class EnvironmentPool(AbstractContextManager["EnvironmentPool"]):
     def __init__(self, *, memory_gib: float | None = 4.0, timeline: Timeline | None = None) -> None:
         self._memory_gib = memory_gib
         self._timeline = timeline or Timeline()
-        self._services = Pool("the environment pool", 1, memory_gib, failed_result)
+        self._services = Pool(
+            "the environment pool", workers=1, memory_gib=memory_gib, make_lost_result=failed_result
+        )
         self._sites: dict[int, tuple[Site, Environment]] = {}
         """The site of each environment, by the environment's `id`. The environment is kept with it, so that
         no other object can get the same `id`."""

@@ -76,11 +76,11 @@ class TimeOfDay:
     def equals(self, other: TimeOfDay) -> bool:
         """Compares two times. If only one of them has a half of the day, the other may be in the same
         half."""
-        # ``4 p.m.`` has no minutes. A time with minutes can equal ``4 p.m.`` only if both have a half of the
-        # day and the minutes are 0: ``4:00 p.m.`` does, but neither ``4:30 p.m.`` nor ``4:00``.
-        has_only_one_minutes = (self.minute is None) != (other.minute is None)
+        # ``4 p.m.`` has no minutes. Of the times with minutes it equals ``4:00 p.m.``, but neither
+        # ``4:30 p.m.`` (other minutes) nor ``4:00`` (no half of the day).
         have_both_halves = bool(self.half and other.half)
-        if has_only_one_minutes and (not have_both_halves or self.minute or other.minute):
+        only_one_has_minutes = (self.minute is None) != (other.minute is None)
+        if only_one_has_minutes and not have_both_halves:
             return False
         if (self.minute or 0, self.second or 0) != (other.minute or 0, other.second or 0):
             return False

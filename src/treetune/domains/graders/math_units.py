@@ -162,8 +162,13 @@ def _read_temperature(text: str) -> UnitOfMeasure | None:
     match = _TEMPERATURE.fullmatch(text.strip())
     if match is None:
         return None
-    scale = "kelvin" if match["kelvin"] else match["name"] or _TEMPERATURE_SYMBOLS[match["symbol"]]
-    factor, offset = _TEMPERATURES[scale.lower()]
+    if match["kelvin"]:
+        scale = "kelvin"
+    elif match["name"]:
+        scale = match["name"].lower()
+    else:
+        scale = _TEMPERATURE_SYMBOLS[match["symbol"]].lower()
+    factor, offset = _TEMPERATURES[scale]
     return UnitOfMeasure((("temperature", 1),), factor, offset)
 
 
@@ -451,19 +456,16 @@ def sum_of_quantities(text: str) -> Scalar | None:
             return None
     smallest = parts[-1][1]
     total = sum((value * unit.factor for value, unit in parts), Fraction(0)) / smallest.factor
-    formula = (
-        str(total.numerator)
-        if total.denominator == 1
-        else f"\\frac{{{total.numerator}}}{{{total.denominator}}}"
-    )
-    return Scalar(formula, smallest)
+    if total.denominator == 1:
+        return Scalar(str(total.numerator), smallest)
+    return Scalar(f"\\frac{{{total.numerator}}}{{{total.denominator}}}", smallest)
 
 
 def factor_and_offset_between(unit: UnitOfMeasure, other: UnitOfMeasure) -> tuple[Fraction, Fraction] | None:
     """Returns the factor and the summand that convert a number of `unit` to `other`.
 
     Example: from °C to K they are 1 and 273.15. Returns None if the units have different dimensions. A degree
-    without a scale counts as one of the other unit's scale, if that is a temperature.
+    without a scale gets the scale of the other temperature: 5° compared with °C is 5 °C.
     """
     is_degree_of_other = is_degree(unit) and is_temperature(other)
     is_other_degree_of_unit = is_degree(other) and is_temperature(unit)

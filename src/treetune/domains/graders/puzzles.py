@@ -188,12 +188,17 @@ def _cells_to_fill(
 def _columns_of_answer(
     table: ParsedTable, gold: ParsedTable, given_columns: Sequence[int], asked_columns: Sequence[int]
 ) -> list[int]:
-    """Returns the indices of the asked columns in the answer, and then those of the given columns.
+    """Returns the indices of the asked columns in the answer, and then those of the given columns. If the
+    answer lacks a given column, the result has only the asked ones.
 
-    `given_columns` and `asked_columns` are indices of the gold's columns: the question gives the columns
-    `given_columns`, and asks for the columns `asked_columns`. The answer may lack given columns: then the
-    result has only the asked ones. The answer's header tells which of its columns are meant. Without such a
-    header, their order tells.
+    The answer's header says which column is which. If the header doesn't have the names of the gold, the
+    order of the columns says it.
+
+    Args:
+        table: The table of the answer.
+        gold: The table of the gold.
+        given_columns: Indices of the gold's columns that the question gives.
+        asked_columns: Indices of the gold's columns that the question asks for.
     """
     if table.header and len(set(table.header)) == len(table.header):
         column_of = {name: column for column, name in enumerate(table.header)}

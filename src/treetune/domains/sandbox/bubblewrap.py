@@ -321,12 +321,12 @@ def _choose_uid() -> int | None:
     uids = uids_of_programs()
     if uids:
         return uids[count % len(uids)]
-    # This process is in a container that maps few user numbers. The programs take the highest of them, at
-    # most a thousand: these are unused, too.
-    mapped = _mapped_uids()
-    if len(mapped) == 1:
+    # This process is in a container that maps few user numbers. The first of them may be root's. The
+    # programs take the highest of the others, at most a thousand: these are unused, too.
+    highest_uids = _mapped_uids()[1:][-1000:]
+    if not highest_uids:
         return None  # there is no other number: programs run as for a user who is not root
-    return mapped[-1 - count % min(1000, len(mapped) - 1)]
+    return highest_uids[-1 - count % len(highest_uids)]
 
 
 def uids_of_programs() -> range:
@@ -405,8 +405,9 @@ def choose_sandbox() -> Sandbox:
     remedy, if there is no sandbox.
     """
     sandbox = Bubblewrap()
-    for reason in sandbox.missing():
-        raise SandboxUnavailable(reason)
+    reasons = sandbox.missing()
+    if reasons:
+        raise SandboxUnavailable(reasons[0])
     return sandbox
 
 

@@ -316,12 +316,12 @@ class _Body:
                 value = self._globals[function.id]
                 if self._proof.is_own_function(value):
                     return self._examine_call(call, value, owner=None)
-                if _is_harmless_of_a_module(value):
+                if _is_harmless_library_function(value):
                     return self._has_lasting_argument(call)  # it may return a part of its arguments
                 return True  # any other function may return anything
             if function.id in _SCALAR_FUNCTIONS:
                 return False
-        if self._is_harmless_of_module(function):
+        if self._names_harmless_library_function(function):
             return self._has_lasting_argument(call)
         if self._is_own_method(function):
             return self._examine_method(call, inspect.getattr_static(self._owner, function.attr, None))  # type: ignore[attr-defined]
@@ -332,8 +332,9 @@ class _Body:
         ``[x, y]`` holds ``x``."""
         return any(self._may_be_lasting(child) for child in ast.iter_child_nodes(node))
 
-    def _is_harmless_of_module(self, function: ast.expr) -> bool:
-        """Returns whether it is a function of a module that changes nothing, such as ``json.loads``."""
+    def _names_harmless_library_function(self, function: ast.expr) -> bool:
+        """Returns whether an expression such as ``json.loads`` names a library's function that changes
+        nothing."""
         module = self._find_module(function.value) if isinstance(function, ast.Attribute) else None
         return module is not None and function.attr in _HARMLESS_OF_MODULES.get(module.__name__, ())  # type: ignore[attr-defined]
 
@@ -456,8 +457,9 @@ class _Body:
                 self._examine_function(value)
         elif any(value is function for function in self._proof.harmless):
             pass  # identity, because `in` would call `__eq__` of an unknown object
-        elif callable(value) and not _is_harmless_of_a_module(value) and not _is_harmless_class(value):
-            self._give_up(node, "is not known to be harmless")
+        elif callable(value):
+            if not _is_harmless_library_function(value) and not _is_harmless_class(value):
+                self._give_up(node, "is not known to be harmless")
 
     def _check_call(self, node: ast.Call) -> None:
         """Raises NotProven unless the called function computes values, or only changes new containers.
@@ -611,7 +613,7 @@ def _is_made_here(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in making_functions
 
 
-def _is_harmless_of_a_module(value: Any) -> bool:
+def _is_harmless_library_function(value: Any) -> bool:
     """Returns whether a value is a function of a library that changes nothing, such as `math.sqrt`."""
     for module, names in _HARMLESS_OF_MODULES.items():
         loaded = sys.modules.get(module)

@@ -144,14 +144,14 @@ def _make_method_among_remotes(operation: str) -> Callable[..., Any]:
     def method(self: Remote, other: Any) -> Any:
         are_both_remote = isinstance(other, Remote)
         if not are_both_remote and operation in _ORDER_OPERATIONS:
-            return NotImplemented
+            return NotImplemented  # Python then raises TypeError: they have no order
         result = self._peer.ask(operation, self, other)
         # Whether data of this process went into the result, directly or in an earlier operation.
         knows_test_data = not are_both_remote or self._knows_test_data or other._knows_test_data
         if not knows_test_data:
             return result
         if not isinstance(result, Remote):
-            return NotImplemented
+            return NotImplemented  # the result is data, which the answer's class may have chosen
         object.__setattr__(result, "_knows_test_data", True)
         return result
 
@@ -463,9 +463,10 @@ class Peer:
 
     def _describe_class(self, kind: type) -> Any:
         """Returns the arguments of `_class_of_error` for a class of errors: its number, name and built-in
-        bases."""
-        if kind in self._errors.values():  # a class of the other process, which only needs its own number
-            return [next(number for number, error in self._errors.items() if error is kind), None, []]
+        bases. For a class of the other process, the number is enough."""
+        for number, error_class in self._errors.items():
+            if error_class is kind:
+                return [number, None, []]
         bases = [base.__name__ for base in kind.__mro__ if base.__module__ == "builtins"]
         return [self.keep(kind), kind.__name__, bases]
 

@@ -175,11 +175,12 @@ def import_data_set(name: str) -> Any:
     memory, which makes each fork slower. If the module needs something from these packages, the whole library
     is imported instead.
     """
+    # For the module reasoning_gym.logic.zebra, these are the packages reasoning_gym and reasoning_gym.logic.
     folder = _library_folder()
-    steps = name.split(".")[:-1]
-    for count in range(1, len(steps) + 1):
-        package = types.ModuleType(".".join(steps[:count]))
-        package.__path__ = [str(folder.joinpath(*steps[1:count]))]
+    _, *subpackages, _ = name.split(".")
+    for count in range(len(subpackages) + 1):
+        package = types.ModuleType(".".join(["reasoning_gym", *subpackages[:count]]))
+        package.__path__ = [str(folder.joinpath(*subpackages[:count]))]
         sys.modules.setdefault(package.__name__, package)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # newer Pythons warn about the syntax of some imported modules

@@ -20,7 +20,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
-import itertools
 import json
 import os
 import re
@@ -130,7 +129,7 @@ class Answer:
         return self._names
 
     def values_of_tested_names(self) -> dict[str, Any]:
-        """Returns the values of the names by which the tests mean something of the answer.
+        """Returns the answer's values of the names that the tests use.
 
         * If both the tests and the answer have a name, its value is the answer's. Names that only the answer
           has are left out, since Python's libraries could look for them, as for `load_tests`.
@@ -245,13 +244,16 @@ def _run_code_tests(trees: list[ast.Module], names: dict[str, Any], report: Repo
     """
     are_tests = [True] * len(trees)
     if len(trees) == 1 and any(isinstance(statement, ast.Assert) for statement in trees[0].body):
-        # Each `assert` is a group, and so are all statements between two of them. The key of an `assert` is
-        # the statement itself, so that two in a row are two groups. The key of other statements is False.
-        groups = itertools.groupby(
-            trees[0].body, lambda statement: isinstance(statement, ast.Assert) and statement
-        )
-        trees = [ast.Module(list(statements), []) for _, statements in groups]
-        are_tests = [isinstance(tree.body[0], ast.Assert) for tree in trees]
+        statements = trees[0].body
+        trees, are_tests = [], []
+        for statement in statements:
+            is_assert = isinstance(statement, ast.Assert)
+            continues_group = bool(trees) and not is_assert and not are_tests[-1]
+            if continues_group:  # neither this statement nor the one before it is an `assert`
+                trees[-1].body.append(statement)
+            else:
+                trees.append(ast.Module([statement], []))
+                are_tests.append(is_assert)
     if not any(tree.body for tree in trees):
         raise CannotBeTested("there are no tests")
     report.write_line(tests=sum(are_tests))
