@@ -229,11 +229,12 @@ class Conversation:
     @property
     def step_ends(self) -> tuple[int, ...]:
         """The ends of the steps, as token offsets. A step is a turn with the observation after it."""
-        ends = accumulate(len(segment.token_ids) for segment in self.segments)
+        ends_of_segments = accumulate(len(segment.token_ids) for segment in self.segments)
+        # A step ends where the next turn begins, and at the end of the answer.
         next_segments = [*self.segments[1:], None]
         return tuple(
             end
-            for end, next_segment in zip(ends, next_segments)
+            for end, next_segment in zip(ends_of_segments, next_segments)
             if next_segment is None or next_segment.origin == "sampled"
         )
 

@@ -91,7 +91,8 @@ def normalise_row(row: Mapping[str, Any]) -> DomainRow:
         if name not in (PROMPT, EXTRA_INFO):  # `_read_messages` and `domain_row` check these
             check_plain(value, name)
     applies_template = row.get(APPLY_CHAT_TEMPLATE)
-    applies_template = True if applies_template is None else applies_template
+    if applies_template is None:
+        applies_template = True
     raw_prompt = row.get(RAW_PROMPT) or ""
     if not isinstance(applies_template, bool) or not isinstance(raw_prompt, str):
         raise ValueError(f"its {APPLY_CHAT_TEMPLATE} should be true or false, and its {RAW_PROMPT} text")

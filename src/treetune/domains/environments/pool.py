@@ -68,8 +68,8 @@ class TurnJournal:
 
     @staticmethod
     def for_requests(requests: Path, other_requests: Sequence[Path] = ()) -> TurnJournal:
-        """Opens the journal of turns that belongs to a journal of requests. Turns are also read from the
-        journals of turns that belong to `other_requests`."""
+        """Opens the journal of turns next to the file `requests`, which is a journal of requests. Turns are
+        also read from the journals of turns next to the files `other_requests`."""
         return TurnJournal(
             requests.with_suffix(TURNS_SUFFIX), [path.with_suffix(TURNS_SUFFIX) for path in other_requests]
         )
@@ -122,8 +122,8 @@ class Site:
         """The number of a ``service`` environment in the pool of services."""
         if environment.isolation == "process":
             self._forks = ForkedProcesses(environment, memory_gib)
-        else:  # the environment runs in this process, and nothing else prepares it here
-            environment.prepare()
+        else:
+            environment.prepare()  # it runs in this process
         if environment.isolation == "service":
             self._service_number = services.register(
                 Loaded(environment), self._name, threads=environment.concurrency
@@ -260,8 +260,8 @@ class Play:
         actions = (*self.actions, action)
         played: Played | None = None
         if self.journal is not None:
-            journal, answer = self.journal
-            played = journal.find(answer, actions)
+            journal, answer_number = self.journal
+            played = journal.find(answer_number, actions)
         if played is not None:
             # The world hasn't played this turn, so its state is too old, and it is ended. If a later turn
             # isn't in the journal, a new world begins with all actions.
@@ -269,7 +269,7 @@ class Play:
         else:
             played = self._play(action)
             if self.journal is not None:
-                journal.add(answer, actions, played)
+                journal.add(answer_number, actions, played)
         self.actions = actions
         self.snapshot = played.snapshot or self.snapshot
         # `start` is the moment of the call of `act`.
@@ -284,6 +284,7 @@ class Play:
         if self._lost_turn is not None:  # the environment could not begin before, and isn't tried again
             return Played((self._lost_turn,))
         for _ in range(2):
+            # Whether the world is still to be brought to the state before the action.
             is_beginning = self._world is None
             try:
                 if self._world is None:

@@ -825,6 +825,7 @@ def _agree(first: Any, second: Any, tolerance: float) -> bool | None:
     with mpmath.workdps(digits):
         distance = abs(first_value - second_value)
         larger = max(abs(first_value), abs(second_value))
+        # Equal numbers may differ in the last `_SPARE_DIGITS` digits.
         rounding = larger * mpmath.mpf(10) ** (_SPARE_DIGITS - digits)
         return bool(distance < tolerance or distance <= rounding)
 

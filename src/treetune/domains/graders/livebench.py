@@ -67,7 +67,8 @@ class LiveBench(Grader):
         answer = last_between(text, "<solution>", "</solution>") or last_box(text)
         if task in _TASKS_IN_CODE_BLOCKS:
             # The last block is the answer. It may be within the solution, or there is only the block.
-            answer = next(reversed(fenced_blocks(answer or text)), answer)
+            blocks = fenced_blocks(answer or text)
+            answer = blocks[-1] if blocks else answer
         elif answer is None and task not in ("typos", "plot_unscrambling"):
             # Bold text in these two tasks may be a part of the text that is asked for.
             for line in reversed(text.split("\n")):
@@ -147,7 +148,9 @@ def score_several_answers(answer: str, gold: str) -> float:
     if len(parts) > len(gold_parts):
         return 0.0
     right = sum(part == gold_part for part, gold_part in zip(parts, gold_parts, strict=False))
-    return (float(right == len(gold_parts)) + right / len(gold_parts)) / 2
+    are_all_right = right == len(gold_parts)
+    share_of_right = right / len(gold_parts)
+    return (float(are_all_right) + share_of_right) / 2
 
 
 def score_groups_of_four(answer: str, gold: str) -> float:

@@ -427,9 +427,10 @@ def _equal_scalars(answer: MathAnswer, gold: MathAnswer, question: str) -> bool:
         if is_equal is not None:
             return is_equal
     # Only now, with both answers, it is clear whether 5 m is a length or 5 times a variable.
+    is_number, is_gold_number = exact_value(answer.formula) is not None, exact_value(gold.formula) is not None
     answer, gold = (
-        with_short_unit(answer, gold, other_is_number=exact_value(gold.formula) is not None),
-        with_short_unit(gold, answer, other_is_number=exact_value(answer.formula) is not None),
+        with_short_unit(answer, gold, other_is_number=is_gold_number),
+        with_short_unit(gold, answer, other_is_number=is_number),
     )
     if (answer.percent and gold.unit) or (gold.percent and answer.unit):
         return False  # 75 % are not 75 degrees

@@ -142,8 +142,8 @@ def _read_boxes(response: str, in_boxes: list[tuple[int, int, str]], gold_parts:
         return joined  # several boxes directly after each other
     last_paragraph = response.rfind("\n\n", 0, start_of_last)
     boxes_in_paragraph = [box for box in in_boxes[-gold_parts:] if box[0] > last_paragraph]
-    holds_all = re.search(r",|\\text\{|\bor\b|\band\b", last_content)
-    if gold_parts > 1 and len(boxes_in_paragraph) >= gold_parts and not holds_all:
+    lists_several_answers = re.search(r",|\\text\{|\bor\b|\band\b", last_content)
+    if gold_parts > 1 and len(boxes_in_paragraph) >= gold_parts and not lists_several_answers:
         return ", ".join(content for _, _, content in boxes_in_paragraph[-gold_parts:])
     return joined
 

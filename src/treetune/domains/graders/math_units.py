@@ -380,8 +380,10 @@ def _is_product(first_word: str, unit_text: str, gap: str) -> bool:
     written without a space (``5cm``). Other words of up to three letters that aren't units are variables,
     too, as in ``5 abc``. A longer word is a noun.
 
-    `unit_text` is the text after the number, `first_word` its first word, and `gap` the space between number
-    and text, or "".
+    Args:
+        first_word: The first word of `unit_text`.
+        unit_text: The text after the number.
+        gap: The space between the number and `unit_text`, or "".
     """
     if len(first_word) == 2 and not gap:
         return first_word.lower() not in _WRITTEN_WITHOUT_SPACE

@@ -174,13 +174,15 @@ def _cells_to_fill(
         missing_rows: list[list[str]] = [[] for _ in range(len(gold.rows) - len(rows))]
         return [*rows, *missing_rows][: len(gold.rows)]
     # The given cells identify the rows: {("2",): [["cat", "tea"]]} if one row is that of house 2.
-    rows_at: dict[tuple[str, ...], list[list[str]]] = {}
+    rows_by_given: dict[tuple[str, ...], list[list[str]]] = {}
     for cells in rows:
         asked_cells, given_cells = cells[: len(asked_columns)], cells[len(asked_columns) :]
-        rows_at.setdefault(tuple(map(_number_of_position, given_cells)), []).append(asked_cells)
+        key = tuple(map(_number_of_position, given_cells))
+        rows_by_given.setdefault(key, []).append(asked_cells)
     filled = []
     for gold_row in gold.rows:
-        candidates = rows_at.get(tuple(_number_of_position(gold_row[column]) for column in given_columns), [])
+        key = tuple(_number_of_position(gold_row[column]) for column in given_columns)
+        candidates = rows_by_given.get(key, [])
         filled.append(candidates[0] if len(candidates) == 1 else [])
     return filled
 
@@ -427,7 +429,9 @@ class GridGrader(Tagged):
             return Grade(reward=0.0, outcome="ok", message="no grid")
         # Cells that only one of the two has count as wrong.
         rows, columns = max(len(gold), len(grid)), max(len(gold[0]), len(grid[0]))
-        right = sum(sum(map(operator.eq, row, gold_row)) for row, gold_row in zip(grid, gold, strict=False))
+        right = 0
+        for row, gold_row in zip(grid, gold, strict=False):
+            right += sum(map(operator.eq, row, gold_row))
         return grade_parts(right, rows * columns, pays=self.score == "cells")
 
 

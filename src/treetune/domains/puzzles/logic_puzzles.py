@@ -255,7 +255,7 @@ class GraphPaths(Puzzles):
     def __post_init__(self) -> None:
         super().__post_init__()
         most_edges = self.lookahead[1]
-        nodes = 1 + self.paths * most_edges
+        nodes = 1 + self.paths * most_edges  # the start, and a node after each edge
         if self.wording == "symbols" and nodes > len(NODE_LETTERS):
             raise ValueError(
                 f"{self.paths} paths of {most_edges} edges have {nodes} nodes, and there are"

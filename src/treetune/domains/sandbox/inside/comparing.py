@@ -441,11 +441,8 @@ class _Body:
             is_error = isinstance(value, type) and issubclass(value, BaseException)
             # These three are harmless only with the arguments that `_check_call` allows.
             is_checked_call = id(node) in self._called_expressions and node.id in ("super", "print", "next")
-            if (
-                not is_error
-                and not is_checked_call
-                and node.id not in _SCALAR_FUNCTIONS | _CONTAINER_FUNCTIONS
-            ):
+            is_harmless_function = node.id in _SCALAR_FUNCTIONS | _CONTAINER_FUNCTIONS
+            if not (is_error or is_checked_call or is_harmless_function):
                 self._give_up(node, "is not known to be harmless")
             return
         value = self._globals[node.id]
@@ -457,9 +454,8 @@ class _Body:
                 self._examine_function(value)
         elif any(value is function for function in self._proof.harmless):
             pass  # identity, because `in` would call `__eq__` of an unknown object
-        elif callable(value):
-            if not _is_harmless_library_function(value) and not _is_harmless_class(value):
-                self._give_up(node, "is not known to be harmless")
+        elif callable(value) and not (_is_harmless_library_function(value) or _is_harmless_class(value)):
+            self._give_up(node, "is not known to be harmless")
 
     def _check_call(self, node: ast.Call) -> None:
         """Raises NotProven unless the called function computes values, or only changes new containers.

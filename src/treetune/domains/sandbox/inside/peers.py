@@ -555,7 +555,8 @@ _NEVER_GIVEN_TYPES = (
 
 
 def _check_operation(operation: str, args: list[Any], peer: Peer) -> None:
-    """Raises AttributeError or TypeError if the answer requests an operation that the object's type forbids.
+    """Raises AttributeError or TypeError if the answer requests an operation that isn't allowed for the type
+    of the object, which is the first of `args`.
 
     Instances of classes that the tests define allow every operation. Other objects allow the operations that
     are listed here for their type. An object's frame, code, globals and class are never allowed, since they
