@@ -111,8 +111,13 @@ COMMANDS_OF_PAGE = {name: list(treetune_commands(document)) for name, document i
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, str]]]:
-    """Run every page's commands in a folder with its reader's files, and return exit codes and outputs."""
+    """Run every page's commands in a folder with its reader's files, and return exit codes and outputs.
+
+    A command that several pages with the same files have is tried once, and parsed for each.
+    """
     lines = []
+    first_lines: dict[tuple[bool, tuple[str, ...]], int] = {}
+    line_tried_for: list[int] = []
     for name, commands in COMMANDS_OF_PAGE.items():
         folder = tmp_path_factory.mktemp("reader")
         for shipped in ("configs", "examples"):
@@ -120,7 +125,11 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[in
         for file, text in ({} if name.startswith("examples/") else READERS_FILES).items():
             (folder / file).parent.mkdir(exist_ok=True)
             (folder / file).write_text(text)
-        lines += [json.dumps([str(folder), *pair]) + "\n" for pair in commands]
+        for typed, tried in commands:
+            number = len(lines)
+            first_line = first_lines.setdefault((name.startswith("examples/"), tuple(tried)), number)
+            line_tried_for.append(first_line)
+            lines.append(json.dumps([str(folder), typed, tried if first_line == number else []]) + "\n")
     done = subprocess.run(
         [sys.executable, "-c", RUN_ALL],
         input="".join(lines),
@@ -133,8 +142,15 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[in
     )
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(results) == len(lines), done.stderr
-    in_order = iter(results)
-    return {name: [next(in_order) for _ in commands] for name, commands in COMMANDS_OF_PAGE.items()}
+    in_order = iter(zip(results, line_tried_for, strict=True))
+    answers: dict[str, list[tuple[int, str]]] = {}
+    for name, commands in COMMANDS_OF_PAGE.items():
+        answers[name] = []
+        for _ in commands:
+            (code, output), first_line = next(in_order)
+            code_of_first, output_of_first = results[first_line]
+            answers[name].append((code or code_of_first, output + output_of_first))
+    return answers
 
 
 @pytest.mark.parametrize("name", [name for name, commands in COMMANDS_OF_PAGE.items() if commands])

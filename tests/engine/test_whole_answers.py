@@ -6,6 +6,9 @@ Promises that these tests hold:
 * A client that needs each token at once, as for stop strings, gets it.
 * The scheduler forgets a request that was given up.
 * Asynchronous scheduling gives the same answers (the slow test, with vLLM's own core).
+
+vLLM is imported in the tests, since every worker of the suite imports this file, and importing vLLM takes
+seconds.
 """
 
 from __future__ import annotations
@@ -18,28 +21,32 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
-from vllm.v1.outputs import LogprobsLists
-from vllm.v1.request import RequestStatus
 
 from tests.support.shipped import ROOT
 from treetune.engine.base import EngineLaunch
 from treetune.engine.launch import ServerLaunch
 from treetune.engine.settings import VllmSettings
-from treetune.engine.whole_answers import ARRAYS_TO_JOIN, AsyncWholeAnswers, WholeAnswersScheduler
 from treetune.models.policy_files import write_for_engine
 from treetune.models.sources import TinyModel
+
+if TYPE_CHECKING:
+    from vllm.v1.engine import EngineCoreOutput
+
+    from treetune.engine.whole_answers import WholeAnswersScheduler
+
+JOINED_TWICE = 521
+"""Tokens whose arrays of log-probs are joined twice, with some left."""
 
 
 def outputs_of(name: str, tokens: int, reads_logprobs: bool = True) -> list[EngineCoreOutput]:
     """Builds the outputs of one answer step by step, as vLLM's scheduler does: some steps have two tokens."""
+    from vllm.v1.engine import EngineCoreOutput, FinishReason
+    from vllm.v1.outputs import LogprobsLists
+
     draws = random.Random(tokens)
     ids = [draws.randrange(1000) for _ in range(tokens)]
     outputs = []
@@ -63,6 +70,10 @@ def ids_of(outputs: list[EngineCoreOutput]) -> list[int]:
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> WholeAnswersScheduler:
     """The scheduler on a stand-in for vLLM's base class, which returns the outputs that `step` gets."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from treetune.engine.whole_answers import WholeAnswersScheduler
+
     monkeypatch.setattr(Scheduler, "__init__", lambda self: None)
     monkeypatch.setattr(Scheduler, "update_from_output", lambda self, outputs, _: outputs)
     whole_answers = WholeAnswersScheduler()
@@ -71,6 +82,8 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> WholeAnswersScheduler:
 
 
 def step(scheduler: WholeAnswersScheduler, *outputs: EngineCoreOutput) -> list[EngineCoreOutput]:
+    from vllm.v1.engine import EngineCoreOutputs
+
     by_client: Any = {0: EngineCoreOutputs(outputs=list(outputs))}
     outputs_by_client = scheduler.update_from_output(by_client, None)  # type: ignore[arg-type]
     handed_on: list[EngineCoreOutput] = []
@@ -81,15 +94,22 @@ def step(scheduler: WholeAnswersScheduler, *outputs: EngineCoreOutput) -> list[E
 
 
 def add_request(scheduler: WholeAnswersScheduler, name: str, **params: Any) -> None:
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
     settings = SamplingParams(**{"output_kind": RequestOutputKind.FINAL_ONLY} | params)
     scheduler.requests[name] = SimpleNamespace(request_id=name, sampling_params=settings)
 
 
 @pytest.mark.parametrize("reads_logprobs", [True, False])
-@pytest.mark.parametrize("tokens", [1, 2, 40, 2 * ARRAYS_TO_JOIN + 9])
+@pytest.mark.parametrize("tokens", [1, 2, 40, JOINED_TWICE])
 def test_an_answer_comes_once_and_has_all_tokens_and_logprobs(
     scheduler: WholeAnswersScheduler, tokens: int, reads_logprobs: bool
 ) -> None:
+    from vllm.v1.engine import FinishReason
+
+    from treetune.engine.whole_answers import ARRAYS_TO_JOIN
+
+    assert JOINED_TWICE // ARRAYS_TO_JOIN == 2
     add_request(scheduler, "answer")
     outputs = outputs_of("answer", tokens, reads_logprobs)
     ids = ids_of(outputs)
@@ -124,10 +144,13 @@ def test_the_tokens_of_two_answers_at_a_time_are_kept_apart(scheduler: WholeAnsw
     ]
 
 
-@pytest.mark.parametrize("params", [{"stop": ["x"]}, {"output_kind": RequestOutputKind.DELTA}])
+@pytest.mark.parametrize("has_stop_string", [True, False])
 def test_a_client_that_reads_token_by_token_gets_each_token_at_once(
-    scheduler: WholeAnswersScheduler, params: dict[str, Any]
+    scheduler: WholeAnswersScheduler, has_stop_string: bool
 ) -> None:
+    from vllm.sampling_params import RequestOutputKind
+
+    params: dict[str, Any] = {"stop": ["x"]} if has_stop_string else {"output_kind": RequestOutputKind.DELTA}
     add_request(scheduler, "answer", **params)
     outputs = outputs_of("answer", 5)
     assert [step(scheduler, output) for output in outputs] == [[output] for output in outputs]
@@ -136,6 +159,9 @@ def test_a_client_that_reads_token_by_token_gets_each_token_at_once(
 def test_a_request_that_was_given_up_is_forgotten(
     scheduler: WholeAnswersScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.request import RequestStatus
+
     add_request(scheduler, "answer")
     first, *_ = outputs_of("answer", 40)
     step(scheduler, first)
@@ -147,6 +173,10 @@ def test_a_request_that_was_given_up_is_forgotten(
 
 def test_only_beside_a_gpu_the_scheduler_is_asynchronous() -> None:
     """With a synchronous scheduler, vLLM doesn't schedule asynchronously on a GPU, and gives no warning."""
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+    from treetune.engine.whole_answers import AsyncWholeAnswers, WholeAnswersScheduler
+
     run = EngineLaunch(Path("/weights"), Path("/logs"), seed=0, context_length=64)
 
     def scheduler_class(device: str, **settings: Any) -> str:
@@ -181,21 +211,22 @@ def test_asynchronous_scheduling_gives_the_same_answers_whole_as_token_by_token(
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "TREETUNE_STUB_TOKENS_PER_SECOND": "1e9",
     }
-    answers = []
-    for scheduler in (AsyncScheduler, AsyncWholeAnswers):
-        name = f"{scheduler.__module__}.{scheduler.__qualname__}"
-        command = [sys.executable, "-c", ASYNCHRONOUS, name, str(tmp_path / "weights")]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr[-2000:]
-        answers.append(json.loads(done.stdout.splitlines()[-1]))
-    by_tokens, whole = answers
+    schedulers = (
+        "vllm.v1.core.sched.async_scheduler.AsyncScheduler",
+        "treetune.engine.whole_answers.AsyncWholeAnswers",
+    )
+    command = [sys.executable, "-c", ASYNCHRONOUS, str(tmp_path), *schedulers]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    by_tokens, whole = (json.loads((tmp_path / f"{scheduler}.json").read_text()) for scheduler in schedulers)
     assert by_tokens == whole
     assert [len(ids) for ids, _, _ in whole] == [5 + 17 * i for i in range(6) for _ in range(3)]
 
 
 ASYNCHRONOUS = """
-import json, sys
+import json, os, sys
 import vllm
+import vllm.v1.worker.cpu_worker
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -212,8 +243,19 @@ def record_and_preempt(self, request, *arguments, **named):
 
 CpuPlatform.check_and_update_config = classmethod(check_and_keep_async_scheduling)
 Scheduler._preempt_request = record_and_preempt
+
+# A process for each scheduler, forked so that vLLM is imported once.
+folder, *schedulers = sys.argv[1:]
+for scheduler in schedulers:
+    if (child := os.fork()) == 0:
+        break
+    _, status = os.waitpid(child, 0)
+    assert status == 0
+else:
+    sys.exit()
+
 llm = vllm.LLM(
-    sys.argv[2], scheduler_cls=sys.argv[1], dtype="float32", enforce_eager=True, max_model_len=320,
+    f"{folder}/weights", scheduler_cls=scheduler, dtype="float32", enforce_eager=True, max_model_len=320,
     max_num_seqs=8, block_size=32, num_gpu_blocks_override=14, enable_prefix_caching=False,
     enable_chunked_prefill=False, distributed_executor_backend="benchmarks.stub_core.StubExecutor",
 )
@@ -229,5 +271,6 @@ for output in llm.generate(prompts, params, use_tqdm=False):
         logprobs = [next(iter(by_token.values())).logprob for by_token in sample.logprobs]
         answers.append([list(sample.token_ids), logprobs, sample.finish_reason])
 assert preempted
-print(json.dumps(answers))
+with open(f"{folder}/{scheduler}.json", "w") as file:
+    json.dump(answers, file)
 """

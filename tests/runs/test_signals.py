@@ -2,7 +2,8 @@
 
 The signals are real ones, sent to real processes. Ranks are stopped (SIGSTOP) while the signal is sent, so
 that it comes at the same point every time. Runs of one rank are forks (`Experiment.forked`), but for the one
-that hears Ctrl-C twice. `test_killed_runs.py` has SIGTERM to a run by the command line.
+that hears Ctrl-C twice. Two ranks are only forked where no signal comes; otherwise `treetune run` and its
+launcher start them. `test_killed_runs.py` has SIGTERM to a run by the command line.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exp
 
     def run_of_kind(kind: str) -> Experiment:
         if kind not in runs:
-            runs[kind] = KINDS[kind].experiment(tmp_path_factory.mktemp("undisturbed"))
+            experiment = KINDS[kind].experiment(tmp_path_factory.mktemp("undisturbed"))
+            runs[kind] = replace(experiment, forked=True)
             runs[kind].run("run_iteration_loop", *KINDS[kind].overrides)
         return runs[kind]
 
@@ -107,7 +109,7 @@ def test_a_signal_writes_a_checkpoint_from_which_the_run_ends_with_the_same_bits
         ended = "stopped" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
         assert f"\n{ended} after iteration {iteration}" in running.tail()
 
-    printed = experiment.run("run_iteration_loop", *overrides)
+    printed = replace(experiment, forked=True).run("run_iteration_loop", *overrides)
     assert f"continuing after iteration {iteration} of {ITERATIONS}\n" in printed, "nothing is done again"
     assert experiment.policy(ITERATIONS) == undisturbed(kind).policy(ITERATIONS)
     rows = [row["iteration"] for row in experiment.directory.read_metrics()]

@@ -104,6 +104,10 @@ def test_pip_refuses_a_cpu_build_where_the_lock_has_the_hash_of_another_build(tm
 
 @pytest.fixture
 def lock_hashes() -> ModuleType:
+    # The script imports pip. After that, setuptools can no longer be imported in this process, and so vLLM
+    # neither, which later tests import.
+    import setuptools  # noqa: F401
+
     spec = importlib.util.spec_from_file_location("lock_hashes", ROOT / "scripts/lock_hashes.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

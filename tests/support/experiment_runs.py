@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from tests.support.fork_server import MAIN, ROOT, ForkedCommand, start_forked
+from tests.support.fork_server import MAIN, ROOT, ForkedCommand, run_forked_ranks, start_forked
 from treetune.engine.guard import find_descendants
 from treetune.processes.lifetime import ProcessIdentity, process_fields
 from treetune.runtime.directory import ExperimentDirectory
@@ -58,7 +59,8 @@ class Experiment:
     deepspeed: bool = False
     """DeepSpeed's own command starts the ranks, and not `treetune run`."""
     forked: bool = False
-    """The only rank is forked off a process that has everything imported, which saves half of its time."""
+    """The ranks are forked off a process that has everything imported, which saves half of their time.
+    Several ranks have no launcher then, and can only be run to their end (`run`)."""
 
     @property
     def directory(self) -> ExperimentDirectory:
@@ -78,7 +80,7 @@ class Experiment:
         with output.open("ab") as file:
             begins = file.tell()
             if self.forked:
-                assert self.ranks == 1 and not self.deepspeed, "a launcher starts several ranks itself"
+                assert self.ranks == 1 and not self.deepspeed, "several forked ranks can only be run"
                 arguments = self._arguments(command, overrides)
                 process = start_forked(arguments, cwd=ROOT, environment=self._environment(), output=file)
                 return Running(self, process, output, begins)
@@ -104,7 +106,8 @@ class Experiment:
 
     def _arguments(self, command: str, overrides: Sequence[str]) -> list[str]:
         """Returns the arguments of main.py."""
-        arguments = [command] if self.deepspeed else ["run", command, f"--ranks={self.ranks}"]
+        has_launcher_of_ours = not self.deepspeed and not (self.forked and self.ranks > 1)
+        arguments = ["run", command, f"--ranks={self.ranks}"] if has_launcher_of_ours else [command]
         arguments += ["--configs", str(self.config)]
         for override in overrides:
             arguments += ["--override", override]
@@ -123,6 +126,12 @@ class Experiment:
 
     def run(self, command: str = "run_iteration_loop", *overrides: str) -> str:
         """Runs the command to its end; what it printed. Fails where the exit code is not 0."""
+        if self.forked and self.ranks > 1:
+            self.base.mkdir(parents=True, exist_ok=True)
+            outputs = Path(tempfile.mkdtemp(prefix="ranks-", dir=self.base))
+            variables = {"APP_DIRECTORY": str(self.base), "APP_EXPERIMENT_NAME": self.name}
+            run_forked_ranks(MAIN, self._arguments(command, overrides), self.ranks, outputs, variables)
+            return (outputs / "rank-0.log").read_text()
         running = self.start(command, *overrides)
         before = running.output.stat().st_size
         code = running.wait()

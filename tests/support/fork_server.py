@@ -29,6 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, TypedDict
 
 from treetune.runtime.machine import list_gpus
@@ -118,17 +119,25 @@ def start_forked(
     return ForkedCommand(int(ours.recv(64)), ours)
 
 
-def run_forked_ranks(program: Path, arguments: Sequence[str], ranks: int, folder: Path) -> None:
+def run_forked_ranks(
+    program: Path,
+    arguments: Sequence[str],
+    ranks: int,
+    folder: Path,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Runs a Python program on several ranks to its end. Fails with the output of a rank that fails.
 
     Args:
         folder: The folder that gets the output of each rank.
+        variables: Further environment variables.
     """
     of_others = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
     environment = {name: value for name, value in os.environ.items() if name not in of_others}
     meeting = folder / "meeting"
     meeting.mkdir(mode=0o700)
     environment |= {
+        **variables,
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": f"{SOURCES}{os.pathsep}{ROOT}",
         # Otherwise ranks find each other by their parent, and each fork has a waiter of its own.

@@ -249,9 +249,9 @@ def test_a_block_has_exact_values_where_random_orders_need_as_many_sets(threads:
     """Eight orders of five threads go through up to 34 sets, and there are 32."""
     credit, block = ThreadShapley(samples=1), Block(0, tuple(range(threads)), ())
     answers, *_ = assign_credit(credit, answers=2)
-    orders = credit._orders(context(), answers[0], block)
+    orders = credit._draw_orders(context(), answers[0], block)
     assert bool(orders) == (threads == 6)
-    assert len(credit._sets(block.threads, orders)) <= sets
+    assert len(credit._choose_sets(block.threads, orders)) <= sets
     assert credit.continuations(1, 1.0, threads)[1] == sets
 
 

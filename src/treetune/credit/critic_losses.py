@@ -214,12 +214,13 @@ def squared_value_loss(
 ) -> tuple[Tensor, Tensor]:
     """Returns the critic's loss ``½ Σ w·max((V-R)², (clip(V, V_old ± c) - R)²)`` and the share of clipped
     tokens."""
-    squared_N = (values_N - returns_N).square()
+    squared_errors_N = (values_N - returns_N).square()
     if clip is None:
-        return 0.5 * (weights_N * squared_N).sum(), values_N.new_zeros(())
+        return 0.5 * (weights_N * squared_errors_N).sum(), values_N.new_zeros(())
     # If a value has moved towards its return by more than the clip, the clipped loss is the larger one. The
     # clipped value is constant in V, so the token has no gradient.
     clipped_values_N = values_N.clamp(old_values_N - clip, old_values_N + clip)
-    clipped_squared_N = (clipped_values_N - returns_N).square()
-    clipped_share = (weights_N * (clipped_squared_N > squared_N)).sum()
-    return 0.5 * (weights_N * squared_N.maximum(clipped_squared_N)).sum(), clipped_share.detach()
+    clipped_squared_errors_N = (clipped_values_N - returns_N).square()
+    clipped_share = (weights_N * (clipped_squared_errors_N > squared_errors_N)).sum()
+    larger_N = squared_errors_N.maximum(clipped_squared_errors_N)
+    return 0.5 * (weights_N * larger_N).sum(), clipped_share.detach()

@@ -129,12 +129,15 @@ class TreeCredit(Credit):
             step_advantages = [advantages[index][step.node] for step in steps]
             values_before_steps = []
             for step in steps:
-                # `step.node` is an index into the answer's path. `values` has the value of the state after
-                # each node. So the state before a node has the value of the node before it, or of the prompt.
-                # Within a node nothing branches, so its value is the best estimate for the states in it.
-                before_node = ROOT if step.node == 0 else path[step.node - 1]
-                state = before_node if step.begins_node else path[step.node]
-                values_before_steps.append(values[state])
+                # `path[step.node]` is the step's node. `values` has the value of the state after each node,
+                # and under `ROOT` that of the prompt.
+                if not step.begins_node:
+                    # Within a node nothing branches, so its value is the best estimate for the states in it.
+                    values_before_steps.append(values[path[step.node]])
+                elif step.node == 0:
+                    values_before_steps.append(values[ROOT])
+                else:  # the state after the node before
+                    values_before_steps.append(values[path[step.node - 1]])
             cut_into_steps = replace(leaf, step_ends=tuple(step.end for step in steps))
             episode = make_episode(context, cut_into_steps, step_advantages, values_before_steps)
             # With "each", every answer trains all of its nodes. Otherwise a shared node is trained only in
@@ -162,9 +165,9 @@ class TreeCredit(Credit):
             values = leaf_values(sharing, rewards)
             advantages = []
             for reward, path in zip(rewards, sharing.paths, strict=True):
-                # The answer's groups are all answers, and the answers below each node of its path but the
-                # last, which it shares with no other answer. A node has no group if all other answers below
-                # it are missing, since they could not be graded.
+                # The answer is compared within several groups: all answers, and the answers below each node
+                # that it shares with others. It shares no last node. It may also have an earlier node alone,
+                # if the other answers below that node could not be graded.
                 shared_nodes = [node for node in path[:-1] if len(sharing.below[node]) > 1]
                 baselines = [values[group] for group in (ROOT, *shared_nodes)]
                 advantage = mean([reward - baseline for baseline in baselines])
@@ -203,7 +206,7 @@ class _Step(NamedTuple):
 
 
 def _steps_of_nodes(answer: Trajectory, lengths: Sequence[int]) -> list[_Step]:
-    """Returns the steps of an answer's row. A node is one step; a node of several turns is a step for each.
+    """Returns the steps of an answer's row: each node, or each turn of a node that has several turns.
 
     Args:
         answer: The answer. If it has turns, each of its steps is a turn with the reply to it.
@@ -274,17 +277,19 @@ def _leave_one_out(
         siblings = sharing.children.get(parent, ())
         for node in siblings:
             others = [values[sibling] for sibling in siblings if sibling != node]
-            weights = [1.0] * len(others)
             # The prompt has no baseline, so the nodes that follow it are compared only with their siblings.
-            if parent in baselines and (prior or not others):
-                # The parent's baseline counts as `prior` siblings. If there are no siblings, only it counts.
-                others.append(baselines[parent])
-                weights.append(prior or 1.0)
-            if not others:
+            if others:
+                weights = [1.0] * len(others)
+                if prior and parent in baselines:  # the parent's baseline counts as `prior` siblings
+                    others.append(baselines[parent])
+                    weights.append(prior)
+                baselines[node] = _mean(others, weights)
+            elif parent in baselines:
+                baselines[node] = baselines[parent]
+            else:
                 # The prompt's only child can't be compared with anything. Its own value as the baseline gives
                 # it the advantage 0.
-                others, weights = [values[node]], [1.0]
-            baselines[node] = _mean(others, weights)
+                baselines[node] = values[node]
     return values, {node: values[node] - baseline for node, baseline in baselines.items()}
 
 
@@ -305,17 +310,17 @@ def _intra_and_inter(sharing: Sharing, answers: Sequence[Trajectory]) -> list[fl
             number = tree_of_answer.get(answer.fork.sample, answer.fork.sample)
         # Answers with the same first node are in one tree, even if the answer that connects them is missing.
         tree_of_answer[answer.sample] = tree_of_first_node.setdefault(path[0], number)
-    rewards_of_trees: dict[int, list[float]] = {}
-    for answer in answers:
-        rewards_of_trees.setdefault(tree_of_answer[answer.sample], []).append(answer.reward)
-    inter = group_advantages([answer.reward for answer in answers], std=True, eps=EPS)
-    intra_of_trees = {}
-    for tree, rewards in rewards_of_trees.items():
-        intra_of_trees[tree] = iter(group_advantages(rewards, std=True, eps=EPS))
-    advantages = []
-    for answer, inter_advantage in zip(answers, inter, strict=True):
-        intra_advantage = next(intra_of_trees[tree_of_answer[answer.sample]])
-        advantages.append(intra_advantage + inter_advantage)
+    indices_by_tree: dict[int, list[int]] = {}  # of the answers in `answers`
+    for index, answer in enumerate(answers):
+        indices_by_tree.setdefault(tree_of_answer[answer.sample], []).append(index)
+    rewards = [answer.reward for answer in answers]
+    inter_advantages = group_advantages(rewards, std=True, eps=EPS)
+    advantages = [0.0] * len(answers)
+    for indices in indices_by_tree.values():
+        rewards_of_tree = [rewards[index] for index in indices]
+        intra_advantages = group_advantages(rewards_of_tree, std=True, eps=EPS)
+        for index, intra_advantage in zip(indices, intra_advantages, strict=True):
+            advantages[index] = intra_advantage + inter_advantages[index]
     return advantages
 
 

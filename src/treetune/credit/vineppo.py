@@ -122,11 +122,13 @@ def lambda_returns(values_after: Sequence[float | None], lam: float) -> list[flo
         lam: λ; with 0, the values are returned as they are.
     """
     returns = list(values_after)
-    later_return = returns[-1]  # the reward: G of the last step
+    later_return = returns[-1]
+    assert later_return is not None, "G of the last step is the reward"
     for step in range(len(returns) - 2, -1, -1):
         value = returns[step]
-        if value is not None and later_return is not None and lam:
-            returns[step] = later_return = (1 - lam) * value + lam * later_return
+        if value is not None:
+            later_return = (1 - lam) * value + lam * later_return
+            returns[step] = later_return
     return returns
 
 
@@ -211,8 +213,8 @@ class MonteCarlo(ContinuingCredit):
         prompt = answer.states[0].state
         rewards_of_continuations = valuation.estimates[prompt].rewards
         # `rewards_below` yields the rewards of the other answers that share at least `length` response tokens
-        # with this answer. The prompt has no response tokens, so `length` is 0, and every other answer counts
-        # however many tokens it shares. So the numbers of shared tokens may all be given as 0.
+        # with this answer. All answers share the prompt, whose `length` is 0. So the numbers of shared tokens
+        # needn't be counted here, and may all be given as 0.
         answers = len(answer.tree.leaves)
         shared_tokens = [[0] * answers for _ in range(answers)]
         rewards_of_siblings = rewards_below(answer.tree, shared_tokens, answer.leaf, length=0)
@@ -238,19 +240,19 @@ class MonteCarlo(ContinuingCredit):
         baselines = [None if value is None else value.baseline_or_value for value in estimated_values]
         errors = [math.inf if value is None else math.sqrt(value.variance) for value in estimated_values]
 
-        # The number of states after the last estimated one.
-        unestimated = len(self.states.step_starts(trajectory)) - len(values)
+        # With `max_states`, `estimated_values` has no entry for the states after the first `max_states`.
+        states_behind = len(self.states.step_starts(trajectory)) - len(values)
         if self.behind_max_states == "no_advantage":
             # All of these states are worth the reward, so the differences between them are 0.
-            values += [trajectory.reward] * unestimated
-            baselines += [trajectory.reward] * unestimated
-            errors += [0.0] * unestimated
+            values += [trajectory.reward] * states_behind
+            baselines += [trajectory.reward] * states_behind
+            errors += [0.0] * states_behind
         else:
             # The steps that begin at these states have no value before them. `step_advantages` credits them
-            # as one step, together with the step that begins at the last estimated state.
-            values += [None] * unestimated
-            baselines += [None] * unestimated
-            errors += [math.inf] * unestimated
+            # as one step, together with the step that begins at the last state with a value.
+            values += [None] * states_behind
+            baselines += [None] * states_behind
+            errors += [math.inf] * states_behind
         advantages = step_advantages(values, trajectory.reward, baselines, self.lam)
 
         # Steps that are credited as one all have the value before the first of them.
@@ -349,7 +351,8 @@ class MonteCarlo(ContinuingCredit):
         # Returns the usual and the largest total. An answer has `tokens` tokens on average, at most `limit`.
         if not self.values.continues:
             return 0, 0
-        most_states = self.max_states or limit  # at most, there is a state before every token
+        # At most, there is a state before every token. `max_states` may be larger than that.
+        most_states = self.max_states or limit
         usual_states = min(most_states, self.states.usual_states(tokens))
         # The smallest and the largest number of continuations of a state. The usual total counts the smallest
         # for each state.

@@ -172,8 +172,8 @@ class AddressedServer(Server):
 
     @override
     def begin_weights(self, address: Address) -> Address:
-        """Begins to load new weights: takes the name of the old ones from the server, and returns an address
-        whose requests ask for no weights of a name. Raises ServerFailure."""
+        """Begins to load new weights: takes the name of the old ones from the server. Returns the server's
+        address for requests that work with any weights. Raises ServerFailure."""
         # `_weights_lock` waits until the thread has loaded the older weights, if it is just doing so.
         with self._weights_lock, self._changed:
             # The thread may have lost the server since the caller read its address. The thread then has to
@@ -187,13 +187,13 @@ class AddressedServer(Server):
         except (ServerFailure, EngineError) as failure:
             self.report_failure(address, str(failure))
             raise
-        # The requests that load the weights must not ask for weights of a name.
+        # The server's weights have no name now, and it refuses requests that ask for a name.
         return replace(address, weights="")
 
     @override
     def end_weights(self, address: Address, weights: Path) -> Address:
-        """Gives the server the name of its new weights, and returns its address, whose requests ask for
-        these."""
+        """Gives the server the name of its new weights. Returns its address for requests that ask for these
+        weights."""
         self._weights = weights  # `_weights_name` is made from this folder
         self._name_weights(address, self._weights_name)
         with self._changed:
@@ -268,10 +268,11 @@ class AddressedServer(Server):
                     return
                 is_present, is_loading = self._address is not None, self._is_loading
             try:
-                # While the main thread loads weights, it notices by itself whether the server fails.
-                if not is_loading and is_present:
+                if is_loading:
+                    pass  # the main thread, which loads weights, notices by itself whether the server fails
+                elif is_present:
                     self._check()
-                elif not is_loading:
+                else:
                     self._meet()
             except ServerFailure as failure:
                 with self._changed:

@@ -149,7 +149,9 @@ def read_completions(
     for sample in samples:
         ids, logprobs, reason = sample["token_ids"], sample["logprobs"] or (), sample["finish_reason"]
         # With any other reason, such as "abort", the sample ended before it was complete.
-        if reason not in ("stop", "length") or not ids or (needs_logprobs and len(ids) != len(logprobs)):
+        is_complete = reason in ("stop", "length") and len(ids) > 0
+        lacks_logprobs = needs_logprobs and len(logprobs) != len(ids)
+        if not is_complete or lacks_logprobs:
             raise ServerFailure(
                 f"a sample has {len(ids)} token ids, {len(logprobs)} log-probs, finish_reason {reason!r}"
             )

@@ -47,8 +47,8 @@ def own_address(url: str) -> str:
     """Returns the address by which the machine at `url` reaches this one."""
     host = urlsplit(url).hostname
     family, socket_type, _, _, remote = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-    # Connecting a UDP socket sends nothing, whatever the port. It only chooses the network interface, whose
-    # address the socket then has.
+    # Connecting a UDP socket sends nothing, whatever the port. It only chooses the network interface. The
+    # socket then has the address of this interface.
     with socket.socket(family, socket_type) as probe:
         probe.connect(remote)
         return probe.getsockname()[0]

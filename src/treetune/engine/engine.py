@@ -164,10 +164,10 @@ class VllmEngine(Engine):
             for number, server in enumerate(servers)
         ]
         """The servers, which get new weights."""
-        self._sampled = self._replicas
+        self._asked_replicas = self._replicas
         """The servers that are asked for samples, or the router."""
         if router is not None:
-            self._sampled = [Replica(0, router, self._client, settings, launch.transfer)]
+            self._asked_replicas = [Replica(0, router, self._client, settings, launch.transfer)]
         self._transfer: TransferMethod = launch.transfer
         self._logs = launch.logs
         self._new_servers_in_a_row = 0
@@ -196,7 +196,7 @@ class VllmEngine(Engine):
     @property
     def _targets(self) -> list[Replica]:
         """The servers, and the router if there is one."""
-        return list(dict.fromkeys([*self._replicas, *self._sampled]))
+        return list(dict.fromkeys([*self._replicas, *self._asked_replicas]))
 
     @override
     def wait_ready(self) -> None:
@@ -229,14 +229,14 @@ class VllmEngine(Engine):
         # and the router if there is one.
         for replica in self._targets:
             replica.server.wait_anew()
-        # Requests go to `_sampled`: to the servers themselves, or only to a router. The router takes as many
-        # samples at once as all of its servers together.
+        # Requests go to `_asked_replicas`: to the servers themselves, or only to a router. The router takes
+        # as many samples at once as all of its servers together.
         samples_of_all_servers = BATCHES_PER_SERVER * settings.max_num_seqs * len(self._replicas)
         with RequestScheduler(
             self._client,
             self.version,
             most_parts=settings.max_concurrency,
-            most_samples=samples_of_all_servers // len(self._sampled),
+            most_samples=samples_of_all_servers // len(self._asked_replicas),
             timeout=settings.request_timeout,
             prefixes=self._prefixes,
         ) as scheduler:
@@ -249,7 +249,8 @@ class VllmEngine(Engine):
                 if event is None:
                     self._lose_gone_servers(scheduler, addresses)
                 elif isinstance(event, Lost):
-                    self._sampled[event.server].server.report_failure(event.address, event.reason)
+                    lost_server = self._asked_replicas[event.server].server
+                    lost_server.report_failure(event.address, event.reason)
                     servers_with_answers.discard(event.server)
                 elif isinstance(event, Deferred):
                     scheduler.add(*results.split_requests(event.requests()))
@@ -264,20 +265,21 @@ class VllmEngine(Engine):
                         scheduler.add(*results.split_requests(further_requests))
         # The earlier failures of servers that have answered no longer count towards `max_restarts`.
         for number in servers_with_answers:
-            self._sampled[number].server.report_success()
+            self._asked_replicas[number].server.report_success()
         return results.completions
 
     def _lose_gone_servers(self, scheduler: RequestScheduler, addresses: dict[int, Address]) -> None:
         """Lets the scheduler give up the open servers that are gone, since their requests would never be
         answered. A server is open if the scheduler sends it requests."""
         for number in scheduler.opened:
-            if reason := self._sampled[number].server.reason_gone(addresses[number]):
+            server = self._asked_replicas[number].server
+            if reason := server.reason_gone(addresses[number]):
                 scheduler.lose(number, reason)
 
     def _open_servers(self, scheduler: RequestScheduler, addresses: dict[int, Address]) -> bool:
         """Opens the servers that are running and don't take requests yet, and adds their addresses to
         `addresses`. Returns whether all servers take requests now."""
-        closed = [replica for replica in self._sampled if replica.number not in scheduler.opened]
+        closed = [replica for replica in self._asked_replicas if replica.number not in scheduler.opened]
         addresses_of_closed = self._call_for_each(closed, Replica.wake)
         opened_addresses = {}
         for replica, address in zip(closed, addresses_of_closed, strict=True):
@@ -362,8 +364,10 @@ class VllmEngine(Engine):
                 f"the weights in {directory} could not be loaded into the engine. The last attempt was with a"
                 f" new server (or a second one with a server that the run did not start): {last_problems}"
             )
-        # `attempt` is the one that has succeeded.
-        self._new_servers_in_a_row = self._new_servers_in_a_row + 1 if attempt == "new server" else 0
+        if attempt == "new server":  # the attempt that has succeeded
+            self._new_servers_in_a_row += 1
+        else:
+            self._new_servers_in_a_row = 0
         if self._new_servers_in_a_row == MOST_NEW_SERVERS_IN_A_ROW:
             raise EngineError(
                 f"the last {MOST_NEW_SERVERS_IN_A_ROW} syncs of weights each needed a new server, the last"
@@ -461,12 +465,14 @@ class VllmEngine(Engine):
             return dict.fromkeys(updates, Gap(math.nan, math.nan)), {}
         started = time.monotonic()
         # Pairs of prompt and sample, by a key that is equal for equal pairs (`Update.pairs_by_key`). Servers
-        # with the same weights have drawn the same samples, which are scored once. Every rank calls `score`,
-        # even if it has no server and nothing to score, since scoring may be collective.
+        # with the same weights have drawn the same samples, which are scored once.
         pairs: dict[tuple[int, bytes, bytes], tuple[TokenIds, TokenIds]] = {}
         for update in updates.values():
             pairs |= update.pairs_by_key()
-        scores = dict(zip(pairs, canary.score(list(pairs.values())), strict=True))
+        # Every rank calls `score`, even if it has no server and nothing to score, since scoring may be
+        # collective.
+        scores_of_pairs = canary.score(list(pairs.values()))
+        scores = dict(zip(pairs, scores_of_pairs, strict=True))
         seconds = {"score_canary": time.monotonic() - started}
         tolerance = canary.tolerance or self._settings.tolerance(self._device)
         gaps = {}
@@ -489,7 +495,7 @@ class VllmEngine(Engine):
     def _forget_prefixes(self) -> None:
         """Forgets which prefixes the servers have cached, since they have dropped their caches."""
         # The index tells which server has the prefix of a request. With a single server, there is no choice.
-        needs_index = len(self._sampled) > 1 and self._settings.caches_prefixes(self._device)
+        needs_index = len(self._asked_replicas) > 1 and self._settings.caches_prefixes(self._device)
         self._prefixes = Prefixes() if needs_index else None
 
     # Memory
@@ -612,8 +618,10 @@ class Update:
     """The reason why the attempt failed; None if it didn't."""
 
     def pairs_by_key(self) -> dict[tuple[int, bytes, bytes], tuple[TokenIds, TokenIds]]:
-        """Returns the pairs of prompt and sample, by a key that is equal for equal pairs of different
-        servers."""
+        """Returns the pairs of prompt and sample.
+
+        Their keys are equal for two servers if these sampled the same tokens for the same probe.
+        """
         pairs = {}
         for number, (prompt, completion) in enumerate(self.sampled):
             key = number, prompt.tobytes(), completion.token_ids.tobytes()
@@ -674,9 +682,8 @@ class Replica:
             if address.epoch == self._emptied_epoch:
                 self.server.report_failure(address, "it was asked to sample after its weights were dropped")
                 return None
-            # Weights and cache are woken separately, and the weights first: a sync needs only the weights
-            # until the new ones have come (`prepare_delivery`), and without the cache its peak of memory is
-            # lower.
+            # Weights and cache are woken separately, as in a sync. Until the new weights have come, a sync
+            # wakes only the weights (`prepare_delivery`), so that its peak of memory is lower.
             self._wake("weights")
             self._wake("kv_cache")
             return self.server.current_address()  # asked again, since waking the server may have failed
@@ -722,7 +729,8 @@ class Replica:
         try:
             started = time.monotonic()
             with self._lock:
-                # A server that was just started on the weights is awake, and has cached nothing.
+                # Without a delivery, the server was just started on the weights: it is awake, and has cached
+                # nothing.
                 if delivery is not None:
                     self._wake("kv_cache")
                 address = self.server.wait_until_ready()

@@ -62,10 +62,10 @@ the server starts, and until then the guard looks every `POLL_EVERY_S` seconds."
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command until it ends, its engine core is gone, this process gets a signal, or the parent is
-    gone or asks for the end on standard input. Then ends all processes below this one.
+    """Runs the command, and then ends all processes below this one. Returns the command's exit code.
 
-    Returns the command's exit code.
+    The command runs until one of these happens: it ends, its engine core is gone, this process gets a signal,
+    the parent is gone, or the parent asks for the end on standard input.
     """
     parent, scratch, command = int(arguments[0]), arguments[1], arguments[2:]
     libc = ctypes.CDLL(None, use_errno=True)
@@ -89,7 +89,7 @@ def main(arguments: list[str]) -> int:
 
         if time.monotonic() >= next_look_at:
             present_files = _find_shared_memory(find_descendants(os.getpid()))
-            if not present_files.items() <= shared_memory.items():
+            if not present_files.items() <= shared_memory.items():  # there are new files
                 shared_memory |= present_files
                 _note_shared_memory(shared_memory, scratch)
             # Until there is an engine, the server is starting, and makes its files.
@@ -98,7 +98,8 @@ def main(arguments: list[str]) -> int:
         if engine is None:
             engine = _find_engine_process()
         elif engine_gone_at is None:
-            engine_gone_at = None if _is_alive(engine) else time.monotonic()
+            if not _is_alive(engine):
+                engine_gone_at = time.monotonic()
         elif time.monotonic() - engine_gone_at > WITHOUT_ENGINE_S:
             sys.stderr.write(f"the engine's process {engine} is gone: its server is ended\n")
             grace = 0.0
@@ -176,8 +177,10 @@ def _reap(server: int, status: int | None) -> int | None:
 def _reap_until(
     is_done: Callable[[int | None], bool], server: int, status: int | None, seconds: float
 ) -> int | None:
-    """Collects children that have ended, until `is_done` returns True for the server's wait status (None: the
-    server runs), and for `seconds` at most. Returns this wait status. `status` is the one so far."""
+    """Collects children that have ended, until `is_done(status)` is true, but for `seconds` at most.
+
+    `status` is the server's wait status; None while the server runs. Returns the latest one.
+    """
     deadline = time.monotonic() + seconds
     while True:
         status = _reap(server, status)
@@ -187,9 +190,11 @@ def _reap_until(
 
 
 def _end_tree(server: int, status: int | None, grace: float) -> int | None:
-    """Ends all processes below this one, and returns when they are gone: the server with `grace` seconds for
-    a clean end, then its children with SIGTERM, then those that are left with SIGKILL. With a `grace` of 0,
-    the first two steps are left out."""
+    """Ends all processes below this one, and returns when they are gone.
+
+    First the server gets SIGTERM and `grace` seconds for a clean end. Then its children get SIGTERM. Then
+    all that are left get SIGKILL. With a `grace` of 0, the first two steps are left out.
+    """
     if grace > 0:
         if status is None:
             _send_signal(server, signal.SIGTERM)

@@ -220,7 +220,7 @@ class InProcessEngine(Engine):
                 batch.rows[row] = unfinished
             else:
                 del batch.rows[row]
-        batch.branch()
+        batch.branch()  # samples of a row that drew different tokens now need a row each
         return ended
 
     def _check_request(self, index: int, request: Request) -> None:
@@ -229,12 +229,12 @@ class InProcessEngine(Engine):
         check_request(index, request, self._context_length)
         if not isinstance(request, ScoreRequest):
             return
-        tokens = self._model.get_input_embeddings().num_embeddings
+        vocabulary = self._model.get_input_embeddings().num_embeddings
         largest = int(request.all_ids.max())
-        if largest >= tokens:
+        if largest >= vocabulary:
             raise ValueError(
-                f"request {index} scores the token {largest}, and the model has the tokens 0 to {tokens - 1}:"
-                " encode the text with the model's tokenizer"
+                f"request {index} scores the token {largest}, and the model has the tokens 0 to"
+                f" {vocabulary - 1}: encode the text with the model's tokenizer"
             )
 
     def _score_texts(
@@ -249,7 +249,7 @@ class InProcessEngine(Engine):
             )
         for length, requests_of_length in sorted(requests_by_length.items()):
             fitting_rows = MOST_SCORED_TOKENS // length
-            # Batches of fewer rows than `FEWEST_ROWS` are filled up to that many.
+            # At least `FEWEST_ROWS`, since smaller batches are filled up to that many rows.
             rows_at_once = min(max(fitting_rows, FEWEST_ROWS), MOST_PREFILL_ROWS)
             for first in range(0, len(requests_of_length), rows_at_once):
                 batch = requests_of_length[first : first + rows_at_once]
@@ -358,9 +358,8 @@ def longest_window(model: Any) -> int | None:
     config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None)
     layer_types = getattr(config, "layer_types", None)  # None: all layers have the window
-    if not isinstance(window, int) or (layer_types is not None and "sliding_attention" not in layer_types):
-        return None
-    return window
+    a_layer_has_it = layer_types is None or "sliding_attention" in layer_types
+    return window if isinstance(window, int) and a_layer_has_it else None
 
 
 def attach_attention(model: Any) -> None:
@@ -458,7 +457,7 @@ def refuse_wrong_engine_logprobs(model: Any, device: str, context_length: int) -
             f"{name} has {rule.kind}, which computes all samples of a batch differently if one of them has"
             f" more than {rule.limit} tokens: set context_length to {rule.limit} or less"
         )
-    # A few more tokens than a block or the window has, so that the tokens after its end are compared, too.
+    # A few more tokens than a block and the window have, so that tokens after the ends of both are compared.
     longest_part = max(BLOCK_TOKENS, longest_window(model) or 0)
     length = min(longest_part + 8, LONGEST_PROBE, context_length)
     # The shorter row has half as many tokens: a prompt of one token at least, and then the steps that are
@@ -599,36 +598,37 @@ class _PromptBlocks:
         Args:
             prompts: The prompts, by their bytes, so that equal ones are computed once.
         """
-        tokens_of = {name: ids[:-1] for name, ids in prompts.items()}
-        blocks_of: dict[bytes, list[_Layers]] = {name: [] for name in prompts}
-        longest = max((len(ids) for ids in tokens_of.values()), default=0)
+        tokens_of_prompt = {prompt: ids[:-1] for prompt, ids in prompts.items()}
+        blocks_of_prompt: dict[bytes, list[_Layers]] = {prompt: [] for prompt in prompts}
+        longest = max((len(ids) for ids in tokens_of_prompt.values()), default=0)
         # A prompt of one token has an empty block, from which `_RowBatch` takes the shape of its cache.
         for start in range(0, max(longest, 1), BLOCK_TOKENS):
             # The prompts that are alike up to the end of this block, by the tokens up to there.
             prompts_of_prefix: dict[bytes, list[bytes]] = {}
-            for name, ids in tokens_of.items():
-                if start < max(len(ids), 1):
-                    prompts_of_prefix.setdefault(ids[: start + BLOCK_TOKENS].tobytes(), []).append(name)
+            for prompt, ids in tokens_of_prompt.items():
+                has_block = start < max(len(ids), 1)
+                if has_block:
+                    prompts_of_prefix.setdefault(ids[: start + BLOCK_TOKENS].tobytes(), []).append(prompt)
             missing = [prefix for prefix in prompts_of_prefix if prefix not in self._stored]
             for first in range(0, len(missing), MOST_PREFILL_ROWS):
                 prefixes = missing[first : first + MOST_PREFILL_ROWS]
                 # All prompts of a prefix have the same earlier blocks, so any one of these prompts will do.
                 examples = [prompts_of_prefix[prefix][0] for prefix in prefixes]
                 computed = self._compute(
-                    [tokens_of[name][start : start + BLOCK_TOKENS] for name in examples],
-                    [blocks_of[name] for name in examples],
+                    [tokens_of_prompt[prompt][start : start + BLOCK_TOKENS] for prompt in examples],
+                    [blocks_of_prompt[prompt] for prompt in examples],
                 )
                 for prefix, block in zip(prefixes, computed, strict=True):
                     self._store(prefix, block)
-            for prefix, names in prompts_of_prefix.items():
+            for prefix, prompts_of_block in prompts_of_prefix.items():
                 block = self._stored.pop(prefix)
                 self._stored[prefix] = block  # now it is the one that was used last
-                for name in names:
-                    blocks_of[name].append(block)
+                for prompt in prompts_of_block:
+                    blocks_of_prompt[prompt].append(block)
         self._forget()
         layers_of_prompts = {}
-        for name, blocks in blocks_of.items():
-            layers_of_prompts[name] = {layer: _join_blocks(blocks, layer) for layer in blocks[0]}
+        for prompt, blocks in blocks_of_prompt.items():
+            layers_of_prompts[prompt] = {layer: _join_blocks(blocks, layer) for layer in blocks[0]}
         return layers_of_prompts
 
     def _compute(
@@ -648,7 +648,9 @@ class _PromptBlocks:
         for row, ids in enumerate(tokens_of_rows):
             ids_BT[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
         earlier: _Layers = {}
-        for layer in earlier_of_rows[0][0] if start else ():
+        # Every block has the same layers, so the first block of the first row shows which there are.
+        layers = list(earlier_of_rows[0][0]) if start else []
+        for layer in layers:
             keys_of_rows = []
             values_of_rows = []
             for blocks in earlier_of_rows:
@@ -786,7 +788,8 @@ class _WaitingSamples:
     def take(self, count: int) -> list[_Sample]:
         """Removes the first samples, `count` at most, and returns them."""
         taken: list[_Sample] = []
-        for _, queue in sorted(self._queues.items()):
+        for priority in sorted(self._queues):
+            queue = self._queues[priority]
             while queue and len(taken) < count:
                 taken.append(queue.popleft())
         return taken
@@ -828,6 +831,7 @@ class _RowBatch:
             return
         prompts = {sample.request.prompt_ids.tobytes(): sample.request.prompt_ids for sample in samples}
         computed = self._prompts.layers_of(prompts)
+        # The width has room for the longest sample, with as many tokens as its request allows.
         all_samples = [*samples]
         for samples_of_row in self.rows.values():
             all_samples += samples_of_row
@@ -839,6 +843,7 @@ class _RowBatch:
             # prompt's keys and values or, without a new prompt, those of the cache.
             examples = next(iter(computed.values()), self._cache.layers)
             self._resize(max(FEWEST_ROWS, row_count), width, examples)
+        # Not strict: there may be more free rows than new ones.
         for row, samples_of_row in zip(self._free_rows(), new_rows, strict=False):
             layers_of_prompt = computed[samples_of_row[0].request.prompt_ids.tobytes()]
             for layer, keys_and_values in layers_of_prompt.items():
@@ -861,9 +866,9 @@ class _RowBatch:
         for row, samples in list(self.rows.items()):
             staying, *leaving = _group_by_last_token(samples)
             self.rows[row] = staying
-            for samples_of_row in leaving:
+            for samples_with_same_token in leaving:
                 new_row = next(free_rows)
-                self.rows[new_row] = samples_of_row
+                self.rows[new_row] = samples_with_same_token
                 old_rows.append(row)
                 new_rows.append(new_row)
         if not new_rows:
@@ -879,8 +884,9 @@ class _RowBatch:
         """Makes a cache of `height` rows and `width` tokens, and moves the present rows to its first ones.
 
         Args:
-            layers: Examples of each layer's keys and values, [heads, tokens, dimension] or [rows, heads,
-                tokens, dimension]. The new tensors have their number of heads, dimension, dtype and device.
+            layers: A tensor of keys and one of values for each layer, [heads, tokens, dimension] or [rows,
+                heads, tokens, dimension]. The new tensors get their number of heads, dimension, dtype and
+                device.
         """
         rows = list(self.rows)
         for layer, examples in layers.items():
@@ -899,12 +905,12 @@ class _RowBatch:
         self.rows = dict(enumerate(self.rows.values()))
 
     def next_logits(self) -> Any:
-        """Returns the logits of each row's next token, [rows, V], and stores the keys and values of its last
-        token. Rows without a sample have arbitrary values."""
+        """Returns the logits of each row's next token, [rows, V], and stores the keys and values of the row's
+        last token. Rows without a sample have arbitrary values."""
         import torch
 
         ids, positions = [0] * self._height, [0] * self._height
-        for row, [sample, *_] in self.rows.items():
+        for row, [sample, *_] in self.rows.items():  # the samples of a row have the same tokens
             prompt_ids = sample.request.prompt_ids
             ids[row] = sample.ids[-1] if sample.ids else int(prompt_ids[-1])
             positions[row] = len(prompt_ids) + len(sample.ids) - 1
@@ -975,6 +981,7 @@ def draw(
     import torch
 
     sampling = [samples[0].request.sampling for samples in samples_by_row]
+    # At temperature 0, the log-probs are those at temperature 1.
     temperatures_B1 = logits_BV.new_tensor([[s.temperature or 1.0] for s in sampling], dtype=torch.float64)
     probs_BV = (logits_BV.double() / temperatures_B1).softmax(-1)
     cut_rows = [row for row, s in enumerate(sampling) if s.top_k > 0 or s.top_p < 1]
@@ -1008,7 +1015,8 @@ def _cut_to_top(probs_BV: Any, sampling: Sequence[SamplingParams]) -> Any:
     sorted_BV, order_BV = probs_BV.sort(dim=-1, descending=True, stable=True)
     ranks_V = torch.arange(probs_BV.shape[1], device=probs_BV.device)
     top_k = [s.top_k if s.top_k > 0 else len(ranks_V) for s in sampling]
-    sorted_BV = sorted_BV * (ranks_V < ranks_V.new_tensor(top_k)[:, None])
+    top_k_B1 = ranks_V.new_tensor(top_k)[:, None]
+    sorted_BV = sorted_BV * (ranks_V < top_k_B1)
     # A token stays if those before it have less than top-p of the remaining probability.
     top_p_B1 = sorted_BV.new_tensor([[s.top_p] for s in sampling])
     mass_before_BV = sorted_BV.cumsum(-1) - sorted_BV

@@ -106,16 +106,16 @@ class JournaledEngine(EngineWrapper):
         """The requests that the engine samples now, by key: a future that is done when the request is
         answered."""
         self._widest: dict[str, tuple[int, str]] = {}
-        """The most samples that were requested, and the key of that request, by the key of all requests that
-        differ only in their number of samples."""
+        """The number of samples and the key of the request for the most samples, among requests that differ
+        only in their number of samples. The key of this dictionary is equal for all of these."""
 
     @override
     def run(self, program: Coroutine[Any, Any, T]) -> T:
         """Runs a program with the engine, and adds the times of the program to `calls`."""
-        # `sample` sets `_answers_end` whenever an answer ends, and `_continuations_begin` when the first
-        # continuation is requested. Programs may request continuations of some answers while other answers
-        # are still sampled.
-        self._answers_end, self._continuations_begin = self.now(), None
+        # `sample` sets these two times: the first one anew whenever an answer ends, the second one when the
+        # first continuation is requested. A program without answers has an `_answers_end` at its beginning.
+        self._answers_end = self.now()
+        self._continuations_begin = None
         # Closing a journal writes the rows that it still holds. The next row opens it again.
         with closing(self._answers), closing(self._continuations):
             try:
@@ -123,6 +123,7 @@ class JournaledEngine(EngineWrapper):
             finally:
                 # A program that raised may leave futures here. They belong to its loop, which is gone.
                 self._in_flight.clear()
+        # A program may request continuations of some answers while other answers are still sampled.
         overlap = 0.0
         if self._continuations_begin is not None:
             overlap = max(0.0, self._answers_end - self._continuations_begin)

@@ -104,7 +104,7 @@ class ServerFacts:
     route: Route
     """The route that samples."""
     context_length: int
-    """Most tokens of prompt and response together."""
+    """Most tokens of prompt and response together; 0 if the server doesn't say."""
     takes_weights: bool
     """Whether the server has the routes that load weights."""
     has_processed_logprobs: bool
@@ -125,9 +125,7 @@ class ServerFacts:
             tolerance: The largest mean difference of log-probs that rounding explains.
         """
         differences = []
-        for (earlier_id, earlier_logprob), (token_id, logprob) in zip(
-            earlier.greedy, self.greedy, strict=False
-        ):
+        for (earlier_id, earlier_logprob), (token_id, logprob) in zip(earlier.greedy, self.greedy):
             differences.append(abs(logprob - earlier_logprob))
             if token_id != earlier_id:
                 # Rounding may swap two tokens that are about equally probable: a tie. In a tie, both
@@ -224,6 +222,7 @@ class PlainClient(Client):
     ) -> list[Completion]:
         """Returns the samples in a server's answer, or the scores of a `ScoreRequest`."""
         route = self.facts[address.url].route
+        # A request for scores samples a token, too. The weights that sampled it are checked here.
         samples = samples_of_answer(answer, route, expected_weights=address.weights)
         if isinstance(part.request, ScoreRequest):
             logprobs = scores_of_answer(answer, route, part.request)
@@ -436,7 +435,9 @@ class PlainClient(Client):
         body = self.body(facts, part, f"probe-{secrets.token_hex(8)}")
         # The end of a text is sampled like other tokens, so that samples have the same lengths.
         parameters |= {"stop_token_ids": [], "ignore_eos": True}
-        body.get("sampling_params", body).update(parameters)  # the completions route has them in the body
+        # The completions route has the sampling parameters in the body itself.
+        sampling_parameters = body.get("sampling_params", body)
+        sampling_parameters.update(parameters)
         return self.run(
             self.exchange("POST", address, PATH_OF_ROUTE[route], body, timeout), timeout + TIMEOUT_MARGIN_S
         )
@@ -450,13 +451,15 @@ class PlainClient(Client):
             samples = samples_of_answer(answer, route, expected_weights="")
         except ServerFailure as failure:
             raise EngineError(f"the server at {address.url} can't be used: {path}: {failure}") from failure
-        are_whole = all(0 < len(sample["token_ids"]) == len(sample["logprobs"]) for sample in samples)
-        if len(samples) != 1 or not are_whole:
+        sample = samples[0]
+        tokens = len(sample["token_ids"])
+        is_whole = tokens > 0 and len(sample["logprobs"]) == tokens
+        if len(samples) != 1 or not is_whole:
             raise EngineError(
                 f"the server at {address.url} can't be used: {path}: expected one sample with tokens and a"
                 f" log-prob for each token, got {_shorten_answer(answer)}"
             )
-        return samples[0]
+        return sample
 
     # HTTP
 

@@ -129,7 +129,8 @@ class PlainServer(AddressedServer):
                 f"the server at {self._url} has the model {facts.root}, samples by"
                 f" {PATH_OF_ROUTE[facts.route]} and {weights}"
             )
-        if self._context_length > facts.context_length > 0:
+        says_length = facts.context_length > 0
+        if says_length and self._context_length > facts.context_length:
             raise EngineError(
                 f"the server at {self._url} takes {facts.context_length} tokens of prompt and response, and"
                 f" context_length is {self._context_length}: start it with --max-model-len"

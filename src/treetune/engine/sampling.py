@@ -181,9 +181,11 @@ class RequestScheduler:
             self._send()
 
     def _queue_parts(self, parts: list[RequestPart]) -> None:
-        """Puts parts before the waiting ones of the same priority, in their order, and sends what can be
-        sent. New parts often continue an answer, and answers that have begun are finished first."""
-        for part in reversed(parts):
+        """Puts parts before the waiting parts of the same priority, and sends what can be sent.
+
+        New parts often continue an answer, and answers that have begun are finished first.
+        """
+        for part in reversed(parts):  # each is put before the others, so the last one comes first
             self._waiting.setdefault(part.request.priority, deque()).appendleft(part)
         self._send()
 

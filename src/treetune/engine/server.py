@@ -158,7 +158,7 @@ class OwnServer(Server):
         self._weights = launch.run.weights
         self._start_wanted = True
         """Whether the thread is to start a server."""
-        self._failed_epoch: tuple[int, str] = (0, "")
+        self._last_failure: tuple[int, str] = (0, "")
         """The last epoch (the number of a server's start) that was reported as failed, and the reason."""
         self._held = False  # set by `set_held`: an ended server is not restarted yet
         self._client = Client()
@@ -186,7 +186,7 @@ class OwnServer(Server):
             # An earlier epoch is that of a server that has been replaced. Without an address, the server has
             # been reported already, or is being ended.
             if address.epoch == self._epoch and self._address is not None:
-                self._failed_epoch = (address.epoch, reason)
+                self._last_failure = (address.epoch, reason)
                 self._address = None
                 self._changed.notify_all()
 
@@ -207,8 +207,8 @@ class OwnServer(Server):
             self._weights = weights
             self._address, self._error = None, None
             # The epoch is the number of the start that succeeded last, so it stands for the present process.
-            # The thread ends this process, if it runs, since it counts as failed.
-            self._failed_epoch = (self._epoch, reason)
+            # This process now counts as failed, so the thread ends it, if it runs.
+            self._last_failure = (self._epoch, reason)
             self._start_wanted = True
             self._changed.notify_all()
 
@@ -281,13 +281,14 @@ class OwnServer(Server):
 
     def _give_up(self, error: Exception) -> None:
         """Reports to all ranks that there is no server."""
-        explains_itself = isinstance(error, EngineError | OSError)
+        message = str(error)
+        if not isinstance(error, EngineError | OSError):  # the messages of these say what has failed
+            message = f"{type(error).__name__} while the server was started or watched: {message}"
         with self._changed:
             self._address = None
             # If `start_anew` was called meanwhile, the error is of a start that isn't wanted any more.
             if not self._start_wanted:
-                context = f"{type(error).__name__} while the server was started or watched: "
-                self._error = str(error) if explains_itself else f"{context}{error}"
+                self._error = message
             with contextlib.suppress(OSError):  # such as a full disk: then this rank's error ends the others
                 self._publish()
             self._changed.notify_all()
@@ -302,7 +303,7 @@ class OwnServer(Server):
                     return "closed"
                 # The epoch is the number of a server's start. `start_anew`, which wants another server, and
                 # `report_failure`, which reports this one, store the epoch and the reason.
-                failed_epoch, reason = self._failed_epoch
+                failed_epoch, reason = self._last_failure
                 if self._start_wanted or failed_epoch == self._epoch:
                     return reason
                 self._changed.wait(POLL_SERVER_EVERY_S)

@@ -198,11 +198,14 @@ class VllmSettings(EngineSettings):
             raise ValueError("key_file is for servers at addresses, and addresses is not set: leave it out")
         if self.devices is None:
             return
-        has_repeated = len(set(self.devices)) < len(self.devices)
-        if has_repeated or not self.devices:
-            listed = f"a GPU twice: {list(self.devices)}" if self.devices else "no GPU"
+        wrong_list = ""
+        if not self.devices:
+            wrong_list = "no GPU"
+        elif len(set(self.devices)) < len(self.devices):
+            wrong_list = f"a GPU twice: {list(self.devices)}"
+        if wrong_list:
             raise ValueError(
-                f"devices lists {listed}: list the GPUs of all servers, or set it to null to share the"
+                f"devices lists {wrong_list}: list the GPUs of all servers, or set it to null to share the"
                 " trainer's"
             )
         if len(self.devices) % self.tensor_parallel_size:
@@ -310,10 +313,12 @@ class VllmSettings(EngineSettings):
         """Returns the number of servers of an engine on `device`."""
         if self.addresses is not None:
             return len(self.addresses)
-        if self.replicas is not None or self.servers == "per_rank":
-            return self.replicas or 1
+        if self.replicas is not None:
+            return self.replicas
+        if self.servers == "per_rank":
+            return 1
         if device == "cuda":  # as many as fit on `devices`, or one on the trainer's GPUs
-            return len(self.devices or ()) // self.tensor_parallel_size or 1
+            return len(self.devices) // self.tensor_parallel_size if self.devices else 1
         return choose_server_count((self.omp_threads or 1) * self.tensor_parallel_size, self.kv_cache_gib)
 
     def caches_prefixes(self, device: str) -> bool:
@@ -683,11 +688,12 @@ def vllm_tolerance(mean: float | None, dtype: Dtype, device: str) -> Tolerance:
 def is_quantised(arguments: Sequence[str]) -> bool:
     """Returns whether a server's arguments quantise its weights, keys or values."""
     # ``--option=value`` is split, so an option is always followed by its value. vLLM reads ``_`` in an option
-    # as ``-``. The "" below follows the last word, so that the last word is also the first of a pair.
-    words: list[str] = []
+    # as ``-``.
+    options_and_values: list[str] = []
     for argument in arguments:
-        words += argument.replace("_", "-").split("=")
-    for option, value in itertools.pairwise([*words, ""]):
+        options_and_values += argument.replace("_", "-").split("=")
+    # The "" gives the last entry a pair, too.
+    for option, value in itertools.pairwise([*options_and_values, ""]):
         if option in ("--quantization", "-q") and value.lower() != "none":
             return True
         if option == "--kv-cache-dtype" and value not in ("auto", "bfloat16", "float16", "float32"):
@@ -712,7 +718,7 @@ def read_host_memory() -> int:
 
 def _findings_on_temperatures(engine: EngineSettings, experiment: Experiment) -> Iterator[Finding]:
     """Yields a finding for each temperature at which the engine of the policy can't sample."""
-    engines = getattr(experiment, "engines", None)
+    engines = getattr(experiment, "engines", None)  # a pipeline that `_temperatures` describes has none
     if engines is not None and engines.policy is not engine:
         return  # a judge's server, which never samples from the policy
     for key, temperature in _find_temperatures(experiment):

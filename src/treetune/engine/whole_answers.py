@@ -22,7 +22,7 @@ import asyncio
 import json
 import os
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,7 +79,8 @@ class WholeAnswersScheduler(Scheduler):
         before the last output, and then the complete answer.
         """
         unfinished = self._unfinished.get(output.request_id)
-        if unfinished is None:  # this is the request's first output, or all of its outputs are passed on
+        # None: this is the request's first output, or all of its outputs are passed on.
+        if unfinished is None:
             if output.finished:
                 return output
             params = self.requests[output.request_id].sampling_params
@@ -96,10 +97,8 @@ class WholeAnswersScheduler(Scheduler):
             logprobs.append(output.new_logprobs)
         if logprobs and (output.finished or len(logprobs) == ARRAYS_TO_JOIN):
             # An array for each token takes much memory, so the arrays are joined whenever there are
-            # ARRAYS_TO_JOIN of them. The first three fields of `LogprobsLists` are arrays with a row for each
-            # token; the fourth is None here.
-            columns = zip(*(part[:3] for part in logprobs), strict=True)
-            logprobs[:] = [LogprobsLists(*(np.concatenate(column) for column in columns))]
+            # ARRAYS_TO_JOIN of them.
+            logprobs[:] = [_join_logprobs(logprobs)]
         if not output.finished:
             return None
         del self._unfinished[output.request_id]
@@ -227,6 +226,15 @@ class SamplesRoute:
         final_output: RequestOutput
         (final_output,) = [output async for output in outputs]
         return final_output
+
+
+def _join_logprobs(parts: Sequence[LogprobsLists]) -> LogprobsLists:
+    """Returns the log-probs of all parts, in their order."""
+    # The first three fields of `LogprobsLists` are arrays with a row for each token. The fourth is None here.
+    fields = []
+    for index in range(3):
+        fields.append(np.concatenate([part[index] for part in parts]))
+    return LogprobsLists(*fields)
 
 
 def make_finite(logprobs: Iterable[float]) -> list[float]:

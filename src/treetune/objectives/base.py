@@ -28,8 +28,8 @@ def ratio_of(log_ratio_N: Tensor) -> Tensor:
 
     An infinite ratio has an infinite gradient. If a clip then multiplies this gradient by 0, the product is
     NaN, and the step makes all weights of the model NaN. Below the bound, value and gradient are exactly
-    those of ``exp``. Above it, both are those at the bound, so a token that moved too far is still pushed
-    back.
+    those of ``exp``. Above the bound, value and gradient are those at the bound, so a token that moved too
+    far is still pushed back.
     """
     excess_N = (log_ratio_N - LARGEST_LOG_RATIO).clamp(min=0).detach()
     return (log_ratio_N - excess_N).exp()

@@ -122,7 +122,8 @@ class PolicyGradient(Objective):
         if self.kl_clamp is not None and self.kl_clamp[0] >= self.kl_clamp[1]:
             raise ValueError(f"kl_clamp {list(self.kl_clamp)} must be [lowest, highest], such as [0, 10]")
         for name in ("importance_band", "importance_sequence"):
-            if (bounds := getattr(self, name)) is not None and not 0 <= bounds[0] < 1 < bounds[1]:
+            bounds = getattr(self, name)
+            if bounds is not None and not 0 <= bounds[0] < 1 < bounds[1]:
                 raise ValueError(f"{name} {list(bounds)} must be [below 1, above 1], such as [0.5, 5]")
         if self.importance_cap is not None and self.importance_band is not None:
             raise ValueError("importance_cap and importance_band both weigh tokens by the ratio: give one")
@@ -157,7 +158,7 @@ class PolicyGradient(Objective):
         """Computes the loss of each token, without its weight.
 
         Args:
-            batch: The micro-batch, such as its advantages.
+            batch: The micro-batch, with its advantages.
             logprobs_N: ``log p`` of the policy, with gradient.
             log_ratio_N: ``log p - log p_old``, with gradient.
 

@@ -61,12 +61,13 @@ def two_sided_jsd(target: tuple[Tensor, Tensor], policy: tuple[Tensor, Tensor]) 
     A two-sided distribution is a pair of log-probs at each position, [C] each: that of a token, and that of
     all other tokens together.
     """
+    log_t_C, log_not_t_C = target
+    log_p_C, log_not_p_C = policy
     # The log-probs of the mean of both distributions.
-    middle = (
-        target[0].logaddexp(policy[0]) - math.log(2),
-        target[1].logaddexp(policy[1]) - math.log(2),
-    )
-    return 0.5 * (two_sided_kl(target, middle) + two_sided_kl(policy, middle))
+    log_mean_C = log_t_C.logaddexp(log_p_C) - math.log(2)
+    log_not_mean_C = log_not_t_C.logaddexp(log_not_p_C) - math.log(2)
+    mean = log_mean_C, log_not_mean_C
+    return 0.5 * (two_sided_kl(target, mean) + two_sided_kl(policy, mean))
 
 
 def rank_target(logits_CV: Tensor, labels_C: Tensor, total_C: Tensor, max_rank: int) -> tuple[Tensor, ...]:
@@ -82,9 +83,9 @@ def rank_target(logits_CV: Tensor, labels_C: Tensor, total_C: Tensor, max_rank: 
     Example: p = (0.5, 0.3, 0.1, …) with c at rank 3 gives T = (0.3, 0.1, 0.5, …) for the same tokens.
 
     Returns:
-        ``log T`` and ``log p`` of K tokens at each position, both [C, K] by rank (an exchanged c is at rank
-        2); and a mask of those whose probability changes, [C, K], which is empty where k is 1. K is the
-        largest rank in the chunk, at most `max_rank` but at least 2.
+        ``log T``, ``log p`` and a mask of the tokens whose probability changes, [C, K] each: at each
+        position, of K tokens by their rank. An exchanged c is at rank 2. The mask is empty where k is 1. K is
+        the largest rank in the chunk, at most `max_rank` but at least 2.
     """
     import torch
 
@@ -114,8 +115,8 @@ def rank_kl(log_target_CK: Tensor, logp_CK: Tensor, is_changed_CK: Tensor) -> Te
     whose probability changes (`is_changed_CK`). `rank_target` returns the arguments.
 
     Over these tokens, ``-T + p`` sums to 0, since T only permutes their probabilities. If T is detached,
-    ``-T + p`` has a gradient nevertheless. It stands for the gradient of the unchanged tokens, which are not
-    summed: for them T equals p, so ``T log(T/p)`` is 0, but its gradient isn't.
+    ``-T + p`` has a gradient nevertheless. This gradient stands for that of the unchanged tokens, which are
+    not summed: T equals p for an unchanged token, so ``T log(T/p)`` is 0 but has a gradient.
     """
     target_CK, p_CK = log_target_CK.exp(), logp_CK.exp()
     divergence_CK = target_CK * (log_target_CK - logp_CK) - target_CK + p_CK

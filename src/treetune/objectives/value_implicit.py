@@ -115,10 +115,11 @@ class ValueImplicit(ReferenceKlObjective, ClippedPolicyGradient):
     @override
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         assert batch.ref_logprobs_N is not None and batch.ref_kl_N is not None, "the trainer compares them"
-        # How much each token changes the value that the policy implies: ρ − κ, β times the log-ratio to the
-        # reference minus β times the KL to it. The changes of an answer should add up to its advantage from
-        # credit: the reward minus an estimate of the prompt's value.
-        changes_N = self.beta * (logprobs_N - batch.ref_logprobs_N - batch.ref_kl_N)
+        # ρ − κ: how much each token changes the value that the policy implies.
+        log_ratios_N = logprobs_N - batch.ref_logprobs_N
+        changes_N = self.beta * (log_ratios_N - batch.ref_kl_N)
+        # The changes of an answer should add up to its advantage from credit, which is the reward minus an
+        # estimate of the prompt's value.
         targets_N = advantages_of(batch)
         value_loss = logprobs_N.new_zeros(())
         for changes_T, targets_T in zip(

@@ -153,10 +153,13 @@ def _is_orphan(launcher: list[psutil.Process]) -> bool:
     Args:
         launcher: The processes of the launcher that exist, nearest first.
     """
-    # DeepSpeed's per-node launcher sets CROSS_SIZE, the number of machines. Without CROSS_SIZE, this process
-    # has no launcher. In a container the launcher may itself be process 1. A parent with the number 1 is then
-    # no sign that a process is gone.
-    if "CROSS_SIZE" not in os.environ or "deepspeed" in _command_line_of(1):
+    # DeepSpeed's per-node launcher sets CROSS_SIZE, the number of machines. Without it, this process has no
+    # launcher.
+    if "CROSS_SIZE" not in os.environ:
+        return False
+    # In a container the launcher may itself be process 1. A parent with the number 1 is then no sign that a
+    # process is gone.
+    if "deepspeed" in _command_line_of(1):
         return False
     if not launcher:
         return os.getppid() == 1
@@ -170,12 +173,11 @@ def _is_orphan(launcher: list[psutil.Process]) -> bool:
         # `treetune run` started the launcher, and STARTED_BY_VARIABLE is the process id of `treetune run`.
         # This id may itself be 1, so the parent is compared with the id.
         return str(parent) != started_by
-    # On a single machine, the per-node launcher has a parent that belongs to the launcher as well, the
-    # `deepspeed` command.
-    should_have_parent = os.environ["CROSS_SIZE"] == "1" and "deepspeed.launcher.launch" in _command_line_of(
-        topmost.pid
-    )
-    return should_have_parent and parent == 1
+    # On a single machine, the `deepspeed` command starts the per-node launcher. If the command is gone, the
+    # per-node launcher is the topmost process, and its parent is init.
+    on_single_machine = os.environ["CROSS_SIZE"] == "1"
+    topmost_is_per_node = "deepspeed.launcher.launch" in _command_line_of(topmost.pid)
+    return on_single_machine and topmost_is_per_node and parent == 1
 
 
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -286,7 +288,7 @@ class GracefulStop:
                     f" checkpoints.grace is {self.grace_s:.0f} s: stopping now; {self._would_lose}"
                 )
                 return True
-        # Two signals ask the loop to end: the first one, and one of ENDING_SIGNALS after CHECKPOINT, which
+        # The first signal asks the loop to end. One of ENDING_SIGNALS after CHECKPOINT asks once more, which
         # limits the wait to the grace. CHECKPOINT after any other signal adds nothing.
         if self.asked_by is None or number in ENDING_SIGNALS:
             self._ask_for_end(number)
@@ -302,9 +304,9 @@ class GracefulStop:
         expected_text = ""
         if self._expected_end is not None:
             expected_text = f" (in about {max(0.0, self._expected_end - time.monotonic()):.0f} s)"
-        once_more = (
-            "" if self._would_lose is None else f"; once more ends at once, and then {self._would_lose}"
-        )
+        once_more = ""
+        if self._would_lose is not None:
+            once_more = f"; once more ends at once, and then {self._would_lose}"
         self._say(
             f"{_signal_name(number)}: stopping with a checkpoint at"
             f" {self._boundary}{expected_text}{grace_text}{once_more}"
@@ -326,14 +328,13 @@ class GracefulStop:
         one."""
         if number != signal.SIGTERM or not launcher_processes():
             return False
-        if self.asked_by != signal.SIGTERM:
-            # The first signal was a Ctrl-C, for example, which a terminal sends to all its processes.
-            # DeepSpeed's command gets the Ctrl-C as well, and then sends its ranks SIGTERM. Under `treetune
-            # run`, which sets STARTED_BY_VARIABLE, ranks get only the signals that `treetune run` passes on,
-            # and none twice.
-            started_by_deepspeed = STARTED_BY_VARIABLE not in os.environ
-            return started_by_deepspeed
-        return time.monotonic() - self._asked_at < ECHO_WITHIN_S
+        if self.asked_by == signal.SIGTERM:
+            return time.monotonic() - self._asked_at < ECHO_WITHIN_S
+        # The first signal was a Ctrl-C, for example, which a terminal sends to all its processes. DeepSpeed's
+        # command gets the Ctrl-C as well, and then sends its ranks SIGTERM. Under `treetune run`, which sets
+        # STARTED_BY_VARIABLE, ranks get only the signals that `treetune run` passes on, and none twice.
+        started_by_deepspeed = STARTED_BY_VARIABLE not in os.environ
+        return started_by_deepspeed
 
 
 def _signal_name(number: int) -> str:
@@ -394,27 +395,32 @@ class _EndingSignals:
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Handles a signal: raises Stopped, unless the innermost graceful stop (`stopping_gracefully`) lets
-        the loop go on to its next boundary. SIGALRM comes from timers of this module."""
-        if number == signal.SIGALRM and self._ignored_signal is not None:  # `raise_again` has set this timer
+        the loop go on to its next boundary.
+
+        Two timers of this module send SIGALRM: that of `raise_again`, and that of a graceful stop's grace.
+        """
+        if number == signal.SIGALRM and self._ignored_signal is not None:  # the timer of `raise_again`
             number, self._ignored_signal = self._ignored_signal, None
             raise Stopped(128 + number)
-        if self._stopped_by is None:
-            if _graceful_stops:
-                if number == signal.SIGALRM:  # the grace is over
-                    number = _graceful_stops[-1].end_grace()
-                elif not _graceful_stops[-1].take_signal(number):
-                    return  # the loop ends at its next boundary
-            if number == signal.SIGALRM:  # the timer of a graceful stop whose block has ended
-                return
-            self._stopped_by = number
-            if _graceful_stops:
-                # If other code catches the exception and drops it, the loop ends at its next boundary.
-                _graceful_stops[-1].asked_by = number
-            raise Stopped(128 + number)
-        # A second signal of the same kind ends the process at once, unless it may be the first one's echo.
-        if number == self._stopped_by and number != CHECKPOINT_SIGNAL and not launcher_processes():
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+        if self._stopped_by is not None:
+            # A second signal of the same kind ends the process at once, unless it may be an echo of the
+            # first one.
+            if number == self._stopped_by and number != CHECKPOINT_SIGNAL and not launcher_processes():
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            return
+        if _graceful_stops:
+            if number == signal.SIGALRM:  # the grace is over
+                number = _graceful_stops[-1].end_grace()
+            elif not _graceful_stops[-1].take_signal(number):
+                return  # the loop ends at its next boundary
+        elif number == signal.SIGALRM:  # the grace of a graceful stop whose block has ended
+            return
+        self._stopped_by = number
+        if _graceful_stops:
+            # If other code catches Stopped and drops it, the loop ends at its next boundary.
+            _graceful_stops[-1].asked_by = number
+        raise Stopped(128 + number)
 
     def raise_again(self, ignored: sys.UnraisableHookArgs) -> None:
         """Raises a Stopped once more that Python has ignored, a moment later."""

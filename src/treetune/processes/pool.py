@@ -155,10 +155,10 @@ class Pool:
         """The numbers of the calls at which a worker has died. A single death may have another cause than the
         call, so the call is tried once more."""
         self._failed_starts = set[int | None]()
-        """What a worker has failed to start or to load, and no worker has done since: None for the process
-        itself, or the number of a servant. A single failure may have another cause, so another worker is
-        tried. Failures before the last success don't count: in a long run, there may be any number of
-        them."""
+        """What a worker failed to start: a servant, by its number, or the process itself, as None.
+
+        After a first failure another worker is tried, since the failure may have had another cause. An entry
+        is removed when a worker succeeds: in a long run, there may be any number of single failures."""
         self._closed = False
         self._thread: threading.Thread | None = None
         self._wake_read, self._wake_write = -1, -1
@@ -213,8 +213,8 @@ class Pool:
                     os.write(self._wake_write, b"x")
                 return future
         # Without the lock: the service's threads may settle this call at once, which takes the lock.
-        # The second entry is the `ServiceThreads` of the servant.
-        self._services[servant][1].add(call)
+        _, service_threads = self._services[servant]
+        service_threads.add(call)
         return future
 
     def close(self) -> None:
@@ -359,13 +359,15 @@ class Pool:
             if outcome == "timeout":
                 message = call.overdue_message
             log.warning("%s on an answer to problem %s: %s", outcome, call.about, message)
-            # A call at which a worker has died for the first time stays in the batch, and is tried once more.
             if outcome == "timeout" or call.number in self._calls_with_death:
                 worker.batch.popleft()
-                self._finish_call(
-                    call, self._make_lost_result(outcome, message, max(0.0, now - worker.busy_since))
-                )
-            self._calls_with_death.add(call.number)
+                # `busy_since` may be later than `now`, since `receive` has set it.
+                seconds = max(0.0, now - worker.busy_since)
+                self._finish_call(call, self._make_lost_result(outcome, message, seconds))
+            else:
+                # A call at which a worker has died for the first time stays in the batch, and is tried once
+                # more.
+                self._calls_with_death.add(call.number)
         with self._lock:
             self._queue.extendleft(reversed(worker.batch))
         return False
@@ -577,7 +579,7 @@ class WorkerProcess:
     def kill(self) -> None:
         """Kills the process and all that it started, and reaps it. Safe to call twice.
 
-        If the kernel can't end the process, which waits for a hung disk, it is left behind.
+        The kernel can't end a process that waits for a hung disk. Such a process is left behind.
         """
         with contextlib.suppress(ProcessLookupError):  # the whole group may be gone already
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -699,10 +701,11 @@ class ServiceThreads:
     def _start_thread_if_needed(self) -> None:
         """Starts a thread if a call waits, no thread is idle and `concurrency` allows it. The caller holds
         the lock."""
-        has_waiting_calls = len(self._queue) > self._idle_count
         if self._are_too_many_stuck():
             return  # the watcher gives the waiting calls up
-        if has_waiting_calls and self._idle_count + len(self._running) < self._concurrency:
+        needs_thread = len(self._queue) > self._idle_count
+        thread_count = self._idle_count + len(self._running)  # without threads that are stuck
+        if needs_thread and thread_count < self._concurrency:
             self._started_count += 1
             self._idle_count += 1
             number = self._started_count
@@ -717,6 +720,7 @@ class ServiceThreads:
     def _work(self, number: int) -> None:
         """Makes the calls of the queue, one after the other, in the thread with this number."""
         while True:
+            # The thread counts as idle here, and from its start on.
             with self._changed:
                 # While too many are stuck, the watcher gives the waiting calls up.
                 while not self._closed and (not self._queue or self._are_too_many_stuck()):
@@ -746,7 +750,8 @@ class ServiceThreads:
             given_up: list[tuple[ServantCall, str]] = []
             with self._changed:
                 earliest = min((clock.overdue_at for _, clock in self._running.values()), default=math.inf)
-                self._changed.wait(None if earliest == math.inf else max(0.0, earliest - time.monotonic()))
+                wait_s = None if earliest == math.inf else max(0.0, earliest - time.monotonic())
+                self._changed.wait(wait_s)
                 now = time.monotonic()
                 for number, (call, clock) in list(self._running.items()):
                     if clock.overdue_at <= now:

@@ -102,7 +102,7 @@ class EvaluationSet(Part):
         except ValueError as error:
             yield Finding.of(error, self._find_key(str(error)))
             return
-        # Without `max_tokens`, the set has the rollout's own `max_tokens`, which the rollout checks itself.
+        # The rollout checks its own `max_tokens` itself. Here that of the set is checked.
         if self.max_tokens is not None and rollout.sampling is not None:
             yield from check_lengths(rollout, experiment.context_length)
 
@@ -244,9 +244,10 @@ class Preset(Part):
 
     @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
-        # `self.after` has the keys that the files before the preset have set.
         kind_of_experiment = "sampled answers" if experiment.rollout.needs_engine else "demonstrations"
-        if not {"rollout", "trainer"}.issubset(self.after):
+        # An experiment sets both keys. `self.after` has those that were set before the preset.
+        comes_after_experiment = {"rollout", "trainer"}.issubset(self.after)
+        if not comes_after_experiment:
             yield Finding(
                 f"the preset {self.name!r} comes before the experiment, so that the experiment"
                 " overrides the preset's settings",
@@ -409,14 +410,14 @@ class PolicyIteration(Runtime):
         bubblewrap, that this machine doesn't have. The graders are those of all tasks."""
         graders = list(itertools.chain.from_iterable(task.grader.parts() for task in self.all_tasks))
         rollouts = [rollout for rollout in (self.rollout, self.evaluation.rollout) if rollout is not None]
-        # A rollout in turns uses its own environment, which is a part of it, or else those of the tasks.
+        # A rollout in turns has its own environment, or else uses those of the tasks.
         uses_environments_of_tasks = any(
             isinstance(placed.part, MultiTurn) and placed.part.environment is None
             for placed in placed_parts(rollouts)
         )
         environments: list[Environment] = []
-        for task in self.all_tasks if uses_environments_of_tasks else ():
-            for part in parts_of(task):
+        if uses_environments_of_tasks:
+            for part in itertools.chain.from_iterable(map(parts_of, self.all_tasks)):
                 environment = environment_of(part)
                 if environment is not None:
                     environments.append(environment)
@@ -484,7 +485,9 @@ class PolicyIteration(Runtime):
             "stop_after",
         }
         # With `choose_checkpoint`, the evaluation chooses the weights, so a change of it changes training.
-        return frozenset(keys if settings.get("choose_checkpoint") else keys | {"evaluation"})
+        if not settings.get("choose_checkpoint"):
+            keys.add("evaluation")
+        return frozenset(keys)
 
     @property
     def length_matters(self) -> str | None:
@@ -572,10 +575,10 @@ def check_name(name: str, key: str, expected: str, nested: bool = True) -> Itera
             )
             return
     for part in parts:
-        size = len(part.encode())
-        if size > LONGEST_NAME:
+        n_bytes = len(part.encode())
+        if n_bytes > LONGEST_NAME:
             yield Finding(
-                f"a name of {size} bytes is longer than file systems allow",
+                f"a name of {n_bytes} bytes is longer than file systems allow",
                 key,
                 f"give one of at most {LONGEST_NAME}",
             )
@@ -590,16 +593,16 @@ def check_split(task: Task, split: Split, n_problems: int | None, key: str) -> I
         key: The configuration key of that number.
     """
     try:
-        size = task.size(split)
+        n_existing = task.size(split)
     except ValueError as error:
         # An experiment has no key for the split that it trains on, so the key of the number is named.
         yield Finding.of(error, key if split == "train" else "split")
         return
-    if size is not None and n_problems is not None and n_problems > size:
+    if n_existing is not None and n_problems is not None and n_problems > n_existing:
         yield Finding(
-            f"{key} is {n_problems}, and the {split} split has {size} problems",
+            f"{key} is {n_problems}, and the {split} split has {n_existing} problems",
             key,
-            f"take {size} or fewer, or make the split larger",
+            f"take {n_existing} or fewer, or make the split larger",
         )
 
 

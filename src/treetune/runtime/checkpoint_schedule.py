@@ -70,8 +70,9 @@ def tidy_checkpoints(
     if keep_every is not None:
         kept_weights |= {number for number in regular if number % keep_every == 0}
     if last_good is not None:
-        # 0 if no checkpoint is that old: 0 means the start weights, which are no checkpoint.
-        kept_weights |= {max((number for number in numbers if number <= last_good), default=0)}
+        good_numbers = [number for number in numbers if number <= last_good]
+        if good_numbers:
+            kept_weights.add(max(good_numbers))
     deleted = []
     for number in numbers[:-MOST_WHOLE_CHECKPOINTS]:
         folder = directory.checkpoint(number)

@@ -75,9 +75,9 @@ class Claims:
     """
 
     def __init__(self, lease_s: float = LEASE_S, beat_s: float = BEAT_S) -> None:
-        """Sets after which time this process judges another holder dead, and how often it shows its own life.
+        """Makes the claims of this process.
 
-        A sign of life is a change of a claim's file by its holder.
+        A holder shows that it is alive by changes of its claim's file, its signs of life.
 
         Args:
             lease_s: The seconds without a sign of life after which a holder on another machine loses its
@@ -100,7 +100,8 @@ class Claims:
             return None
         folder.mkdir(parents=True, exist_ok=True)
         # Only one process can create the file with the next number, so no two processes take the same claim.
-        file = folder / f"{int(newest.name) + 1 if newest else 0:04d}"
+        number = 0 if newest is None else int(newest.name) + 1
+        file = folder / f"{number:04d}"
         try:
             with file.open("x") as new_file:
                 new_file.write(json.dumps(_own_identity()))
@@ -127,11 +128,10 @@ class Claims:
         if content.get("machine") == _read_machine_name():
             return not ProcessIdentity(content["pid"], content["started"]).is_alive()
         # The holder is on another machine, whose processes can't be listed, or has not written its identity
-        # yet. So its signs of life count, which are changes of the file's time. How long ago the last change
-        # was is measured by this process's own clock, since other machines' clocks may be wrong. Opening a
-        # file makes network file systems ask the server for its present state.
-        with file.open("rb") as opened:
+        # yet. So its signs of life count: changes of the file's time.
+        with file.open("rb") as opened:  # a network file system asks its server for the present state then
             last_change = os.fstat(opened.fileno()).st_mtime_ns
+        # Other machines' clocks may be wrong. So it counts when this process first saw the last change.
         now = time.monotonic()
         known_change, seen_at = self._seen.get(file, (None, now))
         if last_change != known_change:

@@ -93,8 +93,8 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
     refuse_what_does_not_fit(config)
     refuse_engines_on_exclusive_gpus(config)
     check_shaping(config)
-    # These errors end the start here, before PyTorch is imported and the ranks join. While another process
-    # runs the experiment, its files change, and `Session.open` refuses this start.
+    # These errors end the start here, before PyTorch is imported and the ranks join. If another process runs
+    # the experiment, its files change, and are not read here: `Session.open` refuses this start.
     if directory.resumable() and not directory.is_running():
         refuse_changed_settings(directory.path, plain, config)
         refuse_collapsed(config, directory)
@@ -173,8 +173,9 @@ def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) ->
             server.load_checkpoint(iteration)
         # Some credit asks the trainer for numbers of critic, reference or next-token distributions.
         if config.credit.asks_trainer:
-            state = directory.checkpoint(iteration) / "trainer" if iteration else None
-            stack.enter_context(open_trainer(resources, state_folder=state, trains=False))
+            # Before the first checkpoint, the trainer has the start model.
+            state_folder = directory.checkpoint(iteration) / "trainer" if iteration else None
+            stack.enter_context(open_trainer(resources, state_folder=state_folder, trains=False))
         episodes, metrics = generate(resources, iteration, Clock())
         say(
             f"{len(episodes)} episodes of iteration {iteration + 1}, reward"

@@ -96,10 +96,11 @@ class Diagnostics:
         """Returns the number of iterations with the sign's metric that are needed to check the sign."""
         if sign == "gradient_noise":
             return self.window
-        # `share` is a lower bound: a share of the metric's mean over the first `beginning` iterations. It is
-        # None if the sign has no such bound. The next iteration is the first to be compared with this mean.
-        share = {"entropy_low": self.entropy_share, "answers_short": self.length_share}.get(sign)
-        return 1 if share is None else self.beginning + 1
+        is_compared_with_beginning = (sign == "entropy_low" and self.entropy_share is not None) or (
+            sign == "answers_short" and self.length_share is not None
+        )
+        # The mean of the first `beginning` iterations is compared with a later one.
+        return self.beginning + 1 if is_compared_with_beginning else 1
 
     @property
     def stops(self) -> tuple[Sign, ...]:
@@ -169,7 +170,7 @@ def _check_sign(
 ) -> CollapseSign:
     """Checks a sign after the last row.
 
-    The sign counts if the last row and enough rows directly before it show the sign (`patience` in all).
+    The sign counts if the last `patience` rows show it.
     """
     check = _CHECK_OF_SIGN[sign]
     message = check(settings, watched, rows)
@@ -197,22 +198,25 @@ def find_last_good(
 ) -> int | None:
     """Returns after how many iterations the weights last showed no sign that may stop the run.
 
-    The weights after i finished iterations sample the answers of iteration i (counted from 0), and the
-    metrics of iteration i describe these answers. So if a sign is seen since iteration i, the weights after i
-    iterations show it, and those after i - 1 iterations are the last good ones.
+    The weights after i iterations sample the answers of iteration i (counted from 0), which the metrics of
+    iteration i describe. Example: a sign is seen since iteration 5. The weights after 5 iterations show it,
+    and those after 4 iterations are the last good ones.
 
     Args:
         findings: The signs after the last iteration.
-        iteration: The number of the last iteration, from 0. Without a sign, the weights that sampled it are
-            the newest good ones, since no metrics describe those that it has trained.
+        iteration: The number of the last iteration, from 0.
 
     Returns:
         None if no sign may stop the run; a number below 0 if the start weights show one.
     """
     if not settings.stops:
         return None
-    first_iterations = [findings[sign].since for sign in settings.stops if sign in findings]
-    return min((first - 1 for first in first_iterations if first is not None), default=iteration)
+    last_good = iteration  # no metrics describe the weights that the last iteration has trained
+    for sign in settings.stops:
+        since = findings[sign].since if sign in findings else None
+        if since is not None:
+            last_good = min(last_good, since - 1)
+    return last_good
 
 
 def describe_good_weights(last_good_number: int, checkpoints: Mapping[int, Path]) -> str:
@@ -269,8 +273,9 @@ def _describe_if_low(
     Example: ``below 0.05 of what it was at the beginning (0.02 of 0.7)``.
 
     Args:
-        floor: The lower bound; None for none.
-        share: The lower bound as a share of the metric's mean over the `beginning` rows; None for none.
+        floor: A lower bound; None for none.
+        share: Another lower bound: a share of the metric's mean over the beginning; None for none.
+        beginning: The number of first rows that are the beginning.
     """
     (metric,) = METRICS_OF_SIGN[sign]
     value = rows[-1][metric]

@@ -224,8 +224,8 @@ class ExperimentDirectory:
         return [i for i in self.checkpoints() if self._is_regular(i)]
 
     def _is_regular(self, i: int) -> bool:
-        """Returns whether a checkpoint was due by iterations. All checkpoints of earlier versions were, and
-        have no entry about it."""
+        """Returns whether a checkpoint was due by iterations. Checkpoints of earlier versions have no entry
+        about it, and all of them were."""
         try:
             state = read_record(self.checkpoint(i) / STATE_FILE, remedy="")  # its error is not shown
             return bool(state.get("regular", True))
@@ -417,8 +417,8 @@ def verify_answers(path: Path) -> None:
 def is_over_after(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> bool:
     """Returns whether the run ends after `done` iterations: there are no more, or the token budget is spent.
 
-    With a token budget, the `done` iterations must have been sampled, since their tokens are counted. The
-    last one need not be trained yet.
+    With a token budget, the tokens of the `done` iterations are counted. So these iterations must have been
+    sampled, but they need not be trained yet.
     """
     return done >= iterations_of(config, directory, done)
 
@@ -455,8 +455,8 @@ def missing_sets(config: PolicyIteration, directory: ExperimentDirectory, done: 
 def needs_sampling(config: PolicyIteration, directory: ExperimentDirectory, iteration: int) -> bool:
     """Returns whether an engine still has to sample the iteration.
 
-    It doesn't if the rollout samples nothing, if the run is over before this iteration, or if its episodes
-    are on disk.
+    It doesn't if the rollout samples nothing, the run is over before this iteration, or the iteration's
+    episodes are on disk.
     """
     return (
         config.rollout.needs_engine
@@ -474,7 +474,7 @@ def sampling_version(config: PolicyIteration, iteration: int) -> int:
 def will_sample_from(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> bool:
     """Returns whether a later rollout or an evaluation samples from the weights after `done` (one or more)
     iterations."""
-    # These weights sample the iteration that begins with them or, with an overlap, the one after it.
+    # These weights sample the iteration that begins with them or, with an overlap, the next iteration.
     sampled_iteration = done + 1 if config.overlap == "one_step" else done
     is_over = is_over_after(config, directory, done)
     a_rollout_samples = not is_over and needs_sampling(config, directory, sampled_iteration)

@@ -268,7 +268,7 @@ def summarise_domains(
 
 
 def write_evaluation(folder: Path, summary: dict[str, Any], trajectories: Iterable[Trajectory]) -> None:
-    """Writes the answers of a measured set, and then its summary with their checksum."""
+    """Writes the answers of a measured set, and then its summary with the checksum of the answers."""
     with write_atomically(folder / ANSWERS) as file:
         file.writelines(json.dumps(answer_row(answer)) + "\n" for answer in trajectories)
     # The summary is written last, since it says that the set is measured.
@@ -277,20 +277,25 @@ def write_evaluation(folder: Path, summary: dict[str, Any], trajectories: Iterab
 
 def _describe_summary(summary: dict[str, Any]) -> str:
     """Returns a summary as one line for people: ``pass@1 0.480 [0.431, 0.529] on 500 problems``."""
-    note = f", {summary['too_long']} of them with too long a prompt" if summary["too_long"] else ""
-    domains_text = ", ".join(
-        f"{domain} {summary_of_domain['pass_at_1']:.3f}"
-        for domain, summary_of_domain in summary.get("domains", {}).items()
-    )
+    notes = ""
+    if summary["too_long"]:
+        notes += f", {summary['too_long']} of them with too long a prompt"
+    domain_texts = []
+    for domain, summary_of_domain in summary.get("domains", {}).items():
+        domain_texts.append(f"{domain} {summary_of_domain['pass_at_1']:.3f}")
+    if domain_texts:
+        notes += f" ({', '.join(domain_texts)})"
     return (
         f"pass@1 {summary['pass_at_1']:.3f} [{summary['ci_low']:.3f}, {summary['ci_high']:.3f}]"
-        f" on {summary['n_problems']} problems{note}{f' ({domains_text})' if domains_text else ''}"
+        f" on {summary['n_problems']} problems{notes}"
     )
 
 
-def _make_empty_answers(problem: Problem, samples: int, length: int, context_length: int) -> list[Trajectory]:
+def _make_empty_answers(
+    problem: Problem, samples: int, prompt_length: int, context_length: int
+) -> list[Trajectory]:
     """Returns empty answers, which count as wrong, to a problem whose prompt fills the context."""
-    message = f"the prompt of {length} tokens fills the context of {context_length}"
+    message = f"the prompt of {prompt_length} tokens fills the context of {context_length}"
     answer = Trajectory(
         problem=problem,
         sample=0,
@@ -317,9 +322,9 @@ def summarise(
       frequent ones, the first). Samples without an extracted answer don't vote. Answers that `same_answer`
       finds equal vote together, and so do all correct ones. If a domain's grader gives no extracted answer
       for a correct sample, its problems are left out; None if all are.
-    * ``unavailable``: the number of answers that could not be graded. ``unfinished`` and ``mean_tokens``
-      include these answers. The other numbers ignore them: a problem counts with its graded samples, is left
-      out of pass@k if it has fewer than k of them, and is left out of all these numbers if it has none.
+    * ``unavailable``: the number of answers that could not be graded. Only ``unfinished`` and ``mean_tokens``
+      include them. The other numbers are those of the graded samples: problems without any are left out, and
+      problems with fewer than k are left out of ``pass_at_k``.
     """
     n_samples: Counter[str] = Counter()  # by problem, graded or not
     graded_samples: dict[str, list[Trajectory]] = {}  # by problem
@@ -391,10 +396,8 @@ spelled alike."""
 def majority_is_right(group: Sequence[Trajectory], same_answer: SameAnswer | None) -> bool:
     """Returns whether the most frequent answer of a problem's samples is correct; see `summarise`.
 
-    All correct answers equal the reference answer, so they vote together. Comparisons are slow. Wrong answers
-    are compared with each other only if their spellings don't decide the vote: no single spelling beats the
-    correct answers, but all wrong answers together have as many votes or more. After `MOST_COMPARISONS`
-    comparisons, each further spelling counts as an answer of its own.
+    All correct answers equal the reference answer, so they vote together. Wrong answers vote by their
+    spellings. Comparing them is slow, and is done only if the spellings don't decide the vote.
     """
     problem = group[0].problem
     grades = [trajectory.grade for trajectory in group]
@@ -427,7 +430,8 @@ def majority_is_right(group: Sequence[Trajectory], same_answer: SameAnswer | Non
     if wrong_votes.total() < right_votes:
         return True
 
-    # Else the votes of wrong answers that are equal are counted together.
+    # Else the votes of wrong answers that are equal are counted together. After `MOST_COMPARISONS`
+    # comparisons, each further spelling counts as an answer of its own.
     comparisons = 0
     votes_of_class: dict[str, int] = {}  # by the first answer of each class of equal answers
     for answer, votes in wrong_votes.items():
@@ -496,10 +500,9 @@ def measure_until_end(resources: RunResources, claims: Claims, every_s: float = 
         if not numbers and not is_running:
             return
         claimed_by_others = [pair for pair, verdict in verdicts.items() if verdict == "another's"]
-        # If this process has measured a set, or if none was left to others, it looks again at once: there may
-        # be new checkpoints by now.
-        if numbers and (not claimed_by_others or "ours" in verdicts.values()):
-            continue
+        has_measured = "ours" in verdicts.values()
+        if numbers and (has_measured or not claimed_by_others):
+            continue  # there may be new checkpoints by now, so it looks again without a pause
         if claimed_by_others:
             number, label = claimed_by_others[0]
             holder = claims.holder(directory.evaluation(number, label) / "claims")
@@ -523,7 +526,6 @@ def measure_claimed(
     """
     session, directory = resources.session, resources.session.directory
     claim: Claim | None = None
-    # The other ranks have this verdict until `from_first` gives them the first rank's.
     verdict: ClaimVerdict = "measured"
     if session.ranks.is_first and not is_measured(directory, number, evaluation_set):
         claim = claims.take(directory.evaluation(number, evaluation_set.label) / "claims")
@@ -531,10 +533,10 @@ def measure_claimed(
     with contextlib.ExitStack() as stack:
         if claim is not None:
             stack.callback(claim.release)
-            # The process that held the claim may have finished between the first look and `take`.
+            # Another process may have measured the set between the first look and `take`.
             if is_measured(directory, number, evaluation_set):
                 verdict = "measured"
-        verdict = session.ranks.from_first("claim", verdict)
+        verdict = session.ranks.from_first("claim", verdict)  # the first rank decides for all
         if verdict == "ours":
             try:
                 resources.server.load_checkpoint(number)

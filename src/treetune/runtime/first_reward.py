@@ -22,13 +22,10 @@ answer in the bare reference answer."""
 
 
 def describe_first_reward(task: Task, deadline: float) -> Iterator[str]:
-    """Grades the reference answer of the first problem, and yields its reward as a line for people.
+    """Grades a reference answer with the user's function, and yields its reward as a line for people.
 
-    If the function returns None for the bare reference answer, it also gets the answer in common forms, and
-    the task's demonstration. Yields a warning if it returns None for all of them.
-
-    Yields nothing in four cases: no function of the user grades; a grader asks a service, where a call may
-    cost money; something is missing that a grader needs; the task can't make a problem at once.
+    The answer is that of the first problem which such a function grades. Yields nothing if there is none
+    among the task's first problems, or if no problem can be made at once.
 
     Args:
         task: The task that is trained on.
@@ -39,7 +36,7 @@ def describe_first_reward(task: Task, deadline: float) -> Iterator[str]:
     """
     graders = task.grader.parts()
     has_function = any(isinstance(grader, FunctionGrader) for grader in graders)
-    asks_service = any(grader.isolation == "service" for grader in graders)
+    asks_service = any(grader.isolation == "service" for grader in graders)  # a call may cost money
     if not has_function or asks_service or missing_requirements(graders):
         return
     for problem in task.examples(MOST_EXAMPLE_PROBLEMS):
@@ -50,7 +47,11 @@ def describe_first_reward(task: Task, deadline: float) -> Iterator[str]:
 
 
 def _try_function(path: str, task: Task, problem: Problem, deadline: float) -> Iterator[str]:
-    """Yields the reward that a function gives the reference answer of a problem, or a warning."""
+    """Yields the reward that a function gives the reference answer of a problem.
+
+    If the function returns None for the bare answer, it also gets the answer in common forms, and the task's
+    demonstration. Yields a warning if it returns None for all of them.
+    """
     responses = _responses_with_the_answer(task, problem)
     with GraderPool(task.grader, workers=1, deadline=deadline) as pool:
         grade = pool.submit(problem.gold, problem).result()

@@ -42,9 +42,8 @@ def refuse_exclusive_gpus(sharing_processes: str) -> None:
     if exclusive:
         raise SameOnAllRanks(
             f"the GPUs' compute mode is {exclusive[0]}, which allows one process, but {sharing_processes}"
-            " share a GPU: set"
-            " the mode to Default (sudo nvidia-smi -c 0; on a cluster, request it with the job), or give the"
-            " engine GPUs of its own (engines.policy.devices)"
+            " share a GPU: set the mode to Default (sudo nvidia-smi -c 0; on a cluster, request it with the"
+            " job), or give the engine GPUs of its own (engines.policy.devices)"
         )
 
 
@@ -67,8 +66,8 @@ def refuse_what_does_not_fit(config: PolicyIteration) -> None:
         if plan.checkpoints.warning and rank == "0":
             print(f"note: {plan.checkpoints.warning}", file=sys.stderr)
         return
-    # Only the first rank prints the message of a SameOnAllRanks. Other machines may be smaller than the first
-    # rank's, so one rank of each raises another ValueError, whose message it prints itself.
+    # A SameOnAllRanks is printed by the first rank alone. Another machine may be smaller than the first
+    # rank's, so one of its ranks raises a plain ValueError, and prints it itself.
     reports_for_machine = plan.machine.nodes > 1 and rank != "0" and local_rank == "0"
     error_class = ValueError if reports_for_machine else SameOnAllRanks
     raise error_class(
@@ -95,6 +94,7 @@ def size_engine(config: PolicyIteration, settings: VllmSettings) -> VllmSettings
     with contextlib.suppress(ValueError):
         plan = plan_on_this_machine(config)
         if plan is not None and plan.engine is not None and plan.machine.device == "cuda":
+            # The engine's settings in the plan have its share of a GPU already.
             return replace(plan.engine.settings, max_num_seqs=plan.sequences_at_once)
     return settings
 

@@ -124,7 +124,9 @@ def _rows_of_steps(iteration: int, episode: Episode) -> Iterator[dict[str, Any]]
     ends = episode.step_ends
     for number, (start, end) in enumerate(zip((0, *ends[:-1]), ends, strict=True)):
         trained = episode.trained[start:end]
-        advantages = None if episode.advantages is None else episode.advantages[start:end][trained]
+        advantage = np.nan
+        if episode.advantages is not None and trained.any():
+            advantage = episode.advantages[start:end][trained].mean()
         yield {
             "iteration": iteration,
             "problem": episode.group,
@@ -134,7 +136,7 @@ def _rows_of_steps(iteration: int, episode: Episode) -> Iterator[dict[str, Any]]
             "end": end,
             "value": episode.step_values[number] if episode.step_values else np.nan,
             "error": episode.step_errors[number] if episode.step_errors else np.nan,
-            "advantage": np.nan if advantages is None or not len(advantages) else advantages.mean(),
+            "advantage": advantage,
             "reward": episode.reward,
         }
 

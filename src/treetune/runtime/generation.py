@@ -121,13 +121,13 @@ def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Col
         metrics = rollout.metrics
         if ranks.device.type == "cuda":
             metrics["memory/generation"] = memory_in_use()
-        memory = read_shaping_memory(session, iteration)
-        selected, credit_metrics = _run_credit_phase(resources, iteration, rollout, clock, memory)
+        shaping_memory = read_shaping_memory(session, iteration)
+        selected, credit_metrics = _run_credit_phase(resources, iteration, rollout, clock, shaping_memory)
         metrics |= credit_metrics
         if ranks.is_first:
             _write_phase(folder / CREDIT_METRICS, metrics, clock, "credit")
             if _needs_memory(config):
-                write_record(folder / MEMORY_FILE, memory)
+                write_record(folder / MEMORY_FILE, shaping_memory)
             tokens, model = session.directory.path / TOKENS, session.model
             if not tokens.is_file():  # readers of episodes look up the text of tokens there
                 n_token_ids = 1 + max(model.tokenizer.get_vocab().values())  # ids begin with 0
@@ -228,8 +228,8 @@ def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) ->
     if ranks.is_first:
         if drawing_rule.reads_pass_rates:
             write_record(folder / PASS_RATES, _compute_pass_rates(answers_of_all_ranks))
-        # Credit may have begun to sample continuations: their seconds are written, too. If this process is
-        # killed during credit, the next process reads them and adds them to its clock.
+        # The seconds of continuations that credit has begun to sample are written, too. If this process is
+        # killed during credit, the next process adds these seconds to its clock.
         _write_phase(folder / ROLLOUT_METRICS, metrics, clock, "generation", begun_phase="credit")
         if samples_answers:
             write_trajectories(folder / TRAJECTORIES, answers_of_all_ranks, iteration)
@@ -267,12 +267,12 @@ def _run_credit_phase(
     iteration: int,
     rollout: RolloutPhase,
     clock: Clock,
-    memory: ShapingMemory,
+    shaping_memory: ShapingMemory,
 ) -> tuple[list[Episode], Metrics]:
     """Gives credit to the answers, and selects the rows to train; see `assign_credit`.
 
     Args:
-        memory: What shaping remembers of earlier iterations. Shaping adds this iteration to it.
+        shaping_memory: What shaping remembers of earlier iterations. Shaping adds this iteration to it.
     """
     session, config = resources.session, resources.session.config
     folder = session.directory.iteration(iteration)
@@ -290,7 +290,7 @@ def _run_credit_phase(
             earlier=_journal_path(resources, folder, "rollout"),
             progress=show_progress,
         )
-        context = replace(context, shaping_memory=memory)
+        context = replace(context, shaping_memory=shaping_memory)
         # If the trees were read from disk, the journal has the continuations that an earlier process began.
         early = rollout.early_continuations
         if early is None and isinstance(config.credit, ContinuingCredit):
@@ -320,7 +320,8 @@ def assign_credit(
         NothingGraded: No problem has enough answers that could be graded.
     """
     metrics_of_ungraded: Metrics = {}
-    if config.rollout.needs_engine:  # demonstrations are trained on whatever their grade
+    # Without an engine, the answers are demonstrations, which are trained on whatever their grade.
+    if config.rollout.needs_engine:
         trees, metrics_of_ungraded = unavailable.drop_ungraded(context, trees, config.credit)
     trees, shaping_metrics = apply_shaping(context, config.shaping, trees)
     episodes, credit_metrics = config.credit.assign(context, trees)
@@ -340,10 +341,10 @@ def assign_credit(
         episodes, prompt_metrics = with_teacher_prompts(context, teacher, trees, episodes)
         credit_metrics = credit_metrics | prompt_metrics
     n_episodes = sum(ranks.exchange("number of episodes", len(episodes)))
-    # `metrics_of_ungraded` is empty if every answer could be graded. "credit/unvalued" counts answers that
-    # credit has left out because their prompt has no value, for example since none of its continuations could
-    # be graded. If there are no episodes for another reason, `train` reports it.
+    # Answers are left out if they could not be graded. They are also left out if their prompt has no value
+    # ("credit/unvalued"), for example since none of the prompt's continuations could be graded.
     has_ungraded = bool(metrics_of_ungraded) or "credit/unvalued" in credit_metrics
+    # If there are no episodes for another reason, `train` reports it.
     if n_episodes == 0 and has_ungraded:
         raise unavailable.NothingGraded(
             f"iteration {context.iteration + 1}: so few answers and continuations could be graded that no"
@@ -374,7 +375,8 @@ def _count_tokens(resources: RunResources, phase: str, clock: Clock) -> Iterator
 
 
 def _check_answered(resources: RunResources, request: Request, completions: Sequence[Completion]) -> None:
-    """Checks answers as they arrive, and passes them to the reference model, which scores them meanwhile.
+    """Checks answers as they arrive, and passes them to the reference model, which scores them while others
+    are sampled.
 
     Raises:
         ValueError: The answers were sampled with other parameters than `rollout.sampling`. The trainer would
@@ -383,14 +385,16 @@ def _check_answered(resources: RunResources, request: Request, completions: Sequ
     # A rollout without `sampling` should sample with the default temperature, top_p and top_k. `max_tokens`
     # has no default and is not compared, so its value here doesn't matter.
     expected = resources.session.config.rollout.sampling or SamplingParams(max_tokens=1)
-    for key in ("temperature", "top_p", "top_k"):
-        requested_value, expected_value = getattr(request.sampling, key), getattr(expected, key)
-        if request.priority == ANSWER_PRIORITY and requested_value != expected_value:
-            raise ValueError(
-                f"the rollout requested answers with {key} = {requested_value}, but its property `sampling`"
-                f" has {expected_value}, with which the trainer would compute their log-probs: request"
-                " answers with `sampling`, or samples that aren't trained with the priority CONTINUATIONS"
-            )
+    if request.priority == ANSWER_PRIORITY:  # other samples aren't trained
+        for key in ("temperature", "top_p", "top_k"):
+            requested_value, expected_value = getattr(request.sampling, key), getattr(expected, key)
+            if requested_value != expected_value:
+                raise ValueError(
+                    f"the rollout requested answers with {key} = {requested_value}, but its property"
+                    f" `sampling` has {expected_value}, with which the trainer would compute their log-probs:"
+                    " request answers with `sampling`, or samples that aren't trained with the priority"
+                    " CONTINUATIONS"
+                )
     if resources.reference is not None:
         resources.reference.on_result(request, completions)
 
@@ -399,8 +403,8 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metr
     """Moves the cost of early continuations from the phase of generation to that of credit. Collective.
 
     Early continuations are those that credit began while answers were still sampled. Two things are moved:
-    the tokens of these continuations, and the seconds in which only they were sampled, after every rank had
-    its last answer.
+    the tokens of these continuations, and the seconds after the last answer of all ranks, in which only
+    continuations were sampled.
 
     Returns:
         ``credit/value_overlap_seconds``: the seconds in which a rank sampled both continuations and answers,
@@ -412,10 +416,10 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metr
     calls_by_rank = [calls for _, calls in counts_by_rank]
     # The times of calls are seconds since the engine was made; the clock wants seconds since 1970.
     engine_made_at = time.time() - engine.now()
-    # A call (`CallTimes`) is one program, a coroutine that requests samples, which the engine ran. Its span
-    # begins when the last rank has its last answer, and ends with the slowest rank's call. A rank may have
-    # made fewer calls than others; a missing call has the times 0, which change no maximum.
+    # The rollout calls the engine once or several times. In each call, only continuations are sampled from
+    # the time when the last rank has its last answer to the end of the slowest rank's call.
     spans = []
+    # A rank may have made fewer calls than others. The times 0 of a missing call change no maximum.
     for calls in zip_longest(*calls_by_rank, fillvalue=CallTimes(0.0, 0.0, 0.0)):
         answers_end = max(call.answers_end for call in calls)
         end = max(call.end for call in calls)
@@ -426,9 +430,7 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metr
         if call.overlap:
             answers_end = engine_made_at + call.answers_end
             clock.record_overlap("credit", "generation", answers_end - call.overlap, answers_end)
-    overlap_by_rank = []
-    for calls_of_rank in calls_by_rank:
-        overlap_by_rank.append(sum(call.overlap for call in calls_of_rank))
+    overlap_by_rank = [sum(call.overlap for call in calls) for calls in calls_by_rank]
     return {"credit/value_overlap_seconds": max(overlap_by_rank)}
 
 

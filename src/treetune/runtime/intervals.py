@@ -50,4 +50,5 @@ def bootstrap_interval(values: Sequence[float], seed: int) -> tuple[float, float
     count = len(values)
     means = sorted(math.fsum(generator.choices(values, k=count)) / count for _ in range(RESAMPLES))
     tail_share = (1 - CONFIDENCE_LEVEL) / 2
+    # As many means lie below the first of these two as above the second.
     return means[int(tail_share * len(means))], means[int((1 - tail_share) * len(means)) - 1]

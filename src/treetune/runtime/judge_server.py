@@ -44,7 +44,7 @@ def judge_server(session: Session) -> Iterator[RunningJudge | None]:
         )
     # The judge's weights stay in the folder of its model. Only the folder in which the ranks find the judge's
     # servers is needed.
-    _, rendezvous_folder, _ = make_weights_folder(session.directory.path, f"{session.purpose} judge", ranks)
+    rendezvous_folder = make_weights_folder(session.directory.path, f"{session.purpose} judge", ranks).meeting
     # The first rank downloads the model if it isn't on this machine.
     model = ranks.from_first("the judge's model", str(model_folder(settings)) if ranks.is_first else "")
     logs = session.directory.logs
@@ -83,7 +83,7 @@ def make_judge(settings: JudgeModel, servers: Sequence[Server]) -> RunningJudge:
                 server.report_failure(address, reason)
 
     def report_success() -> None:
-        # Called without the server that has answered, so earlier failures of all servers no longer count.
+        # The caller doesn't tell which server has answered, so the success counts for all of them.
         for server in servers:
             server.report_success()
 
@@ -122,7 +122,7 @@ def refuse_unusable_judge(judge: RunningJudge, task: Task, problems: Sequence[Pr
     try:
         asyncio.run(ask())
     except (EndpointError, Unanswered) as error:
-        # With HTTP 500 a server runs, but fails on this prompt, for example because it can't encode it.
+        # HTTP 500 comes from a server that runs, but fails on this prompt, for example in encoding it.
         can_never_answer = isinstance(error, EndpointError | RequestRefused) or "HTTP 500" in str(error)
         if not can_never_answer:
             return  # the server was killed and will be restarted, and questions wait for that

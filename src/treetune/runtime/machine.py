@@ -303,20 +303,20 @@ def memory_in_use() -> float:
 
 
 def processes_of_the_run(environment: Mapping[str, str] = os.environ) -> list[psutil.Process]:
-    """Returns the launcher of this machine's ranks and all of its descendants; without a launcher, this
-    process and its descendants.
+    """Returns the launcher of this machine's ranks (without a launcher, this process), and all descendants of
+    that process.
 
     Raises:
         psutil.Error: The processes can't be listed.
     """
-    launcher = launcher_processes()  # DeepSpeed's: the last one is the ancestor of the others
-    # Another launcher, such as torchrun, is the parent of its ranks. RANK and LOCAL_RANK don't show whether
-    # there is one, since a process without a launcher sets them itself (`Ranks.join`).
+    deepspeed_launchers = launcher_processes()
+    # RANK and LOCAL_RANK don't show whether there is another launcher, such as torchrun, since a process
+    # without a launcher sets them itself (`Ranks.join`).
     has_other_launcher = "LOCAL_WORLD_SIZE" in environment or environment.get("WORLD_SIZE", "1") != "1"
-    if launcher:
-        root = launcher[-1]
+    if deepspeed_launchers:
+        root = deepspeed_launchers[-1]  # the ancestor of the others
     elif has_other_launcher:
-        root = psutil.Process(os.getppid())
+        root = psutil.Process(os.getppid())  # the parent of its ranks
     else:
         root = psutil.Process(os.getpid())
     return [root, *root.children(recursive=True)]

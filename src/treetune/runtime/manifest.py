@@ -67,7 +67,7 @@ def begin_or_resume(
     """
     bits_now = facts_that_decide_bits(ranks, config.engines.policy)
     inputs = inputs_of(config)
-    if not (directory.config_file).is_file() or not directory.has_work():
+    if not directory.config_file.is_file() or not directory.has_work():
         write_record(directory.manifest_file, _first_manifest(config, plain, inputs, bits_now))
         write_json(directory.config_file, plain)
         return describe_unsafe_keys(plain)
@@ -166,8 +166,8 @@ def refuse_other_ranks(directory: ExperimentDirectory, ranks: int) -> None:
     newest = directory.resumable()
     if newest is None:
         return
-    state = directory.checkpoint(newest) / "trainer" / "policy"
-    n_shards = len(list(state.glob(OPTIMISER_SHARDS)))  # 0 if the state is not sharded
+    state_folder = directory.checkpoint(newest) / "trainer" / "policy"
+    n_shards = len(list(state_folder.glob(OPTIMISER_SHARDS)))  # 0 if the state is not sharded
     if n_shards not in (0, ranks):
         raise ValueError(
             f"{directory.path} was trained on {n_shards} ranks up to iteration {newest}, and its optimiser's"
@@ -200,8 +200,7 @@ def read_config(path: Path) -> dict[str, Any]:
     # A start that changes the configuration adds the new hash to the manifest before it writes the
     # configuration. If it is killed in between, the stored configuration still has an earlier hash.
     hashes = [entry["config"] for entry in _entries_of(manifest) if "config" in entry]
-    # Every new manifest has `config_is_sealed`. Without it, an earlier version wrote the
-    # manifest, and the hash isn't checked.
+    # Manifests of earlier versions have no `config_is_sealed`, and their hashes aren't checked.
     if manifest.get("config_is_sealed") and config_hash(config) not in hashes:
         raise Damaged(f"{path / CONFIG} is damaged (the manifest has other hashes): {remedy}")
     return config
@@ -219,13 +218,18 @@ def list_resumes(manifest: Mapping[str, Any]) -> list[tuple[int, list[str]]]:
 
     Example: ``[(12, ["iterations was 40 and is 80", "the code of reward.py has changed"])]``.
     """
+
+    def read(entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+        return entry.get(key) or {}  # earlier versions wrote fewer keys
+
     resumes = []
     for earlier, entry in pairwise(_entries_of(manifest)):
-        changes = list((entry.get("changed") or {}).values())
-        changes += describe_different_bits(earlier.get("bits_rest_on") or {}, entry.get("bits_rest_on") or {})
-        changes += _describe_different_digests(earlier.get("inputs") or {}, entry.get("inputs") or {})
-        changes += [f"the code of {file} has changed" for file in (entry.get("changed_code") or {}).values()]
+        changes = list(read(entry, "changed").values())
+        changes += describe_different_bits(read(earlier, "bits_rest_on"), read(entry, "bits_rest_on"))
+        changes += _describe_different_digests(read(earlier, "inputs"), read(entry, "inputs"))
+        changes += [f"the code of {file} has changed" for file in read(entry, "changed_code").values()]
         if not changes and "inputs" not in earlier:
+            # The resume was recorded only because an earlier version had recorded no digests.
             changes = ["the digests of its inputs are recorded from here on"]
         resumes.append((int(entry.get("after") or 0), changes))
     return resumes
@@ -238,7 +242,8 @@ def find_changed_code(manifest: Mapping[str, Any]) -> dict[str, str]:
     """
     hashes_before: Mapping[str, str] = {}
     for entry in _entries_of(manifest):
-        hashes_before = entry.get("own_modules", hashes_before)
+        if "own_modules" in entry:
+            hashes_before = entry["own_modules"]
     changed_files = {}
     for name, hash_now in sorted(own_modules().items()):
         # A module that the run has not imported before counts as unchanged.
@@ -373,7 +378,8 @@ def _describe_different_digests(earlier_inputs: Mapping[str, Any], inputs: Mappi
     ):
         before, now = earlier_inputs.get(name, {}), inputs.get(name, {})
         for key in ("digest", "commit"):
-            if before.get(key) and now.get(key) and before[key] != now[key]:
+            are_recorded = before.get(key) and now.get(key)
+            if are_recorded and before[key] != now[key]:
                 path_before = before.get("path") or before.get("name")
                 path_now = now.get("path") or now.get("name")
                 changes.append(
@@ -486,8 +492,8 @@ class ChangedKey:
 def find_changed_keys(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[ChangedKey]:
     """Returns the keys whose values differ between two configurations.
 
-    Parts of the same type are compared key by key. A key that one configuration leaves out has its default,
-    so that it equals the same value in the other one.
+    Parts of the same type are compared key by key. A key that a configuration leaves out counts with its
+    default.
     """
     return list(_differences_at(path=(), before=stored, now=plain, root=plain, changeable=False))
 

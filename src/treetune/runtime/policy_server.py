@@ -153,7 +153,7 @@ class PolicyServer:
         with self._session.console.phase(f"weights after iteration {number} into the engine"):
             folder = self.folder.write_stored(number)
             # The engine's log-probs are verified on a few sampled answers (the canary). No trainer has these
-            # weights to score them with, so they are scored with the files.
+            # weights, so the answers are scored with the weights' files.
             trusted = getattr(self._session.config.model, "trust_remote_code", False)
             score = partial(
                 compute_stored_logprobs,
@@ -177,7 +177,8 @@ class PolicyServer:
         if self.engine is None or self.folder is None:
             yield
             return
-        # A server that starts sizes its cache by the free memory. The trainer must not change it then.
+        # While a server starts, it sizes its cache by the free memory. The trainer must not use more or less
+        # memory meanwhile.
         self.engine.wait_settled()
         # An engine that is sent adapters keeps the model that they are added to.
         keep_weights = not weights_follow or self.folder.adapters is not None
@@ -187,7 +188,7 @@ class PolicyServer:
             if self.trainer is not None and self.engine.sleeps:
                 self.trainer.reload()
             yield
-            if self.trainer is not None and self.engine.sleeps:
+            if self.trainer is not None and self.engine.sleeps:  # the block may have made the trainer
                 self.trainer.offload()
 
     def _wait_for_start(self) -> None:
@@ -231,7 +232,7 @@ def refuse_unreachable_server(config: PolicyIteration, ranks: Ranks) -> None:
     machines = sorted(set(ranks.machines()))
     policy = config.engines.policy
     if getattr(policy, "addresses", None) is not None:
-        return
+        return  # the user has started these servers
     if getattr(policy, "servers", None) == "one" and len(machines) > 1:
         raise ValueError(
             f"engines.policy.servers is 'one', and the ranks are on {len(machines)} machines"
@@ -293,7 +294,7 @@ def compute_stored_logprobs(
                 max_memory={"cpu": SCORED_WITH_BYTES},
                 offload_folder=offload_folder,  # gets weights that are merged from several ones in the files
             ).eval()
-            # Padding on the right changes no logits before it.
+            # The rows are padded on the right, which changes no logits of prompt and answer.
             longest = max(len(prompt) + len(answer) for prompt, answer in all_pairs)
             rows = []
             for prompt, answer in all_pairs:
@@ -304,8 +305,10 @@ def compute_stored_logprobs(
             n_positions = longest - first_position
             logits_BTV = model(input_ids=torch.tensor(rows), logits_to_keep=n_positions).logits
         for (prompt, answer), logits_TV in zip(all_pairs, logits_BTV, strict=True):
+            # The last token of the prompt predicts the first one of the answer.
             begin = len(prompt) - 1 - first_position
             logprobs_TV = (logits_TV[begin : begin + len(answer)] / temperature).log_softmax(-1)
-            scores[prompt, answer] = logprobs_TV.gather(-1, torch.tensor(answer)[:, None])[:, 0].tolist()
+            ids_T1 = torch.tensor(answer)[:, None]
+            scores[prompt, answer] = logprobs_TV.gather(-1, ids_T1)[:, 0].tolist()
     scores = ranks.from_first("log-probs of a checkpoint", scores)
     return [scores[pair] for pair in pairs_of_rank]

@@ -118,12 +118,12 @@ def start_ranks(
             listener.bind(("127.0.0.1", 0))
             port = listener.getsockname()[1]
     devices: Sequence[str] = list_gpus()[:ranks]
-    # The folder in which the ranks find each other. The environment tells them its random name.
-    meeting = tempfile.mkdtemp(prefix=f"{held_folders.FOLDER_PREFIX}meeting-")
+    # The ranks find each other in this folder. The environment tells them its random name.
+    meeting_folder = tempfile.mkdtemp(prefix=f"{held_folders.FOLDER_PREFIX}meeting-")
     environment = {
         **os.environ,
         STARTED_BY_VARIABLE: str(os.getpid()),
-        held_folders.MEETING_VARIABLE: meeting,
+        held_folders.MEETING_VARIABLE: meeting_folder,
     }
     environment["OMP_NUM_THREADS"] = threads_per_process(ranks)
     if not devices:
@@ -159,7 +159,7 @@ def start_ranks(
         signal.signal(number, signals.pass_on)
     code = launcher.wait()
     _wait_for_group(launcher.pid)
-    remove_folder(Path(meeting))
+    remove_folder(Path(meeting_folder))
     return signals.exit_code(code)
 
 
@@ -178,35 +178,39 @@ class SignalsOfRun:
         if number in ENDING_SIGNALS:
             # The signal is noted before it is passed on, since the next one may come meanwhile.
             self._received.append(number)
-        if signal_of_group is None:
-            n_signalled = signal_ranks(self._launcher, number)
-            if number == CHECKPOINT_SIGNAL:
-                # Before there are ranks, a request for a checkpoint is dropped.
-                if n_signalled:
-                    self._received.append(number)
-                return
-            if n_signalled:
-                return
-            signal_of_group = signal.SIGTERM  # before there are ranks, the launcher itself is ended
+        if signal_of_group is not None:
+            self._signal_group(signal_of_group)
+            return
+        has_ranks = signal_ranks(self._launcher, number) > 0
+        if number == CHECKPOINT_SIGNAL:
+            # Before there are ranks, a request for a checkpoint is dropped.
+            if has_ranks:
+                self._received.append(number)
+        elif not has_ranks:
+            self._signal_group(signal.SIGTERM)  # the launcher itself is ended
+
+    def _signal_group(self, number: int) -> None:
+        """Sends a signal to the launcher and its ranks."""
         with contextlib.suppress(ProcessLookupError):  # all of them have ended already
-            os.killpg(self._launcher, signal_of_group)
+            os.killpg(self._launcher, number)
 
     def exit_code(self, code: int) -> int:
         """Returns the run's exit code from the node launcher's."""
-        # If only a checkpoint was requested (CHECKPOINT), all ranks end at the same boundary with exit code
-        # 138 (128 + SIGUSR1), which needs no change. Any other code is that of a failure before the boundary.
         was_ended = any(number in ENDING_SIGNALS for number in self._received)
         if code and was_ended:
             # The ranks' exit codes depend on where the signal met each rank. So the run's exit code is made
             # from the number of the first signal instead.
             return 128 + self._received[0]
+        # A request for a checkpoint needs no other code: all ranks then end with 138 (128 + SIGUSR1), unless
+        # the run fails before it writes the checkpoint.
         return _code_of_run(code)
 
 
 def _make_launcher_command(nodes: Sequence[str], node: int, devices: Sequence[str], port: int) -> list[str]:
     """Returns the beginning of the node launcher's command; see `start_ranks`. Each machine has the same
     `devices`."""
-    world = base64.urlsafe_b64encode(json.dumps({name: list(devices) for name in nodes}).encode()).decode()
+    devices_by_node = {name: list(devices) for name in nodes}
+    world = base64.urlsafe_b64encode(json.dumps(devices_by_node).encode()).decode()
     address = "127.0.0.1" if len(nodes) == 1 else nodes[0]
     return [
         *(sys.executable, "-u", "-m", "deepspeed.launcher.launch", f"--world_info={world}"),
@@ -234,14 +238,13 @@ def signal_for_group(number: int, earlier: Sequence[int]) -> int | None:
         earlier: The numbers of the signals that came before, in order.
 
     Returns:
-        None for a signal that only the ranks get: the first signal of ENDING_SIGNALS, and CHECKPOINT. After
-        either, the ranks write a checkpoint and end; after CHECKPOINT they take as long as they need. The
-        launcher doesn't get these signals, since it would kill the ranks 30 seconds later. The second signal
-        of ENDING_SIGNALS ends launcher and ranks (SIGTERM), and each later one kills them.
+        None if only the ranks get the signal, to write a checkpoint and end.
     """
     n_endings = sum(earlier_number in ENDING_SIGNALS for earlier_number in earlier)
     if n_endings == 0 or number == CHECKPOINT_SIGNAL:
+        # The launcher doesn't get it, since it would kill the ranks 30 seconds later.
         return None
+    # The second ending signal ends launcher and ranks, and each later one kills them.
     return signal.SIGTERM if n_endings == 1 else signal.SIGKILL
 
 
@@ -262,7 +265,7 @@ def _wait_for_group(group: int) -> None:
 
     Ranks end by themselves when their launcher is gone.
     """
-    # First it waits for processes that end by themselves, then for those that it has killed.
+    # The first turn waits for processes that end by themselves, the second one for killed processes.
     for signal_number in (None, signal.SIGKILL):
         if signal_number is not None:
             with contextlib.suppress(ProcessLookupError):

@@ -464,9 +464,9 @@ def format_summary_line(row: Mapping[str, Any], iterations: int) -> str:
     parts += describe_numbers(row)
     for key, value in row.items():
         # ``evaluation/SET/pass_at_1``; the keys of single domains have more parts.
-        group = key.split("/")
-        if group[-1] == "pass_at_1" and len(group) == 3:
-            parts.append(f"{group[1]} {value:.3f}")
+        key_parts = key.split("/")
+        if key_parts[-1] == "pass_at_1" and len(key_parts) == 3:
+            parts.append(f"{key_parts[1]} {value:.3f}")
     phases = {key.removeprefix("seconds/"): row[key] for key in row if key.startswith("seconds/")}
     total = phases.pop("total")
     times = [f"{name} {seconds:.1f}" for name, seconds in phases.items() if seconds >= LEAST_SHOWN_SECONDS]
@@ -484,8 +484,11 @@ def _rewards_of_domains(row: Mapping[str, Any]) -> list[str]:
     texts = []
     for key, value in row.items():
         domain_and_name = split_domain(key)
-        if domain_and_name is not None and domain_and_name[1] == "reward":
-            texts.append(f"{domain_and_name[0]} {value:.3f}")
+        if domain_and_name is None:  # a metric of all domains together
+            continue
+        domain, name = domain_and_name
+        if name == "reward":
+            texts.append(f"{domain} {value:.3f}")
     return [f"({', '.join(texts)})"] if 0 < len(texts) <= MOST_SHOWN_DOMAINS else []
 
 
@@ -546,7 +549,10 @@ class CollapseWatch:
         return find_last_good(self.session.config.diagnostics, self.signs, last_iteration)
 
     def stop_if_collapsed(self) -> None:
-        """Raises Collapsed if a sign that may stop the run counts. Called after the commit."""
+        """Raises Collapsed if enough iterations in a row have shown a sign that may stop the run.
+
+        It is called when the last of these iterations is written, so that the run can resume after it.
+        """
         if self.stops_run:
             raise Collapsed(
                 _describe_collapse(self.session.config, self.session.directory, self.rows, self.signs)
@@ -603,15 +609,14 @@ def _describe_collapse(
 ) -> str:
     """Returns why the run is stopped, which weights are good, and how to continue it."""
     done = _count_finished(rows)
-    reasons = [
-        f"{finding.sign} since iteration {(finding.since or 0) + 1}: {finding.description}"
-        for finding in find_stopping_signs(config.diagnostics, signs)
-    ]
+    reasons = []
+    for finding in find_stopping_signs(config.diagnostics, signs):
+        assert finding.since is not None  # the iterations that show the sign make it a stopping one
+        reasons.append(f"{finding.sign} since iteration {finding.since + 1}: {finding.description}")
     last_good = find_last_good(config.diagnostics, signs, done - 1)
     assert last_good is not None  # None only if no sign may stop a run, and here one does
     checkpoints = {number: directory.checkpoint(number) for number in directory.checkpoints()}
-    # A text that says where the good weights are
-    good_weights = describe_good_weights(last_good, checkpoints)
+    good_weights = describe_good_weights(last_good, checkpoints)  # a text that says where they are
     return (
         f"{directory.path} was stopped after iteration {done} of {config.iterations} by"
         f" diagnostics.on_collapse: {'; '.join(reasons)}. {good_weights[0].upper()}{good_weights[1:]}. To"

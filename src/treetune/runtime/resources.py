@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
@@ -160,7 +161,9 @@ class RunResources:
         turn_journal: TurnJournal | None = None
         if engine is not None and journal is not None:
             engine = JournaledEngine(engine, journal, journals, continuations, observe)
-            other_journals = [*journals, *([earlier] if earlier is not None else [])]
+            other_journals = list(journals)
+            if earlier is not None:
+                other_journals.append(earlier)
             turn_journal = TurnJournal.for_requests(journal, other_journals)
         return RolloutContext(
             task=task or session.config.task,
@@ -205,15 +208,19 @@ class RunResources:
         # A service counts sums, such as the questions that were asked, and means, such as the seconds of an
         # answer. A sum is (value, None). A mean is (sum, number of terms), so that the means of several ranks
         # can be combined.
-        totals: dict[str, tuple[float, float | None]] = {}
+        sums: dict[str, float] = defaultdict(float)
+        terms_of_means: dict[str, float] = defaultdict(float)
         for counts in self.session.ranks.exchange("services", grader.take_counts()):
             for name, (value, terms) in counts.items():
-                total, total_terms = totals.get(name, (0.0, 0.0))
-                totals[name] = total + value, None if terms is None else (total_terms or 0.0) + terms
+                sums[name] += value
+                if terms is not None:
+                    terms_of_means[name] += terms
         metrics: Metrics = {}
-        for full_name, (total, terms) in sorted(totals.items()):
+        for full_name, total in sorted(sums.items()):
+            # 1 for a sum, and for a mean without terms, whose sum is 0.
+            divisor = terms_of_means.get(full_name) or 1.0
             group, _, name = full_name.partition("/")
-            metrics[f"{group}/{name_prefix}{name}"] = total / (terms or 1.0)
+            metrics[f"{group}/{name_prefix}{name}"] = total / divisor
         return metrics
 
     def phase(self, title: str, unit: str) -> AbstractContextManager[Callable[[int, int], None]]:

@@ -74,12 +74,12 @@ class Session:
     def open(
         config: PolicyIteration, plain_config: Mapping[str, Any], lock: Lock = "run"
     ) -> Iterator[Session]:
-        """Joins the ranks, takes the experiment's lock for a purpose, and yields the session. Collective.
+        """Joins the ranks, takes a lock of the experiment, and yields the session. Collective.
 
         An experiment may have one process that runs it, one that analyses it, and several that evaluate it.
 
         Args:
-            lock: The purpose: ``run``, ``analysis`` or ``evaluation``.
+            lock: The lock for what this process does: ``run``, ``analysis`` or ``evaluation``.
         """
         with contextlib.ExitStack() as stack:
             directory = ExperimentDirectory.of(config)
@@ -128,9 +128,10 @@ class Session:
         if self.iteration is not None:
             # True if the iteration is finished, and the next one has not begun.
             at_boundary = self.done == self.iteration + 1
-            position = (
-                f" after iteration {self.done}" if at_boundary else f" in iteration {self.iteration + 1}"
-            )
+            if at_boundary:
+                position = f" after iteration {self.done}"
+            else:
+                position = f" in iteration {self.iteration + 1}"
         repetition = ""
         if self.done > self.checkpointed:
             repeated = name_iterations(self.checkpointed + 1, self.done)
@@ -138,9 +139,8 @@ class Session:
                 f" after iteration {self.checkpointed}, the last checkpoint, and does {repeated} again"
             )
         if isinstance(stop, Stopped) and stop.code != 128 + signal.SIGINT:
-            # The signal is not that of Ctrl-C. The launcher also sends SIGTERM when another rank has failed.
-            # The same command may then fail again. So the message mentions the command only if the command
-            # would repeat finished iterations.
+            # This may be the launcher's SIGTERM after another rank has failed, and the same command may then
+            # fail again. So the message mentions the command only to say which iterations it would repeat.
             continuation = f"; the same command continues{repetition}" if repetition else ""
             return f"ended by {stop.signal_name}{position}{continuation}"
         return f"stopped{position}; the same command continues{repetition}"
@@ -239,7 +239,7 @@ class StartModel:
         self.tokenizer = self.source.load_tokenizer(config.task.alphabet)
         self.codec = self.source.codec(self.tokenizer)
         # Training and evaluation use the same prompts, so the codec gets the tools of one rollout: the run's
-        # or, if that has none (as with demonstrations, where it samples nothing), the evaluation's.
+        # or, if that has no tools, the evaluation's. A rollout of demonstrations has none, for example.
         for rollout in (config.rollout, config.evaluation.rollout or config.rollout):
             if tools := adapt_to_fixed_problems(rollout).tools(config.task):
                 if self.codec.with_tools is None:

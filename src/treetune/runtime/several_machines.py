@@ -111,8 +111,8 @@ def refuse_machines_that_differ(
         return
     interface, address = meeting.find_interface()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    # NCCL's own choice may be a bridge of virtual machines, on which it would wait until the deadline. With
-    # "=" it takes exactly this name, and not all names that begin with it.
+    # NCCL's own choice may be a bridge of virtual machines, on which it would wait until the deadline. After
+    # "=", NCCL takes exactly this name, and not all names that begin so.
     os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     # Each machine keeps a file, its mark, in the folder, and the others look for it. All use the first rank's
     # token in the names of the marks.
@@ -183,11 +183,11 @@ def _gather_facts(machine: int, listens_at: tuple[str, str, int], plain: Mapping
     """
     interface, address, port = listens_at
     return MachineFacts(
-        machine,
-        platform.node(),
-        interface,
-        address,
-        port,
+        machine=machine,
+        name=platform.node(),
+        interface=interface,
+        address=address,
+        port=port,
         clock=time.time(),
         code=_hash_sources(),
         own_modules=own_modules(),

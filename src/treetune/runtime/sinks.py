@@ -227,6 +227,7 @@ class WandbSink(Sink):
         if run_id := os.environ.get("WANDB_RUN_ID"):
             identity["id"] = run_id
         state = _MirrorState.read(directory, "wandb", **identity)
+        # A new run gets a random id. A resumed run has its id from its last process.
         state.values.setdefault("id", secrets.token_hex(4))
         run = wandb.init(
             project=self.project,
@@ -239,18 +240,18 @@ class WandbSink(Sink):
             mode=mode,  # type: ignore[arg-type]
             settings=self._settings(),
         )
-        # Online, the server knows which steps it has. Offline, only the files of the last process tell which
-        # steps were written. `state` still has the last process's entry, which names the folder of these
-        # files.
+        # The first iteration that W&B doesn't have yet. Online, the server knows it. Offline, the files of
+        # the run's last process tell it.
         starting_step = getattr(run, "starting_step", None)
         if mode == "online" and starting_step is not None:
             first_missing = starting_step
         else:
+            # `state` is still that of the last process, with the folder of its files.
             first_missing = _first_missing_offline(directory, state.values)
         folder = Path(str(getattr(run, "dir", ""))).parent
         relative_folder = str(folder.relative_to(directory)) if folder.is_relative_to(directory) else None
-        # `began` stays the first iteration that this process logs. `first_missing` grows with each iteration
-        # that it logs.
+        # From here on, `state` describes this process. Each logged iteration raises `first_missing`, while
+        # `began` stays.
         state.write(began=first_missing, first_missing=first_missing, folder=relative_folder)
         return _CountedRun(run, state, first_missing)
 
@@ -299,11 +300,11 @@ class WandbSink(Sink):
         file = ExperimentDirectory(directory).iteration(iteration) / TRAJECTORIES
         if not file.is_file():
             return None
-        data = []
+        rows = []
         for trajectory in read_trajectories(file)[: self.answers]:
-            row = answer_row(trajectory)
-            data.append([iteration, *(row[column] for column in ANSWER_COLUMNS)])
-        return wandb.Table(columns=["iteration", *ANSWER_COLUMNS], data=data)
+            answer = answer_row(trajectory)
+            rows.append([iteration, *(answer[column] for column in ANSWER_COLUMNS)])
+        return wandb.Table(columns=["iteration", *ANSWER_COLUMNS], data=rows)
 
     @override
     def first_missing(self, handle: _CountedRun) -> int:
@@ -311,7 +312,7 @@ class WandbSink(Sink):
 
 
 def _first_missing_offline(directory: Path, values: Mapping[str, Any]) -> int:
-    """Returns the first iteration that is missing in the files of earlier processes.
+    """Returns the first iteration that is missing in the files of the run's last process.
 
     A kill loses points that W&B had not written yet. So W&B's files are read to see which points they have.
     If the files are gone, they were synchronised and then deleted, and no point that was logged is missing.
@@ -323,9 +324,8 @@ def _first_missing_offline(directory: Path, values: Mapping[str, Any]) -> int:
     files = list((directory / folder).glob("run-*.wandb")) if folder else []
     if not files:
         return values.get("first_missing", 0)
-    last_written = -1
-    for file in files:
-        last_written = max(last_written, max(_steps_in(file), default=-1))
+    steps = [step for file in files for step in _steps_in(file)]
+    last_written = max(steps, default=-1)
     # The last process has logged from iteration `began` on. If it was killed before W&B wrote a point, its
     # files have none, and `began` is still the first missing one.
     return max(values.get("began", 0), last_written + 1)

@@ -146,8 +146,8 @@ def make_critic_for_credit(
     configured.
 
     Args:
-        values: Computes the value of the state before each trained token. All ranks call it together, each
-            with the answers of all ranks.
+        values: Computes the value of the state before each trained token. All ranks call it together, and
+            every rank passes the answers of all ranks.
     """
     settings = session.config.credit.critic_settings
     assert settings is not None, "a credit that asks the critic has settings for it"
@@ -185,8 +185,8 @@ def make_reference_for_credit(
     so configured.
 
     Args:
-        logprobs: Computes the log-prob of each trained token. All ranks call it together, each with the rows
-            of all ranks.
+        logprobs: Computes the log-prob of each trained token. All ranks call it together, and every rank
+            passes the rows of all ranks.
     """
 
     def reference_logprobs(texts: Sequence[ScoredText]) -> list[Column]:
@@ -241,7 +241,7 @@ def make_distributions_for_credit(
 
     Args:
         score_distributions: Computes Σ π² and the entropy at each trained token. All ranks call it together,
-            each with the rows of all ranks.
+            and every rank passes the rows of all ranks.
     """
 
     def squares_and_entropies(episodes: Sequence[Episode]) -> list[tuple[Column, Column]]:
@@ -274,7 +274,8 @@ def make_divergences_for_credit(
 
     Args:
         score_divergences: Computes the divergence at each trained token, from the rows and the position of
-            each trained token in its answer. All ranks call it together, each with the rows of all ranks.
+            each trained token in its answer. All ranks call it together, and every rank passes the rows of
+            all ranks.
     """
 
     def divergences_along(episodes: Sequence[Episode]) -> list[Column]:
@@ -314,8 +315,8 @@ def _score_rows(
     An episode has T response tokens. The values of a token that isn't trained are 0.
 
     Args:
-        score: Computes the columns, with a value for each trained token. All ranks call it together, each
-            with the rows of all ranks.
+        score: Computes the columns, with a value for each trained token. All ranks call it together, and
+            every rank passes the rows of all ranks.
         columns: The number of columns that `score` computes.
     """
     import numpy as np
@@ -331,20 +332,20 @@ def _score_rows(
         return values_of_episodes
     sequences = Sequences.of(rows)
     with server.asleep():
-        scores = [values_N.double().numpy() for values_N in score(sequences, rows)]
-    # The scores have the trained tokens of all rows, one row after the other.
+        # The columns, each with the trained tokens of all rows, one row after the other.
+        scores_CN = np.stack([scores_N.double().numpy() for scores_N in score(sequences, rows)])
     for episode, values_CT in zip(episodes, values_of_episodes, strict=True):
         if not episode.trained.any():
             continue  # it has no row
         start, end = sequences.starts[next_row], sequences.starts[next_row + 1]
-        for values_T, values_N in zip(values_CT, scores, strict=True):
-            values_T[episode.trained] = values_N[start:end]
+        values_CT[:, episode.trained] = scores_CN[:, start:end]
         next_row += 1
     return values_of_episodes
 
 
 def _row_of_episode(episode: Episode) -> Episode:
-    """Returns what a model needs to run over an episode, without its advantages and text."""
+    """Returns a copy of the episode with what a model needs to run over it. The copy is sent to all ranks, so
+    the advantages and the text are left out."""
     return Episode(
         prompt_ids=episode.prompt_ids,
         response_ids=episode.response_ids,
@@ -398,10 +399,9 @@ def train(
     else:
         choice = _CheckpointChoice(resources, trainer, iteration, config.choose_checkpoint)
         metrics = _train_and_choose(choice, episodes, clock, on_signals)
-    # `metrics_of_abandoned` replaces metrics of training that have the same names. The distances to reference
-    # and engine must be those of the policy that sampled the episodes. But after a restart, training measures
-    # the distances of the start weights: under an objective with a reference, the KL of the start weights to
-    # themselves, which is 0.
+    # After a restart, training measures how far the start weights are from the reference and the engine: with
+    # a reference, the KL of the start weights to themselves, which is 0. The metrics of the policy that
+    # sampled the episodes replace these.
     metrics |= metrics_of_abandoned
     if (problem := describe_gap_problem(session, iteration, episodes, metrics)) is not None:
         if stops_at_gap(session):
@@ -487,9 +487,9 @@ def gap_limit(session: Session) -> float:
     limit_in_float32 = 1e-3 if device == "cpu" else 5e-3
     limit_of_engine = GAP_LIMITS.get(engine.computes_in(device), limit_in_float32)
     limit_of_trainer = GAP_LIMITS.get(config.trainer.precision, limit_in_float32)
-    # The canary is the check of the engine's new weights by the log-probs of a few sampled answers. Gaps that
-    # the canary accepts must not end the run a moment later. It accepts a mean gap somewhat above its
-    # tolerance, too, since the mean of few tokens may exceed the tolerance by chance.
+    # A gap that the canary (the check of the engine's new weights) accepts must not end the run a moment
+    # later. The canary compares few tokens, so it accepts a mean gap above its tolerance, too, if that may be
+    # chance. Hence the factor 3.
     limit_by_canary = 3 * (engine.canary_tolerance or 0.0)
     return max(limit_of_engine, limit_of_trainer, limit_by_canary)
 
@@ -547,7 +547,7 @@ class _CheckpointChoice:
         """The pass@1 of each candidate on the set."""
         self._measurements: list[Path] = []
         """The folder of each candidate's measurement."""
-        self._state = self.session.directory.iteration(iteration) / "candidates" / "state"
+        self._best_state = self.session.directory.iteration(iteration) / "candidates" / "state"
         """The folder of the trainer's state after the best candidate so far."""
 
     def train_to_next_point(
@@ -557,9 +557,10 @@ class _CheckpointChoice:
         or steps so far, and whether the training is over. Collective."""
         for step in steps:
             show(step.number, step.of)
-            if self.every is None and step.epochs is not None:
-                return step.epochs, step.is_last
-            if self.every is not None and (step.number % self.every == 0 or step.is_last):
+            if self.every is None:
+                if step.epochs is not None:  # the step ends an epoch
+                    return step.epochs, step.is_last
+            elif step.number % self.every == 0 or step.is_last:
                 return step.number, step.is_last
         raise AssertionError("the weights after the last step are a candidate")
 
@@ -591,19 +592,19 @@ class _CheckpointChoice:
         # The state of the last candidate isn't written: if it is chosen, the trainer still has it.
         if is_best_so_far and not is_last:
             if session.ranks.is_first:
-                shutil.rmtree(self._state, ignore_errors=True)
+                shutil.rmtree(self._best_state, ignore_errors=True)
             session.ranks.barrier("room for the candidate")
             with self.resources.server.asleep():
-                self.trainer.save(self._state)
+                self.trainer.save(self._best_state)
             session.ranks.barrier("the candidate is written")
             if session.ranks.is_first:
-                seal_folder(self._state)
+                seal_folder(self._best_state)
 
     def _find_measurement(self, point: int) -> Path | None:
         """Returns the folder in which the weights after `point` epochs or steps were measured already.
 
-        Returns None if there is no such folder. There is one if the run was interrupted after this
-        measurement, or if these are start weights that an earlier iteration has measured.
+        Returns None if there is no such folder. There is one if the run was interrupted after the
+        measurement, or if an earlier iteration has measured the same start weights.
         """
         iterations = [self.iteration]
         if point == 0 and self.session.config.restart == "every_iteration":
@@ -618,17 +619,18 @@ class _CheckpointChoice:
     def settle(self) -> Metrics:
         """Gives the trainer the chosen weights, and returns the metrics of the choice. Collective."""
         session, chosen = self.session, self.chosen
-        # The trainer still has the state of the last candidate.
+        # If the last candidate is chosen, the trainer has its state still.
         is_last_chosen = chosen == len(self.accuracies) - 1
         if not is_last_chosen:
-            damage = find_damage(self._state) if session.ranks.is_first else None
-            if (damage := session.ranks.from_first("the candidate", damage)) is not None:
+            damage = find_damage(self._best_state) if session.ranks.is_first else None
+            damage = session.ranks.from_first("the candidate", damage)
+            if damage is not None:
                 raise Damaged(f"{damage}: run the same command again, which repeats the iteration's training")
             with self.resources.server.asleep():
-                self.trainer.load(self._state)
+                self.trainer.load(self._best_state)
         session.ranks.barrier("the chosen weights are back")
         if session.ranks.is_first:
-            shutil.rmtree(self._state, ignore_errors=True)
+            shutil.rmtree(self._best_state, ignore_errors=True)
             self._copy_to_evaluations(self._measurements[chosen])
         session.ranks.barrier("the choice is settled")
         point = self.points[chosen]
@@ -644,8 +646,8 @@ class _CheckpointChoice:
         return metrics
 
     def _copy_to_evaluations(self, measurement: Path) -> None:
-        """Copies the measurement of the chosen weights to the evaluations, since they are the weights after
-        the iteration."""
+        """Copies the measurement of the chosen weights to the evaluations, as the evaluation after the
+        iteration."""
         done = self.iteration + 1
         folder = self.session.directory.evaluation(done, self.set.label)
         if (folder / SUMMARY).is_file():
@@ -659,7 +661,7 @@ class _CheckpointChoice:
 def choose_candidate(accuracies: Sequence[float], rule: ChoiceRule) -> int:
     """Returns the index of the chosen candidate; see `ChooseCheckpoint`.
 
-    Example: ``choose([0.41, 0.46, 0.45, 0.48], "first_maximum")`` is 1, and with ``best`` it is 3.
+    Example: ``choose_candidate([0.41, 0.46, 0.45, 0.48], "first_maximum")`` is 1, and with ``best`` it is 3.
     """
     if rule == "best":
         # Among equally good candidates the earliest wins, since `-number` is largest for it.

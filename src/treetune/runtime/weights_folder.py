@@ -38,7 +38,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from typing_extensions import override
 
@@ -97,11 +97,8 @@ class WeightsFolder:
     ) -> None:
         self.adapters, self.transfer = adapters, transfer
         self._session = session
-        # The three values are the folder of the weights, the folder in which the engines of all ranks
-        # exchange values, and whether this rank writes weights.
-        self.path, self.meeting, self._writes = make_weights_folder(
-            session.directory.path, session.purpose, session.ranks, in_memory
-        )
+        made = make_weights_folder(session.directory.path, session.purpose, session.ranks, in_memory)
+        self.path, self.meeting, self._writes = made.path, made.meeting, made.writes
 
     def of(self, version: int) -> Path:
         """Returns the subfolder of a version."""
@@ -130,7 +127,7 @@ class WeightsFolder:
         problems = [message for message in problem_by_rank if message is not None]
         if problems:
             raise ValueError(problems[0])
-        if model is not None:
+        if model is not None:  # this rank writes
             tokenizer = session.model.tokenizer
             folder_of_model = folder if lora is None else self._start_model
             write_for_engine(saved_weights(model), model.config, tokenizer, folder_of_model)
@@ -198,16 +195,19 @@ class WeightsFolder:
                 if sends_tensors:
                     yield Chunk(path, number, is_last, digest="", tensors=chunk)
 
-                # Waits for files, so that few chunks are in memory. A digest needs the whole file, and the
-                # last chunk says that all files are written.
-                writers.wait(0 if needs_digest or is_last else MOST_UNWRITTEN)
+                # A digest needs the whole file, and the last chunk says that all files are written. Otherwise
+                # this waits only so that few chunks are in memory.
+                needs_all_files = needs_digest or is_last
+                writers.wait(0 if needs_all_files else MOST_UNWRITTEN)
                 if is_last and self._writes:
                     write_index(file_of_weight, folder)
 
                 if not sends_tensors:
-                    digest = digest_of_weights(path) if needs_digest and ranks.is_first else ""
-                    if needs_digest or is_last:
-                        # The other ranks wait here until the file is written.
+                    digest = ""
+                    if needs_digest and ranks.is_first:
+                        digest = digest_of_weights(path)
+                    if needs_all_files:
+                        # The other ranks wait here until the first rank has written the files.
                         digest = ranks.from_first("a chunk of weights", digest)
                     yield Chunk(path, number, is_last, digest)
 
@@ -256,8 +256,8 @@ class WeightsFolder:
     def keep_only(self, version: int) -> None:
         """Deletes all versions of the weights except this one, from which the engine restarts.
 
-        If adapters are sent, the start model stays, too: it has a subfolder of its own, and an engine that
-        restarts loads it and then the adapters.
+        If adapters are sent, the start model stays, too: an engine that restarts loads first the start model,
+        which has a subfolder of its own, and then the adapters.
         """
         if not self._writes:
             return
@@ -283,9 +283,9 @@ def _weights_for_engine(trainer: PolicyTrainer) -> Iterator[tuple[str, Tensor]]:
 
     config = trainer.model.config
     weights = trainer.weights_in_turn()
-    # The output head is sent as a weight of its own, also if the model ties the head to the embeddings: an
-    # engine may have copied the embeddings into its head at its start. For some models (Gemma 2) the engine
-    # computes logits with the embeddings, and refuses a head.
+    # The output head is sent as a separate weight, also if the model ties the head to the embeddings: an
+    # engine may have copied the embeddings into its head when it started. For some models (Gemma 2) the
+    # engine computes logits with the embeddings, and refuses a head.
     if has_no_head_in_engine(config):
         weights = ((name, weight) for name, weight in weights if name != HEAD_WEIGHT)
     else:
@@ -391,19 +391,24 @@ def describe_missing_room(folder: Path, needed: int) -> str | None:
     )
 
 
-def make_weights_folder(
-    experiment: Path, purpose: str, ranks: Ranks, in_memory: bool = True
-) -> tuple[Path, Path, bool]:
+class MadeFolder(NamedTuple):
+    """What `make_weights_folder` has made."""
+
+    path: Path
+    """The folder of the weights."""
+    meeting: Path
+    """The folder by whose files the engines of all ranks exchange values."""
+    writes: bool
+    """Whether this rank writes weights."""
+
+
+def make_weights_folder(experiment: Path, purpose: str, ranks: Ranks, in_memory: bool = True) -> MadeFolder:
     """Makes an empty folder for weights, which no other user can access. Collective.
 
     With `in_memory`, each machine has a folder of its own in /dev/shm; without it, all ranks share one in the
     experiment's folder. Any user can make files in /dev/shm, so the folder there has a random name, which no
     other user can have taken before. A file in the experiment's folder records this name, so that the next
     start can delete the folder of a killed run.
-
-    Returns:
-        The folder; the folder by whose files the engines of all ranks exchange values; and whether this rank
-        writes weights.
 
     Raises:
         ValueError: The folder exists and belongs to another user.
@@ -423,12 +428,16 @@ def make_weights_folder(
     identity = [str(experiment.resolve()), purpose]
     if purpose != "run":
         identity.append(machines[0])
-    # On disk, this is the name of the folder. In memory, each machine has its own folder with a random name,
-    # which a file of this name in the experiment's folder records. The machines of a run share the
-    # experiment's folder, so the name of the file depends on the machine.
-    name = make_name(*identity, *([this_machine] if has_several_machines and in_memory else []))
-    # In memory, the first rank of each machine writes the weights; on disk, the first of all ranks.
-    writes = machines.index(this_machine) == ranks.rank if in_memory else ranks.is_first
+    if in_memory:
+        # Each machine has a folder. `name` is that of the file which records the folder, or of the folder
+        # itself if this user can't write into /dev/shm. Several machines share the experiment's folder, so
+        # their names there differ.
+        name = make_name(*identity, this_machine) if has_several_machines else make_name(*identity)
+        first_rank_of_machine = machines.index(this_machine)
+        writes = ranks.rank == first_rank_of_machine
+    else:
+        name = make_name(*identity)  # of the folder that all ranks share
+        writes = ranks.is_first
     folder: Path | None = None
     if writes:
         held_folders.delete_abandoned_folders()
@@ -455,14 +464,14 @@ def make_weights_folder(
             remove_folder(meeting)
             make_new_private_folder(meeting)
     ranks.barrier("the weights folder is empty")
-    return folder, meeting, writes
+    return MadeFolder(folder, meeting, writes)
 
 
 def read_name_file(name_file: Path) -> Path | None:
     """Returns the folder in memory that a run's last start has named in a file.
 
-    Returns None if there is no such file or folder, if the folder belongs to another user, or if its place
-    and name are not those of this program's folders.
+    Returns None if the file or the folder doesn't exist, if the folder belongs to another user, or if this
+    program gives no folder such a path.
     """
     try:
         folder = Path(name_file.read_text())

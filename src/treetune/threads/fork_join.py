@@ -102,12 +102,12 @@ class Glue:
         end_block, join = "\n</Parallel>", "\n"
         if conclusion:
             end_block, join = "\n<Conclusion>\n</Conclusion>\n</Parallel>", "\n<Conclusion>\n"
-        headers: dict[str, TokenIds] = {}
+        encoded_headers: dict[str, TokenIds] = {}  # by thread number, so that each is encoded once
 
         def header(number: str) -> TokenIds:
-            if number not in headers:
-                headers[number] = token_array(codec.encode(f"<Thread>\n{number}:"))
-            return headers[number]
+            if number not in encoded_headers:
+                encoded_headers[number] = token_array(codec.encode(f"<Thread>\n{number}:"))
+            return encoded_headers[number]
 
         return Glue(
             tags,
@@ -307,22 +307,26 @@ class ForkJoin:
             self.events[event] += 1
 
     def _cut(self, line: Line) -> None:
-        """Ends a line (the main text or a thread) whose tokens are used up. A thread whose tokens are used up
-        is a straggler: it is truncated or dropped, and the answer goes on, unless `stragglers` is ``go_on``.
-        In all other cases the answer ends, too."""
+        """Ends a line (the main text or a thread) whose tokens are used up.
+
+        With the main text the answer ends. A thread whose tokens are used up is a straggler, and `stragglers`
+        says what follows.
+        """
         if not line.is_thread:
             self._end("length", "budget_spent")
-            return
-        if self._limits.stragglers == "drop":
+        elif self._limits.stragglers == "drop":
+            # A dropped thread is not a part of the answer, so it needs no closing tag. The answer goes on.
             line.dropped = True
             self.events["dropped"] += 1
             self.events["dropped_tokens"] += line.length()
-            return  # a dropped thread is not a part of the answer, so it needs no closing tag
-        if self._limits.stragglers == "truncate":
+        elif self._limits.stragglers == "truncate":
+            # The answer goes on after the other threads.
             self.events["truncated"] += 1
-        else:  # "go_on": the thread has used its whole share, and the answer ends, as in ThreadWeaver's code
+            line.inject(self._glue.end_thread)
+        else:
+            # "go_on": the thread has used its whole share, and the answer ends, as in ThreadWeaver's code.
             self._end("length", "budget_spent")
-        line.inject(self._glue.end_thread)
+            line.inject(self._glue.end_thread)
 
     def _fork(self, line: Line) -> list[Line]:
         """Opens the threads of the outlines at the end of a line (the main text or a thread), and returns
@@ -355,9 +359,9 @@ class ForkJoin:
         after_threads = max(len(glue.join), len(glue.end_block))
         # `_closing_tokens` are reserved for the end of the line itself, if it is a thread.
         reserved = len(glue.newline) + after_threads + self._closing_tokens(line)
-        share = (line.budget - line.length() - reserved) // len(headers)
+        thread_budget = (line.budget - line.length() - reserved) // len(headers)
         longest_header = max(len(header) for header in headers)
-        tokens_to_sample = share - longest_header - len(glue.end_thread)
+        tokens_to_sample = thread_budget - longest_header - len(glue.end_thread)
         if tokens_to_sample < 1:
             self._end("length", "budget_spent")
             return []
@@ -366,7 +370,8 @@ class ForkJoin:
         threads = []
         for position, header in enumerate(headers):
             branch = (*line.branch, (line.blocks, position))
-            thread = Line(branch, context_ids, share, is_thread=True, left_out=self._is_left_out(branch))
+            is_left_out = self._is_left_out(branch)
+            thread = Line(branch, context_ids, thread_budget, is_thread=True, left_out=is_left_out)
             thread.inject(header)
             threads.append(thread)
         line.parts.append(threads)

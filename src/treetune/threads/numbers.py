@@ -39,8 +39,11 @@ class ThreadCounts:
 
     @property
     def acceleration_ratio(self) -> float:
-        """1 − critical path / total; 0 for an answer without tokens. Useless threads raise it, too. The
-        shaping ``acceleration`` has ratios that don't have this fault."""
+        """1 − critical path / total; 0 for an answer without tokens.
+
+        Useless threads raise it, too: they add to the total alone. The shaping ``acceleration`` divides by a
+        reference length instead.
+        """
         if not self.total_num_tokens:
             return 0.0
         return 1.0 - self.num_tokens_in_the_longest_thread / self.total_num_tokens
@@ -76,8 +79,9 @@ def count_threads(token_ids: Sequence[int], tags: TagIds | None, depth: int = 1)
     The critical path counts every token outside of blocks, the tags of blocks included. In a block, it counts
     the tokens outside of threads, the tags of all threads, and the inner tokens of the longest thread.
 
-    ``<Parallel>`` in a block, ``<Thread>`` and ``</Parallel>`` in a thread, and ``</Thread>`` where no thread
-    is open are text. Blocks and threads that aren't closed end with the answer.
+    A tag in the wrong place counts as text: ``<Parallel>`` in a block, ``<Thread>`` or ``</Parallel>`` in a
+    thread, and ``</Thread>`` without an open thread. Blocks and threads that aren't closed end with the
+    answer.
 
     Args:
         token_ids: The tokens of the response.
@@ -252,10 +256,9 @@ def count_threads_of_answer(
 ) -> ThreadCounts:
     """Returns the token counts of an answer.
 
-    Blocks are counted down to the largest depth at which the rollout forked in this answer. The model may
-    write deeper blocks, at which the rollout did not fork: their tags count as text. Example: in an answer
-    with a fork within a thread, blocks are counted in the main text and in its threads, but not in threads of
-    threads.
+    The model may write blocks at which the rollout did not fork. Blocks that are deeper than the rollout's
+    deepest fork count as text. Example: in an answer with a fork within a thread, blocks are counted in the
+    main text and in its threads, but not in threads of threads.
 
     As in ThreadWeaver, the text between tags is a thread even if the model wrote the tags itself and nothing
     was sampled in parallel. With `only_forked`, a ``<Thread>`` counts only if it was injected: the rollout
@@ -290,9 +293,10 @@ def measure_threads(trajectories: Sequence[Trajectory], codec: TextCodec) -> lis
 
 
 def _measure_answer(trajectory: Trajectory, tags: TagIds) -> dict[str, float]:
-    """Returns the measured numbers of an answer, by short name. Blocks within threads break the format,
-    unless the rollout has forked within a thread of this answer."""
+    """Returns the measured numbers of an answer, by short name."""
     counts = count_threads_of_answer(trajectory, tags)
+    # Blocks within threads break the format, unless the rollout has forked within a thread of this answer.
+    has_forked_in_thread = _depth_of_threads(trajectory) > 1
     numbers = {
         "total_num_tokens": float(counts.total_num_tokens),
         "num_tokens_in_the_longest_thread": float(counts.num_tokens_in_the_longest_thread),
@@ -300,9 +304,7 @@ def _measure_answer(trajectory: Trajectory, tags: TagIds) -> dict[str, float]:
         "parallel_ratio": counts.parallel_ratio,
         "parallel_count": float(counts.parallel_count),
         "with_parallel": float(counts.with_parallel),
-        "format_correct": float(
-            not find_format_faults(trajectory.text, nesting=_depth_of_threads(trajectory) > 1)
-        ),
+        "format_correct": float(not find_format_faults(trajectory.text, nesting=has_forked_in_thread)),
     }
     if counts.with_parallel:
         numbers["thread_counts_per_block"] = counts.thread_counts_per_block
@@ -316,12 +318,14 @@ def _measure_answer(trajectory: Trajectory, tags: TagIds) -> dict[str, float]:
 
 
 def _depth_of_threads(trajectory: Trajectory) -> int:
-    """Returns the largest depth of threads in an answer: 1 for threads of the main text, 2 for their threads.
+    """Returns the largest depth of the threads that the rollout has forked: 1 for threads of the main text, 2
+    for threads of these.
 
-    Returns 1 for an answer without threads, so that blocks on the main text count even if the model wrote all
-    of their tags.
+    Also returns 1 if the rollout has forked none. The model may have written a whole block by itself, and
+    blocks on the main text count in any case.
     """
-    return max((1, *(len(segment.branch) for segment in trajectory.segments)))
+    depths = [len(segment.branch) for segment in trajectory.segments]
+    return max([1, *depths])
 
 
 def critical_seconds(segments: Sequence[Segment], depth: int = 0) -> float:

@@ -157,8 +157,8 @@ class ParallelThreads(GrowingRollout):
         Args:
             context: The context of the phase.
             starts: The answers so far. Each ends with the threads of a block (a fork with its threads) on the
-                main text. In this block and in those before it, a thread without a segment in the start is
-                left out.
+                main text. A thread of this block or of an earlier one is left out if the start has no segment
+                of it.
             blocks: For each start, the number of the block with which it ends, counted from 0 on the main
                 text.
         """
@@ -195,7 +195,8 @@ class ParallelThreads(GrowingRollout):
         def is_left_out(branch: Branch) -> bool:
             # A branch leads from the main text to a thread: a pair (block, thread) for each fork on the way.
             block_on_main_text, _ = branch[0]
-            return block_on_main_text < complete_blocks and (branch, 0) not in sampled_before
+            has_segment = (branch, 0) in sampled_before  # the first sample of the thread
+            return block_on_main_text < complete_blocks and not has_segment
 
         async def sample(line: LineRequest) -> Completion:
             """Returns the completion of a line's request, from the given segments or from the engine."""
@@ -203,8 +204,8 @@ class ParallelThreads(GrowingRollout):
             segment = sampled_before.get((line.branch, line.turn))
             if segment is not None:
                 # This answer continues another answer, and begins with some of its segments. `fork_join`
-                # requests these segments like all others. It gets the completions that they were made of, and
-                # so builds the same lines again.
+                # requests these segments like all others, and gets the completions that they were made of. So
+                # it builds the same lines again.
                 return _completion(segment, line, context.codec)
             request = Request(
                 line.context_ids,

@@ -387,7 +387,11 @@ def group_penalties(
     alpha = weight * (share - threshold + EPSILON) / (1.0 - threshold + EPSILON)
     # There is a correct answer, since the threshold is above 0.
     shortest = min(length for length, is_correct in zip(lengths, correct, strict=True) if is_correct)
-    return [alpha * min(1.0, max(0.0, (length - shortest) / window)) for length in lengths]
+    penalties = []
+    for length in lengths:
+        excess = (length - shortest) / window
+        penalties.append(alpha * min(1.0, max(0.0, excess)))
+    return penalties
 
 
 @Shaping.register("group_length_penalty")
@@ -415,7 +419,7 @@ class GroupLengthPenalty(Shaping):
 
     @override
     def bonuses(self, context: RolloutContext, trajectories: Sequence[Trajectory]) -> list[float]:
-        """Returns for each answer minus its length penalty within its group."""
+        """Returns a negative bonus for each answer: its length penalty within its group."""
         tags = TagIds.of(context.codec.encode)
         bonuses = [0.0] * len(trajectories)
         for indices in indices_by_problem(trajectories).values():

@@ -151,9 +151,10 @@ class ThreadShapley(ContinuingCredit):
         """Returns a few block sizes. One of them has the most sets per thread of all sizes up to
         `most_threads`.
 
-        For blocks with exact values, the number of sets per thread never falls as the size grows (2, 2, 8/3,
-        4, …), so the largest such block is a candidate. For larger blocks, and with `leave_one_out`, it is
-        a + b / size, so the smallest and the largest size are candidates.
+        Exact values need 2^n sets for n threads, which are 2, 2, 8/3, 4, … sets per thread. So the largest
+        such block is a candidate. In larger blocks, and with `leave_one_out`, the number of sets is a·n + b
+        (`_most_sets`). So the sets per thread, a + b / n, only rise or only fall as n grows, and the smallest
+        and the largest of these blocks are candidates.
         """
         largest_exact = 1
         while largest_exact < most_threads and self._has_exact_values(largest_exact + 1):
@@ -177,8 +178,8 @@ class ThreadShapley(ContinuingCredit):
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
-        """Gives the tokens of each thread on the main text the thread's value in its block, and the tokens
-        outside of threads RLOO's advantage."""
+        """Sets the advantages. The tokens of a thread on the main text get the thread's value in its block.
+        The tokens outside of threads get RLOO's advantage."""
         answers = answers_of(trees)
         outcome_advantages: list[float] = []
         for tree in trees:
@@ -225,7 +226,7 @@ class ThreadShapley(ContinuingCredit):
     def _draw_orders(
         self, context: RolloutContext, answer: Trajectory, block: Block
     ) -> list[tuple[int, ...]]:
-        """Returns random orders of a block's threads, or an empty list if its values are exact."""
+        """Returns random orders of a block's threads. Returns an empty list if its values are exact."""
         if self.weights == "leave_one_out" or self._has_exact_values(len(block.threads)):
             return []
         draw = derived_random(context.seed, context.iteration, answer.id, "orders of threads", block.number)
@@ -257,9 +258,9 @@ class ThreadShapley(ContinuingCredit):
         if self.weights == "leave_one_out":
             all_threads = frozenset(threads)
             return {thread: worth[all_threads] - worth[all_threads - {thread}] for thread in threads}
-        if orders:  # empty if the values go through all sets
-            return mean_marginals(orders, worth.__getitem__)
-        return shapley_values(threads, worth.__getitem__)
+        if not orders:  # exact Shapley values need the worth of every set
+            return shapley_values(threads, worth.__getitem__)
+        return mean_marginals(orders, worth.__getitem__)
 
     def _sample_answers(
         self, context: RolloutContext, counterfactuals: Sequence[Counterfactual]
@@ -304,7 +305,8 @@ class ThreadShapley(ContinuingCredit):
         counts = context.ranks.exchange(
             "counterfactuals", (len(counterfactuals), len(sampled), tokens, unfinished, ungraded)
         )
-        all_sets, all_samples, all_tokens, all_unfinished, all_ungraded = map(sum, zip(*counts, strict=True))
+        totals = [sum(counts_of_ranks) for counts_of_ranks in zip(*counts, strict=True)]
+        all_sets, all_samples, all_tokens, all_unfinished, all_ungraded = totals
         metrics: Metrics = {}
         if all_samples:
             metrics["credit/value_states"] = float(all_sets)

@@ -227,8 +227,8 @@ class Trainer(Part):
     def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
         """Returns the keys that change only speed, memory, files and messages.
 
-        ZeRO's stage and its offloading are not among them, since a checkpoint has the optimiser's state as
-        the stage shards it.
+        ZeRO's stage and offloading are not among them, since they decide how a checkpoint's optimiser state
+        is sharded.
         """
         return frozenset(
             {
@@ -281,7 +281,7 @@ class Trainer(Part):
         of one step saves the pass: the step's own forward pass gives the old log-probs.
         """
         objective = self.objective
-        # A loss with advantages and ``train/kl`` are computed from the old log-probs.
+        # A loss with advantages needs the old log-probs, and so does the metric ``train/kl``.
         needs_old_logprobs = objective.needs_advantages or (self.keeps_reference and self.measure_kl)
         if isinstance(objective, TeacherObjective) and objective.importance_cap is not None:
             # The loss corrects p / p_engine by the mass that top-p and top-k leave. The pass that computes
@@ -319,7 +319,8 @@ class Trainer(Part):
         # With `restart: 'every_iteration'`, training begins anew in every iteration, and the schedule spans
         # the steps of a single iteration.
         iterations = 1 if experiment.restart == "every_iteration" else experiment.iterations
-        steps = iterations * self.epochs * math.ceil(rows / (self.minibatch_size or max(rows, 1)))
+        rows_of_step = self.minibatch_size or max(rows, 1)  # at least 1, as a divisor
+        steps = iterations * self.epochs * math.ceil(rows / rows_of_step)
         # For `Warmup`, `warmup_steps` are its `steps`, or 0 if its `may_outlast_training` is true.
         if self.schedule.warmup_steps > steps:
             yield Finding(

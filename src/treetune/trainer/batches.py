@@ -188,6 +188,8 @@ def plan_micro_batches(
         batch: Unit = ()  # the rows of the micro-batch that is being filled
         width = tokens_of_batch = 0
         for unit in units_of_rank:
+            if not batch:
+                width = width_of[unit]
             rows_with_unit = len(batch) + len(unit)
             tokens_with_unit = tokens_of_batch + tokens_of[unit]
             if layout == "padded":
@@ -196,9 +198,7 @@ def plan_micro_batches(
             has_room = tokens_with_unit <= max_tokens and (max_rows is None or rows_with_unit <= max_rows)
             if batch and not has_room:
                 batches.append(PlannedBatch(batch))
-                batch, tokens_of_batch = (), 0
-            if not batch:
-                width = width_of[unit]
+                batch, tokens_of_batch, width = (), 0, width_of[unit]
             batch += unit
             tokens_of_batch += tokens_of[unit]
         if batch:
@@ -272,8 +272,8 @@ def rows_of_rank(
     With the layout ``tree``, this needs the tokens of all rows; with other layouts, only their lengths.
     """
     batches_by_group = _plan_rows(sequences, units, settings, ranks, keep_units, with_gradient)
-    batches_of_rank = batches_by_group[ranks.rank // settings.sequence_parallel_size]
-    return set(itertools.chain.from_iterable(batch.indices for batch in batches_of_rank))
+    group = ranks.rank // settings.sequence_parallel_size
+    return set(itertools.chain.from_iterable(batch.indices for batch in batches_by_group[group]))
 
 
 def sequences_of_rank(
@@ -445,8 +445,8 @@ def _lay_out(rows: Sequence[Row], layout: Layout) -> tuple[ModelInputs, int]:
     labels_N = torch.cat(labels_by_row)
     tokens = sum(row.length for row in rows)
     if layout == "tree":
-        # All rows become one: their prefix tree. The position of a token is its depth. Its logits are those
-        # of its parent, which may be anywhere before it in the order of the depth-first walk.
+        # All rows become one: their prefix tree. The position id of a token is its depth. The token is
+        # predicted by its parent, which may be anywhere before it in the order of the depth-first walk.
         tree = PrefixTree.of([ids_T.numpy() for ids_T in ids_by_row])
         # The node of each token of each row.
         nodes_by_row = [torch.from_numpy(path) for path in tree.paths]
@@ -529,14 +529,13 @@ def _pack_into_trees(sequences: Sequences, parts: Sequence[Unit], max_tokens: in
     tree, tokens_of_tree = GrowingTree(), 0
     rows: Unit = ()
     for part in parts:
-        # The size of the tree with this part is known only once the part is added. If it is too large, the
-        # rows before this part become a tree, and the next tree begins with this part. `grown_size` is then
-        # the size of the next tree.
-        grown_size = _add_rows(tree, sequences, part)
-        if rows and grown_size > max_tokens:
+        # How many tokens the tree has with this part is known only once the part is added.
+        tokens_with_part = _add_rows(tree, sequences, part)
+        if rows and tokens_with_part > max_tokens:
+            # The rows before this part become a tree, and the next tree begins with this part.
             trees.append(_TreeOfRows(rows, tokens_of_tree))
             tree, rows = GrowingTree(), ()
-            grown_size = _add_rows(tree, sequences, part)
-        rows, tokens_of_tree = rows + part, grown_size
+            tokens_with_part = _add_rows(tree, sequences, part)
+        rows, tokens_of_tree = rows + part, tokens_with_part
     trees.append(_TreeOfRows(rows, tokens_of_tree))
     return trees

@@ -190,10 +190,10 @@ class PolicyTrainer:
         minibatch_size = self.settings.minibatch_size or len(units)
         steps = []
         for epoch in range(self.settings.epochs):
-            order = list(units)
-            derived_random(self.seed, iteration, "minibatches", epoch).shuffle(order)
-            for start in range(0, len(order), minibatch_size):
-                steps.append(order[start : start + minibatch_size])
+            shuffled_units = list(units)
+            derived_random(self.seed, iteration, "minibatches", epoch).shuffle(shuffled_units)
+            for start in range(0, len(units), minibatch_size):
+                steps.append(shuffled_units[start : start + minibatch_size])
         return steps
 
     def has_something_to_learn(self, minibatch: Minibatch, tensors: IterationTensors) -> bool:
@@ -246,7 +246,8 @@ class PolicyTrainer:
                 are then the old ones, and are recorded in `tensors`.
         """
         settings = self.settings
-        # The recorder keeps the scores of the forward passes; None if nothing needs them.
+        # The recorder keeps the scores of the forward passes; None if nothing needs them. With a nucleus (the
+        # run's top-p and top-k), it also keeps the mass that the nucleus leaves.
         recorder, nucleus = self._recorder_for(sequences, tensors, is_only_step=is_only_step)
         entropy_coef = self.entropy.value
         metrics = self._accumulate_gradients(sequences, minibatch, tensors, entropy_coef, recorder, nucleus)
@@ -317,9 +318,9 @@ class PolicyTrainer:
             # reports those of a dummy.
             if recorder is not None and self.scorer.reports(batch):
                 recorder.add(batch, scored)
-            # The counts of all ranks are summed below, so they are scaled as losses are: by 0 for a dummy (a
-            # repeated micro-batch that only keeps the ranks in step), and by 1 / (number of ranks) for a
-            # micro-batch that several ranks compute together.
+            # The counts of all ranks are summed below, so they are scaled as losses are. `loss_scale` is 0
+            # for a dummy (a repeated micro-batch that only keeps the ranks in step), and 1 / (number of
+            # ranks) for a micro-batch that several ranks compute together.
             metrics[COMPUTED_TOKENS_METRIC] = batch.computed_tokens * batch.loss_scale
             if self.critic is not None and sequences.of_critic is None:
                 metrics |= self.critic.backward(minibatch, batch, tensors)
@@ -433,9 +434,9 @@ class PolicyTrainer:
         shape [N]. Collective."""
         assert self.reward_model is not None
 
-        # Returns the factor that the policy's schedule puts on a learning rate. The steps are those of the
-        # reward model, which may take more or fewer steps than the policy.
         def schedule(steps_done: int, steps: int) -> float:
+            """Returns the factor that the policy's schedule puts on a learning rate. The steps are those of
+            the reward model, which may take more or fewer steps than the policy."""
             return self.learning_rate(iteration, steps_done, steps) / self.settings.learning_rate
 
         return self.reward_model.learn_and_score(iteration, sequences, ref_logprobs_N, schedule)
@@ -450,15 +451,20 @@ class PolicyTrainer:
     def restart(self, episodes: Collection[Episode] = (), on_signals: OnSignals | None = None) -> Metrics:
         """Resets policy and optimiser to the start model. Collective.
 
-        The policy before the reset has sampled `episodes`. With `measure_kl`, the metrics are the KL of that
-        policy to the start model on these episodes, and the gap between its log-probs and the engine's.
-        Without `measure_kl`, there are no metrics. `on_signals` gets that policy's scores of the tokens of
-        the episodes, such as entropies, if they are computed.
+        Args:
+            episodes: The episodes that the old policy, the one before the reset, has sampled.
+            on_signals: Gets the old policy's scores of the episodes' tokens, such as entropies, if they are
+                computed.
+
+        Returns:
+            With `measure_kl`, the KL of the old policy to the start model on the episodes, and the gap
+            between its log-probs and the engine's; else no metrics.
         """
         assert self.critic is None, "a critic is trained on from iteration to iteration"
         assert self.average is None, "a moving average is refused with `restart`"
         assert self.reward_model is None, "a reward model is trained on from iteration to iteration"
-        settings, tensors = self.settings, None
+        settings = self.settings
+        tensors: IterationTensors | None = None
         if episodes and (settings.measure_kl or settings.token_signals == "all"):
             # The episodes are only scored, and no step is taken on them.
             sequences = sequences_of_rank(episodes, settings, self.ranks, units_by_step=[], scores_all=True)
@@ -609,6 +615,7 @@ def _keep_scores(
         tensors.set_old_scores(scores)
         tensors.old_logprobs_mask_N = is_known_N
         return
+    # Tokens that this step has not computed keep their earlier score, or NaN without one.
     earlier = torch.nan if tensors.last_logprobs_N is None else tensors.last_logprobs_N
     tensors.last_logprobs_N = scores.logprobs_N.where(is_known_N, earlier)
 
@@ -693,7 +700,8 @@ class IterationTraining:
                 self._steps_skipped += 1
             self._steps_done = number
             ends_epoch = number % steps_per_epoch == 0
-            yield StepDone(number, steps, number // steps_per_epoch if ends_epoch else None)
+            epochs = number // steps_per_epoch if ends_epoch else None
+            yield StepDone(number, steps, epochs)
 
     def _score_tokens(self, units_by_step: Sequence[Sequence[Unit]]) -> None:
         """Runs the models over all sequences whose scores the steps or the token signals need. Collective."""
@@ -702,8 +710,11 @@ class IterationTraining:
         learned_rewards = None
         if trainer.reward_model is None:
             # Whether a model is run over all sequences before the first step.
-            scores_all = settings.token_signals == "all" or (
-                scores_old or settings.keeps_reference or trainer.critic is not None
+            scores_all = (
+                scores_old
+                or settings.keeps_reference
+                or trainer.critic is not None
+                or settings.token_signals == "all"
             )
             sequences = sequences_of_rank(
                 episodes, settings, trainer.ranks, units_by_step, scores_all=scores_all
@@ -732,9 +743,9 @@ class IterationTraining:
         """The tensors from which token signals are made: the log-probs, entropies and the like of each token
         that are stored with the episodes. They are `_tensors` itself, or a copy with old log-probs."""
         if tensors.old_logprobs_N is None and settings.token_signals == "all":
-            # The old log-probs are computed for token signals alone, and put into a copy, since training must
-            # not use them. It gets old log-probs from its own forward pass, and the bits of the update must
-            # not depend on `token_signals`.
+            # The old log-probs are computed for token signals alone. They are put into a copy, so that the
+            # bits of the update don't depend on `token_signals`: the step still takes its old log-probs from
+            # its own forward pass.
             self._tensors_of_signals = dataclasses.replace(tensors)
             self._tensors_of_signals.set_old_scores(trainer.old_logprobs(sequences))
         self._constant_metrics = tensors.metrics()

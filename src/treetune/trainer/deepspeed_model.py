@@ -59,13 +59,13 @@ class DeepSpeedModel:
         vectors = [p for p in trained if p.ndim <= 1]
         groups: list[dict[str, Any]] = [{"params": trained}]
         if settings.weight_decay and vectors:
-            # Biases and the weights of norms have no weight decay.
+            # The vectors, which are biases and the weights of norms, have no weight decay.
             groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
         if settings.reads_in_parts:
             shard_weights(module, config, settings, ranks)
         self.engine, *_ = deepspeed.initialize(model=module, model_parameters=groups, config=config)
         if settings.zero_stage == 0 and settings.precision == "float32":
-            # DeepSpeed's own clipping doesn't keep the norm, which is a metric.
+            # The clipping that DeepSpeed has for this case doesn't keep the norm, which is a metric.
             self.engine.clip_fp32_gradients = self._clip
         self._max_norm = settings.max_grad_norm or math.inf
         self.engine.train()
@@ -145,7 +145,8 @@ class DeepSpeedModel:
         for path, module in self.module.named_modules():
             # A layer with adapters has them in `.lora_…`, and its own weights in `.base_layer`. Both count as
             # one layer, since merging the adapters needs both at the same time.
-            layer_path, _, _ = path.partition(".base_layer" if ".base_layer" in path else ".lora_")
+            suffix = ".base_layer" if ".base_layer" in path else ".lora_"
+            layer_path, _, _ = path.partition(suffix)
             layer = layers.setdefault(layer_path, _Layer({}, {}))
             for name, parameter in module.named_parameters(recurse=False):
                 full_name = f"{path}.{name}" if path else name
@@ -304,7 +305,8 @@ def shard_weights(module: nn.Module, config: Mapping[str, Any], settings: Traine
     # `zero.Init` shards the parameters in the order in which the module yields them, and the first rank sends
     # each one to the others.
     reading_module = InTurn(module, reads=ranks.is_first)
-    # `mem_efficient_linear` would replace PyTorch's linear layers for every model of the process.
+    # Making this object shards the module. `mem_efficient_linear` would replace PyTorch's linear layers for
+    # every model of the process.
     deepspeed.zero.Init(
         module=reading_module, config_dict_or_path=config, dtype=dtype, mem_efficient_linear=False
     )
@@ -408,7 +410,8 @@ class ModelFactory:
             )
         self.parallel: SequenceParallel | None = None
         if group_size > 1:
-            self.parallel = SequenceParallel(ranks.group(group_size), ranks.rank % group_size, group_size)
+            rank_in_group = ranks.rank % group_size
+            self.parallel = SequenceParallel(ranks.group(group_size), rank_in_group, group_size)
 
     def policy(self) -> DeepSpeedModel:
         """Loads the start model, with an optimiser for its weights or, with LoRA, only for its adapters."""

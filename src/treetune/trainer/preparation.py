@@ -265,7 +265,7 @@ def prepare(
             tensors.returns_N = rewards_to_come(starts, rewards_N)
     if reward_penalties_N is not None and from_values is None:
         # Only advantages from values contain these penalties already. A token influences its own penalty and
-        # those of the tokens after it, so their sum is subtracted from its advantage.
+        # all later ones, so the sum of these penalties is subtracted from the token's advantage.
         advantages_N = advantages_N - rewards_to_come(starts, reward_penalties_N)
 
     # The normalisation.
@@ -358,9 +358,8 @@ def token_rewards(
     Args:
         starts: The offsets of the sequences, with the end of the last one.
         rewards: The reward of each sequence.
-        early: The parts of each sequence's reward that are earned before its end. A part that is earned
-            before the first trained token is given to no token, since no token could change it. Empty: all
-            rewards are earned at the end.
+        early: The parts of each sequence's reward that are earned before its end. Empty: all rewards are
+            earned at the end.
 
     Example: ``token_rewards([0, 3, 5], [1.0, 0.5], [[EarlyReward(token=0, reward=0.25)], []])`` is
     ``[0.25, 0, 0.75, 0, 0.5]``.
@@ -368,9 +367,9 @@ def token_rewards(
     rewards_N = torch.zeros(starts[-1])
     last_tokens = torch.tensor(starts[1:]) - 1
     rewards_N[last_tokens] = torch.tensor(rewards, dtype=torch.float32)
-    # `early` may be empty: then all rewards are earned at the end.
-    for (start, end), early_of_sequence in zip(pairwise(starts), early):
+    for (start, end), early_of_sequence in zip(pairwise(starts), early):  # no turn if `early` is empty
         for token, reward in early_of_sequence:
+            # What is earned before the first trained token goes to no token, since none could change it.
             if token >= 0:
                 rewards_N[start + token] += reward
             rewards_N[end - 1] -= reward

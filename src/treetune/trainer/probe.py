@@ -116,7 +116,15 @@ def _make_sequences(rows: Sequence[Tensor], copies: int) -> Sequences:
         # The number makes the hash of each copy different, since rows with equal hashes are computed once.
         content_hash = content_hash_of(row_T.numpy(), predicting.numpy()) + number.to_bytes(4, "little")
         start = sequences.starts[-1]
-        row = Row(len(row_T), len(predicting), start, number, content_hash, row_T, predicting)
+        row = Row(
+            length=len(row_T),
+            trained=len(predicting),
+            start=start,
+            sequence=number,
+            content_hash=content_hash,
+            token_ids=row_T,
+            predicting=predicting,
+        )
         sequences.rows.append(row)
         sequences.starts.append(start + len(predicting))
         sequences.first_rows.append(number + 1)  # each sequence has one row

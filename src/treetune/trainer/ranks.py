@@ -83,7 +83,7 @@ class Meeting:
             # torchrun has a store already, and PyTorch knows how to connect to it.
             store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
         elif machines == 1:
-            # Any process that reaches a port can take part. No other user can access this file.
+            # A file, which no other user can access. In a store at a port, any process could take part.
             store = dist.FileStore(
                 str(_make_private_folder(environment["MASTER_PORT"], rank) / "store"), world_size
             )
@@ -153,7 +153,10 @@ class Meeting:
         """Returns a message that names the ranks without a value, and the machines without any rank."""
         present = [rank for rank in range(self.world_size) if self.store.check([f"{name}/{rank}"])]
         missing = [str(rank) for rank in range(self.world_size) if rank not in present]
-        machines = {json.loads(self.store.get(f"{name}/{rank}"))[0] for rank in present}
+        machines = set()
+        for rank in present:
+            machine, _ = json.loads(self.store.get(f"{name}/{rank}"))
+            machines.add(machine)
         absent = [str(number + 1) for number in range(self.machines) if number not in machines]
         absent_machines = f", all of them on machine {', '.join(absent)} of {self.machines}" if absent else ""
         return (
@@ -260,8 +263,8 @@ def _make_private_folder(port: str, rank: int) -> Path:
     if held_folders.MEETING_VARIABLE in os.environ:  # `treetune run` has made the folder
         folder = Path(os.environ[held_folders.MEETING_VARIABLE])
     else:
-        # The ranks have nothing in common but their launcher. Its start time is part of the name, since a
-        # later process may get its process id.
+        # The ranks have nothing in common but their launcher. The launcher's start time is part of the name,
+        # since a later launcher may get the same process id.
         launcher = psutil.Process(os.getppid())
         name = (
             f"{held_folders.FOLDER_PREFIX}meeting-{launcher.pid}-{round(launcher.create_time() * 100)}-{port}"
@@ -364,8 +367,11 @@ class Ranks:
                 # On the loopback interface, no other machine can connect to the ranks.
                 for variable in (GLOO_INTERFACE, NCCL_INTERFACE):
                     os.environ.setdefault(variable, LOOPBACK_INTERFACE)
+            exchanges_objects = world_size > 1  # by gloo, also on GPUs: see `objects` below
             missing_interface = find_missing_interface(
-                os.environ, uses_gloo=backend == "gloo" or world_size > 1, uses_nccl=backend == "nccl"
+                os.environ,
+                uses_gloo=backend == "gloo" or exchanges_objects,
+                uses_nccl=backend == "nccl",
             )
             meeting.refuse_problems("network interfaces", missing_interface)
             if agree is not None:

@@ -109,10 +109,10 @@ class RewardModelTraining:
         minibatches = []
         for epoch in range(self.settings.epochs):
             draw: random.Random = derived_random(self.seed, iteration, "reward model's minibatches", epoch)
-            order = list(range(answers))
-            draw.shuffle(order)
+            shuffled_answers = list(range(answers))
+            draw.shuffle(shuffled_answers)
             for start in range(0, answers, minibatch_size):
-                minibatches.append(order[start : start + minibatch_size])
+                minibatches.append(shuffled_answers[start : start + minibatch_size])
         return minibatches
 
     def _step(

@@ -361,8 +361,8 @@ class Scorer:
         return all_N[sequences.flat_index(sequences.first_equal_rows())]
 
     def reports(self, batch: MicroBatch) -> bool:
-        """Returns whether the results of this rank count: one of the ranks that compute a micro-batch
-        together reports it, and no rank reports a dummy."""
+        """Returns whether the results of this rank count. Of the ranks that compute a micro-batch together,
+        one reports the results. No rank reports those of a dummy."""
         return not batch.is_dummy and self.ranks.rank % self.settings.sequence_parallel_size == 0
 
     def answer_logprobs(
@@ -481,9 +481,9 @@ class ReferencePrefetch:
         # Each rank computes its share of the rows that no rank has submitted. Equal rows are scored once.
         result_N = torch.zeros(sequences.n_tokens)
         first_equal = sequences.first_equal_rows()
-        rows = {number: sequences.rows[number] for number in first_equal}
+        distinct_rows = {number: sequences.rows[number] for number in first_equal}
         share_of_rank = rows_scored_by(sequences, ranks)
-        for number, row in rows.items():
+        for number, row in distinct_rows.items():
             if row.content_hash not in rank_of_hash and number in share_of_rank:
                 result_N[row.start : row.end] = self._score(row.token_ids, row.predicting)
 
@@ -496,7 +496,7 @@ class ReferencePrefetch:
                 f"{len(not_done)} answers were not scored under the reference within {ranks.deadline_s:.0f} s"
                 " (rank_deadline) after training began"
             )
-        for row in rows.values():
+        for row in distinct_rows.values():
             if rank_of_hash.get(row.content_hash) == ranks.rank:
                 result_N[row.start : row.end] = submitted[row.content_hash].result()
 

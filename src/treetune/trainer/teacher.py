@@ -99,7 +99,7 @@ class MovingAverage:
             parameter = parameters[name]
             average: Tensor = self._in_float32.get(name, parameter)
             average.lerp_(weight.float(), 1 - self.decay)
-            if average is not parameter:
+            if average is not parameter:  # the parameter has a lower precision than its average
                 parameter.copy_(average)
 
     def move_to(self, device: torch.device) -> None:

@@ -121,9 +121,9 @@ class Sequences:
         """Makes the sequences of episodes.
 
         Args:
-            rows_with_tokens: The numbers of the rows that hold their tokens. None: all rows hold them, and
-                if the critic has prompts of its own, its sequences (`of_critic`) are made, too. Otherwise the
-                caller has to make these, since the critic computes other rows.
+            rows_with_tokens: The numbers of the rows that hold their tokens; None for all. With None, the
+                sequences of a critic that has prompts of its own (`of_critic`) are made, too. Otherwise the
+                caller makes them, since a rank computes other rows for the critic.
 
         Raises:
             ValueError: An episode has no trained token.
@@ -284,9 +284,9 @@ def _early_rewards(episode: Episode) -> list[EarlyReward]:
     trained_so_far = np.cumsum(episode.trained)
     early = []
     for step_end, reward in zip(episode.step_ends[:-1], episode.step_rewards[:-1], strict=True):
-        # The index, among the trained tokens, of the last one up to the step's end; -1 if there is none yet.
-        last_trained = int(trained_so_far[step_end - 1]) - 1
-        early.append(EarlyReward(last_trained, reward))
+        # The reward is earned at the last trained token up to the step's end: token -1 if there is none yet.
+        n_trained = int(trained_so_far[step_end - 1])
+        early.append(EarlyReward(token=n_trained - 1, reward=reward))
     return early
 
 
@@ -326,9 +326,9 @@ def units_of(episodes: Collection[Episode], in_pairs: bool) -> list[Unit]:
     pair_halves = [(episode.pair, episode.chosen, episode.trajectory) for episode in episodes]
     for index, (pair, chosen, trajectory) in enumerate(pair_halves):
         neighbour = index ^ 1  # 0 and 1, 2 and 3, …
-        partner = pair_halves[neighbour][0] if neighbour < len(pair_halves) else None
-        is_first = index % 2 == 0
-        if pair is None or partner != pair or chosen is not is_first:
+        pair_of_neighbour = pair_halves[neighbour][0] if neighbour < len(pair_halves) else None
+        is_first = index % 2 == 0  # the first answer of a pair has to be the chosen one
+        if pair is None or pair_of_neighbour != pair or chosen is not is_first:
             raise ValueError(
                 f"episode {trajectory} is not one of a pair, better answer first, and the objective"
                 " compares answers: choose the selection 'preference_pairs'"
@@ -345,10 +345,10 @@ def flatten_trained(
     Args:
         values: Returns an episode's values, one for each response token, or None if it has none.
     """
-    rows = []
+    values_by_episode = []
     for episode in episodes:
-        row = values(episode)
-        if row is None:
+        values_of_episode = values(episode)
+        if values_of_episode is None:
             return None
-        rows.append(row[episode.trained].astype(np.float32))
-    return torch.from_numpy(np.concatenate(rows))
+        values_by_episode.append(values_of_episode[episode.trained].astype(np.float32))
+    return torch.from_numpy(np.concatenate(values_by_episode))

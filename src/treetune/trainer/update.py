@@ -52,8 +52,8 @@ def micro_batch_loss(
     Args:
         policy: The policy's `PolicyModule`, or an engine that is called like it.
         tensors: The tensors of the iteration, which have the values of the micro-batch's tokens.
-        entropy_coef: The factor of the entropies, whose sum, weighted by `Minibatch.weights_N`, is subtracted
-            from the loss.
+        entropy_coef: The factor of the entropy bonus: the tokens' entropies, weighted by
+            `Minibatch.weights_N`, are summed, and the sum is subtracted from the loss.
         nucleus: The cut by top-p and top-k whose mass is computed, too; None for none.
         teacher: The objective's teacher, which runs over the same rows; None for none.
 
@@ -191,8 +191,8 @@ class CriticTraining:
             configured_rate: The policy's learning rate before the schedule. The critic has the same one if
                 its settings give none.
         """
-        rate = policy_rate * (self.settings.learning_rate or configured_rate) / configured_rate
-        return self.model.step(rate)
+        critic_rate = self.settings.learning_rate or configured_rate
+        return self.model.step(policy_rate * critic_rate / configured_rate)
 
 
 CRITIC_LOSS_FILE = "critic_loss.json"

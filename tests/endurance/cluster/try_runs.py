@@ -211,7 +211,7 @@ class OverSsh(Run):
             number = signal.SIGKILL if name == "command" else signal.SIGINT
             self.machines[0].run("kill", f"-{number}", str(launcher))
         code, ended_at = self.wait_for_end(), time.monotonic()
-        texts = ("main.py", "vllm.entrypoints", "VLLM::EngineCore", "deepspeed.launcher")
+        texts = ("main.py", "vllm_server", "vllm.entrypoints", "VLLM::EngineCore", "deepspeed.launcher")
 
         def all_gone() -> bool:
             return not any(machine.processes(text) for machine in self.machines for text in texts)

@@ -315,9 +315,8 @@ def _cuts_at_forks(name: str, group: Sequence[GradedAnswer]) -> list[set[int]]:
                 " answers share these tokens (None: the policy sampled all tokens)"
             )
         cuts_by_answer[number].add(tokens)
-        # The origin is cut at the same position. If the origin itself branched off from an earlier answer, at
-        # this position or later, the earlier answer has the same tokens up to it, and is cut as well; and so
-        # on.
+        # The origin is cut at the same position. If the origin itself branched off from an earlier answer at
+        # this position or later, the tokens up to the cut are that answer's, which is cut as well; and so on.
         ancestor: int | None = origin
         while ancestor is not None:
             cuts_by_answer[ancestor].add(tokens)
@@ -376,12 +375,13 @@ def _make_trajectory(
             )
         )
     text = _decode(context, answer.response_ids, problem.id) if has_text else ""
-    step_ends = answer.step_ends
-    if step_ends is None and not has_text:
-        step_ends = (tokens,)
-    elif step_ends is None:
+    if answer.step_ends is not None:
+        step_ends = answer.step_ends
+    elif has_text:
         stop = context.settings.sampling.stop if context.settings.sampling is not None else ()
         step_ends = split_steps(context, problem, answer.response_ids, text, stop)
+    else:
+        step_ends = (tokens,)  # one step
     return Trajectory(
         problem=problem,
         sample=number,

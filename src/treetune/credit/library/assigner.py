@@ -48,7 +48,7 @@ from treetune.tasks.graders.pool import GraderPool
 from treetune.tasks.splitter_task import SplitterTask
 from treetune.tasks.steps import Lines, StepSplitter
 from treetune.tree import Tree, answers_of
-from treetune.vocabulary import Column, Episode, Metrics, TextCodec, TokenIds
+from treetune.vocabulary import Episode, Metrics, TextCodec, TokenIds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -543,20 +543,23 @@ def _collect_columns(assigned: CreditedTrees, original_ids: Sequence[Any]) -> Cr
         # `Episode.trajectory` is the answer's id: its group, and its number in it.
         episode = episode_by_id.get(f"{answer.group}#{sizes[answer.group]}")
         sizes[answer.group] += 1
-        tokens = len(answer.response_ids)
         # _T: one entry for each token.
-        advantages_T: Column = np.zeros(tokens)
-        trained_T: Column = np.zeros(tokens, np.bool_)
-        if episode is None:
+        if episode is None:  # the credit has left the answer out
+            tokens = len(answer.response_ids)
             credited.left_out.append(number)
-        else:
-            assert episode.advantages is not None, "`check_credit` has refused other credits"
-            advantages_T, trained_T = episode.advantages, episode.trained
-            if not np.isfinite(advantages_T).all():
-                raise RuntimeError(f"the credit gave answer {number} an advantage that isn't finite")
+            credited.advantages.append(convert_like(np.zeros(tokens), response_ids))
+            credited.trained.append(convert_like(np.zeros(tokens, np.bool_), response_ids))
+            credited.step_ends.append((tokens,))
+            credited.values.append(None)
+            credited.errors.append(None)
+            continue
+        advantages_T = episode.advantages
+        assert advantages_T is not None, "`check_credit` has refused other credits"
+        if not np.isfinite(advantages_T).all():
+            raise RuntimeError(f"the credit gave answer {number} an advantage that isn't finite")
         credited.advantages.append(convert_like(advantages_T, response_ids))
-        credited.trained.append(convert_like(trained_T, response_ids))
-        credited.step_ends.append(episode.step_ends if episode is not None else (tokens,))
-        credited.values.append(None if episode is None else episode.step_values)
-        credited.errors.append(None if episode is None else episode.step_errors)
+        credited.trained.append(convert_like(episode.trained, response_ids))
+        credited.step_ends.append(episode.step_ends)
+        credited.values.append(episode.step_values)
+        credited.errors.append(episode.step_errors)
     return credited

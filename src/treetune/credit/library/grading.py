@@ -120,4 +120,5 @@ def _takes_problem_too(function: RewardFunction) -> bool:
     # A function may accept both two and three arguments. With `*args` it gets the problem. With a third
     # parameter that has a default it doesn't, since the parameter may be a setting of the function.
     parameters = list(signature.parameters.values())
-    return len(parameters) < 3 or parameters[2].default is inspect.Parameter.empty
+    has_third = len(parameters) >= 3  # if not, `*args` takes the problem
+    return not has_third or parameters[2].default is inspect.Parameter.empty

@@ -183,10 +183,8 @@ class _CountedCall:
         request, so it is not counted."""
 
     def watch(self, requests: Sequence[Request | Deferred]) -> list[Request | Deferred]:
-        """Notes the requests, and returns them in the same order, in which engines number them.
-
-        A `Deferred` is replaced by one whose requests are watched, too.
-        """
+        """Notes the requests, and returns them. Each `Deferred` is replaced by one whose requests are
+        watched, too. The order stays, since engines number requests in it."""
         watched: list[Request | Deferred] = []
         for request in requests:
             if isinstance(request, Deferred):
@@ -209,8 +207,8 @@ class _CountedCall:
         return self._replace_answered(deferred.requests())
 
     def _replace_answered(self, new_requests: Sequence[Request | Deferred]) -> list[Request | Deferred]:
-        """Takes one answered request off the unanswered ones, adds the new requests that follow from it, and
-        returns the new requests."""
+        """Counts a request as answered, and the new requests that follow from it as unanswered. Returns the
+        new requests as `watch` does."""
         watched = self.watch(new_requests)
         self._unanswered -= 1
         if not self._unanswered:

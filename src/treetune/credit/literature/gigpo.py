@@ -78,26 +78,25 @@ class GroupInGroup(TokenCredit):
             for answer, turns in zip(answers, turns_by_answer, strict=True)
         ]
         # A turn's anchor is the tokens of the environment just before the turn. A turn is compared with the
-        # turns that have the same anchor.
-        returns_by_anchor: dict[bytes, list[float]] = {}
-        for turns, returns in zip(turns_by_answer, returns_by_answer, strict=True):
-            for turn, turn_return in zip(turns, returns, strict=True):
-                returns_by_anchor.setdefault(turn.anchor, []).append(turn_return)
+        # turns that have the same anchor. Here, a turn is named by the numbers of its answer and of itself.
+        turns_by_anchor: dict[bytes, list[tuple[int, int]]] = {}
+        for answer_number, turns in enumerate(turns_by_answer):
+            for turn_number, turn in enumerate(turns):
+                turns_by_anchor.setdefault(turn.anchor, []).append((answer_number, turn_number))
+        turn_advantages: dict[tuple[int, int], float] = {}
+        for compared_turns in turns_by_anchor.values():
+            returns = [returns_by_answer[answer_number][turn] for answer_number, turn in compared_turns]
+            advantages_of_turns = group_advantages(returns, self.std, self.eps)
+            turn_advantages.update(zip(compared_turns, advantages_of_turns, strict=True))
 
         rewards = [answer.reward for answer in answers]
-        advantage_by_answer = group_advantages(rewards, self.std, self.eps)
-        # These are iterators: below, the advantages of an anchor are taken one by one, in the order in which
-        # the returns of its turns were added above.
-        turn_advantages_by_anchor = {
-            anchor: iter(group_advantages(returns, self.std, self.eps))
-            for anchor, returns in returns_by_anchor.items()
-        }
+        answer_advantages = group_advantages(rewards, self.std, self.eps)
         rows: list[list[float]] = []
-        for turns, answer_advantage in zip(turns_by_answer, advantage_by_answer, strict=True):
+        for answer_number, turns in enumerate(turns_by_answer):
             row: list[float] = []
-            for turn in turns:
-                turn_advantage = next(turn_advantages_by_anchor[turn.anchor])
-                advantage = answer_advantage + self.weight * turn_advantage
+            for turn_number, turn in enumerate(turns):
+                turn_advantage = turn_advantages[answer_number, turn_number]
+                advantage = answer_advantages[answer_number] + self.weight * turn_advantage
                 # The environment's tokens before the turn get this advantage as well; they aren't trained.
                 row += [advantage] * (turn.end - len(row))
             rows.append(row)

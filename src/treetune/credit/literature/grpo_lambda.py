@@ -95,17 +95,17 @@ def sum_traces(tokens: int, decay: float, trace: TraceForm = "recent", floor: fl
     """
     import numpy as np
 
-    # For each lag s − t, the decayed trace: 1, γλ, (γλ)², …
-    decayed_T = decay ** np.arange(tokens)
-    # For each token t, its smallest trace: the trace falls with the lag, but not below this.
-    least_T = np.full(tokens, floor)
+    # The trace of a token falls with the lag s − t: at the first lags it is the decayed trace, and at the
+    # others the token's smallest trace. So the sum has two parts.
+    decayed_T = decay ** np.arange(tokens)  # by lag: 1, γλ, (γλ)², …
+    least_T = np.full(tokens, floor)  # by token
     if trace == "both":
         # decay^t is `decayed_T[t]`. So here the array is indexed by the token, and not by the lag.
         least_T = np.maximum(least_T, decayed_T)
     # The number of lags of each token: from 0 at the token itself to that of the last token.
     lags_T: Column = tokens - np.arange(tokens)
-    # The number of lags at which the decayed trace is above the least one. These are the first lags, since
-    # the trace falls. Both arrays are negated, because `searchsorted` needs ascending values.
+    # The number of these lags at which the decayed trace is above the least one. Both arrays are negated,
+    # because `searchsorted` needs ascending values.
     decaying_lags_T = np.minimum(np.searchsorted(-decayed_T, -least_T), lags_T)
     # For each number n of lags, the sum of the first n decayed traces.
     sums_of_decayed = np.concatenate([[0.0], np.cumsum(decayed_T)])

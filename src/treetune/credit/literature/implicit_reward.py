@@ -153,16 +153,19 @@ class ImplicitReward(Credit):
         texts = [ScoredText(answer.prompt_ids, answer.response_ids) for answer in answers]
         scores, metrics = score_texts(context, texts, "reference")
         plain_episodes = [make_episode(context, answer) for answer in answers]
-        # r_t = β (log π_φ − log π_old) of each token; _T: an array over the answer's tokens
-        rewards_by_answer: list[Column] = []  # only of sampled tokens
+        # The process rewards of the sampled tokens of each answer. _T: an array over an answer's tokens.
+        rewards_by_answer: list[Column] = []
         for episode, model_T in zip(plain_episodes, scores, strict=True):
             assert episode.behaviour_logprobs is not None, "sampled answers have log-probs"
             policy_T = np.asarray(episode.behaviour_logprobs, np.float64)
-            rewards_T = self.beta * (np.asarray(model_T, np.float64).clip(min=LEAST_LOGPROB) - policy_T)
+            # The model may give a sampled token the probability 0. The clip keeps the reward finite.
+            finite_T = np.asarray(model_T, np.float64).clip(min=LEAST_LOGPROB)
+            rewards_T = self.beta * (finite_T - policy_T)  # r_t = β (log π_φ − log π_old)
             rewards_by_answer.append(rewards_T[episode.trained])
         advantages: list[Column] = []
         for tree in trees:
-            first = len(advantages)  # the index of the tree's first answer
+            # `answers_of` lists the answers tree by tree, and the trees before this one are done.
+            first = len(advantages)
             rewards_of_tree = rewards_by_answer[first : first + len(tree.leaves)]
             advantages_of_process = process_advantages(rewards_of_tree, self.gamma)
             outcomes = leave_one_out_advantages([leaf.reward for leaf in tree.leaves])

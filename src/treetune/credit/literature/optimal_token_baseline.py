@@ -107,7 +107,7 @@ def optimal_token_advantages(rewards: Sequence[float], squared_norms: Sequence[C
         weights_T[: len(norms_T)] = np.cumsum(norms_T)
     baseline_T = np.array(rewards) @ weights_GT / (weights_GT.sum(0) + EPS)
     # After the end of the second longest answer, only one answer has tokens. Its baseline would be its own
-    # reward, so it is set to 0.
+    # reward, so it is set to 0. With a single answer, this holds from token 0 on.
     second_longest = sorted([0, *lengths])[-2]
     baseline_T[second_longest:] = 0.0
     return [reward - baseline_T[:length] for reward, length in zip(rewards, lengths, strict=True)]

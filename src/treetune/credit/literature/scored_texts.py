@@ -115,8 +115,14 @@ class GoldScores:
         fitting_texts = [text for text in texts if text is not None]
         scores, metrics = score_texts(context, fitting_texts, self.scorer)
         # `scores` has an entry only for each text that fits, in the order of the texts.
-        upcoming = (logprobs_T.clip(min=LEAST_LOGPROB) for logprobs_T in scores)
-        return [None if text is None else next(upcoming) for text in texts], metrics
+        upcoming = iter(scores)
+        logprobs_of_states: list[Column | None] = []
+        for text_of_state in texts:
+            if text_of_state is None:
+                logprobs_of_states.append(None)
+            else:
+                logprobs_of_states.append(next(upcoming).clip(min=LEAST_LOGPROB))
+        return logprobs_of_states, metrics
 
     def gold_needs(self) -> tuple[Need, ...]:
         """Returns what the part needs for its scores."""

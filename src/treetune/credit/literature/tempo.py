@@ -58,6 +58,7 @@ class Tempo(TokenCredit):
         rows = []
         # An answer of T tokens has P = T + 1 prefixes, of 0, 1, …, T tokens.
         for reward, has_prefix_PN in zip(rewards, mark_shared_prefixes(answers), strict=True):
+            # The value of a prefix is the mean reward of the answers that begin with it.
             values_P = has_prefix_PN @ rewards_N / has_prefix_PN.sum(1)
             value_changes_T = np.diff(values_P)
             advantages_T = (reward - group_mean + value_changes_T) / scale

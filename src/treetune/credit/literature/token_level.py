@@ -23,8 +23,7 @@ from treetune.vocabulary import Column, Episode, Metrics, Trajectory
 
 
 def mark_shared_prefixes(answers: Sequence[Trajectory]) -> list[Column]:
-    """Returns, for each of the N answers to a problem, a mask that says which answers begin with each of its
-    prefixes.
+    """Returns for each of the N answers to a problem which answers share its first tokens, as a mask.
 
     The mask of an answer with T tokens has the shape [T + 1, N]. Its entry [t, n] is True if answer n begins
     with the first t tokens of this answer. So all of row 0 is True, and all of the answer's own column. The

@@ -219,35 +219,27 @@ class WeightedBy(OverAnotherCredit):
 
     def _compute_signals(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Column]:
         """Returns the signal of each response token, by episode. Collective."""
-        import numpy as np
-
         scores = context.model_scores
         if self.signal == "deviation":
             reference_distances = required(scores.reference_distances, "reference distances")
-            # d_t · (H_t / log V)^κ: how far the policy has moved from the reference at a token (d_t), less
-            # where the policy is nearly certain. With κ = 0, only d_t counts.
+            # d_t · (H_t / log V)^κ: d_t says how far the policy has moved from the reference at a token. The
+            # second factor is small where the policy is nearly certain. With κ = 0, only d_t counts.
             return [
                 deviation.distances_T * deviation.relative_entropies_T**self.exponent
                 for deviation in reference_distances.along(episodes)
             ]
         if self.signal == "group_divergence":
             return required(scores.group_divergences, "group divergences").along(episodes)
-        entropies: list[Column] = []
-        if self.signal != "surprise":
-            distributions = required(scores.distributions, "distributions")
-            entropies = [entropies_T for _, entropies_T in distributions.along(episodes)]
+        if self.signal == "surprise":
+            return _surprises(episodes)
+        distributions = required(scores.distributions, "distributions")
+        entropies = [entropies_T for _, entropies_T in distributions.along(episodes)]
         if self.signal == "entropy":
             return entropies
-        surprises = []
-        for episode in episodes:
-            assert episode.behaviour_logprobs is not None, "sampled answers have log-probs"
-            surprises.append(-np.asarray(episode.behaviour_logprobs, np.float64))
-        if self.signal == "surprise":
-            return surprises
         # "relative_surprise": the surprise divided by the entropy
         return [
             surprises_T / (entropies_T + EPS)
-            for surprises_T, entropies_T in zip(surprises, entropies, strict=True)
+            for surprises_T, entropies_T in zip(_surprises(episodes), entropies, strict=True)
         ]
 
     def _weigh_row(self, episode: Episode, weights_T: Column) -> Episode:
@@ -262,16 +254,26 @@ class WeightedBy(OverAnotherCredit):
         return row
 
 
+def _surprises(episodes: Sequence[Episode]) -> list[Column]:
+    """Returns −log p of each response token, by episode; p is the probability with which it was sampled."""
+    import numpy as np
+
+    surprises = []
+    for episode in episodes:
+        assert episode.behaviour_logprobs is not None, "sampled answers have log-probs"
+        surprises.append(-np.asarray(episode.behaviour_logprobs, np.float64))
+    return surprises
+
+
 def group_share_weights(
     episodes: Sequence[Episode], signals: Sequence[Column], base: float, bonus: float
 ) -> list[Column]:
     """Returns the weights of GTPO, eq. 3 and 5: ``base + bonus · n · s_i,t / Σ_k s_k,t`` where advantages are
     positive, and the same with 1/s in place of s where they are negative.
 
-    Each token is compared with a set of tokens: those of the answers to the same problem at the same
-    position, whose advantage has the same sign. The token itself is in the set. n is the number of these
-    tokens, and the sum is over their answers k. Tokens with an advantage of 0 have the weight 1, which
-    changes nothing.
+    Each token is compared with a set of tokens: those of the answers to the same problem that are at the same
+    position and have an advantage of the same sign. The token itself is in the set. n is the number of these
+    tokens, and the sum is over their answers k. Tokens with an advantage of 0 get the weight 1.
 
     Example: the two correct answers to a problem have the entropies 0.3 and 0.1 at position t. With base 0.9
     and bonus 0.1, their weights there are 0.9 + 0.1 · 2 · 3/4 = 1.05 and 0.95.
@@ -323,6 +325,7 @@ def _tokens_with_advantage(episodes: Sequence[Episode], signals: Sequence[Column
         assert episode.advantages is not None
         for position in np.flatnonzero(episode.trained & (episode.advantages != 0)).tolist():
             signal = float(signals_T[position]) + EPS
+            # Where the advantage is negative, the formula has 1/s in place of the signal s.
             if episode.advantages[position] > 0:
                 compared = _ComparedSet(episode.group, sign=1, position=position)
                 token = _WeightedToken(index, compared, value=signal)
@@ -355,8 +358,8 @@ def top_share_weights(
 ) -> list[Column]:
     """Returns the weight 1 for the tokens with the largest signals, and 0 for the others. Collective.
 
-    The weight 1 goes to a `share` of the trained tokens, but to at least one token. All tokens whose signal
-    equals the smallest one among these get the weight 1, too.
+    The weight 1 goes to a `share` of the trained tokens, but to at least one token, and to all further tokens
+    whose signal equals the smallest of theirs.
 
     Args:
         among: The trained tokens that are compared: those of the ``iteration`` (of all ranks), or of each
@@ -364,7 +367,10 @@ def top_share_weights(
     """
 
     def find_threshold(values: Sequence[float]) -> float:
-        """Returns the smallest of the `share` of the values that are the largest."""
+        """Returns the smallest value that gets the weight 1.
+
+        Example: with a share of 0.5, the values 3, 1, 2, 0 have the threshold 2.
+        """
         count = max(1, int(share * len(values)))
         return sorted(values)[-count] if values else 0.0
 
@@ -392,22 +398,22 @@ def standardise_by_sign(episodes: Sequence[Episode], rows: Sequence[Episode]) ->
     """
     import numpy as np
 
-    values: dict[tuple[str, int], list[Column]] = {}
+    advantages_by_set: dict[tuple[str, int], list[Column]] = {}
     for episode, row in zip(episodes, rows, strict=True):
         assert episode.advantages is not None and row.advantages is not None
         for sign in (1, -1):
             in_set_T = row.trained & (np.sign(episode.advantages) == sign)
-            values.setdefault((episode.group, sign), []).append(row.advantages[in_set_T])
+            advantages_by_set.setdefault((episode.group, sign), []).append(row.advantages[in_set_T])
     standardised = []
     for episode, row in zip(episodes, rows, strict=True):
         assert episode.advantages is not None and row.advantages is not None
         advantages_T = row.advantages.copy()
         for sign in (1, -1):
             in_set_T = row.trained & (np.sign(episode.advantages) == sign)
-            values_of_set = np.concatenate(values[episode.group, sign])
+            advantages_of_set = np.concatenate(advantages_by_set[episode.group, sign])
             if in_set_T.any():
-                deviation = np.sqrt(values_of_set.var() + EPS)
-                advantages_T[in_set_T] = (advantages_T[in_set_T] - values_of_set.mean()) / deviation
+                deviation = np.sqrt(advantages_of_set.var() + EPS)
+                advantages_T[in_set_T] = (advantages_T[in_set_T] - advantages_of_set.mean()) / deviation
         standardised.append(replace(row, advantages=advantages_T))
     return standardised
 

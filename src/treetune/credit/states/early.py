@@ -70,11 +70,10 @@ class EarlyContinuations:
         return self.begun.get(state_key) if plan == self.plan else None
 
     def _new_states(self, answer: Trajectory) -> list[AnswerPrefix]:
-        """Returns the states to continue now that this answer is graded: its own, and those of answers to the
-        same problem that have waited for it.
+        """Returns the states to continue now that this answer is graded.
 
         The answers to a problem wait until `least_answers` of them are graded, since a problem with fewer
-        isn't trained on.
+        isn't trained on. So this answer's states may come with those of the answers before it, or not yet.
         """
         if not answer.grade.is_known:
             return []
@@ -87,7 +86,7 @@ class EarlyContinuations:
         new_states = []
         for ready in ready_answers:
             starts = self.rule.step_starts(ready)[: self.max_states]
-            # `first_states` chooses the states that are continued whatever the other answers are.
+            # Whether the other states of an answer are continued is decided after the rollout.
             for index in self.first_states(len(starts)):
                 prefix = AnswerPrefix.of(ready.problem, ready.prompt_ids, ready.segments, starts[index])
                 # Answers share states, at least that of the prompt. Each state is begun once.

@@ -189,6 +189,7 @@ class Valuation:
             paths = [leaf.segments for leaf in tree.leaves]
             states = []
             for answer_state in new_states.values():
+                # `leaf` is the answer's index, in the tree's leaves and so in `paths`.
                 states.append(StateOfPath(answer_state.leaf, answer_state.length))
             problems.append(ProblemStates(tree.problem, tree.prompt_ids, paths, states))
         plan = ContinuationPlan(budget or FixedBudget(self.samples), self.sampling)
@@ -241,11 +242,8 @@ class Valuation:
         return rewards
 
     def values_with(self, others: Mapping[AnswerState, Sequence[float]]) -> list[StepValues]:
-        """Returns, answer by answer, the value of each state from more rewards than its continuations'.
-
-        The value is the mean over the rewards of the state's continuations and the state's rewards in
-        `others`. It is None if there are neither.
-        """
+        """Returns the value of each state, answer by answer: the mean over the rewards of the state's
+        continuations and its rewards in `others`. It is None if there are neither."""
         values: list[StepValues] = []
         for answer in self.answers:
             step_values: StepValues = []
@@ -273,16 +271,18 @@ def rewards_below(
         leaf: The index of the answer.
         length: The length of the state in response tokens.
     """
-    same_beginning = [other for other in range(len(tree.leaves)) if shared_counts[leaf][other] >= length]
+    others = [other for other in range(len(tree.leaves)) if other != leaf]
+    same_beginning = [other for other in others if shared_counts[leaf][other] >= length]
     if not tree.forked:
-        yield from (tree.leaves[other].reward for other in same_beginning if other != leaf)
+        yield from (tree.leaves[other].reward for other in same_beginning)
         return
     sharing = sharing_of(tree)
     # An answer's branch is the node of the tree that holds the answer's next token after the state.
     leaves_by_branch: dict[int, list[int]] = {}
     for other in same_beginning:
         leaves_by_branch.setdefault(sharing.stretch_at(other, length), []).append(other)
-    leaves_by_branch.pop(sharing.stretch_at(leaf, length), None)  # None: no other answer is on this branch
+    own_branch = sharing.stretch_at(leaf, length)
+    leaves_by_branch.pop(own_branch, None)  # None: no other answer is on this branch
     for leaves in leaves_by_branch.values():
         reach_of_leaves = [sharing.reach[sharing.paths[other][-1]] for other in leaves]
         yield mean([tree.leaves[other].reward for other in leaves], reach_of_leaves)

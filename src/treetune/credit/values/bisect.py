@@ -87,17 +87,17 @@ class _Search:
         """
         if not self.middles:
             return []  # the search has ended
-        halves: list[tuple[int, int]] = []
+        new_parts: list[tuple[int, int]] = []
         if not self.valued:  # only the prompt was continued: the first part is the whole answer
             # The number after the last state stands for the answer's end, whose value is the reward.
-            halves.append((0, len(self.states)))
-        # If only the prompt was continued, `parts` is empty, so this loop does nothing.
-        for (start, end), middle in zip(self.parts, self.middles):
-            halves += [(start, middle), (middle, end)]
+            new_parts.append((0, len(self.states)))
+        else:
+            for (start, end), middle in zip(self.parts, self.middles, strict=True):
+                new_parts += [(start, middle), (middle, end)]
         self.valued += self.middles
         if self._has_spent_its_tokens():
-            halves = []
-        self.parts = [half for half in halves if self._needs_search(*half)]
+            new_parts = []
+        self.parts = [part for part in new_parts if self._needs_search(*part)]
         self.middles = [(start + end) // 2 for start, end in self.parts]
         return [self.states[number] for number in self.middles]
 

@@ -203,7 +203,10 @@ class ControlVariate(OverAnother):
             valuation.metrics["credit/critic_weight"] = 1 - total_moments.share
         # The share is c, the weight of the other estimator's value in the baseline. For each tree's answers,
         # it is learnt from all other trees.
-        weight_of_tree = [_Moments(*sums.without(moments)).share for moments in moments_by_tree]
+        weight_of_tree = []
+        for moments in moments_by_tree:
+            moments_of_other_trees = _Moments(*sums.without(moments))
+            weight_of_tree.append(moments_of_other_trees.share)
         values_with_baselines: list[StepValues] = []
         for step_values, critic, answer in zip(values, values_of_critic, valuation.answers, strict=True):
             weight = weight_of_tree[answer.states[0].tree]
@@ -219,7 +222,7 @@ def _subtract_critic(
 ) -> list[_Differences]:
     """Returns two differences for each state.
 
-    They are the state's value and the value of the next state, both minus the critic's value of the state.
+    They are the state's baseline and the value of the next state, both minus the critic's value of the state.
     The last state has no next state: the answer's reward takes the place of that value. States without a
     value, or without a critic's value, are left out.
     """
@@ -227,9 +230,9 @@ def _subtract_critic(
     valued = [(value, critic) for value, critic in pairs if value is not None]
     next_values = [*(value.value for value, _ in valued[1:]), reward]
     differences = []
-    for (value, critic), next_value in zip(valued, next_values):  # not strict: `valued` may be empty
+    # Not strict: if no state has a value, `next_values` still has the reward.
+    for (value, critic), next_value in zip(valued, next_values):
         if critic is not None:
-            # `baseline_or_value` is the number that the other estimator would take as the state's baseline.
             differences.append(_Differences(value.baseline_or_value - critic, next_value - critic))
     return differences
 

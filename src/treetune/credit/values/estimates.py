@@ -88,11 +88,11 @@ def estimate_states(
     local_estimates = rule.estimate(context, local_prefixes, plan)
     estimates_by_rank = ranks.exchange("value-estimates", local_estimates)
 
-    # Each rank has returned the estimates of its keys in the order of `prefix_of_key`, and `rank_of_key` has
-    # the same order. So each key in turn takes the next estimate of its rank. Example: if the ranks of the
-    # keys a, b, c are 0, 1, 0, then rank 0 has returned the estimates of a and c, and rank 1 that of b.
-    next_estimates = [iter(estimates_of_rank) for estimates_of_rank in estimates_by_rank]
-    estimate_of_key = {key: next(next_estimates[rank]) for key, rank in rank_of_key.items()}
+    # Each key takes the next estimate of its rank, since each rank has estimated its keys in the order of
+    # `rank_of_key`. Example: if the ranks of the keys a, b, c are 0, 1, 0, then rank 0 has returned the
+    # estimates of a and c, and rank 1 that of b.
+    upcoming_by_rank = [iter(estimates_of_rank) for estimates_of_rank in estimates_by_rank]
+    estimate_of_key = {key: next(upcoming_by_rank[rank]) for key, rank in rank_of_key.items()}
     estimates_by_problem = []
     for problem in problems:
         estimates_by_problem.append([estimate_of_key[prefix.key] for prefix in problem.prefixes()])
@@ -102,10 +102,11 @@ def estimate_states(
 def _assign_to_ranks(
     problems_by_rank: Sequence[Sequence[ProblemStates]], world_size: int, balanced: bool
 ) -> tuple[dict[bytes, int], dict[bytes, AnswerPrefix]]:
-    """Assigns each distinct state to a rank. Returns two dictionaries by the key of the state: to the rank,
-    and to the state.
+    """Assigns each distinct state to a rank. Returns two dictionaries by the keys of the states: the ranks,
+    and the states.
 
-    All ranks compute the same dictionaries, in the same order.
+    All ranks compute the same dictionaries, in the same order. With `balanced`, the states are assigned to
+    the ranks in turn; without it, each state to the first rank that has it.
     """
     problems: list[tuple[int, ProblemStates]] = []
     for rank, problems_of_rank in enumerate(problems_by_rank):
@@ -114,8 +115,8 @@ def _assign_to_ranks(
     rank_of_key: dict[bytes, int] = {}
     prefix_of_key: dict[bytes, AnswerPrefix] = {}
     for rank, problem in problems:
-        # States that are neighbours in the order of their token ids share most of their tokens, so they are
-        # about equally far from the end of an answer. Assigning them to the ranks in turn balances the work.
+        # Assigning the states in turn balances the work: neighbours in the order of their token ids share
+        # most of their tokens, so they are about equally far from the end of an answer.
         for prefix in sorted(problem.prefixes(), key=_big_endian_ids):
             key = prefix.key
             if key not in prefix_of_key:

@@ -73,15 +73,15 @@ class Filtered(OverAnother):
     def values(self, valuation: Valuation) -> list[StepValues]:
         """Returns the values and baselines of the estimator `over`, smoothed with the gains g and h."""
         estimates = self.over.values(valuation)
-        errors = []
+        errors_by_answer = []
         for step_values, answer in zip(estimates, valuation.answers, strict=True):
-            errors.append(_prediction_errors(step_values, answer.reward))
-        # For each tree, the sums of its answers' errors: one column for each of `CANDIDATE_GAINS` as g, and
-        # then one for each as h.
+            errors_by_answer.append(_prediction_errors(step_values, answer.reward))
+        # For each tree, the sums of its answers' errors. A row of errors has a column for each of
+        # `CANDIDATE_GAINS` as g, and then one for each as h.
         columns = 2 * len(CANDIDATE_GAINS)
         errors_by_tree = []
-        for errors_of_tree in valuation.by_tree(errors):
-            errors_by_tree.append(Sums(errors_of_tree, columns).as_floats())
+        for rows_of_tree in valuation.by_tree(errors_by_answer):
+            errors_by_tree.append(Sums(rows_of_tree, columns).as_floats())
         errors_by_rank = valuation.context.ranks.exchange("value-misses", errors_by_tree)
         all_errors = list(itertools.chain.from_iterable(errors_by_rank))
         sums = Sums(all_errors, columns)
@@ -91,9 +91,9 @@ class Filtered(OverAnother):
         # The gains for a tree's answers are learnt from all other trees: gains that depend on an answer's own
         # reward would make its values biased.
         gains_by_tree = []
-        for tree_errors in errors_by_tree:
-            # `without` subtracts this tree's errors from the sums, without rounding.
-            gains_by_tree.append(self._choose_gains(sums.without(tree_errors)))
+        for errors_of_tree in errors_by_tree:
+            errors_of_others = sums.without(errors_of_tree)
+            gains_by_tree.append(self._choose_gains(errors_of_others))
         filtered = []
         for step_values, answer in zip(estimates, valuation.answers, strict=True):
             g, h = gains_by_tree[answer.states[0].tree]
@@ -138,14 +138,15 @@ def _prediction_errors(step_values: StepValues, reward: float) -> list[float]:
     baselines = [value.baseline_or_value for value in step_values if value is not None]
     errors_of_g, errors_of_h = [], []
     for gain in CANDIDATE_GAINS:
-        smoothed_values = _smooth_from_later(observations, gain)
-        # The last smoothed value is the reward itself, whatever the gain. So its error in predicting the last
-        # V̂ says nothing about gains, and is left out.
-        later_and_earlier = zip(smoothed_values[1:-1], observations)
-        errors_of_g.append(math.fsum((later - earlier) ** 2 for later, earlier in later_and_earlier))
-        smoothed_baselines = _smooth_from_earlier(baselines, gain)
-        earlier_and_later = zip(smoothed_baselines, observations[1:])
-        errors_of_h.append(math.fsum((earlier - later) ** 2 for earlier, later in earlier_and_later))
+        # q_1 predicts V̂_0, and so on. The last smoothed value is the reward itself, whatever the gain. So its
+        # error in predicting the last V̂ says nothing about gains, and is left out.
+        predictions = _smooth_from_later(observations, gain)[1:-1]
+        errors = [predicted - observed for predicted, observed in zip(predictions, observations)]
+        errors_of_g.append(math.fsum(error**2 for error in errors))
+        # f_0 predicts V̂_1, and so on; the last f predicts the reward.
+        predictions = _smooth_from_earlier(baselines, gain)
+        errors = [predicted - observed for predicted, observed in zip(predictions, observations[1:])]
+        errors_of_h.append(math.fsum(error**2 for error in errors))
     return errors_of_g + errors_of_h
 
 
@@ -183,6 +184,7 @@ def filter_values(
     h (`gain_from_earlier`).
     """
     baselines = [value.baseline_or_value for value in step_values if value is not None]
+    # Both have an entry for each state with a value. `smoothed_values` has one more, the reward's.
     smoothed_values = iter(_smooth_from_later(_observations(step_values, reward), gain_from_later))
     smoothed_baselines = iter(_smooth_from_earlier(baselines, gain_from_earlier))
     filtered: StepValues = []

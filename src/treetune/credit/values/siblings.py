@@ -74,13 +74,12 @@ class ToppedUp(ValueEstimator):
         """Returns for each state the mean over the rewards of the other answers that went through it, and of
         so many continuations that there are at least `samples` rewards."""
         rewards = valuation.sibling_rewards()
-        # `missing` has the number of continuations of each state. Each reward of another answer that went
-        # through the state replaces one of the `samples` continuations. The number of these rewards may
-        # differ between the answers that go through the same state: the one with the fewest decides. For an
-        # answer with more rewards than `samples`, `count` is negative.
+        # The number of continuations that each state needs: each reward of another answer that went through
+        # the state replaces one of the `samples` continuations. Answers that go through the same state may
+        # have different numbers of such rewards. The one with the fewest decides.
         missing: dict[State, int] = {}
         for answer_state, sibling_rewards in rewards.items():
-            count = valuation.samples - len(sibling_rewards)
+            count = max(0, valuation.samples - len(sibling_rewards))
             missing[answer_state.state] = max(missing.get(answer_state.state, 0), count)
         local_counts = sorted({count for count in missing.values() if count})
         counts_by_rank = valuation.context.ranks.exchange("value-missing", local_counts)

@@ -71,11 +71,11 @@ class Smoothed(OverAnother):
 def _fit_walk(
     squares_by_lag: Mapping[int, Sequence[float]], binomial_variances: Sequence[float]
 ) -> tuple[float, float]:
-    """Returns the variance of a step of the walk, and the factor that turns the binomial variances of
-    observations into the variances of their noise.
+    """Returns the variance of a step of the walk, and the noise scale: the factor that turns the binomial
+    variances of observations into the variances of their noise.
 
     The squared difference of two observations m steps apart is on average m times the variance of a step,
-    plus twice the variance of the noise. As a function of m this is a line, whose slope and intercept are
+    plus twice the variance of the noise. As a function of m this is a line. Its slope and intercept are
     fitted by least squares.
 
     Args:
@@ -91,8 +91,9 @@ def _fit_walk(
     # By chance, the fitted slope or intercept may be negative, but a variance has to be positive.
     step_variance = max(slope, LEAST_STEP_VARIANCE)
     mean_square = mean(list(mean_square_by_lag.values()))
-    noise = max((mean_square - step_variance * mean_lag) / 2, LEAST_STEP_VARIANCE)
-    return step_variance, noise / mean(binomial_variances)
+    intercept = mean_square - step_variance * mean_lag  # the line goes through the point of the means
+    noise_variance = max(intercept / 2, LEAST_STEP_VARIANCE)
+    return step_variance, noise_variance / mean(binomial_variances)
 
 
 def _noisy_observations(step_values: StepValues, reward: float, noise_scale: float) -> StepValues:

@@ -65,8 +65,8 @@ class CheckpointSpace:
 
     @property
     def warning(self) -> str | None:
-        """The message about a disk that the run fills before its end. None if it won't fill the disk, if that
-        is unknown, or if there is a `problem`, which says more."""
+        """The message about a disk that the run fills before its end. None if the run won't fill the disk, if
+        the disk's room is unknown, or if there is a `problem`, which says more."""
         if self.room is None or self.problem is not None or self.room >= self.by_the_end:
             return None
         return (
@@ -80,19 +80,19 @@ def plan_checkpoint_space(memory: TrainerMemory) -> CheckpointSpace:
     """Returns what the checkpoints of an experiment take. The room is known on this machine only."""
     experiment, machine = memory.experiment, memory.machine
     trainer = experiment.trainer
-    weights = itemsize(trainer) * (memory.shape.parameters + memory.reward_model_weights)
+    weights_bytes = itemsize(trainer) * (memory.shape.parameters + memory.reward_model_weights)
     models = [memory.policy, *memory.learned_models]
     # Without ZeRO every rank has the whole state, and one of them writes it. The state is the bytes that stay
     # from step to step: weights and optimiser, on the device (`kept`) and on the host (`on_host`).
     writers = 1 if trainer.zero_stage == 0 else machine.world_size
-    state = writers * sum(model.kept + model.on_host for model in models)
-    state += 4 * memory.moving_average_weights  # one rank writes it, in float32
+    state_bytes = writers * sum(model.kept + model.on_host for model in models)
+    state_bytes += 4 * memory.moving_average_weights  # one rank writes the moving average, in float32
     every = experiment.checkpoints.keep_every
     folder = Path(experiment.directory)
     return CheckpointSpace(
         folder=folder,
-        weights=weights,
-        state=state,
+        weights=weights_bytes,
+        state=state_bytes,
         # A short run has fewer checkpoints.
         number=min(CHECKPOINTS_AT_ONCE, experiment.iterations),
         kept_weights=experiment.iterations // every if every else 0,

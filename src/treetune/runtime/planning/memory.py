@@ -224,8 +224,7 @@ class Passes:
 
         The last block counts: the backward pass begins there, while the tensors of all other blocks are still
         kept. The block needs memory for its gradients. With checkpointing, it also computes its activations
-        again. `kept` counts the last norm and the hidden states that go into the head (`_kept_after_blocks`).
-        Both are freed before the backward pass reaches the MLP of the last block, so they are subtracted.
+        again.
         """
         shape, size = self.shape, self.itemsize
         gradients_of_mlp = self.tokens * (size * shape.hidden + 2 * size * shape.intermediate)
@@ -237,7 +236,9 @@ class Passes:
         # The backward pass of a norm computes in float32. It needs three tensors in float32, and one in
         # `itemsize`.
         of_norm = self.tokens * (4 * 3 + size) * shape.hidden if size < 4 else 0
-        # The backward passes of norm and MLP run one after the other, so the larger of both counts.
+        # `kept` has the last norm and the hidden states that go into the head (`_kept_after_blocks`). They
+        # are freed before the backward pass reaches the MLP of the last block. The backward passes of MLP and
+        # norm run one after the other, so the larger one counts.
         return max(computed_again + gradients_of_mlp - self._kept_after_blocks, of_norm)
 
     def head(
@@ -715,12 +716,12 @@ class TrainerMemory:
     def peak(self) -> int:
         """The most bytes of training: of scoring, of passes with gradients, or of a step."""
         models = [self.policy, *self.learned_models]
-        # Gradients are there from the backward pass to the end of the step. Policy and critic have theirs at
-        # the same time. The reward model's steps are over before the policy's first step, but its gradients
-        # are counted as well. The models run their passes one after the other, and also their steps. So of
-        # the further bytes of passes (`passing`) and of steps (`stepping`), only those of the model that
-        # needs most are counted. Activations are freed before the step.
+        # Policy and critic have gradients at the same time, from the backward pass to the end of the step.
+        # The reward model's steps are over before the policy's first step, but its gradients are counted as
+        # well.
         gradients = sum(model.gradients for model in models)
+        # The models run their passes one after the other, so only the one that needs most counts. So it is
+        # with their steps, before which the activations are freed.
         during_pass = max(model.passing for model in models) + self.micro_batch_pass
         during_step = max(model.stepping for model in models)
         return self.models + max(self.scoring, gradients + max(during_pass, during_step))

@@ -156,9 +156,9 @@ class Plan:
             return 0  # the server has GPUs of its own
         if not settings.sleep:
             return CONTEXT_BYTES + self.trainer.peak  # it is awake during training, too
-        # While a server that sleeps is awake, the trainer keeps only the weights that score answers
-        # (`scorable`). The canary is a few answers that the engine samples with new weights, to verify them.
-        # The trainer scores them while the server is awake, and ZeRO-3 gathers weights for that.
+        # The server sleeps during training. While it is awake, the trainer keeps only the weights that score
+        # answers (`scorable`). Then the trainer scores a few answers of new weights, to verify them (the
+        # canary), for which ZeRO-3 gathers weights.
         gathered = self.trainer.policy.passing if self.experiment.trainer.zero_stage == 3 else 0
         return CONTEXT_BYTES + self.trainer.scorable + gathered
 
@@ -220,13 +220,14 @@ class Plan:
             return
         settings = self.engine.settings
         gpus_of_servers = settings.tensor_parallel_size * servers_on_a_machine(settings, self.machine)
-        if (least := self.engine.least_share) > self.engine.share:
+        bytes_of_engine, least_bytes = self.engine.share, self.engine.least_share
+        if least_bytes > bytes_of_engine:
             yield (
                 f"start: engines.policy.gpu_memory_utilization {settings.gpu_memory_utilization} gives the"
-                f" server {self.engine.share / GIB:.1f} GiB of a GPU, and with one sequence of"
-                f" {self.engine.context_length:,} tokens it needs {least / GIB:.1f}"
+                f" server {bytes_of_engine / GIB:.1f} GiB of a GPU, and with one sequence of"
+                f" {self.engine.context_length:,} tokens it needs {least_bytes / GIB:.1f}"
             )
-        gpus = self.machine.gpus or self.machine.ranks
+        gpus = self.machine.gpus or self.machine.ranks  # without a number of GPUs, each rank has one
         if settings.devices is None and gpus_of_servers > gpus:
             yield (
                 f"the servers need {gpus_of_servers} GPUs of a machine (tensor_parallel_size"
@@ -238,8 +239,8 @@ class Plan:
     # GPUs
 
     def _uses_of_gpus(self) -> Iterator[MemoryUse]:
-        """Yields the uses of a GPU: by the trainer alone, by an engine on GPUs of its own, by both at once,
-        or by both in turn, if the engine sleeps during training."""
+        """Yields the uses of a GPU. Trainer and engine use different GPUs, or the same ones: at once or, if
+        the engine sleeps during training, in turn."""
         room = int(USABLE_SHARE * self.machine.device_memory)
         context = MemoryItem("CUDA context of the rank", CONTEXT_BYTES)
         trainer, engine = self.trainer, self.engine
@@ -247,7 +248,7 @@ class Plan:
         if engine is None:
             yield MemoryUse("training", "a GPU", tuple(training), room)
             return
-        awake = [
+        engine_awake = [
             MemoryItem("engine: weights", engine.weights),
             # The least share consists of the weights, this item, and the cache of one sequence of the
             # context's length.
@@ -258,24 +259,25 @@ class Plan:
             MemoryItem("engine: KV cache", max(engine.cache, self._bytes_of_one_sequence)),
         ]
         if not self.shares_device:
-            yield MemoryUse("start", "an engine's GPU", tuple(awake), room)
+            yield MemoryUse("start", "an engine's GPU", tuple(engine_awake), room)
             yield MemoryUse("training", "a trainer's GPU", tuple(training), room)
             return
         if not engine.settings.sleep:
-            yield MemoryUse("start", "a GPU", (context, *awake), room)
-            yield MemoryUse("training", "a GPU", (*training, *awake), room)
+            yield MemoryUse("start", "a GPU", (context, *engine_awake), room)
+            yield MemoryUse("training", "a GPU", (*training, *engine_awake), room)
             return
         # From here on, engine and trainer use the GPU in turn. While the engine is awake, the trainer keeps
         # only the weights that score answers.
         scorable = MemoryItem("weights of the trainer, kept to be scored", trainer.scorable)
-        yield MemoryUse("start", "a GPU", (context, *awake), room)
-        yield MemoryUse("generation", "a GPU", (context, scorable, *awake), room)
+        yield MemoryUse("start", "a GPU", (context, *engine_awake), room)
+        yield MemoryUse("generation", "a GPU", (context, scorable, *engine_awake), room)
         # The canary is a few answers that the engine samples with new weights. The trainer scores them, and
         # ZeRO-3 gathers weights for that.
         gathered = trainer.policy.passing if self.experiment.trainer.zero_stage == 3 else 0
         canary = MemoryItem("scoring the canary", gathered)
-        yield MemoryUse("sync", "a GPU", (context, scorable, *awake, canary), room)
-        yield MemoryUse("training", "a GPU", (*training, MemoryItem("engine, asleep", ASLEEP_BYTES)), room)
+        yield MemoryUse("sync", "a GPU", (context, scorable, *engine_awake, canary), room)
+        engine_asleep = MemoryItem("engine, asleep", ASLEEP_BYTES)
+        yield MemoryUse("training", "a GPU", (*training, engine_asleep), room)
 
     @property
     def _bytes_of_one_sequence(self) -> int:
@@ -335,9 +337,11 @@ class Plan:
             "start", "the machine", (libraries, *self._reading_items(), shared_memory), machine.host_memory
         )
         copied_reference = 0 if trainer.reference_stays else trainer.reference
-        # The bytes of the host for one sleeping server: the weights of all of its devices.
-        weights_of_server = engine.weights * engine.settings.tensor_parallel_size if engine is not None else 0
-        sleeps = engine is not None and engine.settings.sleep
+        put_aside_by_trainer, put_aside_by_engines = 0, 0
+        if engine is not None and engine.settings.sleep:
+            put_aside_by_trainer = ranks * trainer.put_aside
+            # A sleeping server puts the weights of all of its devices aside.
+            put_aside_by_engines = servers * engine.weights * engine.settings.tensor_parallel_size
         yield MemoryUse(
             "generation",
             "the machine",
@@ -345,8 +349,8 @@ class Plan:
                 libraries,
                 MemoryItem("offloaded by ZeRO", ranks * self._offloaded_bytes),
                 MemoryItem("the reference", ranks * copied_reference),
-                MemoryItem("put aside by the trainer", ranks * trainer.put_aside if sleeps else 0),
-                MemoryItem("put aside by sleeping engines", servers * weights_of_server if sleeps else 0),
+                MemoryItem("put aside by the trainer", put_aside_by_trainer),
+                MemoryItem("put aside by sleeping engines", put_aside_by_engines),
                 shared_memory,
             ),
             machine.host_memory,
@@ -385,8 +389,8 @@ class Plan:
             yield MemoryItem("the whole model, read by each rank", ranks * model_bytes)
             return
         yield MemoryItem("the whole model, read by the first rank", model_bytes)
-        # Each part is rounded up.
-        yield MemoryItem("each rank's part of the model", ranks * -(-model_bytes // self.machine.world_size))
+        part_bytes = -(-model_bytes // self.machine.world_size)  # rounded up
+        yield MemoryItem("each rank's part of the model", ranks * part_bytes)
 
     @property
     def _offloaded_bytes(self) -> int:
@@ -464,10 +468,12 @@ def _as_jsonnet(settings: list[tuple[list[str], str]]) -> str:
     for (name, *further_path), value in settings:
         settings_by_name.setdefault(name, []).append((further_path, value))
     texts = []
-    for name, settings_below in settings_by_name.items():
-        # Without a path, this is a setting itself, and the only one of its name. Otherwise it is an object.
-        path, value = settings_below[0]
-        texts.append(f"{name}+: {_as_jsonnet(settings_below)}" if path else f"{name}: {value}")
+    for name, settings_of_name in settings_by_name.items():
+        further_path, value = settings_of_name[0]
+        if further_path:  # `name` is an object that has these settings
+            texts.append(f"{name}+: {_as_jsonnet(settings_of_name)}")
+        else:  # `name` is the setting itself
+            texts.append(f"{name}: {value}")
     return "{" + ", ".join(texts) + "}"
 
 
@@ -547,9 +553,9 @@ def _find_smallest_set(
 ) -> tuple[Change, ...] | None:
     """Returns a small set of changes with which the plan fits; None if there is none.
 
-    Begins with the strongest change of every key. If the plan doesn't fit even then, returns None. Otherwise
-    goes through the changes, the most expensive first. Leaves a change out if the plan still fits, or else
-    replaces it by the cheapest change of its key with which the plan fits.
+    Begins with the strongest (most expensive) change of every key. If the plan doesn't fit even then, returns
+    None. Otherwise goes through these changes, the most expensive first. Leaves a change out if the plan
+    still fits, or else replaces it by the cheapest change of its key with which the plan fits.
 
     Args:
         share: The change of the engine's share of a GPU; None for the configured one.
@@ -564,14 +570,10 @@ def _find_smallest_set(
         return None
     for change in sorted(strongest.values(), key=lambda change: -change.cost):
         remaining_changes = [other for other in chosen if other is not change]
-        weaker = [
-            candidate
-            for candidate in candidates
-            if candidate.key == change.key and candidate.cost < change.cost
-        ]
         alternatives = [remaining_changes]
-        for candidate in weaker:
-            alternatives.append([*remaining_changes, candidate])
+        for candidate in candidates:
+            if candidate.key == change.key and candidate.cost < change.cost:
+                alternatives.append([*remaining_changes, candidate])
         for alternative in alternatives:
             if _plan_if_it_fits(plan, tuple(alternative)):
                 chosen = alternative
@@ -591,11 +593,15 @@ def _cost(changes: Iterable[Change]) -> int:
 def _plan_if_it_fits(plan: Plan, changes: tuple[Change, ...]) -> Plan | None:
     """Returns the plan with these changes. Returns None if the changed plan doesn't fit the machine, or if
     the configuration refuses a change."""
-    changed_plan: Plan | None = plan
     # ZeRO's stage is changed first, since some other changes are refused without it.
-    for change in sorted(changes, key=lambda change: change.key != "trainer.zero_stage"):
-        changed_plan = change.apply(changed_plan) if changed_plan is not None else None
-    return changed_plan if changed_plan is not None and changed_plan.fits else None
+    changes_of_stage = [change for change in changes if change.key == "trainer.zero_stage"]
+    other_changes = [change for change in changes if change.key != "trainer.zero_stage"]
+    for change in (*changes_of_stage, *other_changes):
+        changed_plan = change.apply(plan)
+        if changed_plan is None:
+            return None
+        plan = changed_plan
+    return plan if plan.fits else None
 
 
 def _candidate_changes(plan: Plan) -> Iterator[Change]:
@@ -643,8 +649,10 @@ def _candidate_changes_of_engine(plan: Plan) -> Iterator[Change]:
         yield Change("engines.policy.sleep", True, 2)
     configured_share = plan.experiment.engines.policy.gpu_memory_utilization
     if configured_share is not None:
+        # A larger share helps if the engine doesn't fit into its own.
         yield from (Change(SHARE_KEY, share, 3) for share in TRIED_SHARES if share > configured_share)
-        # A smaller cache makes sampling slower, so smaller shares cost more.
+        # A smaller share leaves more for the trainer. Its smaller cache makes sampling slower, so the
+        # smaller a share, the higher its cost.
         for number, share in enumerate(TRIED_SHARES):
             if share < configured_share:
                 yield Change(SHARE_KEY, share, 3 + number)

@@ -212,8 +212,8 @@ class _ForwardPasses:
 
 
 def _count_scoring_passes(plan: Plan) -> int:
-    """Returns the number of passes over all rows before the first step: of the reference, of the policy if
-    there are several steps (or a KL penalty in rewards or advantages), of the critic, of the reward model."""
+    """Returns the number of passes of models over all rows before the first step. The policy has one if there
+    are several steps, or a KL penalty in rewards or advantages."""
     experiment, trainer = plan.experiment, plan.experiment.trainer
     passes = 0
     if trainer.keeps_reference:
@@ -367,7 +367,8 @@ def _memory_of_training(plan: Plan) -> MemoryUse:
 
 
 def _estimate_evaluation(plan: Plan) -> PhaseSeconds:
-    """Returns an iteration's share of all evaluations: those during training, or the one at the end."""
+    """Returns an iteration's share of the seconds of all evaluations, those during training and at the
+    end."""
     experiment = plan.experiment
     every = experiment.evaluation.every
     seconds = 0.0
