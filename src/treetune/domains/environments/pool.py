@@ -75,7 +75,8 @@ class TurnJournal:
         )
 
     def find(self, answer: int, actions: Sequence[str]) -> Played | None:
-        """Returns the turn that followed the last action; None if the journal doesn't have this turn."""
+        """Returns the turn that followed the last action of an answer, whose number is `answer`. Returns None
+        if the journal doesn't have this turn."""
         row = self._journal.get(_key_of_turn(answer, actions))
         if row is None:
             return None
@@ -87,7 +88,8 @@ class TurnJournal:
         return Played((Turn(*turn),), snapshot)
 
     def add(self, answer: int, actions: Sequence[str], played: Played) -> None:
-        """Writes the turn that followed the last action, unless the environment was unavailable."""
+        """Writes the turn that followed the last action of an answer, whose number is `answer`, unless the
+        environment was unavailable."""
         (turn,) = played.turns
         if turn.outcome == "unavailable":  # the turn is to be played again
             return
