@@ -114,7 +114,7 @@ class Conversation:
     def take_completion(self, completion: Completion) -> bool:
         """Adds a sampled turn, and returns whether the environment has to reply to it.
 
-        It has to, unless the turn was cut off because the answer's tokens are used up. Then the answer ends.
+        If the turn was cut off because the answer's tokens are used up, the answer ends without a reply.
         """
         uses_all_tokens = len(completion.token_ids) == self._free_tokens
         self._add_turn(completion.segment())

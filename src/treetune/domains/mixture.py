@@ -151,8 +151,10 @@ class DomainTask(Task):
         if stop is None:
             # The domain sets no stop strings. The task's are taken, or if it has none, the rollout's.
             stop = getattr(self.task, "stop", ()) or task_params.stop
-        budget = min(task_params.max_tokens, self.domain.max_tokens or task_params.max_tokens)
-        return replace(task_params, max_tokens=budget, stop=stop)
+        max_tokens = task_params.max_tokens
+        if self.domain.max_tokens is not None:
+            max_tokens = min(max_tokens, self.domain.max_tokens)
+        return replace(task_params, max_tokens=max_tokens, stop=stop)
 
     # Everything else is passed on to the task.
     gives: ClassVar[Any] = property(attrgetter("task.gives"))

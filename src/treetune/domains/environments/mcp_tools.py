@@ -405,7 +405,7 @@ class _ServerThread:
             fault = re.sub(r"\s+", " ", str(error))[:_FAULT_CHARACTERS]
             return f"Error: the result of {tool} can't be read: {fault}"
         finally:
-            clock.start()
+            clock.start()  # also if the server never began with the call
         parts = [_text_of_part(part) for part in result.content]
         # Structured content usually repeats the text, but some tools return only structured content.
         if not parts and result.structured_content is not None:

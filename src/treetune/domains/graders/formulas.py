@@ -308,8 +308,8 @@ class _FormulaParser:
         token = self.next_token
         if token is not None and token.kind == "number" and len(token.text) > 1:
             # \frac12 is a half: LaTeX takes one digit as an argument, and the next argument begins after it.
-            first_digit, rest = token.text[0], token.text[1:]
-            self._tokens[self._position] = FormulaToken("number", rest)
+            first_digit, other_digits = token.text[0], token.text[1:]
+            self._tokens[self._position] = FormulaToken("number", other_digits)
             # In .5 the point is skipped, and 5 is read.
             return self._make_number(first_digit) if first_digit.isdigit() else self._read_atom(depth)
         return self._read_atom(depth)

@@ -47,7 +47,8 @@ class TimeOfDay:
         match = cls._WRITTEN.fullmatch(text)
         if match is None or (match["minute"] is None and match["half"] is None):
             return None
-        hour, minute = int(match["hour"]), None if match["minute"] is None else int(match["minute"])
+        hour = int(match["hour"])
+        minute = None if match["minute"] is None else int(match["minute"])
         second = None if match["second"] is None else int(match["second"])
         if (hour, minute or 0, second or 0) == (24, 0, 0):
             hour = 0  # 24:00 is midnight
@@ -195,7 +196,9 @@ class Date:
             month = _number_of_month(match["month"])
             day = int(match["day"]) if match["day"] else None
             is_year_first = match.start("year") == 0
-            if month is not None and month > 12 and day is not None and day <= 12 and not is_year_first:
+            is_month_too_large = month is not None and month > 12
+            is_day_a_month = day is not None and day <= 12
+            if is_month_too_large and is_day_a_month and not is_year_first:
                 month, day = day, month  # 31/1/2024 has the day first
             if month is None or not 1 <= month <= 12 or not (day is None or 1 <= day <= 31):
                 continue

@@ -164,13 +164,13 @@ def _cells_to_fill(
             houses.
         asked_columns: Indices of the gold's columns that the question asks for.
     """
-    # Each row of the answer has the asked cells first, then the given ones if there are any. Missing cells
-    # are empty.
+    # Each row of `rows` has the asked cells of a row of the answer first, then the given ones if the answer
+    # has them. Missing cells are empty.
     columns = _columns_of_answer(table, gold, given_columns, asked_columns)
     rows = []
     for row in table.rows:
         rows.append([row[column] if column < len(row) else "" for column in columns])
-    if len(columns) == len(asked_columns):  # no column identifies the rows, so their order does
+    if len(columns) == len(asked_columns):  # no given column identifies the rows, so their order does
         missing_rows: list[list[str]] = [[] for _ in range(len(gold.rows) - len(rows))]
         return [*rows, *missing_rows][: len(gold.rows)]
     # The given cells identify the rows: {("2",): [["cat", "tea"]]} if one row is that of house 2.

@@ -131,8 +131,8 @@ class Answer:
     def values_of_tested_names(self) -> dict[str, Any]:
         """Returns the answer's values of the names that the tests use.
 
-        * If both the tests and the answer have a name, its value is the answer's. Names that only the answer
-          has are left out, since Python's libraries could look for them, as for `load_tests`.
+        * Names that only the answer has are left out, since Python's libraries could look for them, as for
+          `load_tests`.
         * The names of Python's own functions and modules (`abs`, `math.isclose`) mean Python's. If they meant
           the answer's, an answer could decide how it is judged. There is one exception: if the only function
           that the answer defines for the tests has the name of a Python function, it is the tested one.
