@@ -280,8 +280,8 @@ class _Connection:
     def _run_clocks(self) -> None:
         """Starts the clocks that measure the limited time of calls.
 
-        A call's clock starts when the server probably begins to process the call, which is when the call is
-        among the first `_parallel_calls` without an answer. If the server seems to hang, all clocks start.
+        The server probably processes the first `_parallel_calls` of the calls without an answer, so their
+        clocks start. If the server seems to hang, the clocks of all calls start.
         """
         now = asyncio.get_running_loop().time()
         seems_to_hang = self.overdue_in_a_row >= _OVERDUE_IN_A_ROW
