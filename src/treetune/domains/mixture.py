@@ -61,7 +61,9 @@ class Difficulty(Part):
                 f" {', '.join(map(repr, problem.data)) or 'nothing'}): name another field, or let the task"
                 " keep the row's"
             )
-        return (self.above is None or value > self.above) and (self.below is None or value < self.below)
+        is_above = self.above is None or value > self.above
+        is_below = self.below is None or value < self.below
+        return is_above and is_below
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +89,7 @@ class Domain(Part):
 
 @dataclass(frozen=True)
 class DomainTask(Task):
-    """A task with the name, ids, stop strings and budget that it has as a domain of a mixture."""
+    """A task with the name, ids, stop strings and limit of tokens that it has as a domain of a mixture."""
 
     name: str
     domain: Domain
