@@ -106,7 +106,8 @@ class Mcp(Tool):
     isolation: ClassVar[Isolation] = "service"
 
     def __post_init__(self) -> None:
-        if bool(self.command) == (self.address is not None):
+        has_command, has_address = bool(self.command), self.address is not None
+        if has_command == has_address:
             raise ValueError("an MCP server has a command or an address: give one of the two")
         if self.headers and self.address is None:
             raise ValueError("headers are for an MCP server at an address: a command gets variables")
