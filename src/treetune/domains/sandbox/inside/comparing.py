@@ -335,13 +335,16 @@ class _Body:
     def _names_harmless_library_function(self, function: ast.expr) -> bool:
         """Returns whether an expression such as ``json.loads`` names a library's function that changes
         nothing."""
-        module = self._find_module(function.value) if isinstance(function, ast.Attribute) else None
-        return module is not None and function.attr in _HARMLESS_OF_MODULES.get(module.__name__, ())  # type: ignore[attr-defined]
+        if not isinstance(function, ast.Attribute):
+            return False
+        module = self._find_module(function.value)
+        return module is not None and function.attr in _HARMLESS_OF_MODULES.get(module.__name__, ())
 
     def _is_own_method(self, function: ast.expr) -> bool:
-        """Returns whether it is ``self.name``."""
-        is_attribute = isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)
-        return self._self_name is not None and is_attribute and function.value.id == self._self_name  # type: ignore[attr-defined]
+        """Returns whether an expression is ``self.name``."""
+        if self._self_name is None or not isinstance(function, ast.Attribute):
+            return False
+        return isinstance(function.value, ast.Name) and function.value.id == self._self_name
 
     def _has_lasting_argument(self, call: ast.Call) -> bool:
         return any(self._may_be_lasting(argument) for argument in _argument_nodes(call))
