@@ -596,8 +596,7 @@ class _FormulaParser:
 
 
 def _count_bits(number: Any) -> int:
-    """Returns the bits of a rational number: those of its numerator or of its denominator, whichever has
-    more."""
+    """Returns the number of bits of a rational number's numerator or denominator, whichever has more."""
     return int(max(abs(number.p), number.q).bit_length())
 
 

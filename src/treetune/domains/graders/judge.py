@@ -395,7 +395,7 @@ class Judge:
 
 
 def _open_answers(context: ServiceContext) -> AnswerJournal:
-    """Opens this process's journal of the judge's replies, which also finds those in the journals of other
+    """Opens this process's journal of the judge's replies. Replies are also found in the journals of other
     processes."""
     if context.folder is None:
         return AnswerJournal(path=None)  # in memory

@@ -88,7 +88,8 @@ class LiveBench(Grader):
 
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
-        # Some scorers search the gold within the answer, so both directions have to hold.
+        # Some scorers search the gold within the answer. So each answer has to be right with the other one as
+        # the gold.
         return super().same_answer(answer, other, problem) and super().same_answer(other, answer, problem)
 
     def _read_task(self, problem: Problem) -> str:

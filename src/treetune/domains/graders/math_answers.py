@@ -595,12 +595,11 @@ def _read_equation(text: str, depth: int) -> MathAnswer | None:
     for several equations."""
     text = _THOUSANDS_OF_A_SIDE.sub(lambda side: side[1] + side[2].replace(",", ""), text)
     sides = split_at_top(text, ("=",))
-    if (
-        len(sides) == 1
-        or any(re.search(r"[<>!:]\Z", side.strip()) for side in sides)
-        or _INEQUALITY_SIGN.search(text)
-    ):
-        return None  # the equals sign is within brackets or a part of <= or !=, or there is an inequality
+    if len(sides) == 1:
+        return None  # no equals sign, or only within brackets
+    has_longer_sign = any(re.search(r"[<>!:]\Z", side.strip()) for side in sides)  # such as <=, != or :=
+    if has_longer_sign or _INEQUALITY_SIGN.search(text):
+        return None
     if len(split_at_top(text, (",", ";"))) > 1 or _AND_OR_OR.search(text):
         return None  # several equations
     first, last = sides[0].strip(), sides[-1].strip()
@@ -688,8 +687,8 @@ def _name_region(names: set[str], allowed: MathAnswer | None) -> Union | None:
 
 
 def _intersect(rays: list[MathAnswer]) -> MathAnswer | None:
-    """Returns the interval in which both rays overlap: (1, 2) for those of ``x > 1 and x < 2``. Returns None
-    unless one ray goes upwards, the other goes downwards, and they overlap."""
+    """Returns the overlap of two rays: for ``x > 1 and x < 2``, whose rays are (1, ∞) and (-∞, 2), it is
+    (1, 2). Returns None unless one ray goes upwards, the other goes downwards, and they overlap."""
     if len(rays) != 2 or not all(isinstance(ray, BracketGroup) for ray in rays):
         return None
     # x > 1 begins at 1 and comes first. x < 2 begins below all numbers and comes second.

@@ -200,7 +200,9 @@ class Date:
             is_day_a_month = day is not None and day <= 12
             if is_month_too_large and is_day_a_month and not is_year_first:
                 month, day = day, month  # 31/1/2024 has the day first
-            if month is None or not 1 <= month <= 12 or not (day is None or 1 <= day <= 31):
+            if month is None or not 1 <= month <= 12:
+                continue
+            if day is not None and not 1 <= day <= 31:
                 continue
             return cls(int(match["year"]) if match["year"] else None, month, day)
         return None

@@ -421,7 +421,9 @@ def with_short_unit(answer: Scalar, other: Scalar, other_is_number: bool) -> Sca
     """Reads ``5 m`` as a length if the other answer is a number or has a unit. If not, returns `answer` as it
     is: 5 times a variable."""
     match = _SHORT_UNIT.fullmatch(answer.formula)
-    if match is None or answer.unit is not None or not (other_is_number or other.unit is not None):
+    if match is None or answer.unit is not None:
+        return answer
+    if not other_is_number and other.unit is None:
         return answer
     return Scalar(match["number"], read_unit(match["unit"]))
 

@@ -128,8 +128,10 @@ class ZebraShape:
         """
         places = range(self.objects)
         if kind in ("at", "ends", "middle", "parity"):
-            if (kind == "middle" and self.objects % 2 == 0) or (kind == "ends" and self.objects == 2):
-                return None  # there is no middle, or everybody is at an end
+            if kind == "middle" and self.objects % 2 == 0:
+                return None  # there is no middle
+            if kind == "ends" and self.objects == 2:
+                return None  # everybody is at an end
             item = generator.choice(self.items)
             if kind == "at":
                 return ZebraClue(kind, (item,), (generator.randrange(self.objects),))

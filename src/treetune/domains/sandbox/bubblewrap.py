@@ -350,8 +350,8 @@ def _mapped_uids() -> range:
 
 
 def _resource_limits(limits: ProgramLimits) -> dict[str, int]:
-    """Returns the limits that the kernel applies to each process. They include the number of processes only
-    if the kernel counts those of this program, and not those of others."""
+    """Returns the limits that the kernel applies to each process. The number of processes is among them only
+    if the kernel counts the processes of each program separately."""
     by_name = resource_limits(limits)
     kernel = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
     if os.geteuid() == 0:
@@ -359,8 +359,8 @@ def _resource_limits(limits: ProgramLimits) -> dict[str, int]:
         by_name["RLIMIT_NPROC"] = limits.processes
     elif kernel >= (5, 14):
         # These kernels count the processes of a user namespace, its first process included. Older kernels
-        # count all processes of the user on the machine, so a limit would keep programs from starting. With
-        # those, only `follow_program` enforces the limit.
+        # count all processes of the user on the machine, so a limit would keep programs from starting. On
+        # older kernels, only `follow_program` enforces the limit.
         by_name["RLIMIT_NPROC"] = limits.processes + 1
     return by_name
 

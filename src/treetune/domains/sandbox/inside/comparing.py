@@ -437,7 +437,7 @@ class _Body:
     def _check_global(self, node: ast.Name) -> None:
         """Raises NotProven unless a global name stands for something harmless.
 
-        Global names are those of the function's module, and those of Python itself.
+        Global names are the names of the function's module and of Python itself.
         """
         if node.id not in self._globals:  # a name of Python itself
             value = getattr(builtins, node.id, None)

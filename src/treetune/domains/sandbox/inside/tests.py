@@ -341,8 +341,11 @@ def _run_pytest(text: str, answer: Answer, report: Report) -> None:
 
 
 def main(prefix: str, code: str, seconds: float, with_imports: bool) -> None:
-    """Reads tests as JSON from standard input, and runs them against the code, each for at most `seconds`."""
-    # Answers may recurse deeply and print long numbers. The time of a test bounds both.
+    """Reads tests as JSON from standard input, and runs them against the code, each for at most `seconds`.
+
+    With `with_imports`, the code gets the names that benchmarks import before a program.
+    """
+    # Answers may recurse deeply and print long numbers. The time of a test is the only limit.
     sys.setrecursionlimit(max(sys.getrecursionlimit(), 10_000))
     sys.set_int_max_str_digits(0)
     to_answer, to_tests = os.pipe(), os.pipe()
