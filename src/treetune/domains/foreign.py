@@ -68,8 +68,8 @@ def name_in_process(file: Path) -> str:
     """Returns the name that the module of a file with a reward function has in this process.
 
     ``my_reward.py`` becomes ``my_reward``, so that other files can import it. A file with a library's name
-    (``json.py``) becomes ``reward_file_json_1a2b3c4d5e6f``, and the library is imported first, so that the
-    file itself and all others find the library under its name.
+    (``json.py``) becomes ``reward_file_json_1a2b3c4d5e6f``. This function then imports the library, so that
+    all files, including this one, find the library under its name.
     """
     stem = file.stem
     elsewhere = [folder for folder in sys.path if Path(folder).resolve() != file.parent.resolve()]

@@ -248,7 +248,8 @@ def read_json(text: str) -> tuple[Any, str]:
 
 
 def _balance_brackets(text: str) -> tuple[str, str]:
-    """Splits a text into the value at its beginning, which ends where its first bracket closes, and the rest.
+    """Splits a text into the value at its beginning and the text after the value. The value ends where the
+    text's first bracket closes.
 
     If brackets are missing at the end of the text, they are added. A text that ends within a string still
     can't be read afterwards, because the end of the string isn't known.

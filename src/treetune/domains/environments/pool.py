@@ -265,8 +265,8 @@ class Play:
             journal, answer_number = self.journal
             played = journal.find(answer_number, actions)
         if played is not None:
-            # The world hasn't played this turn, so its state is too old, and it is ended. If a later turn
-            # isn't in the journal, a new world begins with all actions.
+            # The world hasn't played this turn, so its state is too old. If the journal lacks a later turn, a
+            # new world begins with all actions.
             self.end()
         else:
             played = self._play(action)

@@ -429,8 +429,8 @@ def _end_process(pid: int, patience: float) -> int:
     look = os.WEXITED | os.WNOHANG | os.WNOWAIT
     while os.waitid(os.P_PID, pid, look) is None and time.monotonic() < deadline:
         time.sleep(0.001)
-    # Kills its process group, which has all processes that it started, and the process itself, in case it has
-    # not made its group yet.
+    # Kills the process's group, with all processes that it started. Then kills the process itself, in case it
+    # has not made its group yet.
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)

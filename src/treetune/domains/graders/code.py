@@ -331,8 +331,8 @@ def _json_value_or_text(value: Any) -> Any:
 def _allow_long_integers() -> Iterator[None]:
     """Lets Python convert integers of any length from and to text within the block.
 
-    Only golds are converted in this way, since they are trusted. The conversion takes quadratic time, so a
-    long integer in an answer could take too long.
+    Use it only for golds, which are trusted. The conversion takes quadratic time, so a long integer in an
+    answer could take too long.
     """
     usual_limit = sys.get_int_max_str_digits()
     sys.set_int_max_str_digits(0)

@@ -521,8 +521,8 @@ class _FormulaParser:
         return self._sympy.binomial(top, bottom)
 
     def _factorial(self, value: Any) -> Any:
-        """Returns the factorial of a small whole number, or of a term with letters, which sympy only writes
-        down. Raises Absurd for anything else."""
+        """Returns the factorial of a small whole number, or of a term with letters. (sympy only writes the
+        latter down.) Raises Absurd for anything else."""
         if value.has(self._sympy.Function):
             raise Absurd("a factorial of a function")
         is_small = value.is_Integer and 0 <= value <= LARGEST_FACTORIAL

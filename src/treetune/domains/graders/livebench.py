@@ -135,15 +135,14 @@ def score_names_in_order(answer: str, gold: str) -> float:
 
 
 def score_one_answer(answer: str, gold: str) -> float:
-    """Scores ``spatial``: a number in digits or words, or a shape, which may come with another word."""
+    """Scores ``spatial``: a number in digits or words, or a shape. Another word may come with the shape."""
     answer_word, gold_word = _comparable_word(answer), _comparable_word(gold)
     is_shape = gold_word in _SHAPES and gold_word in answer_word.split() and len(answer_word.split()) <= 2
     return float(answer_word == gold_word or is_shape)
 
 
 def score_several_answers(answer: str, gold: str) -> float:
-    """Scores ``zebra_puzzle``: the mean of two numbers, the share of right answers, and 1 if all are right or
-    else 0."""
+    """Scores ``zebra_puzzle``: 1 if all answers are right, and otherwise half of the share of right ones."""
     gold_parts = [_comparable_word(part) for part in gold.split(",")]
     parts = [_comparable_word(part) for part in answer.split(",")]
     if len(parts) > len(gold_parts):

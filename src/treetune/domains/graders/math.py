@@ -589,9 +589,9 @@ def _values_by_name(answer: MathAnswer) -> dict[str, MathAnswer] | None:
 def _equal_with_conditions(answer: MathAnswer, gold: MathAnswer, question: str) -> bool:
     r"""Compares two answers, at least one of which has a condition (``\text{for } n \ge 1``).
 
-    If both have a condition, the conditions must agree. If only the answer has one, the gold must not be a
-    number, but may be a formula, which often holds only for some n. If only the gold has a condition, the
-    answer may leave it out.
+    If both have a condition, the conditions must agree. If only the gold has one, the answer may leave it
+    out. If only the answer has one, the gold must not be a number. (It may be a formula: formulas often hold
+    only for some n.)
     """
     value = answer.value if isinstance(answer, Qualified) else answer
     gold_value = gold.value if isinstance(gold, Qualified) else gold

@@ -293,7 +293,7 @@ class GraphPaths(Puzzles):
     ) -> list[tuple[str, str]]:
         """Draws edges between chains, each from a node to one with a later position in another chain.
 
-        No edge leads to the goal's chain, which is the first one, so there is only one path to the goal.
+        The first chain is the goal's. None of these edges leads to it, so there is only one path to the goal.
         Positions increase along edges, so there are no circles.
         """
         possible_edges: list[tuple[str, str]] = []

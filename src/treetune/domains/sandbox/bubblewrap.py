@@ -184,8 +184,8 @@ class ConfinedProgram:
     def usage(self) -> ResourceUsage:
         """Measures the memory, the CPU time and the number of the program's processes.
 
-        Each file counts as `_FILE_BYTES` of memory. The reason is that an empty file takes memory of the
-        kernel, but no room on the disk, so the disk's size does not limit the number of empty files.
+        Each file counts as `_FILE_BYTES` of memory. The disk's size does not limit the number of empty files:
+        they take memory of the kernel, but no room on the disk.
         """
         usage = measure_usage(find_descendants(self.process.pid))
         try:

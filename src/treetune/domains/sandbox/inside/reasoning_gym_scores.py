@@ -26,7 +26,7 @@ _TUPLE_KEY, _PAIRS_KEY, _FRACTION_KEY = "(tuple)", "(pairs)", "(fraction)"
 def pack(value: Any) -> str:
     """Returns a value as JSON, from which `unpack` makes an equal value of the same types.
 
-    Scorers need tuples, dictionaries whose keys aren't texts, and fractions, which JSON doesn't have. Raises
+    Besides JSON's types, scorers need tuples, fractions, and dictionaries whose keys aren't texts. Raises
     TypeError for any other type.
     """
     return json.dumps(_mark_types(value))
@@ -171,8 +171,8 @@ def modules_of_data_sets() -> Mapping[str, str]:
 def import_data_set(name: str) -> Any:
     """Imports a data set's module, and returns the library's registry, which then contains the data set.
 
-    The packages around the module are replaced by empty ones, since to import them takes seconds, and takes
-    memory, which makes each fork slower. If the module needs something from these packages, the whole library
+    The packages around the module are replaced by empty ones. To import them would take seconds, and more
+    memory would make each fork slower. If the module needs something from these packages, the whole library
     is imported instead.
     """
     # For the module reasoning_gym.logic.zebra, these are the packages reasoning_gym and reasoning_gym.logic.
