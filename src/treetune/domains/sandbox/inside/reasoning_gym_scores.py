@@ -64,13 +64,13 @@ def _restore_type(value: dict[str, Any]) -> Any:
     return value
 
 
-def make_settings(of_settings: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values for a data set's settings, which are fields of the dataclass `of_settings`.
+def make_settings(settings_class: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values for a data set's settings, which are fields of the dataclass `settings_class`.
 
     If a setting's default is a member of an enumeration, the text in `values` becomes a member of it, too.
     Raises ValueError if the enumeration has no member with this value.
     """
-    defaults = {setting.name: setting.default for setting in dataclasses.fields(of_settings)}
+    defaults = {setting.name: setting.default for setting in dataclasses.fields(settings_class)}
     settings = dict(values)
     for name, value in values.items():
         if isinstance(default := defaults.get(name), enum.Enum):
@@ -127,8 +127,8 @@ def _is_proven_to_compare(data_set: Any) -> bool:
 def _make_data_set(name: str, config: str) -> Any:
     """Makes the library's data set with the problems' settings, which some scorers use."""
     factory = import_data_set(modules_of_data_sets()[name])
-    kind, of_settings = factory.DATASETS[name]
-    return kind(config=of_settings(**make_settings(of_settings, unpack(config))))
+    kind, settings_class = factory.DATASETS[name]
+    return kind(config=settings_class(**make_settings(settings_class, unpack(config))))
 
 
 # The library's modules

@@ -146,7 +146,7 @@ class _Server:
             return {"failed": f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]}
         if len(sys.modules) > modules_before:
             self._end_child()  # it doesn't have the new imports
-            self._keep_imports()
+            self._prepare_imports()
         reply = self._ask_child(request)
         result = reply.get("result")
         # A child scores further answers only if this answer can't have changed it.
@@ -155,7 +155,7 @@ class _Server:
             self._end_child()
         return reply
 
-    def _keep_imports(self) -> None:
+    def _prepare_imports(self) -> None:
         """Prepares the modules that were imported so far for the children that are forked from now on."""
         replace_eval_and_exec(self._package)  # replaces `eval` and `exec` in the library's modules
         gc.collect()

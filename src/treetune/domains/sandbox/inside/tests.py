@@ -62,14 +62,16 @@ def _run_answer(peer: Peer, prefix: str, code: str, with_imports: bool) -> None:
             # The problem's prefix is first run without the answer, as in the process of the tests. So both
             # processes find the same classes of the problem.
             exec(compile(complete_part(prefix), "prefix.py", "exec", dont_inherit=True), names)
-            # Objects of these classes travel between the processes as copies, others as references.
-            peer.by_value = _classes_of_problem(names)
+            # Instances of these classes travel between the processes as copies, other objects as references.
+            peer.shared_classes = _classes_of_problem(names)
             exec(compile(program, "solution.py", "exec", dont_inherit=True), names)
         except BaseException as error:
             peer.send("failed", f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS])
             return
         # The program contains the prefix, and has defined these classes again.
-        peer.by_value = {name: names[name] for name in peer.by_value if isinstance(names.get(name), type)}
+        peer.shared_classes = {
+            name: names[name] for name in peer.shared_classes if isinstance(names.get(name), type)
+        }
         peer.names = names
         peer.send("ready", [name for name in names if not name.startswith("__")])
         while True:  # until the tests' process ends, which raises PeerEnded
@@ -222,8 +224,8 @@ def _run_tests(peer: Peer, report: Report, prefix: str, order: dict[str, Any]) -
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     names = main.__dict__
     exec(compile(shared, "prefix.py", "exec", dont_inherit=True), names)
-    # Objects of these classes travel between the processes as copies, others as references.
-    peer.by_value = _classes_of_problem(names)
+    # Instances of these classes travel between the processes as copies, other objects as references.
+    peer.shared_classes = _classes_of_problem(names)
     if kind == "pytest":
         _run_pytest(texts, answer, report)
     elif kind == "calls":
