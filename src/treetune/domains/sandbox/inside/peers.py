@@ -246,9 +246,9 @@ class Peer:
     def _encode_mutable(self, operation: str, args: list[Any]) -> dict[int, Any]:
         """Returns the encoded contents of the arguments that a call may change, by their indices. The
         contents before and after the call show which of them it has changed."""
-        kinds = (
-            (list, dict, set, collections.deque, *self.shared_classes.values()) if operation == "call" else ()
-        )
+        if operation != "call":
+            return {}
+        kinds = (list, dict, set, collections.deque, *self.shared_classes.values())
         return {index: self.encode(arg) for index, arg in enumerate(args) if isinstance(arg, kinds)}
 
     def send(self, *message: Any) -> None:
@@ -309,7 +309,7 @@ class Peer:
             {"yours": 7}                                 the number of an object of the process that decodes
             {"remote": 7}                                the number of an object of the process that encoded
             {"class": [3, "NoMove", ["ValueError"]]}     the arguments of `_class_of_error`
-            {"error": [{…}, ["no"], {}]}                 the arguments of `_error`
+            {"error": [{…}, ["no"], {}]}                 the arguments of `_make_error`
             {"library": ["math", "sqrt"]}                module and name; "" is the module itself
         """
         if isinstance(encoded, _JSON_TYPES):
