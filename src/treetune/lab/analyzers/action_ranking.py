@@ -300,7 +300,7 @@ def score_pairs(
     given, pairs that differ by at most CLEAR_ERRORS standard errors of their difference don't count either.
     The share is NaN where no pair counts.
 
-    Example: `pairwise([0.1, 0.5, 0.9], [0.2, 0.2, 1.0])` is 2.5 / 3.
+    Example: `score_pairs([0.1, 0.5, 0.9], [0.2, 0.2, 1.0])` is 2.5 / 3.
     """
     scores = []
     for a, b in itertools.combinations(range(len(truths)), 2):

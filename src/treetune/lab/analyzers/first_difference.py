@@ -319,8 +319,9 @@ def _compare_missing_checksums(first: Path, second: Path) -> Difference:
 
 
 def _compare_checksums_of_folders(first: Path, second: Path) -> Difference:
-    """Returns a difference if, by the checksums, only one of two folders is damaged. Their files have been
-    compared before."""
+    """Returns a difference if only one of two folders differs from its checksums.
+
+    It is called after their files have been compared, for damage that the comparison doesn't see."""
 
     def verify(path: Path) -> None:
         if damage := find_damage(path):

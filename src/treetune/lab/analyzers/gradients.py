@@ -213,7 +213,7 @@ class Projection:
         return Projection(bins_D, signs_D)
 
     def project(self, gradient: Sequence[Tensor]) -> Tensor:
-        """Returns the projection of a gradient, shape [`SKETCH_SIZE`], in float64.
+        """Returns the sum of the gradient's numbers in each bin, with their signs: `SKETCH_SIZE` numbers.
 
         The gradient is given in parts, one for each parameter. Projecting a part at a time needs less memory
         than projecting the whole gradient.

@@ -303,7 +303,7 @@ def _require_files(directory: ExperimentDirectory, point: int) -> None:
 
 
 def _state_before(session: Session, point: int, rebuilt_folder: Path | None) -> Path | None:
-    """Returns the folder of the trainer's state before an iteration, or None for a trainer without a state.
+    """Returns the folder of the trainer's state before an iteration, or None if training begins without it.
 
     The state is read where it is stored. Where the state was deleted, it is computed from stored episodes and
     saved in `rebuilt_folder`; if `rebuilt_folder` is None, the state isn't computed. All ranks call this

@@ -65,7 +65,7 @@ def make_step_credit(
     Args:
         step_ends: the ends of the steps whose credit is returned.
         reward: the answer's reward.
-        advantages: the advantage of each token. A step's advantage is their mean.
+        advantages: the advantage of each token. A step's advantage is the mean over its tokens.
         credit_ends: the ends of credit's own steps.
         values: the value before each of credit's own steps.
         errors: the standard errors of these values; NaN or infinite for a value that isn't shown.
