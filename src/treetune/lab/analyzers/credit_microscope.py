@@ -210,10 +210,12 @@ class CreditMicroscope(OfIterations):
             groups.setdefault(answer.problem.id, []).append(answer)
         problems = sorted(groups)
         derived_random(self.seed, point, "microscope").shuffle(problems)
-        # Sorting keeps the drawn order among groups that are equally mixed.
-        problems.sort(
-            key=lambda problem: len({answer.grade.correct for answer in groups[problem]}), reverse=True
-        )
+
+        def is_mixed(problem: str) -> bool:
+            return len({answer.grade.correct for answer in groups[problem]}) > 1
+
+        # Mixed problems come first. Among them, and among the others, sorting keeps the drawn order.
+        problems.sort(key=is_mixed, reverse=True)
         chosen_problems = set(problems[: self.problems])
         return [answer for answer in graded if answer.problem.id in chosen_problems]
 

@@ -238,7 +238,7 @@ def _difference_of_values(a: Any, b: Any) -> tuple[str, Any, Any] | None:
                 return f".{key}{path}", a_value, b_value
         return None
     if isinstance(a, list) and isinstance(b, list):
-        for index, (a_item, b_item) in enumerate(zip(a, b)):
+        for index, (a_item, b_item) in enumerate(zip(a, b)):  # as far as the shorter list goes
             difference = _difference_of_values(a_item, b_item)
             if difference is not None:
                 path, a_value, b_value = difference

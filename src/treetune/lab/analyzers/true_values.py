@@ -374,8 +374,9 @@ class PolicySteps:
         return self._run(np.array(tokens)[:, None])
 
     def _run(self, ids_BT: np.ndarray) -> np.ndarray:
-        """Returns the probabilities of the next token of each sequence. `ids_BT` has only those tokens of the
-        sequences whose keys and values are not in the cache yet."""
+        """Returns the probabilities of the next token of each sequence.
+
+        `ids_BT` has the last tokens of each sequence: those that the cache of keys and values lacks."""
         import torch
 
         with torch.no_grad():

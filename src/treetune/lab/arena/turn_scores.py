@@ -422,10 +422,11 @@ def _mean_gradient_of_replays(
 def _audit_replays(
     table: TurnTable, audit: Audit, answer: PlayedAnswer, alternatives: int, lam: float
 ) -> None:
-    """Adds all credits that the turns of an answer may have.
+    """Adds all credits that the turns of an answer may have, each with its probability.
 
-    The credit of a turn is an outcome minus a baseline, V̂(s). The two are independent: the baseline comes
-    from continuations of s, and the outcome from continuations of another state or from the answer itself.
+    The credit of a turn is an outcome minus a baseline, V̂(s). The baseline comes from continuations of s. The
+    outcome comes from continuations of another state, or from the answer itself. So outcome and baseline are
+    independent, and the probability of a pair is a product.
     """
     truths = table.true_advantages(answer.turns)
     for number, turn in enumerate(answer.turns):
