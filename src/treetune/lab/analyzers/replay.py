@@ -210,8 +210,7 @@ def replay(
     changed_config: PolicyIteration | None,
     exact: bool = False,
 ) -> dict[str, Any]:
-    """Trains an iteration of a run again as the run did, and, if there is a `changed_config`, also as
-    it says.
+    """Trains an iteration of a run again as the run did, and also by `changed_config`, if there is one.
 
     Nothing that the run stored is sampled again. Further continuations that the other credit needs are
     sampled with the weights of that iteration, and kept in the result's folder ``analyses/replay-…``. Results
