@@ -114,7 +114,7 @@ class Conversation:
     def take_completion(self, completion: Completion) -> bool:
         """Adds a sampled turn, and returns whether the environment has to reply to it.
 
-        It has to, unless the turn was cut off because the answer's tokens are used up. Then the answer ends.
+        If the turn was cut off because the answer's tokens are used up, the answer ends without a reply.
         """
         uses_all_tokens = len(completion.token_ids) == self._free_tokens
         self._add_turn(completion.segment())
@@ -200,13 +200,14 @@ class Conversation:
 
     def restore(self, segments: Sequence[Segment]) -> None:
         """Takes over segments of an earlier answer, the last of which has a snapshot."""
-        rewards, self.observed, _ = unpack_snapshot(segments)  # the third part is for the environment
+        unpacked = unpack_snapshot(segments)
+        self.observed = unpacked.observed
         for segment in segments:
             if segment.origin == "sampled":
                 self._add_turn(segment)
         self.segments = list(segments)  # with the observations, which `_add_turn` doesn't add
         # Of past replies only the rewards are needed.
-        self.replies = [Turn(reward=reward) for reward in rewards]
+        self.replies = [Turn(reward=reward) for reward in unpacked.rewards]
 
     def transcript(self, message: Callable[[str], dict[str, Any]]) -> Transcript:
         """Returns the answer as its grader sees it. `message` turns an action into a message of a chat (see
@@ -229,11 +230,12 @@ class Conversation:
     @property
     def step_ends(self) -> tuple[int, ...]:
         """The ends of the steps, as token offsets. A step is a turn with the observation after it."""
-        ends = accumulate(len(segment.token_ids) for segment in self.segments)
+        ends_of_segments = accumulate(len(segment.token_ids) for segment in self.segments)
+        # A step ends where the next turn begins, and at the end of the answer.
         next_segments = [*self.segments[1:], None]
         return tuple(
             end
-            for end, next_segment in zip(ends, next_segments)
+            for end, next_segment in zip(ends_of_segments, next_segments)
             if next_segment is None or next_segment.origin == "sampled"
         )
 
@@ -322,18 +324,25 @@ def encode_between_turns(
     return ids[1:] if len(ids) and ids[0] == last_token == codec.eos_id else ids
 
 
-def unpack_snapshot(segments: Sequence[Segment]) -> tuple[list[float], list[Any], tuple[int, bytes] | None]:
-    """Returns the contents of the last segment's snapshot, in three parts.
+class UnpackedSnapshot(NamedTuple):
+    """The contents of a segment's snapshot."""
 
-    The parts are the rewards of the turns so far, the messages that the policy read after each of these
-    turns, and the environment's own snapshot. If the segment has no snapshot, or there is no segment, the
-    parts are two empty lists and None.
-    """
+    rewards: list[float]
+    """The rewards of the turns so far."""
+    observed: list[Any]
+    """The messages that the policy read after each of these turns."""
+    environment: tuple[int, bytes] | None
+    """The number of the environment's actions so far, and its state after them."""
+
+
+def unpack_snapshot(segments: Sequence[Segment]) -> UnpackedSnapshot:
+    """Returns the contents of the last segment's snapshot. If the segment has no snapshot, or there is no
+    segment, they are two empty lists and None."""
     snapshot = segments[-1].snapshot if segments else None
     if snapshot is None:
-        return [], [], None
+        return UnpackedSnapshot([], [], None)
     head, _, state = snapshot.partition(END_OF_HEAD)
     action_count, rewards, *observed = json.loads(head)
     # Snapshots of earlier versions don't have the messages.
     messages = observed[0] if observed else [[]] * len(rewards)
-    return rewards, messages, (action_count, state)
+    return UnpackedSnapshot(rewards, messages, (action_count, state))

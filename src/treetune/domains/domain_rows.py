@@ -91,7 +91,8 @@ def normalise_row(row: Mapping[str, Any]) -> DomainRow:
         if name not in (PROMPT, EXTRA_INFO):  # `_read_messages` and `domain_row` check these
             check_plain(value, name)
     applies_template = row.get(APPLY_CHAT_TEMPLATE)
-    applies_template = True if applies_template is None else applies_template
+    if applies_template is None:
+        applies_template = True
     raw_prompt = row.get(RAW_PROMPT) or ""
     if not isinstance(applies_template, bool) or not isinstance(raw_prompt, str):
         raise ValueError(f"its {APPLY_CHAT_TEMPLATE} should be true or false, and its {RAW_PROMPT} text")
@@ -290,12 +291,9 @@ def _read_content(message: Any) -> str:
 
     Raises ValueError for any other content.
     """
-    content = message.get("content") if isinstance(message, Mapping) else None
-    if (
-        content is None
-        and isinstance(message, Mapping)
-        and any(message.get(name) for name in _UNSUPPORTED_KEYS)
-    ):
+    fields = message if isinstance(message, Mapping) else {}
+    content = fields.get("content")
+    if content is None and any(fields.get(name) for name in _UNSUPPORTED_KEYS):
         return ""  # `_read_messages` refuses the message because of its other keys
     if isinstance(content, str):
         return content

@@ -68,8 +68,8 @@ def name_in_process(file: Path) -> str:
     """Returns the name that the module of a file with a reward function has in this process.
 
     ``my_reward.py`` becomes ``my_reward``, so that other files can import it. A file with a library's name
-    (``json.py``) becomes ``reward_file_json_1a2b3c4d5e6f``, and the library is imported first, so that the
-    file itself and all others find the library under its name.
+    (``json.py``) becomes ``reward_file_json_1a2b3c4d5e6f``. This function then imports the library, so that
+    all files, including this one, find the library under its name.
     """
     stem = file.stem
     elsewhere = [folder for folder in sys.path if Path(folder).resolve() != file.parent.resolve()]
@@ -84,8 +84,10 @@ def name_in_process(file: Path) -> str:
         finally:
             sys.path[:] = path
     loaded = sys.modules.get(stem)
+    loaded_from: str | None = getattr(loaded, "__file__", None)
     # A module of this name may come from another folder's file: two files `reward.py`.
-    is_free = loaded is None or Path(getattr(loaded, "__file__", None) or "/").resolve() == file.resolve()
+    is_this_file = bool(loaded_from) and Path(str(loaded_from)).resolve() == file.resolve()
+    is_free = loaded is None or is_this_file
     if is_free and not is_library:
         return stem
     digest = hashlib.blake2b(str(file.resolve()).encode(), digest_size=6).hexdigest()
@@ -177,7 +179,7 @@ def call_arguments(
         # verifiers, from 0.3: a function that is plugged into a task.
         task = SimpleNamespace(**{"prompt": row["prompt"], "prompt_text": row["prompt"], **columns})
         by_name = {"task": task, "trace": _trace_of_verifiers(response, row, state), "runtime": None}
-    elif list(parameters)[1:2] == ["problem"]:
+    elif list(parameters)[1:2] == ["problem"]:  # ``def reward(response, problem)``
         # A row in another Python has only the problem's values, and no Problem.
         return [response, row.get("problem", SimpleNamespace(**row))], {}
     else:
@@ -191,7 +193,8 @@ def _arguments_of_verl(row: GradedRow) -> dict[str, Any]:
     data = row["data"]
     text, turns, rewards = row["transcript"]
     extra = {**data.get("extra_info", data), "rollout_reward_scores": {}, "tool_rewards": []}
-    extra["num_turns"] = 2 * len(turns)  # including the prompt and the messages between turns
+    # verl also counts the prompt and the messages between the model's turns: 3 turns count as 6.
+    extra["num_turns"] = 2 * len(turns)
     extra["turn_scores"] = list(rewards) if any(rewards) else []
     return {
         "data_source": data.get("data_source", row["domain"]),
@@ -274,15 +277,15 @@ async def _await_result(result: Any) -> Any:
 def grade_answer(
     function: Any, name: str, response: str, row: GradedRow, arguments: Mapping[str, Any]
 ) -> Any:
-    """Grades an answer with a reward function, or with several weighted ones.
-
-    Returns the turns' rewards and the metrics, or the function's `Grade` if it returns one. The list of
-    rewards is empty if the function, or each of the weighted ones, returned None, because the response
-    contains no answer. Weighted functions are those of a rubric (`funcs` and `weights`), of an environment's
-    `rubric`, or of a task's class (verifiers, from 0.3).
+    """Grades an answer with a reward function, or with several weighted ones (see `_weighted_functions`).
 
     Functions may set the rewards of steps in verifiers' `state`. Then each turn but the last has the reward
     of its step. The last turn has what remains of the sum of the rewards that the functions returned.
+
+    Returns:
+        The turns' rewards and the metrics, or the function's `Grade` if it returns one. The list of rewards
+        is empty if the function returned None, which means that the response contains no answer. Of several
+        weighted functions, each has to return None for this.
     """
     state = verifiers_state(row)
     steps = state["trajectory"]

@@ -307,9 +307,9 @@ def _split_at(text: str, offsets: list[int]) -> list[str]:
 
 
 def _merge_with_next(parts: list[str], needs_next: Callable[[str], bool]) -> list[str]:
-    """Merges each part for which `needs_next` holds with the next part. If it holds for the last part, that
-    is merged with the previous one. A part of more than `LENGTH_OF_LONG_PART` characters is never merged with
-    the next one.
+    """Merges each part for which `needs_next` is True with the next part, and a last part for which it is
+    True with the previous one. A part of more than `LENGTH_OF_LONG_PART` characters is never merged with the
+    next one.
     """
     merged: list[str] = []
     current = ""

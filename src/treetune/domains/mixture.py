@@ -61,7 +61,9 @@ class Difficulty(Part):
                 f" {', '.join(map(repr, problem.data)) or 'nothing'}): name another field, or let the task"
                 " keep the row's"
             )
-        return (self.above is None or value > self.above) and (self.below is None or value < self.below)
+        is_above = self.above is None or value > self.above
+        is_below = self.below is None or value < self.below
+        return is_above and is_below
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +89,7 @@ class Domain(Part):
 
 @dataclass(frozen=True)
 class DomainTask(Task):
-    """A task with the name, ids, stop strings and budget that it has as a domain of a mixture."""
+    """A task with the name, ids, stop strings and limit of tokens that it has as a domain of a mixture."""
 
     name: str
     domain: Domain
@@ -129,8 +131,8 @@ class DomainTask(Task):
         try:
             self.task.size(split)
         except NoSplit:
-            # Every trained domain needs a train split. One without it counts as having it, so that `problems`
-            # raises with a message.
+            # Every trained domain needs a train split. If it is missing, the result is True nevertheless, so
+            # that `problems` raises with a message.
             return split == "train"
         return True
 
@@ -151,8 +153,10 @@ class DomainTask(Task):
         if stop is None:
             # The domain sets no stop strings. The task's are taken, or if it has none, the rollout's.
             stop = getattr(self.task, "stop", ()) or task_params.stop
-        budget = min(task_params.max_tokens, self.domain.max_tokens or task_params.max_tokens)
-        return replace(task_params, max_tokens=budget, stop=stop)
+        max_tokens = task_params.max_tokens
+        if self.domain.max_tokens is not None:
+            max_tokens = min(max_tokens, self.domain.max_tokens)
+        return replace(task_params, max_tokens=max_tokens, stop=stop)
 
     # Everything else is passed on to the task.
     gives: ClassVar[Any] = property(attrgetter("task.gives"))
@@ -484,9 +488,9 @@ class MixtureDrawing(DrawingRule):
 
     def _ids_of_mixed_problems(self, drawing: DrawingContext) -> set[str]:
         """Returns the ids of the problems of which some, but not all, answers were right when they were last
-        drawn. Returns no ids if `prefer_mixed` is 1, because they wouldn't be used."""
-        if not self.reads_pass_rates:
-            return set()
+        drawn."""
+        if self.prefer_mixed <= 1:
+            return set()  # no problem is preferred, so the ids wouldn't be used
         last_rates: dict[str, float] = {}
         for iteration in range(drawing.iteration):
             last_rates |= drawing.pass_rates(iteration)
@@ -511,7 +515,7 @@ class MixtureDrawing(DrawingRule):
     def metrics(self, problems: Sequence[Problem], drawing: DrawingContext) -> Metrics:
         """Returns ``domains/<name>/weight``: each domain's share of the sum of all weights."""
         sizes = {name: len(pool) for name, pool in _group_by_domain(problems).items()}
-        *_, weights = self._weights(sizes, drawing)
+        *_, weights = self._weights(sizes, drawing)  # of the last iteration, which is the present one
         total = math.fsum(weights.values())
         return {f"domains/{name}/weight": weight / total for name, weight in weights.items()}
 

@@ -295,7 +295,7 @@ class MultiTurn(GrowingRollout):
         # The turns that the answer has already: the policy's actions, and the environment's state after them.
         # For a new answer they are empty and None.
         actions = actions_of(context.codec, start.prompt_ids, start.segments, limits)
-        _, _, snapshot = unpack_snapshot(start.segments)
+        snapshot = unpack_snapshot(start.segments).environment
         journal = context.turn_journal
         play: Play = required(context.environments, "environments").begin(
             environment,

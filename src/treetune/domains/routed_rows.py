@@ -191,7 +191,8 @@ class RoutedRows(RowsTask, TaskWithDomains):
         if absent := [finding.what for finding in self.missing_rows()]:
             raise ValueError(f"{absent[0]}; a model of characters needs those of this file")
         are_small = all(file.stat().st_size <= QUICKLY_READ_BYTES for file in files)
-        if not files or self.source is not None or self.demonstration_field is None or not are_small:
+        are_in_files = bool(files) and self.source is None
+        if not are_in_files or not are_small or self.demonstration_field is None:
             raise ValueError(
                 "these rows may contain any character: name those of prompts and answers in model.alphabet,"
                 " or use a real tokenizer"

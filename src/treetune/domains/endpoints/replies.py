@@ -114,9 +114,10 @@ def read_reply(status: int, body: str, *, is_chat: bool) -> ClassifiedReply:
     output_tokens = _plausible_token_count(usage.get("completion_tokens"))
     text = _join_parts(message.get("content") if is_chat else message.get("text"))
     finish = choice.get("finish_reason")
-    kind, reason = (
-        KINDS_BY_FINISH_REASON.get(finish, ("answered", "")) if isinstance(finish, str) else ("answered", "")
-    )
+    kind: ReplyKind = "answered"
+    reason = ""
+    if isinstance(finish, str) and finish in KINDS_BY_FINISH_REASON:
+        kind, reason = KINDS_BY_FINISH_REASON[finish]
     if kind == "answered" and isinstance(message.get("refusal"), str) and message["refusal"]:
         return ClassifiedReply("refused", why=f"the endpoint refused to answer: {message['refusal']}")
     if kind == "answered" and not text.strip():

@@ -105,11 +105,7 @@ def native_calls(format: str, text: str) -> tuple[list[ToolCall], str]:
 
 def _split_at_closing_tag(part: str, closing: str | None) -> tuple[str, str, str]:
     """Splits the text after an opening tag into the calls, the closing tag, and the text after the closing
-    tag. Without a closing tag, all of the text is the calls, and the other two are empty.
-
-    A closing tag within a string of the call counts only if no closing tag follows outside of strings, and if
-    the call can't be read with the tag as a part of that string.
-    """
+    tag. Without a closing tag, all of the text is the calls, and the other two are empty."""
     if closing is None:
         return part, "", ""
     # A sign is a closing tag or a string. The group `closed` is empty if the string has no second quote.
@@ -252,7 +248,8 @@ def read_json(text: str) -> tuple[Any, str]:
 
 
 def _balance_brackets(text: str) -> tuple[str, str]:
-    """Splits a text into the value at its beginning, which ends where its first bracket closes, and the rest.
+    """Splits a text into the value at its beginning and the text after the value. The value ends where the
+    text's first bracket closes.
 
     If brackets are missing at the end of the text, they are added. A text that ends within a string still
     can't be read afterwards, because the end of the string isn't known.

@@ -187,11 +187,13 @@ class GuessNumber(Game):
     def step(self, state: dict[str, int], action: str) -> Turn:
         state["guesses"] += 1
         guess = after_thought(action).strip()
-        symbols = self.form == "symbols"
-        if not (guess.isascii() and guess.isdecimal()):
-            observation = UNREAD if symbols else "That is no number."
-        elif (number := int(guess[:20])) == state["number"]:  # Python refuses a text of thousands of digits
+        is_number = guess.isascii() and guess.isdecimal()
+        number = int(guess[:20]) if is_number else None  # Python refuses a text of thousands of digits
+        if number == state["number"]:
             return Turn(done=True, reward=1.0)
+        symbols = self.form == "symbols"
+        if number is None:
+            observation = UNREAD if symbols else "That is no number."
         elif state["number"] < number:
             observation = LOWER if symbols else "My number is lower."
         else:

@@ -106,7 +106,8 @@ class Mcp(Tool):
     isolation: ClassVar[Isolation] = "service"
 
     def __post_init__(self) -> None:
-        if bool(self.command) == (self.address is not None):
+        has_command, has_address = bool(self.command), self.address is not None
+        if has_command == has_address:
             raise ValueError("an MCP server has a command or an address: give one of the two")
         if self.headers and self.address is None:
             raise ValueError("headers are for an MCP server at an address: a command gets variables")
@@ -278,9 +279,10 @@ class _Connection:
         self._parallel_calls = max(self._parallel_calls, self._calls.index(call) + 1)
 
     def _run_clocks(self) -> None:
-        """Starts the clocks of the calls that the server probably processes; of all calls if it hangs.
+        """Starts the clocks that measure the limited time of calls.
 
-        The time of a call is limited, and its clock measures this time.
+        The server probably processes the first `_parallel_calls` of the calls without an answer, so their
+        clocks start. If the server seems to hang, the clocks of all calls start.
         """
         now = asyncio.get_running_loop().time()
         seems_to_hang = self.overdue_in_a_row >= _OVERDUE_IN_A_ROW
@@ -404,7 +406,7 @@ class _ServerThread:
             fault = re.sub(r"\s+", " ", str(error))[:_FAULT_CHARACTERS]
             return f"Error: the result of {tool} can't be read: {fault}"
         finally:
-            clock.start()
+            clock.start()  # also if the server never began with the call
         parts = [_text_of_part(part) for part in result.content]
         # Structured content usually repeats the text, but some tools return only structured content.
         if not parts and result.structured_content is not None:

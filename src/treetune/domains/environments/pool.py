@@ -68,14 +68,15 @@ class TurnJournal:
 
     @staticmethod
     def for_requests(requests: Path, other_requests: Sequence[Path] = ()) -> TurnJournal:
-        """Opens the journal of turns that belongs to a journal of requests. Turns are also read from the
-        journals of turns that belong to `other_requests`."""
+        """Opens the journal of turns next to the file `requests`, which is a journal of requests. Turns are
+        also read from the journals of turns next to the files `other_requests`."""
         return TurnJournal(
             requests.with_suffix(TURNS_SUFFIX), [path.with_suffix(TURNS_SUFFIX) for path in other_requests]
         )
 
     def find(self, answer: int, actions: Sequence[str]) -> Played | None:
-        """Returns the turn that followed the last action; None if the journal doesn't have this turn."""
+        """Returns the turn that followed the last action of an answer, whose number is `answer`. Returns None
+        if the journal doesn't have this turn."""
         row = self._journal.get(_key_of_turn(answer, actions))
         if row is None:
             return None
@@ -87,7 +88,8 @@ class TurnJournal:
         return Played((Turn(*turn),), snapshot)
 
     def add(self, answer: int, actions: Sequence[str], played: Played) -> None:
-        """Writes the turn that followed the last action, unless the environment was unavailable."""
+        """Writes the turn that followed the last action of an answer, whose number is `answer`, unless the
+        environment was unavailable."""
         (turn,) = played.turns
         if turn.outcome == "unavailable":  # the turn is to be played again
             return
@@ -122,8 +124,8 @@ class Site:
         """The number of a ``service`` environment in the pool of services."""
         if environment.isolation == "process":
             self._forks = ForkedProcesses(environment, memory_gib)
-        else:  # the environment runs in this process, and nothing else prepares it here
-            environment.prepare()
+        else:
+            environment.prepare()  # it runs in this process
         if environment.isolation == "service":
             self._service_number = services.register(
                 Loaded(environment), self._name, threads=environment.concurrency
@@ -260,16 +262,16 @@ class Play:
         actions = (*self.actions, action)
         played: Played | None = None
         if self.journal is not None:
-            journal, answer = self.journal
-            played = journal.find(answer, actions)
+            journal, answer_number = self.journal
+            played = journal.find(answer_number, actions)
         if played is not None:
-            # The world hasn't played this turn, so its state is too old, and it is ended. If a later turn
-            # isn't in the journal, a new world begins with all actions.
+            # The world hasn't played this turn, so its state is too old. If the journal lacks a later turn, a
+            # new world begins with all actions.
             self.end()
         else:
             played = self._play(action)
             if self.journal is not None:
-                journal.add(answer, actions, played)
+                journal.add(answer_number, actions, played)
         self.actions = actions
         self.snapshot = played.snapshot or self.snapshot
         # `start` is the moment of the call of `act`.
@@ -284,6 +286,7 @@ class Play:
         if self._lost_turn is not None:  # the environment could not begin before, and isn't tried again
             return Played((self._lost_turn,))
         for _ in range(2):
+            # Whether the world is still to be brought to the state before the action.
             is_beginning = self._world is None
             try:
                 if self._world is None:
@@ -342,7 +345,9 @@ class EnvironmentPool(AbstractContextManager["EnvironmentPool"]):
     def __init__(self, *, memory_gib: float | None = 4.0, timeline: Timeline | None = None) -> None:
         self._memory_gib = memory_gib
         self._timeline = timeline or Timeline()
-        self._services = Pool("the environment pool", 1, memory_gib, failed_result)
+        self._services = Pool(
+            "the environment pool", workers=1, memory_gib=memory_gib, make_lost_result=failed_result
+        )
         self._sites: dict[int, tuple[Site, Environment]] = {}
         """The site of each environment, by the environment's `id`. The environment is kept with it, so that
         no other object can get the same `id`."""

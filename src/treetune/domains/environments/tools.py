@@ -268,8 +268,8 @@ class Tools(Environment):
     def __post_init__(self) -> None:
         parser = self.format.partition(":")[0]
         is_known = parser in ("tags", "vllm", *NATIVE_FORMATS)
-        needs_tokenizer = parser == "vllm"
-        if not is_known or needs_tokenizer != (self.tokenizer is not None):
+        needs_tokenizer, has_tokenizer = parser == "vllm", self.tokenizer is not None
+        if not is_known or needs_tokenizer != has_tokenizer:
             raise ValueError(
                 f"format is {self.format!r}: give tags, {', '.join(NATIVE_FORMATS)}, or vllm:NAME with a"
                 " tokenizer"

@@ -116,12 +116,7 @@ class World:
         """
         try:
             if snapshot is not None:
-                try:
-                    self._played_actions, self._state = snapshot[0], pickle.loads(snapshot[1])
-                except Exception as error:  # a journal of an earlier version names classes that are gone
-                    raise Unavailable(
-                        f"the environment's state can't be read: {_describe_error(error)}"
-                    ) from error
+                self._take_over(snapshot)
             # Without a snapshot, the actions must be played again. They lead to the same state only in an
             # environment whose `again` is "replay".
             elif actions and self.environment.again != "replay":
@@ -141,6 +136,15 @@ class World:
                 return Played(tuple(turns))
             reached = played.snapshot
         return Played(tuple(turns), reached)
+
+    def _take_over(self, snapshot: Snapshot) -> None:
+        """Continues from a snapshot's state. Raises Unavailable if the state can't be read."""
+        action_count, pickled_state = snapshot
+        try:
+            self._state = pickle.loads(pickled_state)
+        except Exception as error:  # a journal of an earlier version names classes that are gone
+            raise Unavailable(f"the environment's state can't be read: {_describe_error(error)}") from error
+        self._played_actions = action_count
 
     def call(self, deadline: float, method: str, *arguments: Any) -> Played:
         """Calls a method by its name. `deadline` is not used: it is only there so that `ForkedWorld` has the
@@ -425,8 +429,8 @@ def _end_process(pid: int, patience: float) -> int:
     look = os.WEXITED | os.WNOHANG | os.WNOWAIT
     while os.waitid(os.P_PID, pid, look) is None and time.monotonic() < deadline:
         time.sleep(0.001)
-    # Kills its process group, which has all processes that it started, and the process itself, in case it has
-    # not made its group yet.
+    # Kills the process's group, with all processes that it started. Then kills the process itself, in case it
+    # has not made its group yet.
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)

@@ -136,11 +136,8 @@ class Code(SandboxedGrader):
         message = None if passed == tests or message is None else message[:_MESSAGE_CHARACTERS]
         return Grade(reward=reward, outcome="ok", message=message, numbers=numbers)
 
-    def _run_on_inputs(self, prefix: str, code: str, gold: Mapping[str, Any]) -> tuple[int, int, str | None]:
-        """Runs the program on each input.
-
-        Returns how many tests passed, how many there are, and the reason of the first failure.
-        """
+    def _run_on_inputs(self, prefix: str, code: str, gold: Mapping[str, Any]) -> _TestResults:
+        """Runs the program on each input, which is a test."""
         inputs = [_text_of_value(text) for text in gold["inputs"]]
         outputs = gold["outputs"]
         most_bytes = self.limits.output_kib * 1024
@@ -167,12 +164,10 @@ class Code(SandboxedGrader):
             message = message or f"test {done}: {problem}"
         if done < len(outputs) and message is None:  # all tests together have exceeded a limit
             message = f"test {done + 1}: not done when all tests had to be"
-        return passed, len(outputs), message
+        return _TestResults(passed, len(outputs), message)
 
-    def _call_on_inputs(
-        self, prefix: str, code: str, gold: Mapping[str, Any], function: str
-    ) -> tuple[int, int, str | None]:
-        """Calls the answer's function with each input. Returns the same as `_run_on_inputs`.
+    def _call_on_inputs(self, prefix: str, code: str, gold: Mapping[str, Any], function: str) -> _TestResults:
+        """Calls the answer's function with each input, which is a test.
 
         `prefix` is code of the problem that comes before the answer's code.
         """
@@ -196,10 +191,10 @@ class Code(SandboxedGrader):
                 message = (
                     message or f"gave {str(result['value'])[:60]}, not {_text_of_value(expected_value)[:60]}"
                 )
-        return passed, len(expected), message
+        return _TestResults(passed, len(expected), message)
 
-    def _run_tests(self, prefix: str, code: str, gold: Mapping[str, Any]) -> tuple[int, int, str | None]:
-        """Runs tests that are code. Returns the same as `_run_on_inputs`."""
+    def _run_tests(self, prefix: str, code: str, gold: Mapping[str, Any]) -> _TestResults:
+        """Runs tests that are code."""
         kind = next(kind for kind in _KEYS_OF_TESTS if gold.get(kind))
         sandbox = self.sandbox
         if kind == "pytest" and isinstance(sandbox, Bubblewrap):
@@ -213,7 +208,7 @@ class Code(SandboxedGrader):
         count = count or 1
         if message is None and passed < count:
             message = "the tests did not run to their end"
-        return passed, count, message
+        return _TestResults(passed, count, message)
 
     def _collect_reports(
         self, sandbox: Sandbox, prefix: str, code: str, order: Mapping[str, Any]
@@ -266,6 +261,16 @@ def _read_gold(problem: Problem) -> Mapping[str, Any]:
         kinds = ", ".join(("inputs and outputs", *_KEYS_OF_TESTS))
         raise ValueError(f"the gold of problem {problem.id} has no tests: it needs one of {kinds}")
     return gold
+
+
+class _TestResults(NamedTuple):
+    """What the tests of an answer say."""
+
+    passed: int
+    tests: int
+    """The number of tests, of which `passed` passed."""
+    message: str | None
+    """The reason of the first failure."""
 
 
 class _TestRun(NamedTuple):
@@ -326,8 +331,8 @@ def _json_value_or_text(value: Any) -> Any:
 def _allow_long_integers() -> Iterator[None]:
     """Lets Python convert integers of any length from and to text within the block.
 
-    Only golds are converted in this way, since they are trusted. The conversion takes quadratic time, so a
-    long integer in an answer could take too long.
+    Use it only for golds, which are trusted. The conversion takes quadratic time, so a long integer in an
+    answer could take too long.
     """
     usual_limit = sys.get_int_max_str_digits()
     sys.set_int_max_str_digits(0)

@@ -205,8 +205,9 @@ def _read_text_as_value(value: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def read_gold(gold: str) -> tuple[Any, str | None]:
-    """Returns the value of a gold, and the key (``output`` or ``input``) under which it is, or None for a
-    gold without such a key. A gold that is neither JSON nor a literal of Python is a text."""
+    """Returns the value of a gold and its key: (3, "output") for ``{"output": 3}``. The key is ``output`` or
+    ``input``; for a gold without such a key it is None. A gold that is neither JSON nor a literal of Python
+    is a text."""
     try:
         value = read_value(gold)
     except UnreadableValue:

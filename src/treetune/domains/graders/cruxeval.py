@@ -6,7 +6,7 @@ import ast
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 from annotated_types import MinLen
 from typing_extensions import override
@@ -69,8 +69,9 @@ class CruxEval(SandboxedGrader):
             if not outcome.ok:
                 raise ValueError(f"the function of problem {problem.id} fails: {outcome.stderr[-300:]!r}")
             return float(_have_equal_values(outcome.stdout, value))
-        # An input is asked for, and the value in an assertion has to be the question's.
-        if call is None or (value is not None and not _have_equal_values(gold["output"], value)):
+        # An input is asked for. In ``assert f(…) == …`` the value has to be the question's.
+        is_other_value = value is not None and not _have_equal_values(gold["output"], value)
+        if call is None or is_other_value:
             return 0.0
         outcome = self._value_of(gold["code"], call)
         return float(outcome.ok and _have_equal_values(outcome.stdout, gold["output"]))
@@ -79,10 +80,8 @@ class CruxEval(SandboxedGrader):
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
         """Returns whether two answers predict the same value, or the same arguments. It calls nothing."""
         asks_output = "input" in _read_gold(problem)
-        prediction, other_prediction = (
-            _read_prediction(answer, asks_output),
-            _read_prediction(other, asks_output),
-        )
+        prediction = _read_prediction(answer, asks_output)
+        other_prediction = _read_prediction(other, asks_output)
         if prediction is None or other_prediction is None:
             return False
         call, value = prediction
@@ -95,27 +94,34 @@ class CruxEval(SandboxedGrader):
         return self.sandbox.run(f"{code}\nprint(repr({ast.unparse(call)}))", limits=self.limits)
 
 
+class _Prediction(NamedTuple):
+    """The call and the value in an answer. Either is None if the answer doesn't have it."""
+
+    call: ast.Call | None
+    value: str | None
+
+
 def _read_gold(problem: Problem) -> Mapping[str, str]:
-    """Returns the problem's function as ``code``, with either the ``input`` or the ``output``. Raises
-    ValueError for any other gold."""
+    """Returns the problem's function as ``code``, with either its ``input`` or its ``output``, whichever the
+    question gives. Raises ValueError for any other gold."""
     try:
         gold = json.loads(problem.gold)
         code = gold.get("code") or gold["functional"]
         if ("input" in gold) == ("output" in gold):
             raise ValueError("it should hold either the input or the output")
-        return {**{name: str(gold[name]) for name in ("input", "output") if name in gold}, "code": str(code)}
+        name = "input" if "input" in gold else "output"
+        return {name: str(gold[name]), "code": str(code)}
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(
             f"the gold of problem {problem.id} is not a function with an input or output: {error}"
         ) from error
 
 
-def _read_prediction(text: str, asks_output: bool) -> tuple[ast.Call | None, str | None] | None:
-    """Reads the call and the value in an answer. Either is None if the answer doesn't have it. The result is
-    None for an answer that can't be read.
+def _read_prediction(text: str, asks_output: bool) -> _Prediction | None:
+    """Reads an answer. Returns None if it can't be read.
 
-    ``assert f(1) == 2`` gives a call and a value. If an output is asked for, ``2`` gives only a value. If an
-    input is asked for, ``f(1)``, ``1`` and ``x=1`` give only a call.
+    ``assert f(1) == 2`` has a call and a value. If an output is asked for, ``2`` has only a value. If an
+    input is asked for, ``f(1)``, ``1`` and ``x=1`` have only a call.
     """
     if len(text) > LONGEST_VALUE:
         return None
@@ -126,11 +132,11 @@ def _read_prediction(text: str, asks_output: bool) -> tuple[ast.Call | None, str
     assertions = [statement for statement in statements if isinstance(statement, ast.Assert)]
     if not assertions:
         if asks_output:
-            return None, text
+            return _Prediction(call=None, value=text)
         statement = statements[0] if len(statements) == 1 else None
         if isinstance(statement, ast.Expr) and _is_call(statement.value):
-            return _make_call(_text_of_arguments(statement.value)), None
-        return _make_call(text), None
+            return _Prediction(_make_call(_text_of_arguments(statement.value)), value=None)
+        return _Prediction(_make_call(text), value=None)
     test = assertions[-1].test
     if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)):
         return None
@@ -140,7 +146,7 @@ def _read_prediction(text: str, asks_output: bool) -> tuple[ast.Call | None, str
     if len(calls) != 1:
         return None
     call = _make_call(_text_of_arguments(calls[0]))
-    return None if call is None else (call, ast.unparse(values[0]))
+    return None if call is None else _Prediction(call, ast.unparse(values[0]))
 
 
 def _text_of_arguments(call: ast.expr) -> str:

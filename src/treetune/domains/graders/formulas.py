@@ -308,8 +308,8 @@ class _FormulaParser:
         token = self.next_token
         if token is not None and token.kind == "number" and len(token.text) > 1:
             # \frac12 is a half: LaTeX takes one digit as an argument, and the next argument begins after it.
-            first_digit, rest = token.text[0], token.text[1:]
-            self._tokens[self._position] = FormulaToken("number", rest)
+            first_digit, other_digits = token.text[0], token.text[1:]
+            self._tokens[self._position] = FormulaToken("number", other_digits)
             # In .5 the point is skipped, and 5 is read.
             return self._make_number(first_digit) if first_digit.isdigit() else self._read_atom(depth)
         return self._read_atom(depth)
@@ -521,8 +521,8 @@ class _FormulaParser:
         return self._sympy.binomial(top, bottom)
 
     def _factorial(self, value: Any) -> Any:
-        """Returns the factorial of a small whole number, or of a term with letters, which sympy only writes
-        down. Raises Absurd for anything else."""
+        """Returns the factorial of a small whole number, or of a term with letters. (sympy only writes the
+        latter down.) Raises Absurd for anything else."""
         if value.has(self._sympy.Function):
             raise Absurd("a factorial of a function")
         is_small = value.is_Integer and 0 <= value <= LARGEST_FACTORIAL
@@ -596,8 +596,7 @@ class _FormulaParser:
 
 
 def _count_bits(number: Any) -> int:
-    """Returns the bits of a rational number: those of its numerator or of its denominator, whichever has
-    more."""
+    """Returns the number of bits of a rational number's numerator or denominator, whichever has more."""
     return int(max(abs(number.p), number.q).bit_length())
 
 
@@ -825,6 +824,7 @@ def _agree(first: Any, second: Any, tolerance: float) -> bool | None:
     with mpmath.workdps(digits):
         distance = abs(first_value - second_value)
         larger = max(abs(first_value), abs(second_value))
+        # Equal numbers may differ in the last `_SPARE_DIGITS` digits.
         rounding = larger * mpmath.mpf(10) ** (_SPARE_DIGITS - digits)
         return bool(distance < tolerance or distance <= rounding)
 

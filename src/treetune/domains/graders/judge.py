@@ -395,7 +395,7 @@ class Judge:
 
 
 def _open_answers(context: ServiceContext) -> AnswerJournal:
-    """Opens this process's journal of the judge's replies, which also finds those in the journals of other
+    """Opens this process's journal of the judge's replies. Replies are also found in the journals of other
     processes."""
     if context.folder is None:
         return AnswerJournal(path=None)  # in memory
@@ -437,12 +437,11 @@ class _Question(Asker):
         except (Unanswered, TimeoutError) as error:
             reason = str(error) if isinstance(error, Unanswered) else "no reply within the deadline"
             # Only the last address: the server may have been restarted with another one between attempts.
+            # If this failure makes the judge count as down, the result has all unanswered addresses.
             unanswered_addresses = judge.availability.note_failure(reason, tried_addresses[-1:])
-            # There are none unless this failure makes the judge count as down. If the run itself serves the
-            # judge (`run_model`), the servers at these addresses are then restarted.
-            for address in unanswered_addresses:
-                if judge.run_model is not None:
-                    judge.run_model.report_failure(address, reason)
+            if judge.run_model is not None:  # the run itself serves the judge
+                for address in unanswered_addresses:
+                    judge.run_model.report_failure(address, reason)  # the server there is restarted
             raise Unavailable(f"the judge gave no answer: {reason}") from error
         judge.availability.note_answer()
         if judge.run_model is not None:

@@ -67,7 +67,8 @@ class LiveBench(Grader):
         answer = last_between(text, "<solution>", "</solution>") or last_box(text)
         if task in _TASKS_IN_CODE_BLOCKS:
             # The last block is the answer. It may be within the solution, or there is only the block.
-            answer = next(reversed(fenced_blocks(answer or text)), answer)
+            blocks = fenced_blocks(answer or text)
+            answer = blocks[-1] if blocks else answer
         elif answer is None and task not in ("typos", "plot_unscrambling"):
             # Bold text in these two tasks may be a part of the text that is asked for.
             for line in reversed(text.split("\n")):
@@ -87,7 +88,8 @@ class LiveBench(Grader):
 
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
-        # Some scorers search the gold within the answer, so both directions have to hold.
+        # Some scorers search the gold within the answer. So each answer has to be right with the other one as
+        # the gold.
         return super().same_answer(answer, other, problem) and super().same_answer(other, answer, problem)
 
     def _read_task(self, problem: Problem) -> str:
@@ -133,21 +135,22 @@ def score_names_in_order(answer: str, gold: str) -> float:
 
 
 def score_one_answer(answer: str, gold: str) -> float:
-    """Scores ``spatial``: a number in digits or words, or a shape, which may come with another word."""
+    """Scores ``spatial``: a number in digits or words, or a shape. Another word may come with the shape."""
     answer_word, gold_word = _comparable_word(answer), _comparable_word(gold)
     is_shape = gold_word in _SHAPES and gold_word in answer_word.split() and len(answer_word.split()) <= 2
     return float(answer_word == gold_word or is_shape)
 
 
 def score_several_answers(answer: str, gold: str) -> float:
-    """Scores ``zebra_puzzle``: the mean of two numbers, the share of right answers, and 1 if all are right or
-    else 0."""
+    """Scores ``zebra_puzzle``: 1 if all answers are right, and otherwise half of the share of right ones."""
     gold_parts = [_comparable_word(part) for part in gold.split(",")]
     parts = [_comparable_word(part) for part in answer.split(",")]
     if len(parts) > len(gold_parts):
         return 0.0
     right = sum(part == gold_part for part, gold_part in zip(parts, gold_parts, strict=False))
-    return (float(right == len(gold_parts)) + right / len(gold_parts)) / 2
+    are_all_right = right == len(gold_parts)
+    share_of_right = right / len(gold_parts)
+    return (float(are_all_right) + share_of_right) / 2
 
 
 def score_groups_of_four(answer: str, gold: str) -> float:

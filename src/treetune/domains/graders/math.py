@@ -147,7 +147,10 @@ def _read_gold(gold: str) -> _Gold:
     as_written = find_gold(gold)
     text = normalise_notation(as_written)
     return _Gold(
-        _comparable_text(as_written), _comparable_text(text), read_answer(text), json_list(gold) is not None
+        plain_as_written=_comparable_text(as_written),
+        plain=_comparable_text(text),
+        answer=read_answer(text),
+        is_json_list=json_list(gold) is not None,
     )
 
 
@@ -273,7 +276,9 @@ def _equal_groups(answer: BracketGroup, gold: BracketGroup, question: str) -> bo
     kinds = {answer.kind, gold.kind}
     # The empty set has no elements that could be compared below. It equals only an empty group of its kind.
     is_empty, is_gold_empty = answer.parts == _PARTS_OF_EMPTY_SET, gold.parts == _PARTS_OF_EMPTY_SET
-    if is_empty != is_gold_empty or (is_gold_empty and answer.kind != gold.kind):
+    if is_empty != is_gold_empty:
+        return False
+    if is_empty and answer.kind != gold.kind:
         return False
     if kinds == {"tuple", "set"}:
         return False  # (1, 2) has an order, and {1, 2} has none
@@ -422,9 +427,10 @@ def _equal_scalars(answer: MathAnswer, gold: MathAnswer, question: str) -> bool:
         if is_equal is not None:
             return is_equal
     # Only now, with both answers, it is clear whether 5 m is a length or 5 times a variable.
+    is_number, is_gold_number = exact_value(answer.formula) is not None, exact_value(gold.formula) is not None
     answer, gold = (
-        with_short_unit(answer, gold, other_is_number=exact_value(gold.formula) is not None),
-        with_short_unit(gold, answer, other_is_number=exact_value(answer.formula) is not None),
+        with_short_unit(answer, gold, other_is_number=is_gold_number),
+        with_short_unit(gold, answer, other_is_number=is_number),
     )
     if (answer.percent and gold.unit) or (gold.percent and answer.unit):
         return False  # 75 % are not 75 degrees
@@ -554,13 +560,15 @@ def _equal_systems(answer: MathAnswer, gold: MathAnswer, question: str) -> bool:
         return False
     if nameless.kind == "set" or (nameless.left, nameless.right) != ("(", ")"):
         return False  # {1, 2} has no order, and [1, 2] is an interval (a list has round brackets by default)
-    # The values of a pair are in the alphabetical order of their names: (x, y). In an answer, and in a gold's
-    # list without brackets, the values may also be in the order in which the system gives its names.
-    orders = [sorted(by_name)]
-    if nameless is not gold or nameless.kind != "tuple":
-        orders.append(list(by_name))
-    for order in orders:
-        if all(equal_answers(part, by_name[name], question) for part, name in zip(nameless.parts, order)):
+    # The values of a pair are in the alphabetical order of their names: (x, y).
+    orders_of_names = [sorted(by_name)]
+    # Only a gold's pair with brackets has to be in this order. All other values without names may also be in
+    # the order of the system: "y = 1, x = 2" equals "1, 2".
+    is_pair_of_gold = nameless is gold and nameless.kind == "tuple"
+    if not is_pair_of_gold:
+        orders_of_names.append(list(by_name))
+    for names in orders_of_names:
+        if all(equal_answers(part, by_name[name], question) for part, name in zip(nameless.parts, names)):
             return True
     return False
 
@@ -581,9 +589,9 @@ def _values_by_name(answer: MathAnswer) -> dict[str, MathAnswer] | None:
 def _equal_with_conditions(answer: MathAnswer, gold: MathAnswer, question: str) -> bool:
     r"""Compares two answers, at least one of which has a condition (``\text{for } n \ge 1``).
 
-    If both have a condition, the conditions must agree. If only the answer has one, the gold must not be a
-    number, but may be a formula, which often holds only for some n. If only the gold has a condition, the
-    answer may leave it out.
+    If both have a condition, the conditions must agree. If only the gold has one, the answer may leave it
+    out. If only the answer has one, the gold must not be a number. (It may be a formula: formulas often hold
+    only for some n.)
     """
     value = answer.value if isinstance(answer, Qualified) else answer
     gold_value = gold.value if isinstance(gold, Qualified) else gold

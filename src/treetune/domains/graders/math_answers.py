@@ -384,7 +384,8 @@ def _make_system(parts: tuple[MathAnswer, ...]) -> MathAnswer:
     list."""
     named = [part for part in parts if isinstance(part, Named)]
     names = {part.name for part in named}
-    if len(parts) > 1 and len(named) == len(parts) == len(names):
+    are_all_named = len(named) == len(parts)
+    if len(parts) > 1 and are_all_named and len(names) == len(parts):
         return System(tuple((part.name, part.value) for part in named))
     return BracketGroup("list", _flatten_lists(parts))
 
@@ -594,12 +595,11 @@ def _read_equation(text: str, depth: int) -> MathAnswer | None:
     for several equations."""
     text = _THOUSANDS_OF_A_SIDE.sub(lambda side: side[1] + side[2].replace(",", ""), text)
     sides = split_at_top(text, ("=",))
-    if (
-        len(sides) == 1
-        or any(re.search(r"[<>!:]\Z", side.strip()) for side in sides)
-        or _INEQUALITY_SIGN.search(text)
-    ):
-        return None  # the equals sign is within brackets or a part of <= or !=, or there is an inequality
+    if len(sides) == 1:
+        return None  # no equals sign, or only within brackets
+    has_longer_sign = any(re.search(r"[<>!:]\Z", side.strip()) for side in sides)  # such as <=, != or :=
+    if has_longer_sign or _INEQUALITY_SIGN.search(text):
+        return None
     if len(split_at_top(text, (",", ";"))) > 1 or _AND_OR_OR.search(text):
         return None  # several equations
     first, last = sides[0].strip(), sides[-1].strip()
@@ -635,13 +635,11 @@ def _read_distance(signs: list[str], sides: list[str]) -> tuple[str, list[MathAn
         return None
     centre = -centre if match["sign"] == "+" else centre  # |x + 1| is the distance from -1
     low, high = (Scalar(str(centre - radius)), Scalar(str(centre + radius)))
-    is_closed = signs[0].endswith("=")
+    opening, closing = ("[", "]") if signs[0].endswith("=") else ("(", ")")
     if signs[0].startswith("<"):
-        return match["name"], [
-            BracketGroup("tuple", (low, high), "[" if is_closed else "(", "]" if is_closed else ")")
-        ]
-    below = BracketGroup("tuple", (_MINUS_INFINITY, low), "(", "]" if is_closed else ")")
-    above = BracketGroup("tuple", (high, _INFINITY), "[" if is_closed else "(", ")")
+        return match["name"], [BracketGroup("tuple", (low, high), opening, closing)]
+    below = BracketGroup("tuple", (_MINUS_INFINITY, low), "(", closing)
+    above = BracketGroup("tuple", (high, _INFINITY), opening, ")")
     return match["name"], [below, above]
 
 
@@ -689,8 +687,8 @@ def _name_region(names: set[str], allowed: MathAnswer | None) -> Union | None:
 
 
 def _intersect(rays: list[MathAnswer]) -> MathAnswer | None:
-    """Returns the interval in which both rays overlap: (1, 2) for those of ``x > 1 and x < 2``. Returns None
-    unless one ray goes upwards, the other goes downwards, and they overlap."""
+    """Returns the overlap of two rays: for ``x > 1 and x < 2``, whose rays are (1, ∞) and (-∞, 2), it is
+    (1, 2). Returns None unless one ray goes upwards, the other goes downwards, and they overlap."""
     if len(rays) != 2 or not all(isinstance(ray, BracketGroup) for ray in rays):
         return None
     # x > 1 begins at 1 and comes first. x < 2 begins below all numbers and comes second.
@@ -716,11 +714,8 @@ def _read_inequality(signs: list[str], sides: list[str], depth: int) -> tuple[st
     if len(signs) == 1:
         distance = _read_distance(signs, sides)
         return distance if distance is not None else _read_inequality_of_one_sign(signs[0], sides, depth)
-    if (
-        len(signs) == 2
-        and _NAME_OF_VALUE.fullmatch(sides[1])
-        and {sign[0] for sign in signs} in ({"<"}, {">"})
-    ):
+    have_one_direction = {sign[0] for sign in signs} in ({"<"}, {">"})
+    if len(signs) == 2 and have_one_direction and _NAME_OF_VALUE.fullmatch(sides[1]):
         if signs[0][0] == ">":  # 2 >= x > 1 is 1 < x <= 2
             signs, sides = [sign.replace(">", "<") for sign in signs[::-1]], sides[::-1]
         ends = read_answer(sides[0], depth + 1), read_answer(sides[2], depth + 1)
@@ -750,8 +745,10 @@ def _read_inequality_of_one_sign(
     if sign == "!=":
         return name, list(_rays_around(value).parts)
     if sign in ("<", "<="):
-        return name, [BracketGroup("tuple", (_MINUS_INFINITY, value), "(", ")" if sign == "<" else "]")]
-    return name, [BracketGroup("tuple", (value, _INFINITY), "(" if sign == ">" else "[", ")")]
+        closing = ")" if sign == "<" else "]"
+        return name, [BracketGroup("tuple", (_MINUS_INFINITY, value), "(", closing)]
+    opening = "(" if sign == ">" else "["
+    return name, [BracketGroup("tuple", (value, _INFINITY), opening, ")")]
 
 
 # ABC, AB': points of a figure, or a Roman number

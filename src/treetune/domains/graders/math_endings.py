@@ -68,25 +68,26 @@ def find_answer(response: str, gold_parts: int = 1) -> str | None:
         gold_parts: The number of answers that the gold lists. If it lists N > 1 answers, the last N boxes of
             a paragraph can be the answer together, with any words between them.
     """
-    in_boxes = find_boxes(response)
+    boxes = find_boxes(response)
+    start_of_last_box = boxes[-1].start if boxes else -1
     tagged_at = response.rfind(OPENING_TAG)
     # The later of a box and an <answer> counts.
-    if in_boxes and in_boxes[-1][0] > tagged_at:
-        return _read_boxes(response, in_boxes, gold_parts) or None
+    if start_of_last_box > tagged_at:
+        return _read_boxes(response, boxes, gold_parts) or None
     if tagged_at >= 0:
         tagged = last_between(response[tagged_at:], unclosed=True)
         # Within the tags there may be a sentence ("The answer is 5"). A long text there isn't an answer.
         if tagged and len(tagged) <= MOST_CHARACTERS_OF_ANSWER:
             return find_answer(tagged, gold_parts) or _strip_bold(tagged)
-    if in_boxes:  # before an <answer> that is empty or too long
-        return _read_boxes(response, in_boxes, gold_parts) or None
+    if boxes:  # before an <answer> that is empty or too long
+        return _read_boxes(response, boxes, gold_parts) or None
     return _answer_after_marker(response)
 
 
 def find_gold(gold: str) -> str:
     """Returns the answer in a gold, which may be a solution with a box, a JSON list, or only the answer."""
-    if in_boxes := find_boxes(gold):
-        return _join_boxes(gold, in_boxes)
+    if boxes := find_boxes(gold):
+        return _join_boxes(gold, boxes)
     items = json_list(gold)
     if items is not None:
         return ", ".join(items)
@@ -124,7 +125,7 @@ def _text_of_item(item: Any) -> str:
     return item if isinstance(item, str) else json.dumps(item)
 
 
-def _read_boxes(response: str, in_boxes: list[Box], gold_parts: int) -> str:
+def _read_boxes(response: str, boxes: list[Box], gold_parts: int) -> str:
     r"""Returns the answer in the last box, or in the last boxes if they are parts of one answer.
 
     If the gold lists two answers, ``The roots are \boxed{1}, which is simple, and \boxed{2}.`` gives ``1,
@@ -133,29 +134,27 @@ def _read_boxes(response: str, in_boxes: list[Box], gold_parts: int) -> str:
 
     Args:
         response: The text of the model.
-        in_boxes: The start, end and content of each box.
+        boxes: All boxes of the text.
         gold_parts: The number of answers that the gold lists (see `find_answer`).
     """
-    joined = _join_boxes(response, in_boxes)
-    start_of_last, _, last_content = in_boxes[-1]
-    if joined != last_content.strip():
+    joined = _join_boxes(response, boxes)
+    last_box = boxes[-1]
+    if joined != last_box.content.strip():
         return joined  # several boxes directly after each other
-    last_paragraph = response.rfind("\n\n", 0, start_of_last)
-    boxes_in_paragraph = [box for box in in_boxes[-gold_parts:] if box[0] > last_paragraph]
-    holds_all = re.search(r",|\\text\{|\bor\b|\band\b", last_content)
-    if gold_parts > 1 and len(boxes_in_paragraph) >= gold_parts and not holds_all:
-        return ", ".join(content for _, _, content in boxes_in_paragraph[-gold_parts:])
+    last_paragraph = response.rfind("\n\n", 0, last_box.start)
+    contents_in_paragraph = [box.content for box in boxes[-gold_parts:] if box.start > last_paragraph]
+    lists_several_answers = re.search(r",|\\text\{|\bor\b|\band\b", last_box.content)
+    if gold_parts > 1 and len(contents_in_paragraph) == gold_parts and not lists_several_answers:
+        return ", ".join(contents_in_paragraph)
     return joined
 
 
-def _join_boxes(text: str, in_boxes: list[Box]) -> str:
+def _join_boxes(text: str, boxes: list[Box]) -> str:
     """Returns the content of the last box, together with those of preceding boxes that are separated from it
     only by commas, names or "and"."""
-    first = len(in_boxes) - 1
-    while first > 0 and len(in_boxes) - first < MOST_JOINED_BOXES:
-        _, end_of_previous, _ = in_boxes[first - 1]
-        start_of_next, _, _ = in_boxes[first]
-        gap = text[end_of_previous:start_of_next]
+    first = len(boxes) - 1
+    while first > 0 and len(boxes) - first < MOST_JOINED_BOXES:
+        gap = text[boxes[first - 1].end : boxes[first].start]
         # A box on the next line, without any word before it, repeats or corrects the previous one.
         replaces_previous = "\n" in gap and not gap.strip(" \n\r\t$.*")
         is_separate = (
@@ -166,10 +165,10 @@ def _join_boxes(text: str, in_boxes: list[Box]) -> str:
         first -= 1
     contents: list[str] = []
     names: list[str] = []
-    for start, _, content in in_boxes[first:]:
-        name = _NAME_BEFORE.search(text[max(0, start - _LONGEST_NAME_BEFORE_BOX) : start])
+    for box in boxes[first:]:
+        name = _NAME_BEFORE.search(text[max(0, box.start - _LONGEST_NAME_BEFORE_BOX) : box.start])
         names.append(name[1] if name is not None else "")
-        contents.append(content.strip())
+        contents.append(box.content.strip())
     if len(set(contents)) == 1:
         return contents[0]  # one box, or the same answer again
     if all(names) and len(set(names)) == len(names):  # x = \boxed{1}, y = \boxed{2} is "x = 1, y = 2"

@@ -47,7 +47,8 @@ class TimeOfDay:
         match = cls._WRITTEN.fullmatch(text)
         if match is None or (match["minute"] is None and match["half"] is None):
             return None
-        hour, minute = int(match["hour"]), None if match["minute"] is None else int(match["minute"])
+        hour = int(match["hour"])
+        minute = None if match["minute"] is None else int(match["minute"])
         second = None if match["second"] is None else int(match["second"])
         if (hour, minute or 0, second or 0) == (24, 0, 0):
             hour = 0  # 24:00 is midnight
@@ -76,11 +77,11 @@ class TimeOfDay:
     def equals(self, other: TimeOfDay) -> bool:
         """Compares two times. If only one of them has a half of the day, the other may be in the same
         half."""
-        # ``4 p.m.`` has no minutes. A time with minutes can equal ``4 p.m.`` only if both have a half of the
-        # day and the minutes are 0: ``4:00 p.m.`` does, but neither ``4:30 p.m.`` nor ``4:00``.
-        has_only_one_minutes = (self.minute is None) != (other.minute is None)
+        # ``4 p.m.`` has no minutes. Of the times with minutes it equals ``4:00 p.m.``, but neither
+        # ``4:30 p.m.`` (other minutes) nor ``4:00`` (no half of the day).
         have_both_halves = bool(self.half and other.half)
-        if has_only_one_minutes and (not have_both_halves or self.minute or other.minute):
+        only_one_has_minutes = (self.minute is None) != (other.minute is None)
+        if only_one_has_minutes and not have_both_halves:
             return False
         if (self.minute or 0, self.second or 0) != (other.minute or 0, other.second or 0):
             return False
@@ -195,9 +196,13 @@ class Date:
             month = _number_of_month(match["month"])
             day = int(match["day"]) if match["day"] else None
             is_year_first = match.start("year") == 0
-            if month is not None and month > 12 and day is not None and day <= 12 and not is_year_first:
+            is_month_too_large = month is not None and month > 12
+            is_day_a_month = day is not None and day <= 12
+            if is_month_too_large and is_day_a_month and not is_year_first:
                 month, day = day, month  # 31/1/2024 has the day first
-            if month is None or not 1 <= month <= 12 or not (day is None or 1 <= day <= 31):
+            if month is None or not 1 <= month <= 12:
+                continue
+            if day is not None and not 1 <= day <= 31:
                 continue
             return cls(int(match["year"]) if match["year"] else None, month, day)
         return None

@@ -265,13 +265,13 @@ def _take_content_of_a_box(text: str) -> str:
     """Returns the content of a text that is only a box, or a box in a box. Returns any other text as it
     is."""
     while True:
-        boxed = find_boxes(text)
-        if len(boxed) != 1:
+        boxes = find_boxes(text)
+        if len(boxes) != 1:
             return text
-        start, end, content = boxed[0]
-        if (start, end) != (0, len(text)):
+        [box] = boxes
+        if (box.start, box.end) != (0, len(text)):
             return text
-        text = content.strip()
+        text = box.content.strip()
 
 
 def _remove_formatting_of_groups(text: str) -> str:

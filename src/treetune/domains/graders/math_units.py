@@ -162,8 +162,13 @@ def _read_temperature(text: str) -> UnitOfMeasure | None:
     match = _TEMPERATURE.fullmatch(text.strip())
     if match is None:
         return None
-    scale = "kelvin" if match["kelvin"] else match["name"] or _TEMPERATURE_SYMBOLS[match["symbol"]]
-    factor, offset = _TEMPERATURES[scale.lower()]
+    if match["kelvin"]:
+        scale = "kelvin"
+    elif match["name"]:
+        scale = match["name"].lower()
+    else:
+        scale = _TEMPERATURE_SYMBOLS[match["symbol"]].lower()
+    factor, offset = _TEMPERATURES[scale]
     return UnitOfMeasure((("temperature", 1),), factor, offset)
 
 
@@ -375,8 +380,10 @@ def _is_product(first_word: str, unit_text: str, gap: str) -> bool:
     written without a space (``5cm``). Other words of up to three letters that aren't units are variables,
     too, as in ``5 abc``. A longer word is a noun.
 
-    `unit_text` is the text after the number, `first_word` its first word, and `gap` the space between number
-    and text, or "".
+    Args:
+        first_word: The first word of `unit_text`.
+        unit_text: The text after the number.
+        gap: The space between the number and `unit_text`, or "".
     """
     if len(first_word) == 2 and not gap:
         return first_word.lower() not in _WRITTEN_WITHOUT_SPACE
@@ -414,7 +421,9 @@ def with_short_unit(answer: Scalar, other: Scalar, other_is_number: bool) -> Sca
     """Reads ``5 m`` as a length if the other answer is a number or has a unit. If not, returns `answer` as it
     is: 5 times a variable."""
     match = _SHORT_UNIT.fullmatch(answer.formula)
-    if match is None or answer.unit is not None or not (other_is_number or other.unit is not None):
+    if match is None or answer.unit is not None:
+        return answer
+    if not other_is_number and other.unit is None:
         return answer
     return Scalar(match["number"], read_unit(match["unit"]))
 
@@ -451,19 +460,16 @@ def sum_of_quantities(text: str) -> Scalar | None:
             return None
     smallest = parts[-1][1]
     total = sum((value * unit.factor for value, unit in parts), Fraction(0)) / smallest.factor
-    formula = (
-        str(total.numerator)
-        if total.denominator == 1
-        else f"\\frac{{{total.numerator}}}{{{total.denominator}}}"
-    )
-    return Scalar(formula, smallest)
+    if total.denominator == 1:
+        return Scalar(str(total.numerator), smallest)
+    return Scalar(f"\\frac{{{total.numerator}}}{{{total.denominator}}}", smallest)
 
 
 def factor_and_offset_between(unit: UnitOfMeasure, other: UnitOfMeasure) -> tuple[Fraction, Fraction] | None:
     """Returns the factor and the summand that convert a number of `unit` to `other`.
 
     Example: from °C to K they are 1 and 273.15. Returns None if the units have different dimensions. A degree
-    without a scale counts as one of the other unit's scale, if that is a temperature.
+    without a scale gets the scale of the other temperature: 5° compared with °C is 5 °C.
     """
     is_degree_of_other = is_degree(unit) and is_temperature(other)
     is_other_degree_of_unit = is_degree(other) and is_temperature(unit)

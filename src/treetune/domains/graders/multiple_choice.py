@@ -99,7 +99,7 @@ class _StatedChoice(NamedTuple):
     """The offset in the response."""
     letter: str | None
     """None for a choice without a letter, such as "none of these"."""
-    rest: str
+    text_after: str
     """The text after the letter, up to the end of the line."""
 
 
@@ -140,7 +140,7 @@ class MultipleChoice(Grader):
         choices.sort(key=lambda choice: choice.start)  # stable: the order above decides about equal offsets
         last = choices[-1]
         # "B, or maybe C": another letter after the choice revokes it, unless it is in a reason.
-        text_after_choice = _MARKUP.sub("", last.rest)
+        text_after_choice = _MARKUP.sub("", last.text_after)
         remark = _BEGINNING_OF_REASON.split(text_after_choice)[0]
         for hedge in _OTHER_CHOICE_IN_REMARK.finditer(remark):
             if re.findall("[A-Z]", hedge[0])[-1] != last.letter:
@@ -156,14 +156,14 @@ class MultipleChoice(Grader):
     def _find_in_boxes(self, text: str) -> Iterator[_StatedChoice]:
         r"""Yields the choices in ``\boxed{…}``. A box with a formula that isn't only a letter contains no
         choice."""
-        for start, end, content in find_boxes(text):
-            if _FORMULA_OF_LETTERS.fullmatch(content):
+        for box in find_boxes(text):
+            if _FORMULA_OF_LETTERS.fullmatch(box.content):
                 continue
-            letter, text_after_letter = self._read_letter(content)
-            text_after_box = text[end : end + _LONGEST_REMARK].partition("\n")[0]
+            letter, text_after_letter = self._read_letter(box.content)
+            text_after_box = text[box.end : box.end + _LONGEST_REMARK].partition("\n")[0]
             # A box with words and no letter ("none of these") is also a choice, which is no option's.
-            if letter or not _SIGN_OF_FORMULA.search(_MARKUP.sub("", content[:_LONGEST_LABEL])):
-                yield _StatedChoice(start, letter, text_after_letter + text_after_box)
+            if letter or not _SIGN_OF_FORMULA.search(_MARKUP.sub("", box.content[:_LONGEST_LABEL])):
+                yield _StatedChoice(box.start, letter, text_after_letter + text_after_box)
 
     def _find_in_tags(self, text: str) -> Iterator[_StatedChoice]:
         """Yields the choices in ``<answer>…</answer>``."""

@@ -63,18 +63,19 @@ def _read_whole_number(words: list[str], position: int) -> tuple[int | None, int
         # two").
         may_begin_below_hundred = last_word in ("", "hundred", *_SCALE_OF_WORD)
         is_digit_after_tens = last_word in _WORDS_OF_TENS and 0 < _VALUE_OF_WORD.get(word, 0) < 10
+        # "two hundred and six". The number of "a hundred and a bit" ends before the "and".
+        is_and_within_number = (
+            word == "and"
+            and last_word in ("hundred", *_SCALE_OF_WORD)
+            and words[position + 1 : position + 2] != ["a"]
+        )
         if word in _VALUE_OF_WORD and (may_begin_below_hundred or is_digit_after_tens):
             group += _VALUE_OF_WORD[word]
         elif word == "hundred" and 0 <= group < 100 and last_word != "hundred":
             group = (group or 1) * 100
         elif word in _SCALE_OF_WORD and last_word not in _SCALE_OF_WORD:
             whole, group = whole + (group or 1) * _SCALE_OF_WORD[word], 0
-        elif (
-            word == "and"
-            and last_word in ("hundred", *_SCALE_OF_WORD)
-            and words[position + 1 : position + 2] != ["a"]
-        ):
-            # "two hundred and six". The number of "a hundred and a bit" ends before the "and".
+        elif is_and_within_number:
             position += 1
             continue
         else:

@@ -164,23 +164,25 @@ def _cells_to_fill(
             houses.
         asked_columns: Indices of the gold's columns that the question asks for.
     """
-    # Each row of the answer has the asked cells first, then the given ones if there are any. Missing cells
-    # are empty.
+    # Each row of `rows` has the asked cells of a row of the answer first, then the given ones if the answer
+    # has them. Missing cells are empty.
     columns = _columns_of_answer(table, gold, given_columns, asked_columns)
     rows = []
     for row in table.rows:
         rows.append([row[column] if column < len(row) else "" for column in columns])
-    if len(columns) == len(asked_columns):  # no column identifies the rows, so their order does
+    if len(columns) == len(asked_columns):  # no given column identifies the rows, so their order does
         missing_rows: list[list[str]] = [[] for _ in range(len(gold.rows) - len(rows))]
         return [*rows, *missing_rows][: len(gold.rows)]
     # The given cells identify the rows: {("2",): [["cat", "tea"]]} if one row is that of house 2.
-    rows_at: dict[tuple[str, ...], list[list[str]]] = {}
+    rows_by_given: dict[tuple[str, ...], list[list[str]]] = {}
     for cells in rows:
         asked_cells, given_cells = cells[: len(asked_columns)], cells[len(asked_columns) :]
-        rows_at.setdefault(tuple(map(_number_of_position, given_cells)), []).append(asked_cells)
+        key = tuple(map(_number_of_position, given_cells))
+        rows_by_given.setdefault(key, []).append(asked_cells)
     filled = []
     for gold_row in gold.rows:
-        candidates = rows_at.get(tuple(_number_of_position(gold_row[column]) for column in given_columns), [])
+        key = tuple(_number_of_position(gold_row[column]) for column in given_columns)
+        candidates = rows_by_given.get(key, [])
         filled.append(candidates[0] if len(candidates) == 1 else [])
     return filled
 
@@ -188,12 +190,17 @@ def _cells_to_fill(
 def _columns_of_answer(
     table: ParsedTable, gold: ParsedTable, given_columns: Sequence[int], asked_columns: Sequence[int]
 ) -> list[int]:
-    """Returns the indices of the asked columns in the answer, and then those of the given columns.
+    """Returns the indices of the asked columns in the answer, and then those of the given columns. If the
+    answer lacks a given column, the result has only the asked ones.
 
-    `given_columns` and `asked_columns` are indices of the gold's columns: the question gives the columns
-    `given_columns`, and asks for the columns `asked_columns`. The answer may lack given columns: then the
-    result has only the asked ones. The answer's header tells which of its columns are meant. Without such a
-    header, their order tells.
+    The answer's header says which column is which. If the header doesn't have the names of the gold, the
+    order of the columns says it.
+
+    Args:
+        table: The table of the answer.
+        gold: The table of the gold.
+        given_columns: Indices of the gold's columns that the question gives.
+        asked_columns: Indices of the gold's columns that the question asks for.
     """
     if table.header and len(set(table.header)) == len(table.header):
         column_of = {name: column for column, name in enumerate(table.header)}
@@ -422,7 +429,9 @@ class GridGrader(Tagged):
             return Grade(reward=0.0, outcome="ok", message="no grid")
         # Cells that only one of the two has count as wrong.
         rows, columns = max(len(gold), len(grid)), max(len(gold[0]), len(grid[0]))
-        right = sum(sum(map(operator.eq, row, gold_row)) for row, gold_row in zip(grid, gold, strict=False))
+        right = 0
+        for row, gold_row in zip(grid, gold, strict=False):
+            right += sum(map(operator.eq, row, gold_row))
         return grade_parts(right, rows * columns, pays=self.score == "cells")
 
 

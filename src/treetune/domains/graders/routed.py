@@ -48,12 +48,10 @@ class ByDomain(RoutedGrader):
     def of(self, problem: Problem) -> Grader:
         """Raises ValueError for a problem without a known domain."""
         if problem.domain not in self.graders:
-            known = ", ".join(sorted(self.graders))
-            raise ValueError(
-                f"{problem.id} has the domain {problem.domain!r}: known are {known}"
-                if problem.domain
-                else f"{problem.id} has no domain: give it one of {known}"
-            )
+            domains = ", ".join(sorted(self.graders))
+            if not problem.domain:
+                raise ValueError(f"{problem.id} has no domain: give it one of {domains}")
+            raise ValueError(f"{problem.id} has the domain {problem.domain!r}: known are {domains}")
         return self.graders[problem.domain].of(problem)
 
     @override
@@ -81,12 +79,10 @@ class BySource(RoutedGrader):
         source = str(problem.data.get("data_source", ""))
         grader = self.route(source)
         if grader is None:
-            raise ValueError(
-                f"no route fits the data_source {source!r} of {problem.id}: routes are"
-                f" {', '.join(map(repr, sorted(self.routes)))}"
-                if source
-                else f"{problem.id} has no data_source, which chooses its grader"
-            )
+            if not source:
+                raise ValueError(f"{problem.id} has no data_source, which chooses its grader")
+            routes = ", ".join(map(repr, sorted(self.routes)))
+            raise ValueError(f"no route fits the data_source {source!r} of {problem.id}: routes are {routes}")
         return grader
 
     @override

@@ -107,6 +107,7 @@ class TableGrader(Grader):
             return True
         if not may_lack_percent or (number.percent and gold_number.percent):
             return False
+        # 50 may mean 50 %, in the answer or in the gold.
         return self._is_near(value * 100, gold_value) or self._is_near(value / 100, gold_value)
 
     def _is_near(self, value: Fraction, gold: Fraction) -> bool:

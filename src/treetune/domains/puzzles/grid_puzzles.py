@@ -222,10 +222,13 @@ class GridPuzzles(Puzzles):
             return None  # other rules explain the pairs, too, and lead to another answer
         # The key is the puzzle in symbols: ``120/031=021/130;211/003>`` with pairs, and ``mt:120/031>`` with
         # the rules where no pairs are shown. Equal puzzles have equal keys.
-        key = "".join(
-            f"{write_grid(input_grid)}={write_grid(output_grid)};" for input_grid, output_grid in pairs
-        )
-        key = f"{key or ''.join(rule.symbol for rule in chain) + ':'}{write_grid(question)}>\n"
+        if pairs:
+            texts = [
+                f"{write_grid(input_grid)}={write_grid(output_grid)};" for input_grid, output_grid in pairs
+            ]
+        else:
+            texts = [*(rule.symbol for rule in chain), ":"]
+        key = f"{''.join(texts)}{write_grid(question)}>\n"
         prompt = key if self.wording == "symbols" else self._in_words(chain, pairs, question)
         return Puzzle(prompt, json.dumps(answer), key, {"grid": question, "rules": list(map(tuple, chain))})
 

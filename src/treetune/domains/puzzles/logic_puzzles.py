@@ -255,7 +255,7 @@ class GraphPaths(Puzzles):
     def __post_init__(self) -> None:
         super().__post_init__()
         most_edges = self.lookahead[1]
-        nodes = 1 + self.paths * most_edges
+        nodes = 1 + self.paths * most_edges  # the start, and a node after each edge
         if self.wording == "symbols" and nodes > len(NODE_LETTERS):
             raise ValueError(
                 f"{self.paths} paths of {most_edges} edges have {nodes} nodes, and there are"
@@ -293,7 +293,7 @@ class GraphPaths(Puzzles):
     ) -> list[tuple[str, str]]:
         """Draws edges between chains, each from a node to one with a later position in another chain.
 
-        No edge leads to the goal's chain, which is the first one, so there is only one path to the goal.
+        The first chain is the goal's. None of these edges leads to it, so there is only one path to the goal.
         Positions increase along edges, so there are no circles.
         """
         possible_edges: list[tuple[str, str]] = []

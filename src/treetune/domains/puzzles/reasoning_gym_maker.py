@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 import json
 import os
 import random
@@ -154,9 +155,12 @@ def _check_level(key: str, name: str, level: int, count: int) -> None:
 def _draw_problems(
     kind: Any, settings: Any, request: Mapping[str, Any], split: str
 ) -> Iterator[dict[str, str] | str]:
-    """Yields infinitely many problems. If the library fails to make one, it yields the error's text."""
-    chunk = 0
-    while True:
+    """Yields infinitely many problems. If the library fails to make one, it yields the error's text.
+
+    A data set of the library has `CHUNK_SIZE` problems. After each such chunk, a data set with another seed
+    follows.
+    """
+    for chunk in itertools.count():
         # Some data sets draw with numpy, whose seeds have 32 bits. `seed + index` has to fit, too.
         seed = derive_seed(request["seed"], request["dataset"], split, chunk) % 2**31
         data_set = kind(config=dataclasses.replace(settings, seed=seed))
@@ -174,7 +178,6 @@ def _draw_problems(
                 "gold": "" if gold is None else str(gold),
                 "entry": pack(for_scorer),
             }
-        chunk += 1
 
 
 def _seed_globals(seed: int) -> None:

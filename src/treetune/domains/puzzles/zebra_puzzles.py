@@ -128,13 +128,16 @@ class ZebraShape:
         """
         places = range(self.objects)
         if kind in ("at", "ends", "middle", "parity"):
-            if (kind == "middle" and self.objects % 2 == 0) or (kind == "ends" and self.objects == 2):
-                return None  # there is no middle, or everybody is at an end
-            # ``at`` has a position, ``parity`` a position modulo 2, and the other two have none.
-            limit = {"at": self.objects, "parity": 2}.get(kind)
-            return ZebraClue(
-                kind, (generator.choice(self.items),), (generator.randrange(limit),) if limit else ()
-            )
+            if kind == "middle" and self.objects % 2 == 0:
+                return None  # there is no middle
+            if kind == "ends" and self.objects == 2:
+                return None  # everybody is at an end
+            item = generator.choice(self.items)
+            if kind == "at":
+                return ZebraClue(kind, (item,), (generator.randrange(self.objects),))
+            if kind == "parity":  # a position modulo 2
+                return ZebraClue(kind, (item,), (generator.randrange(2),))
+            return ZebraClue(kind, (item,), ())
         count = 3 if kind == "between" else 2
         # The items of "same" and "apart" are values of two attributes.
         if len(self.items) < count or (kind in ("same", "apart") and self.attributes == 1):
@@ -188,10 +191,14 @@ class ZebraShape:
                     )
                     for position in range(1, last)
                 )
+        # "xor", "or" and "nor" say how many of two statements are true: that the first item is at the first
+        # position, and that the second item is at the second one.
         first_set, second_set = first[clue.places[0]], second[clue.places[1]]
         if clue.kind == "xor":
             return first_set ^ second_set
-        return first_set | second_set if clue.kind == "or" else self.all ^ (first_set | second_set)
+        if clue.kind == "or":
+            return first_set | second_set
+        return self.all ^ (first_set | second_set)
 
     @property
     def all(self) -> int:
@@ -378,7 +385,8 @@ class ZebraPuzzles(Puzzles):
             return value if symbols else ATTRIBUTES[header[item[0]]][0].format(value)
 
         # The templates name the clue's positions p and q. Zeros stand for those that it doesn't have.
-        p, q = (*(place + 1 for place in clue.places), 0, 0)[:2]
+        positions = [place + 1 for place in clue.places]
+        p, q = [*positions, 0, 0][:2]
         # For ``parity``, the place is a position, counted from 0, modulo 2. The text counts positions from 1,
         # so the remainder 0 means an odd position there.
         odd = bool(clue.places) and clue.places[0] == 0
@@ -395,12 +403,12 @@ class ZebraPuzzles(Puzzles):
             arrangement = random_arrangement(generator, possible)
             rows = _table_of_names(shape, arrangement, values)
             # A clue's set of arrangements has the bit `arrangement` if the clue is true for the table.
-            violated_clue = next(
-                (clue for clue in clues if not shape.true_arrangements(clue) >> arrangement & 1), None
-            )
+            violated_clues = (clue for clue in clues if not shape.true_arrangements(clue) >> arrangement & 1)
+            violated_clue = next(violated_clues, None)
             symbols = self.wording == "symbols"
             table = "/".join(map("".join, rows)) if symbols else "; ".join(map(", ".join, rows))
-            # The error is to give a table as the answer although it violates a clue.
+            # `draws_error` says whether the solution has an error in this step. The error is to give a table
+            # as the answer although it violates a clue.
             if violated_clue is None or self.draws_error(generator):
                 yield table if symbols else _as_json(problem.data["header"], rows)
                 return

@@ -89,6 +89,9 @@ class Sandbox(Registrable):
 
     Arguments and results of `run` are the same for all sandboxes. The docstring of each says which harm it
     prevents.
+
+    A sandbox has no `check`. A part may hold a sandbox that its other settings don't use, so only the `check`
+    of the part yields the messages of `missing` (by `report_missing`).
     """
 
     isolation: ClassVar[Literal["process", "service"]] = "process"
@@ -105,11 +108,7 @@ class Sandbox(Registrable):
 
     def missing(self) -> Sequence[str]:
         """Returns a message for each thing that keeps the sandbox from working on this machine, with its
-        remedy. A trial run shows whether the sandbox works.
-
-        A sandbox has no `check` that would yield these messages, since a part may hold a sandbox that its
-        other settings don't use. The `check` of a part that uses its sandbox yields them (`report_missing`).
-        """
+        remedy. A trial run shows whether the sandbox works."""
         raise NotImplementedError
 
     def run(

@@ -184,8 +184,8 @@ class ConfinedProgram:
     def usage(self) -> ResourceUsage:
         """Measures the memory, the CPU time and the number of the program's processes.
 
-        Each file counts as `_FILE_BYTES` of memory. The reason is that an empty file takes memory of the
-        kernel, but no room on the disk, so the disk's size does not limit the number of empty files.
+        Each file counts as `_FILE_BYTES` of memory. The disk's size does not limit the number of empty files:
+        they take memory of the kernel, but no room on the disk.
         """
         usage = measure_usage(find_descendants(self.process.pid))
         try:
@@ -321,12 +321,12 @@ def _choose_uid() -> int | None:
     uids = uids_of_programs()
     if uids:
         return uids[count % len(uids)]
-    # This process is in a container that maps few user numbers. The programs take the highest of them, at
-    # most a thousand: these are unused, too.
-    mapped = _mapped_uids()
-    if len(mapped) == 1:
+    # This process is in a container that maps few user numbers. The first of them may be root's. The
+    # programs take the highest of the others, at most a thousand: these are unused, too.
+    highest_uids = _mapped_uids()[1:][-1000:]
+    if not highest_uids:
         return None  # there is no other number: programs run as for a user who is not root
-    return mapped[-1 - count % min(1000, len(mapped) - 1)]
+    return highest_uids[-1 - count % len(highest_uids)]
 
 
 def uids_of_programs() -> range:
@@ -350,8 +350,8 @@ def _mapped_uids() -> range:
 
 
 def _resource_limits(limits: ProgramLimits) -> dict[str, int]:
-    """Returns the limits that the kernel applies to each process. They include the number of processes only
-    if the kernel counts those of this program, and not those of others."""
+    """Returns the limits that the kernel applies to each process. The number of processes is among them only
+    if the kernel counts the processes of each program separately."""
     by_name = resource_limits(limits)
     kernel = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
     if os.geteuid() == 0:
@@ -359,8 +359,8 @@ def _resource_limits(limits: ProgramLimits) -> dict[str, int]:
         by_name["RLIMIT_NPROC"] = limits.processes
     elif kernel >= (5, 14):
         # These kernels count the processes of a user namespace, its first process included. Older kernels
-        # count all processes of the user on the machine, so a limit would keep programs from starting. With
-        # those, only `follow_program` enforces the limit.
+        # count all processes of the user on the machine, so a limit would keep programs from starting. On
+        # older kernels, only `follow_program` enforces the limit.
         by_name["RLIMIT_NPROC"] = limits.processes + 1
     return by_name
 
@@ -405,8 +405,9 @@ def choose_sandbox() -> Sandbox:
     remedy, if there is no sandbox.
     """
     sandbox = Bubblewrap()
-    for reason in sandbox.missing():
-        raise SandboxUnavailable(reason)
+    reasons = sandbox.missing()
+    if reasons:
+        raise SandboxUnavailable(reasons[0])
     return sandbox
 
 

@@ -177,8 +177,8 @@ def resource_limits(limits: ProgramLimits) -> dict[str, int]:
     """Returns the limits that the kernel applies to each process by itself, with or without a sandbox."""
     return {
         "RLIMIT_AS": limits.memory_mib << 20,
-        # Whole seconds, and one more, so that `follow_program`, which measures all processes together, comes
-        # first.
+        # The kernel needs whole seconds. One is added, so that `follow_program` ends the program first: it
+        # measures all processes together.
         "RLIMIT_CPU": math.ceil(limits.cpu_seconds or limits.seconds) + 1,
         "RLIMIT_NOFILE": limits.files,
         "RLIMIT_FSIZE": limits.disk_mib << 20,

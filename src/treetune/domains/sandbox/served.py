@@ -50,11 +50,11 @@ def frame_request(body: bytes) -> bytes:
 def ask_program(
     running: RunningProgram, request: bytes, limits: ProgramLimits, most_bytes: int
 ) -> tuple[bytes | None, KilledBy | None]:
-    """Sends a request. Returns the reply, of at most `most_bytes` bytes, and the limit that the program
-    exceeded.
+    """Sends a request.
 
-    One of the two is always None: the limit if there is a reply, and the reply if there is none. If there is
-    no reply for another reason than a limit, both are None.
+    Returns:
+        (reply, None) for a reply of at most `most_bytes` bytes, (None, limit) if the program exceeded a
+        limit, and (None, None) if it gave no reply for another reason.
     """
     assert running.process.stdin is not None
     assert running.process.stdout is not None

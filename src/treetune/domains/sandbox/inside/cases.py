@@ -46,8 +46,8 @@ def _follow_program(pid: int, output_fd: int, seconds: float, most_bytes: int) -
     """
     deadline = time.monotonic() + seconds
     printed = b""
-    # WNOWAIT looks without reaping the process. So its number can't be another process's or group's before
-    # both are killed below.
+    # WNOWAIT looks without reaping the process. So no other process or group can get its number before the
+    # process and its group are killed below.
     look = os.WEXITED | os.WNOHANG | os.WNOWAIT
     has_ended = False
     while True:

@@ -316,12 +316,12 @@ class _Body:
                 value = self._globals[function.id]
                 if self._proof.is_own_function(value):
                     return self._examine_call(call, value, owner=None)
-                if _is_harmless_of_a_module(value):
+                if _is_harmless_library_function(value):
                     return self._has_lasting_argument(call)  # it may return a part of its arguments
                 return True  # any other function may return anything
             if function.id in _SCALAR_FUNCTIONS:
                 return False
-        if self._is_harmless_of_module(function):
+        if self._names_harmless_library_function(function):
             return self._has_lasting_argument(call)
         if self._is_own_method(function):
             return self._examine_method(call, inspect.getattr_static(self._owner, function.attr, None))  # type: ignore[attr-defined]
@@ -332,15 +332,19 @@ class _Body:
         ``[x, y]`` holds ``x``."""
         return any(self._may_be_lasting(child) for child in ast.iter_child_nodes(node))
 
-    def _is_harmless_of_module(self, function: ast.expr) -> bool:
-        """Returns whether it is a function of a module that changes nothing, such as ``json.loads``."""
-        module = self._find_module(function.value) if isinstance(function, ast.Attribute) else None
-        return module is not None and function.attr in _HARMLESS_OF_MODULES.get(module.__name__, ())  # type: ignore[attr-defined]
+    def _names_harmless_library_function(self, function: ast.expr) -> bool:
+        """Returns whether an expression such as ``json.loads`` names a library's function that changes
+        nothing."""
+        if not isinstance(function, ast.Attribute):
+            return False
+        module = self._find_module(function.value)
+        return module is not None and function.attr in _HARMLESS_OF_MODULES.get(module.__name__, ())
 
     def _is_own_method(self, function: ast.expr) -> bool:
-        """Returns whether it is ``self.name``."""
-        is_attribute = isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)
-        return self._self_name is not None and is_attribute and function.value.id == self._self_name  # type: ignore[attr-defined]
+        """Returns whether an expression is ``self.name``."""
+        if self._self_name is None or not isinstance(function, ast.Attribute):
+            return False
+        return isinstance(function.value, ast.Name) and function.value.id == self._self_name
 
     def _has_lasting_argument(self, call: ast.Call) -> bool:
         return any(self._may_be_lasting(argument) for argument in _argument_nodes(call))
@@ -433,18 +437,15 @@ class _Body:
     def _check_global(self, node: ast.Name) -> None:
         """Raises NotProven unless a global name stands for something harmless.
 
-        Global names are those of the function's module, and those of Python itself.
+        Global names are the names of the function's module and of Python itself.
         """
         if node.id not in self._globals:  # a name of Python itself
             value = getattr(builtins, node.id, None)
             is_error = isinstance(value, type) and issubclass(value, BaseException)
             # These three are harmless only with the arguments that `_check_call` allows.
             is_checked_call = id(node) in self._called_expressions and node.id in ("super", "print", "next")
-            if (
-                not is_error
-                and not is_checked_call
-                and node.id not in _SCALAR_FUNCTIONS | _CONTAINER_FUNCTIONS
-            ):
+            is_harmless_function = node.id in _SCALAR_FUNCTIONS | _CONTAINER_FUNCTIONS
+            if not (is_error or is_checked_call or is_harmless_function):
                 self._give_up(node, "is not known to be harmless")
             return
         value = self._globals[node.id]
@@ -456,7 +457,7 @@ class _Body:
                 self._examine_function(value)
         elif any(value is function for function in self._proof.harmless):
             pass  # identity, because `in` would call `__eq__` of an unknown object
-        elif callable(value) and not _is_harmless_of_a_module(value) and not _is_harmless_class(value):
+        elif callable(value) and not (_is_harmless_library_function(value) or _is_harmless_class(value)):
             self._give_up(node, "is not known to be harmless")
 
     def _check_call(self, node: ast.Call) -> None:
@@ -611,7 +612,7 @@ def _is_made_here(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in making_functions
 
 
-def _is_harmless_of_a_module(value: Any) -> bool:
+def _is_harmless_library_function(value: Any) -> bool:
     """Returns whether a value is a function of a library that changes nothing, such as `math.sqrt`."""
     for module, names in _HARMLESS_OF_MODULES.items():
         loaded = sys.modules.get(module)

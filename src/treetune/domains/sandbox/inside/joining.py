@@ -131,9 +131,10 @@ def _without_stub_end(prefix: str) -> str:
 
 
 def is_stub(statement: ast.stmt) -> bool:
-    """Returns whether a statement is a stub: a function that is incomplete on purpose, or a class all of
-    whose methods are. A class without methods is a stub if it is empty and has no bases; one with fields,
-    such as a dataclass, and an exception are complete.
+    """Returns whether a statement is a stub: a function or a class that is incomplete on purpose.
+
+    A class is a stub if all its methods are stubs. A class without methods is a stub if it is empty and has
+    no bases. So an exception, which has a base, and a dataclass, which has fields, are complete.
 
     A function that is a stub returns nothing that depends on its arguments, and changes nothing. Its body has
     only imports, a docstring, `pass`, `raise`, assignments to names, and `return` of a plain value. A plain

@@ -144,14 +144,14 @@ def _make_method_among_remotes(operation: str) -> Callable[..., Any]:
     def method(self: Remote, other: Any) -> Any:
         are_both_remote = isinstance(other, Remote)
         if not are_both_remote and operation in _ORDER_OPERATIONS:
-            return NotImplemented
+            return NotImplemented  # Python then raises TypeError: they have no order
         result = self._peer.ask(operation, self, other)
         # Whether data of this process went into the result, directly or in an earlier operation.
         knows_test_data = not are_both_remote or self._knows_test_data or other._knows_test_data
         if not knows_test_data:
             return result
         if not isinstance(result, Remote):
-            return NotImplemented
+            return NotImplemented  # the result is data, which the answer's class may have chosen
         object.__setattr__(result, "_knows_test_data", True)
         return result
 
@@ -188,7 +188,7 @@ class Peer:
         the latter have there."""
         self.is_of_tests = is_of_tests
         """Whether this is the process of the tests, which doesn't trust the process of the answer."""
-        self.by_value: dict[str, type] = {}
+        self.shared_classes: dict[str, type] = {}
         """Classes that both processes have, by their names. Their instances are copied as data, too."""
         self.names: dict[str, Any] = {}
         """The values that the other process may request by name."""
@@ -208,7 +208,7 @@ class Peer:
             # Only a call changes its arguments. `changed_contents` has their indices and new contents.
             if operation == "call":
                 for index, content in changed_contents:
-                    _replace_content(args[index], self.decode(content), self.by_value)
+                    _replace_content(args[index], self.decode(content), self.shared_classes)
             if kind == "gives":
                 return self.decode(encoded)
             raise self.decode(encoded)
@@ -246,7 +246,9 @@ class Peer:
     def _encode_mutable(self, operation: str, args: list[Any]) -> dict[int, Any]:
         """Returns the encoded contents of the arguments that a call may change, by their indices. The
         contents before and after the call show which of them it has changed."""
-        kinds = (list, dict, set, collections.deque, *self.by_value.values()) if operation == "call" else ()
+        if operation != "call":
+            return {}
+        kinds = (list, dict, set, collections.deque, *self.shared_classes.values())
         return {index: self.encode(arg) for index, arg in enumerate(args) if isinstance(arg, kinds)}
 
     def send(self, *message: Any) -> None:
@@ -282,15 +284,15 @@ class Peer:
     def decode(self, message: Any) -> Any:
         """Returns the value of a message.
 
-        Its parts are plain data of exactly the built-in types, exceptions, remotes, and instances of the
-        classes that both processes have (`by_value`).
+        Its parts are plain data of exactly the built-in types, exceptions, remotes, and instances of
+        `shared_classes`.
 
         The message ``[{"tuple": [1, {"object": 0}]}, [["Node", [["next", null]]]]]`` is a tuple of 1 and of
         the first instance in the table, a ``Node`` whose ``next`` is None.
         """
         encoded, table = message
         # All instances are made before any of them gets its attributes, since they may refer to each other.
-        instances: list[Any] = [object.__new__(self.by_value[name]) for name, _ in table]
+        instances: list[Any] = [object.__new__(self.shared_classes[name]) for name, _ in table]
         for instance, (_, attributes) in zip(instances, table):
             _set_attributes(instance, {key: self._decode(value, instances) for key, value in attributes})
         return self._decode(encoded, instances)
@@ -307,7 +309,7 @@ class Peer:
             {"yours": 7}                                 the number of an object of the process that decodes
             {"remote": 7}                                the number of an object of the process that encoded
             {"class": [3, "NoMove", ["ValueError"]]}     the arguments of `_class_of_error`
-            {"error": [{…}, ["no"], {}]}                 the arguments of `_error`
+            {"error": [{…}, ["no"], {}]}                 the arguments of `_make_error`
             {"library": ["math", "sqrt"]}                module and name; "" is the module itself
         """
         if isinstance(encoded, _JSON_TYPES):
@@ -360,7 +362,7 @@ class Peer:
             returned_class = self._objects[number]
             if issubclass(returned_class, Exception):
                 return returned_class
-        shared_class = self.by_value.get(name, object)  # `object` if the processes don't share it
+        shared_class = self.shared_classes.get(name, object)  # `object` if the processes don't share it
         if issubclass(shared_class, Exception):
             return shared_class
         base_classes = [getattr(builtins, base_name, object) for base_name in bases]
@@ -386,11 +388,10 @@ class Peer:
         return error
 
     def encode(self, value: Any) -> Any:
-        """Returns a value in JSON's types, and a table of some instances in the value. `decode` has an
-        example. `is_of_tests` is True in the process of the tests, which doesn't trust that of the answer.
+        """Returns a value in JSON's types, and a table of the instances of `shared_classes` in the value.
 
-        The table has the instances of classes that both processes have (`by_value`). It exists because such
-        instances, e.g. of a linked list, may be nested deeper than a parser of JSON can read.
+        `decode` has an example. The instances have a table, because some, such as those of a linked list, are
+        nested deeper than a parser of JSON can read.
         """
         instances: list[Any] = []
         rows: dict[int, int] = {}  # the row of each instance in the table, by its `id`
@@ -417,7 +418,7 @@ class Peer:
             # have methods and a state. Then it gets the same reference again.
             if isinstance(value, (list, dict, set)) and self.has_kept(value):
                 return {"remote": self.keep(value)}
-            if self.by_value.get(kind.__name__) is kind:
+            if self.shared_classes.get(kind.__name__) is kind:
                 if id(value) not in rows:
                     rows[id(value)] = len(instances)
                     instances.append(value)
@@ -463,9 +464,10 @@ class Peer:
 
     def _describe_class(self, kind: type) -> Any:
         """Returns the arguments of `_class_of_error` for a class of errors: its number, name and built-in
-        bases."""
-        if kind in self._errors.values():  # a class of the other process, which only needs its own number
-            return [next(number for number, error in self._errors.items() if error is kind), None, []]
+        bases. For a class of the other process, the number is enough."""
+        for number, error_class in self._errors.items():
+            if error_class is kind:
+                return [number, None, []]
         bases = [base.__name__ for base in kind.__mro__ if base.__module__ == "builtins"]
         return [self.keep(kind), kind.__name__, bases]
 
@@ -490,10 +492,10 @@ def _set_attributes(instance: Any, attributes: dict[str, Any]) -> None:
             instance.__dict__[name] = value
 
 
-def _replace_content(target: Any, source: Any, by_value: dict[str, type]) -> None:
+def _replace_content(target: Any, source: Any, shared_classes: dict[str, type]) -> None:
     """Replaces the content of a mutable value by that of another.
 
-    `by_value` has the classes that both processes have. Their instances are sent as copies.
+    `shared_classes` are those that both processes have. Their instances are sent as copies.
     """
     if isinstance(target, (list, collections.deque)):
         target.clear()
@@ -502,7 +504,7 @@ def _replace_content(target: Any, source: Any, by_value: dict[str, type]) -> Non
         target.clear()
         target.update(source)
     # Both values must be of the same class, and both processes must have this class.
-    elif by_value.get(type(target).__name__) is type(target) is type(source):
+    elif shared_classes.get(type(target).__name__) is type(target) is type(source):
         target.__dict__.update(source.__dict__)
 
 
@@ -554,7 +556,8 @@ _NEVER_GIVEN_TYPES = (
 
 
 def _check_operation(operation: str, args: list[Any], peer: Peer) -> None:
-    """Raises AttributeError or TypeError if the answer requests an operation that the object's type forbids.
+    """Raises AttributeError or TypeError if the answer requests an operation that isn't allowed for the type
+    of the object, which is the first of `args`.
 
     Instances of classes that the tests define allow every operation. Other objects allow the operations that
     are listed here for their type. An object's frame, code, globals and class are never allowed, since they

@@ -26,7 +26,7 @@ _TUPLE_KEY, _PAIRS_KEY, _FRACTION_KEY = "(tuple)", "(pairs)", "(fraction)"
 def pack(value: Any) -> str:
     """Returns a value as JSON, from which `unpack` makes an equal value of the same types.
 
-    Scorers need tuples, dictionaries whose keys aren't texts, and fractions, which JSON doesn't have. Raises
+    Besides JSON's types, scorers need tuples, fractions, and dictionaries whose keys aren't texts. Raises
     TypeError for any other type.
     """
     return json.dumps(_mark_types(value))
@@ -64,13 +64,13 @@ def _restore_type(value: dict[str, Any]) -> Any:
     return value
 
 
-def make_settings(of_settings: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values for a data set's settings, which are fields of the dataclass `of_settings`.
+def make_settings(settings_class: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values for a data set's settings, which are fields of the dataclass `settings_class`.
 
     If a setting's default is a member of an enumeration, the text in `values` becomes a member of it, too.
     Raises ValueError if the enumeration has no member with this value.
     """
-    defaults = {setting.name: setting.default for setting in dataclasses.fields(of_settings)}
+    defaults = {setting.name: setting.default for setting in dataclasses.fields(settings_class)}
     settings = dict(values)
     for name, value in values.items():
         if isinstance(default := defaults.get(name), enum.Enum):
@@ -127,8 +127,8 @@ def _is_proven_to_compare(data_set: Any) -> bool:
 def _make_data_set(name: str, config: str) -> Any:
     """Makes the library's data set with the problems' settings, which some scorers use."""
     factory = import_data_set(modules_of_data_sets()[name])
-    kind, of_settings = factory.DATASETS[name]
-    return kind(config=of_settings(**make_settings(of_settings, unpack(config))))
+    kind, settings_class = factory.DATASETS[name]
+    return kind(config=settings_class(**make_settings(settings_class, unpack(config))))
 
 
 # The library's modules
@@ -171,15 +171,16 @@ def modules_of_data_sets() -> Mapping[str, str]:
 def import_data_set(name: str) -> Any:
     """Imports a data set's module, and returns the library's registry, which then contains the data set.
 
-    The packages around the module are replaced by empty ones, since to import them takes seconds, and takes
-    memory, which makes each fork slower. If the module needs something from these packages, the whole library
+    The packages around the module are replaced by empty ones. To import them would take seconds, and more
+    memory would make each fork slower. If the module needs something from these packages, the whole library
     is imported instead.
     """
+    # For the module reasoning_gym.logic.zebra, these are the packages reasoning_gym and reasoning_gym.logic.
     folder = _library_folder()
-    steps = name.split(".")[:-1]
-    for count in range(1, len(steps) + 1):
-        package = types.ModuleType(".".join(steps[:count]))
-        package.__path__ = [str(folder.joinpath(*steps[1:count]))]
+    _, *subpackages, _ = name.split(".")
+    for count in range(len(subpackages) + 1):
+        package = types.ModuleType(".".join(["reasoning_gym", *subpackages[:count]]))
+        package.__path__ = [str(folder.joinpath(*subpackages[:count]))]
         sys.modules.setdefault(package.__name__, package)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # newer Pythons warn about the syntax of some imported modules

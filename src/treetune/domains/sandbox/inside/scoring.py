@@ -60,7 +60,8 @@ def serve(prepare: Callable[[], MakeScore], package: str, seconds: float, confin
     """Answers requests until there are no more.
 
     Args:
-        prepare: Returns the function that makes scorers. It may import more of the library for each problem.
+        prepare: Returns the function that makes a problem's scorer. That function may import more of the
+            library.
         package: The name of the library. In its modules, functions that execute texts are replaced
             (`replace_eval_and_exec`).
         seconds: The deadline for an answer.
@@ -124,15 +125,13 @@ class _Server:
         confined: bool,
         descriptors: tuple[int, ...],
     ) -> None:
-        """`descriptors` are the server's own, which children close."""
+        """`descriptors` are the server's own, which children close. See `serve` for the other arguments."""
         self._make_score = make_score
         self._package = package
         self._seconds = seconds
         self._confined = confined
         self._descriptors = descriptors
         self._child: _Child | None = None
-        self._has_scored_others = False
-        """Whether the child that got the present answer has scored other answers before."""
 
     def answer(self, request: bytes) -> dict[str, Any]:
         """Returns the reply to a request: the scores of `_ask_child`, or ``{"failed": "…"}`` if there is no
@@ -147,7 +146,7 @@ class _Server:
             return {"failed": f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]}
         if len(sys.modules) > modules_before:
             self._end_child()  # it doesn't have the new imports
-            self._keep_imports()
+            self._prepare_imports()
         reply = self._ask_child(request)
         result = reply.get("result")
         # A child scores further answers only if this answer can't have changed it.
@@ -156,7 +155,7 @@ class _Server:
             self._end_child()
         return reply
 
-    def _keep_imports(self) -> None:
+    def _prepare_imports(self) -> None:
         """Prepares the modules that were imported so far for the children that are forked from now on."""
         replace_eval_and_exec(self._package)  # replaces `eval` and `exec` in the library's modules
         gc.collect()
@@ -166,17 +165,17 @@ class _Server:
 
     def _ask_child(self, request: bytes) -> dict[str, Any]:
         """Scores an answer in a child. Returns ``{"result": {"score": 0.5}}``, or how it failed."""
+        has_scored_others = self._child is not None
         reply = self._ask_child_once(request)
         # A child that has scored other answers may have ended since then, or have no memory left. This isn't
         # due to the present answer, which therefore gets a new child.
-        if self._has_scored_others and ("crashed" in reply or reply.get("result") == _OUT_OF_MEMORY):
+        if has_scored_others and ("crashed" in reply or reply.get("result") == _OUT_OF_MEMORY):
             self._end_child()
             reply = self._ask_child_once(request)
         return reply
 
     def _ask_child_once(self, request: bytes) -> dict[str, Any]:
         """Scores an answer in the present child, or in a new one if there is none."""
-        self._has_scored_others = self._child is not None
         if self._child is None:
             self._child = _Child(self._make_score, self._descriptors)
         line, is_late = self._child.ask(request, time.monotonic() + self._seconds)

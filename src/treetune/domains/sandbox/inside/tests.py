@@ -20,7 +20,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
-import itertools
 import json
 import os
 import re
@@ -63,14 +62,16 @@ def _run_answer(peer: Peer, prefix: str, code: str, with_imports: bool) -> None:
             # The problem's prefix is first run without the answer, as in the process of the tests. So both
             # processes find the same classes of the problem.
             exec(compile(complete_part(prefix), "prefix.py", "exec", dont_inherit=True), names)
-            # Objects of these classes travel between the processes as copies, others as references.
-            peer.by_value = _classes_of_problem(names)
+            # Instances of these classes travel between the processes as copies, other objects as references.
+            peer.shared_classes = _classes_of_problem(names)
             exec(compile(program, "solution.py", "exec", dont_inherit=True), names)
         except BaseException as error:
             peer.send("failed", f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS])
             return
         # The program contains the prefix, and has defined these classes again.
-        peer.by_value = {name: names[name] for name in peer.by_value if isinstance(names.get(name), type)}
+        peer.shared_classes = {
+            name: names[name] for name in peer.shared_classes if isinstance(names.get(name), type)
+        }
         peer.names = names
         peer.send("ready", [name for name in names if not name.startswith("__")])
         while True:  # until the tests' process ends, which raises PeerEnded
@@ -130,10 +131,10 @@ class Answer:
         return self._names
 
     def values_of_tested_names(self) -> dict[str, Any]:
-        """Returns the values of the names by which the tests mean something of the answer.
+        """Returns the answer's values of the names that the tests use.
 
-        * If both the tests and the answer have a name, its value is the answer's. Names that only the answer
-          has are left out, since Python's libraries could look for them, as for `load_tests`.
+        * Names that only the answer has are left out, since Python's libraries could look for them, as for
+          `load_tests`.
         * The names of Python's own functions and modules (`abs`, `math.isclose`) mean Python's. If they meant
           the answer's, an answer could decide how it is judged. There is one exception: if the only function
           that the answer defines for the tests has the name of a Python function, it is the tested one.
@@ -223,8 +224,8 @@ def _run_tests(peer: Peer, report: Report, prefix: str, order: dict[str, Any]) -
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     names = main.__dict__
     exec(compile(shared, "prefix.py", "exec", dont_inherit=True), names)
-    # Objects of these classes travel between the processes as copies, others as references.
-    peer.by_value = _classes_of_problem(names)
+    # Instances of these classes travel between the processes as copies, other objects as references.
+    peer.shared_classes = _classes_of_problem(names)
     if kind == "pytest":
         _run_pytest(texts, answer, report)
     elif kind == "calls":
@@ -245,13 +246,16 @@ def _run_code_tests(trees: list[ast.Module], names: dict[str, Any], report: Repo
     """
     are_tests = [True] * len(trees)
     if len(trees) == 1 and any(isinstance(statement, ast.Assert) for statement in trees[0].body):
-        # Each `assert` is a group, and so are all statements between two of them. The key of an `assert` is
-        # the statement itself, so that two in a row are two groups. The key of other statements is False.
-        groups = itertools.groupby(
-            trees[0].body, lambda statement: isinstance(statement, ast.Assert) and statement
-        )
-        trees = [ast.Module(list(statements), []) for _, statements in groups]
-        are_tests = [isinstance(tree.body[0], ast.Assert) for tree in trees]
+        statements = trees[0].body
+        trees, are_tests = [], []
+        for statement in statements:
+            is_assert = isinstance(statement, ast.Assert)
+            continues_group = bool(trees) and not is_assert and not are_tests[-1]
+            if continues_group:  # neither this statement nor the one before it is an `assert`
+                trees[-1].body.append(statement)
+            else:
+                trees.append(ast.Module([statement], []))
+                are_tests.append(is_assert)
     if not any(tree.body for tree in trees):
         raise CannotBeTested("there are no tests")
     report.write_line(tests=sum(are_tests))
@@ -339,8 +343,11 @@ def _run_pytest(text: str, answer: Answer, report: Report) -> None:
 
 
 def main(prefix: str, code: str, seconds: float, with_imports: bool) -> None:
-    """Reads tests as JSON from standard input, and runs them against the code, each for at most `seconds`."""
-    # Answers may recurse deeply and print long numbers. The time of a test bounds both.
+    """Reads tests as JSON from standard input, and runs them against the code, each for at most `seconds`.
+
+    With `with_imports`, the code gets the names that benchmarks import before a program.
+    """
+    # Answers may recurse deeply and print long numbers. The time of a test is the only limit.
     sys.setrecursionlimit(max(sys.getrecursionlimit(), 10_000))
     sys.set_int_max_str_digits(0)
     to_answer, to_tests = os.pipe(), os.pipe()
