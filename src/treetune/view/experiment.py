@@ -216,9 +216,12 @@ def read_experiment(path: Path) -> StoredExperiment:
     )
     planned = experiment.expected_iterations
     if isinstance(planned, int) and len(metrics) < planned:
-        state = "is still running" if running else "was interrupted; the same command continues it"
         if experiment.stopped:
             state = "was stopped by a sign of collapse"
+        elif running:
+            state = "is still running"
+        else:
+            state = "was interrupted; the same command continues it"
         if is_run:
             missing_facts.append(f"{len(metrics)} of {planned} iterations are finished: the run {state}")
         else:

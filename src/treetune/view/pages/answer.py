@@ -247,16 +247,17 @@ def _make_reading_list(view: PageRequest, answers: AnswerStore, answer: StoredAn
     keys = [(row["source"], row["row"]) for row in result.rows]
     this_key = (answer.row["source"], answer.row["row"])
     position = keys.index(this_key) if this_key in keys else None
-    # First for an answer at an end of the page: the last answer of the page before, and the first of the page
-    # after. If the page has a neighbour itself, that is taken below.
-    previous_address = address(None, page=number - 1, last=1) if number > 1 else None
-    next_address = address(None, page=number + 1) if number < pages else None
+    previous_address = next_address = None
     if position is not None and position > 0:
         previous_address = address(result.rows[position - 1])
+    elif number > 1:  # the last answer on the page before
+        previous_address = address(None, page=number - 1, last=1)
     if position is None:  # the answer isn't on the page any more: the next one is the page's first
         next_address = address(result.rows[0]) if result.rows else None
     elif position + 1 < len(result.rows):
         next_address = address(result.rows[position + 1])
+    elif number < pages:  # the first answer on the page after
+        next_address = address(None, page=number + 1)
     return {
         "rows": with_all_columns(result.rows, [question.sort] if question.sort else ()),
         "result": result,
@@ -445,23 +446,23 @@ def _make_gradient_chain(
     advantages = [abs(item.advantage) for item in steps]
     trained_advantages = [abs(item.trained_advantage) for item in steps if item.trained_advantage is not None]
     shares = [item.share or 0.0 for item in steps]
-    # `turned` has the steps whose advantage changes its sign in training, and `moved` those whose advantage
-    # of 0 becomes another number.
-    turned = [
-        item
-        for item in steps
-        if item.trained_advantage is not None and item.advantage * item.trained_advantage < 0
-    ]
-    moved = [item for item in steps if item.advantage == 0 and item.trained_advantage]
+    n_turned = n_moved = 0
+    for item in steps:
+        if item.trained_advantage is None:
+            continue
+        if item.advantage * item.trained_advantage < 0:  # the sign changes in training
+            n_turned += 1
+        elif item.advantage == 0 and item.trained_advantage != 0:  # 0 becomes another number in training
+            n_moved += 1
     return {
         "steps": rows,
         "scale": max(advantages, default=0.0) or 1.0,
         "trained_scale": max(trained_advantages, default=0.0) or 1.0,
         "largest": max(shares, default=0.0) or 1.0,
         "share": math.fsum(shares),
-        "turned": len(turned),
+        "turned": n_turned,
         "ratios": any(item.ratio is not None for item in steps),
-        "moved": len(moved),
+        "moved": n_moved,
         "shaping": episode.reward - episode.score,
         "score": episode.score,
         "reward": episode.reward,

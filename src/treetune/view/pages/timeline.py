@@ -161,6 +161,7 @@ def _read_lanes(run: Run, path: Path, now: float, sampled_by_iteration: Mapping[
     is_last_alive = bool(processes) and _is_process_alive(run, file_name, processes[-1])
     lanes: dict[str, list[ShownSpan]] = {}
     for number, process in enumerate(processes):
+        # The processes ran one after the other, so only the last one can be alive.
         is_alive = is_last_alive and number == len(processes) - 1
         process_end = now if is_alive else process.last
         if is_alive:
@@ -170,7 +171,7 @@ def _read_lanes(run: Run, path: Path, now: float, sampled_by_iteration: Mapping[
         description = f"process {process.pid} on {process.host}"
         if any(span.lane == "server" for span in process.spans):
             description = f"watched by {description}"  # a server's timeline is written by another process
-        if number and file_name == "run":
+        if file_name == "run" and number > 0:  # each process of the run after the first one resumed it
             description += f", resume {number}"
         process_span = ShownSpan(file_name, "process", process.start, process_end, description, ending)
         lanes.setdefault("process", []).append(process_span)
@@ -474,9 +475,9 @@ def format_clock(seconds: float, length: float) -> str:
     whole = round(seconds, digits)
     total_minutes, seconds_left = divmod(whole, 60)
     hours, minutes = divmod(int(total_minutes), 60)
-    # The seconds have two digits before the point. The width of the format counts the point and the decimals,
-    # too.
-    seconds_text = f"{seconds_left:0{3 + digits if digits else 2}.{digits}f}"
+    # The seconds have two digits before the point ("02.5"). The width also counts the point and the decimals.
+    width = 2 + (1 + digits if digits else 0)
+    seconds_text = f"{seconds_left:0{width}.{digits}f}"
     return f"{hours}:{minutes:02d}:{seconds_text}" if hours else f"{minutes}:{seconds_text}"
 
 

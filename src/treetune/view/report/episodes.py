@@ -81,8 +81,11 @@ def open_newest_answers(experiment: StoredExperiment) -> tuple[AnswerStore, Answ
                 # in the cache, too.
                 experiment.cache["newest"] = (answers, source, folder)
                 break
-    newest_of_cache = experiment.cache.setdefault("newest", None)
-    return newest_of_cache and newest_of_cache[:2]
+    newest = experiment.cache.setdefault("newest", None)  # None: there is no such iteration
+    if newest is None:
+        return None
+    answers, source, _ = newest
+    return answers, source
 
 
 # Credit microscope
@@ -174,11 +177,12 @@ class TreeSection(ReportSection):
             " HAVING count(DISTINCT answer) > 1"
             " ORDER BY max(reward) - min(reward) DESC, max(advantage_size) DESC, problem LIMIT 1"
         )
-        for row in chosen_problems:  # one at most
-            group = [episode for episode in answers.group(source.name, row["problem"]) if episode.step_values]
-            # The table below the tree has the steps of the group's first answer (0).
-            return tree_html(group, all_texts(experiment.path) or (), 0)
-        return ""
+        if not chosen_problems:
+            return ""
+        problem = chosen_problems[0]["problem"]
+        group = [episode for episode in answers.group(source.name, problem) if episode.step_values]
+        # The table below the tree has the steps of the group's first answer (0).
+        return tree_html(group, all_texts(experiment.path) or (), 0)
 
 
 class EpisodesSection(ReportSection):

@@ -142,10 +142,7 @@ class DomainsSection(ReportSection):
 
 def _has_values(series: Sequence[Series]) -> bool:
     """Returns whether at least one point of the series is not 0."""
-    ys: list[float] = []
-    for line in series:
-        ys += [y for _, y in line.points]
-    return any(ys)
+    return any(y != 0 for line in series for _, y in line.points)
 
 
 def domains_of(summary: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:

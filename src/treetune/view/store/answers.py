@@ -211,7 +211,8 @@ class AnswerStore:
     def _read_index(self, source: AnswerFile) -> Indexed:
         """Returns a source with its index, if it has one.
 
-        An older index of a file that only grows counts as its index, too (`is_behind`).
+        An older index of a file that only grows counts as its index, too: a file to which another program
+        keeps writing would otherwise never be shown.
         """
         mark = source.mark  # the state of the source's files
         cached = self._indexed_by_name.get(source.name)
@@ -221,8 +222,6 @@ class AnswerStore:
         about = read_about(folder)
         failed_mark, fault = self._faults.get(source.name, ("", ""))
         is_current = about is not None and about.mark == mark
-        # An older index of a growing file is shown nevertheless. A file to which another program keeps
-        # writing would otherwise never be shown.
         is_behind = about is not None and not is_current and source.grows and about.size <= source.size
         shown_index = about if is_current or is_behind else None
         # A fault counts only for the state of the files in which it was found.

@@ -64,8 +64,10 @@ class FileReport:
     """Remarks on the whole file, such as that its evaluation ended with an error."""
 
     def note(self, name: str) -> str:
-        """Returns a message with the remarks, and on rows that did not become answers. It is empty if there
-        is nothing to say. `name` is the name of the file."""
+        """Returns a message about the file `name`, which is empty if there is nothing to say.
+
+        It says how many rows did not become answers, and why, and ends with the remarks.
+        """
         parts = list[str]()
         unmapped = sum(map(len, self.unmapped.values()))
         unread = sum(map(len, self.unread.values()))
