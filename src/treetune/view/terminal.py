@@ -1,7 +1,7 @@
 """`treetune watch` shows experiments in a terminal: a list with the status of each, or a page about one.
 
 It reads the files again every two seconds, or prints a single page and ends. It writes nothing. All text from
-files goes through `line_of` or `visible`, so that control characters and markup have no effect.
+files goes through `line_of` or `make_visible`, so that control characters and markup have no effect.
 """
 
 from __future__ import annotations
@@ -358,9 +358,10 @@ def _draw_chart(chart: Chart, width: int, braille: bool) -> Group:
         curve = [(x, y) for x, y in series.points if math.isfinite(y)]
         if curve:
             drawn_curves.append(curve)
+    has_several_curves = len(chart.series) > 1
     # After its colon, the title of several curves says which of them is dashed. That is left out, because
     # curves of characters have no dashes.
-    title = line_of(chart.title.partition(":")[0] if len(chart.series) > 1 else chart.title, "bold")
+    title = line_of(chart.title.partition(":")[0] if has_several_curves else chart.title, "bold")
     title.append(f"  {BETTER_TEXTS[chart.better]}" if chart.better else "", style="dim")
     if not drawn_curves:
         return Group(title, Text("no finite values yet", style="dim"))
@@ -383,7 +384,7 @@ def _draw_chart(chart: Chart, width: int, braille: bool) -> Group:
     for series in chart.series:
         # The name of a curve is "experiment: metric". The experiment's name is already at the top of the
         # page.
-        name = f"{series.name.rpartition(': ')[2]} " if len(chart.series) > 1 else ""
+        name = f"{series.name.rpartition(': ')[2]} " if has_several_curves else ""
         x, y = series.points[-1]
         bounds = series.interval.get(x)
         between = f" [{format_number(bounds[0])}, {format_number(bounds[1])}]" if bounds else ""

@@ -333,6 +333,7 @@ def make_colourings(tokens: Tokens | None, credit_change: str) -> list[dict[str,
             # All tokens of a step have the step's advantage. If the step with the largest advantage is short,
             # a quantile below 1 could be smaller than that advantage, whose colour would not stand out.
             quantile = 1.0 if name in ("advantage", ADVANTAGE_OF_CREDIT) else FULL_COLOUR_QUANTILE
+            # The quantile is 0 if most numbers are. Then the largest number has the full colour.
             scale = float(np.quantile(absolute_values, quantile)) or float(absolute_values.max()) or 1.0
             missing = ""
         colours.append(

@@ -314,7 +314,9 @@ def show_run(view: PageRequest) -> Response:
     if len(all_bunches) == 1:
         # `positions` has the position on the axis `over` for each number of finished iterations.
         events = [replace(event, x=all_bunches[0].positions.get(event.x, event.x)) for event in events]
-    elif X_AXES[over]:  # the same number of iterations is at another position on the axis in each experiment
+    elif X_AXES[over]:
+        # On any axis but finished iterations, the same number of iterations is at another position in each
+        # experiment, so an event has no single position.
         events = []
     statuses = {run.name: view.store.status(run) for run in view.runs}
     names = [name for name in view.request.query_params.getlist("metric") if name]

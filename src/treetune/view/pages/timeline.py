@@ -183,8 +183,8 @@ def _read_lanes(run: Run, path: Path, now: float, sampled_by_iteration: Mapping[
             )
             lanes.setdefault(span.lane, []).append(shown_span)
     for lane_name, shown_spans in lanes.items():
-        # These names become part of addresses. `visible` replaces lone surrogates (halves of characters),
-        # which an address can't contain.
+        # These names become part of addresses, which can't contain lone surrogates (halves of characters).
+        # `make_visible` replaces them.
         yield Lane(
             make_visible(file_name), make_visible(lane_name), sorted(shown_spans, key=lambda span: span.start)
         )

@@ -244,12 +244,12 @@ def _make_card(experiment: StoredExperiment, answer: StoredAnswer, scale: float)
 
     `scale` is the |advantage| from which the colour is full.
     """
-    row_shown = answer
+    shown_answer = answer
     if answer.episode is None:
-        # The answer was cut into several training rows, and no row has all tokens of its trajectory. The
-        # first row is shown: a stored answer without a trajectory stands for its first training row.
-        row_shown = replace(answer, trajectory=None)
-    episode, tokens = row_shown.episode, tokens_of(experiment.path, row_shown, experiment.config)
+        # The answer was cut into several training rows, and no row has all tokens of its trajectory. So its
+        # first row is shown, which is the `episode` of a stored answer without a trajectory.
+        shown_answer = replace(answer, trajectory=None)
+    episode, tokens = shown_answer.episode, tokens_of(experiment.path, shown_answer, experiment.config)
     assert episode is not None and tokens is not None and tokens.texts is not None
     drawing, steps = "", list[tuple[CreditedStep, str]]()
     # A stretch is tokens that were sampled or injected together, and its branch says the thread that they are

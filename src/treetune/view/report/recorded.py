@@ -275,10 +275,10 @@ def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: 
     """
     curve = experiment.curve(f"{SIGN_PREFIX}{sign}")  # 1 in iterations with the sign, else 0
     iterations_with_sign = [int(iteration) for iteration, value in curve if value]
-    # The diagnosis is made again as it was after the last iteration that showed the sign. Its description
-    # then is the one that the run logged. If no iteration showed the sign, the last one of all is taken.
-    last_iteration = iterations_with_sign[-1] if iterations_with_sign else int(curve[-1][0])
-    finding = _diagnose(experiment, settings, last_iteration).get(sign, CollapseSign(sign))
+    # The diagnosis is made again as the run made it after the last iteration that showed the sign, so its
+    # description is the one that the run logged. Without such an iteration, the last one of all is taken.
+    diagnosed_iteration = iterations_with_sign[-1] if iterations_with_sign else int(curve[-1][0])
+    finding = _diagnose(experiment, settings, diagnosed_iteration).get(sign, CollapseSign(sign))
     # `kind` is the CSS class that gives the verdict its colour.
     if iterations_with_sign:
         kind, verdict = "wrong", "at the end" if curve[-1][1] else "before"

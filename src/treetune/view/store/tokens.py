@@ -413,7 +413,7 @@ def trained_steps(answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any
         # hashable.
         weight_of_all = _weight_of_all(path, stat_of(path), tuple(moments.items()), by_sequence)
     advantages = tokens.numbers["advantage"]
-    # By sequence, the loss is the mean over the tokens of each answer before it is that over answers.
+    # By sequence, the loss is a mean over answers of the mean over an answer's tokens.
     aggregation_weight = 1 / max(1, episode.trained.sum()) if by_sequence else 1.0
     unknown = np.full(len(episode.trained), np.nan)
     # "gap" is the trainer's log-prob minus the engine's. "log-ratio" is the log-prob at the last optimiser

@@ -180,8 +180,8 @@ def _map_answer(row: FileRow) -> dict[str, Any]:
 def answer_at(path: Path, place: int) -> Mapping[str, Any]:
     """Returns the answer at a place that `answers_in` yielded.
 
-    Of a .jsonl file, only this row is read. The answer's sample number is then as the row has it, and may
-    differ from that of `answers_in`, which gives new numbers to answers without one and to repeated ones.
+    Of a .jsonl file, only this row is read. So the answer has the sample number of the row, or none, where
+    `answers_in` may have given it a new number.
     """
     if path.suffix == ".jsonl":
         answer, _ = _map_row(row_at(path, place))

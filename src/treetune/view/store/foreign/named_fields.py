@@ -133,9 +133,8 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
     ]
     # The reward isn't repeated among the numbers. If it is an object of several numbers, all of them are
     # kept.
-    numbers = numbers_in(
-        row, [*not_numbers, *(name for name in FIELD_NAMES["reward"] if is_number(row.get(name)))]
-    )
+    single_rewards = [name for name in FIELD_NAMES["reward"] if is_number(row.get(name))]
+    numbers = numbers_in(row, [*not_numbers, *single_rewards])
     if error and reward is not None:  # a failed rollout counts as not graded
         numbers["reward_of_a_failure"] = reward
     gold = values["gold"]
