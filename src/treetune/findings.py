@@ -152,10 +152,10 @@ def _ask(
 def _is_met(need: Need, placed: Placed) -> bool:
     """Returns whether another part gives the feature that a part needs.
 
-    The inner parts of the part are searched first. Then follow the inner parts of each object that holds the
-    part, from the innermost object to the outermost one. The first object whose inner parts give a feature of
-    the needed type decides, even if that feature is less than needed: a part works with the parts that are
-    nearest to it. A part that could not be read counts as giving enough.
+    A part works with the parts that are nearest to it. So its own inner parts are searched first, and then
+    those of the objects that hold it, from the innermost object outwards. The search ends at the first object
+    whose inner parts give a feature of the needed type, also if they give less than is needed. A part that
+    could not be read counts as giving enough.
     """
     for holder in (placed.part, *placed.holders):
         features = _features_given_inside(holder)

@@ -17,8 +17,8 @@ def derive_seed(run_seed: int, *place: int | str) -> int:
     """Returns the seed for one use of randomness in a run. `place` says which use it is, by any number of
     elements: ``derive_seed(seed, iteration, problem.id, "rollout")``.
 
-    Each element is hashed with its length, so that ("a", "bc") and ("ab", "c") differ, and with its type, so
-    that 1 and "1" differ.
+    The places ("a", "bc") and ("ab", "c") differ, since each element is hashed with its length. 1 and "1"
+    differ, since an element is hashed as Python writes it.
     """
     digest = hashlib.blake2b(digest_size=8)
     for part in (run_seed, *place):

@@ -158,11 +158,11 @@ class Tree:
         )
 
     def _fork_from_kept(self, fork: Fork | None, kept_samples: Collection[int]) -> Fork | None:
-        """Returns an answer's fork from its nearest ancestor that is kept: the answer that it branched off
-        from, the answer that this one branched off from, and so on.
+        """Returns an answer's fork from its nearest ancestor that is kept.
 
-        If no ancestor is kept, returns the fork from the farthest one. Its `sample` still tells which answers
-        have grown from the same answer.
+        The ancestors are the answer that it branched off from, the answer that its ancestor branched off
+        from, and so on. If none is kept, returns the fork from the farthest ancestor: its `sample` still
+        tells which answers have grown from the same answer.
 
         Example: answer 7 shares 10 tokens with answer 5, and answer 5 shares 4 with answer 0. Without answer
         5, answer 7 has ``Fork(sample=0, tokens=4)``.
@@ -342,8 +342,8 @@ class Sharing:
             parent_node = tree.nodes[stretch].parent
             parents[stretch] = ROOT if parent_node == ROOT else stretch_of_node[parent_node]
             children.setdefault(parents[stretch], []).append(stretch)
-        # The weight of each stretch: the branches after it share its weight equally. The branches at the
-        # prompt don't share a weight, since they are independent answers.
+        # `reach` has the weight of each stretch. The branches after a stretch share its weight equally. The
+        # branches at the prompt don't share a weight, since they are independent answers.
         reach: dict[int, float] = {}
         for stretch in sorted(leaves_below):  # a parent's number is smaller than those of its children
             parent = parents[stretch]

@@ -242,7 +242,7 @@ def test_a_request_waits_for_what_requests_in_flight_may_leave_of_the_budget() -
 
         async def request(name: str, most: int, really: int) -> None:
             try:
-                async with ledger.reserved(0, most):
+                async with ledger.reserve(0, most):
                     order.append(f"{name} begins")
                     await asyncio.sleep(0)
                     ledger.steps[name].add(0, really, False)

@@ -35,7 +35,7 @@ from treetune.engine.sampling import BLOCK_TOKENS, Prefixes
 from treetune.engine.server import OwnServer, RemoteServer
 from treetune.engine.settings import VllmSettings
 from treetune.exceptions import EngineError
-from treetune.store.timeline import TIMELINE_SUFFIX, read_timeline
+from treetune.store.timeline import TIMELINE_SUFFIX, Span, read_timeline
 
 
 def servers() -> list[int]:
@@ -314,7 +314,12 @@ def test_ranks_exchange_values_in_rank_order_meeting_after_meeting(tmp_path: Pat
 
 def test_the_timeline_has_the_pid_of_the_server_and_not_of_its_guard_or_the_run(ranks: TwoRanks) -> None:
     ranks.both(lambda rank, engine: engine.wait_ready())
-    [process] = read_timeline(ranks.stub.log.with_suffix(TIMELINE_SUFFIX))
-    [answers] = [span for span in process.spans if span.name == "answers"]
-    command = Path(f"/proc/{answers.about['pid']}/cmdline").read_bytes()
+
+    def find_answering_spans() -> list[Span]:
+        [process] = read_timeline(ranks.stub.log.with_suffix(TIMELINE_SUFFIX))
+        return [span for span in process.spans if span.name == "answers"]
+
+    assert until(lambda: bool(find_answering_spans()))  # the span begins after the address is published
+    [answering] = find_answering_spans()
+    command = Path(f"/proc/{answering.about['pid']}/cmdline").read_bytes()
     assert b"stub_server" in command and b"guard.py" not in command

@@ -179,7 +179,9 @@ class _Builder:
         meant_keys: set[KeyPath] = set()  # the valid keys of which unknown keys are probably misspellings
         for key, owner in self._unknown:
             issues.append((key, remedies.issue_of_unknown_key(key, owner, self._keys_at, self._explanation)))
-            meant_keys.add((*key[:-1], remedies.meant_key(key, owner) or ""))
+            meant_key = remedies.meant_key(key, owner)
+            if meant_key is not None:
+                meant_keys.add((*key[:-1], meant_key))
         for key, declared in self._missing:
             if key not in meant_keys:  # one misspelling is one mistake, not an unknown and a missing key
                 issues.append((key, remedies.issue_of_missing_key(key, declared, self._explanation)))
@@ -280,15 +282,17 @@ class _Builder:
         except ValidationError as error:
             details = error.errors()[0]
         for step in details["loc"]:  # in a list or object of plain values, name the item that is wrong
-            # The kind of the container ("tuple", "list" or "object"), and the annotations of its items.
             container = schema.item_types(schema.split_constraints(annotation)[0])
             item = value_at(data, (str(step),))
-            if container is None or not container[1] or item is MISSING_VALUE:
+            if container is None or item is MISSING_VALUE:
+                break
+            kind, item_annotations = container
+            if not item_annotations:
                 break
             data = item
             key = (*key, str(step))
-            # A tuple has an annotation for each item, other containers have one for all.
-            annotation = container[1][int(step) if container[0] == "tuple" else 0]
+            # A tuple has an annotation for each item, a list and an object have one for all.
+            annotation = item_annotations[int(step)] if kind == "tuple" else item_annotations[0]
         fault = f"should be {schema.describe_type(annotation)}, is {remedies.shorten_value(data)}"
         if details["type"] in ("value_error", "predicate_failed"):  # the type's description doesn't say why
             fault += f" ({details['msg']})"

@@ -79,7 +79,9 @@ def count_edits(text: str, other: str) -> int:
 def did_you_mean(name: str, candidates: Sequence[str]) -> str:
     """Returns a remedy with the nearest candidate or, if none is near, with all of them."""
     match = nearest(name, candidates)
-    return f"did you mean {match[0]!r}?" if match else f"known: {', '.join(sorted(candidates)) or 'none'}"
+    if match:
+        return f"did you mean {match[0]!r}?"
+    return f"known: {', '.join(sorted(candidates)) or 'none'}"
 
 
 def dotted(path: Sequence[str]) -> str:

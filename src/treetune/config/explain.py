@@ -73,16 +73,18 @@ MISSING_VALUE = object()
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of a key: the file (or variable, or override), the line if it is known, and the value that it
-    has there. For a library, `caller` is the file that calls it.
+    """A place that sets a key, and the value that it sets.
 
     Example: ``Setting("configs/quickstart/grpo.jsonnet", 12, 0.001)``.
     """
 
     source: str
+    """The file, environment variable or override."""
     line: int | None
+    """The line in the file; None if it isn't known."""
     value: Any
     caller: str | None = None
+    """The file that calls `source`, if that is a library."""
 
     @property
     def location(self) -> str:
@@ -109,8 +111,11 @@ class Explanation:
 
     @property
     def folders(self) -> list[Path]:
-        """The folders in which the user's modules may be: those of the configuration files, in their order,
-        those of the user's files that they import, and further ones."""
+        """The folders in which the user's modules may be.
+
+        First come the folders of the configuration files, then those of the user's files that these import,
+        and then `more_folders`.
+        """
         of_files = [layer.path.parent for layer in self._config.layers if layer.path]
         of_imports: list[Path] = []
         files = list(self._config.layers)
@@ -173,10 +178,11 @@ class Explanation:
     def _settings_of_file(self, layer: Layer, key: KeyPath) -> list[Setting]:
         """Returns what the file itself sets, without its imports: one setting, or none."""
         setter = self._text_that_sets(layer, key)  # the file, or a library that the file calls
-        caller = None if setter is layer else layer.name  # a setting in a library also names the calling file
-        # Variables and overrides have no path, and no lines. The empty key is the whole configuration.
-        line = lexer.field_line(setter.text, key) if key and setter.path else None
-        if key:
+        # A setting in a library also names the file that calls the library.
+        caller = None if setter is layer else layer.name
+        has_lines = setter.path is not None  # variables and overrides have no path, and no lines
+        line = lexer.field_line(setter.text, key) if key and has_lines else None
+        if key:  # the empty key is the whole configuration
             names = self._keys_of_object(layer, key[:-1])
             if names is None:
                 # The object depends on other files. Only the text shows whether this file sets the key.
@@ -275,7 +281,8 @@ class Explanation:
         return layers
 
     def _imports(self, layer: Layer) -> list[tuple[str, Layer]]:
-        """Returns the files that may be merged into this one, by itself or by the libraries that it calls."""
+        """Returns the files that this file may be merged with: its imports, and those of the libraries that
+        it calls."""
         imports = self._imported_files(layer, libraries=False)
         for library in self._libraries(layer):
             imports += [(file.name, file) for _, file in self._imported_files(library, libraries=False)]
@@ -337,10 +344,10 @@ class Explanation:
                 function ``keys`` lists the keys of a value (`_JSONNET_FUNCTIONS`).
             replacements: Texts that take the place of some imports, as for `_mark_imports`.
         """
-        # The key under which the result is kept.
         probe_key = (layer, expression + json.dumps(replacements), path)
         if probe_key not in self._probes:
-            # A number may be a key or an index. -1 is the index of no item.
+            # A part of the path, such as "3", is the key of an object or the index of a list. A part that is
+            # no number gets the index -1, which no item of a list has.
             steps = [{"key": part, "index": int(part) if part.isdecimal() else -1} for part in path]
             try:
                 answer = self._evaluate(
@@ -356,11 +363,11 @@ class Explanation:
     def _mark_imports(
         self, layer: Layer, replacements: Mapping[str, str] | None = None, is_library: bool = False
     ) -> str:
-        """Returns the text of a file with a marked empty object in place of each import.
+        """Returns the text of a file with an object of marks in place of each import that may be merged.
 
-        Example: in place of the first import, of ``b.jsonnet``, it has the object ``{"<import> b.jsonnet": 1,
-        "<import> ": 1}``. The number 1 counts the imports that have been merged so far. The second key passes
-        this number on to the mark that is merged next.
+        Example: in place of the first such import, of ``b.jsonnet``, the text has the object ``{"<import>
+        b.jsonnet": 1, "<import> ": 1}``. The first key marks the import. Its number is the import's place in
+        the order of merging. From the second key, the import that is merged next gets its own number, 2.
 
         Args:
             replacements: Jsonnet texts that replace some marks, by the name in the mark.
@@ -373,16 +380,14 @@ class Explanation:
             mark_names[name] = file.name if is_library else name
 
         def mark(keyword: str, name: str) -> str:
-            """Returns the text that takes the place of an import, such as ``import "b.jsonnet"``.
-
-            For an import that is merged into an object, it is the text in `replacements` or, without one, an
-            object with two keys: the mark of this import, and the mark that passes the number of imports
-            merged so far (n) on to the next one.
-            """
+            """Returns the text that takes the place of an import, such as ``import "b.jsonnet"``."""
             if keyword == "import" and name in mark_names:
+                if replacements and mark_names[name] in replacements:
+                    return replacements[mark_names[name]]
+                # n is the number of imports that have been merged so far. The first key marks this import.
+                # From the second key, the mark of the next import reads n.
                 mark_of_import = json.dumps(_MARK_PREFIX + mark_names[name])
-                marked = f"local n = {_MERGE_NUMBER}, {mark_of_import}: n, {json.dumps(_MARK_PREFIX)}: n"
-                return (replacements or {}).get(mark_names[name], f"{{ {marked} }}")
+                return f"{{ local n = {_MERGE_NUMBER}, {mark_of_import}: n, {json.dumps(_MARK_PREFIX)}: n }}"
             # Libraries and texts (``importstr``) are still imported. They get their whole paths, since the
             # text may be evaluated outside of the file's folder.
             return f"{keyword} {json.dumps(str(_find_import(name, layer) or name))}"
@@ -390,11 +395,11 @@ class Explanation:
         return lexer.replace_imports(layer.text, mark)
 
     def _evaluate(self, text: str, replacements: Mapping[str, str] | None = None) -> Any:
-        """Evaluates a Jsonnet text.
+        """Evaluates a Jsonnet text in which marks, objects that stand for imports, have taken the place of
+        imports (`_mark_imports`).
 
-        The text has marks in place of its imports of files that are no libraries; a mark is an object that
-        stands for an import (`_mark_imports`). The libraries (``.libsonnet``) that the text still imports are
-        also evaluated with marks in place of such imports.
+        The text still imports its libraries (``.libsonnet``). They are read with marks in place of their
+        imports, too.
 
         Args:
             replacements: Jsonnet texts that take the place of some marks, by the name in the mark. For
@@ -495,7 +500,7 @@ MOST_SHOWN_KEYS = 4
 
 
 def describe_overridden_files(config: Config) -> Iterator[str]:
-    """Yields a sentence for each file that changes nothing here, and would change something after the others.
+    """Yields a sentence for each file whose settings are all overridden by later files.
 
     The most common case is a preset that comes before its experiment. A file that repeats what an earlier
     file sets is fine.

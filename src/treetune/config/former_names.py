@@ -85,14 +85,15 @@ def refuse_former_names(family: type, part: type) -> None:
         # A setting without a default is only among the annotations.
         present_names |= vars(base).keys() | vars(base).get("__annotations__", {}).keys()
     settings = vars(part).get("__annotations__", {}).keys()
-    defined = vars(part).keys() - present_names
+    new_names = vars(part).keys() - present_names
+    new_settings = settings - present_names
     # A setting may have the name of a former method: it is read as a setting, and never called.
     for name, instead in FORMER_METHODS.get(family.__name__, {}).items():
-        if name in defined - settings:
+        if name in new_names and name not in settings:
             _refuse_former_name(part, name, instead)
-    # A former attribute is refused also if it is a setting, even one without a default.
+    # A setting must not have the name of a former attribute.
     for name, instead in FORMER_ATTRIBUTES.get(family.__name__, {}).items():
-        if name in defined | (settings - present_names):
+        if name in new_names or name in new_settings:
             _refuse_former_name(part, name, instead)
 
 

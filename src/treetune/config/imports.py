@@ -172,10 +172,10 @@ def _issues_of_part(
 
 
 def _unwritten_methods(part: type) -> dict[str, Callable[..., Any]]:
-    """Returns the abstract methods that a part doesn't override: those that only raise NotImplementedError.
+    """Returns the methods that a part has to write, and has not written, by name.
 
-    An abstract method that isn't needed is left out. It isn't needed if base classes call it, and the part
-    overrides every method that calls it.
+    A method that only raises NotImplementedError has to be written if a method of the part calls it, or if
+    code outside of the class does.
     """
     methods = dict(inspect.getmembers(part, inspect.isfunction))
     # `co_names` are the names that a function's code uses, among them those of methods that it calls.
@@ -188,10 +188,11 @@ def _unwritten_methods(part: type) -> dict[str, Callable[..., Any]]:
         called_by_part |= set(method.__code__.co_names)
     unwritten: dict[str, Callable[..., Any]] = {}
     for name, method in methods.items():
-        # An abstract method is needed if a method of the part calls it. It is also needed if no base class
-        # calls it: then the caller is outside of the class.
-        only_raises = method.__code__.co_names == ("NotImplementedError",)
-        if only_raises and (name in called_by_part or name not in called_by_bases):
+        is_abstract = method.__code__.co_names == ("NotImplementedError",)
+        # A method that no base class calls must be for code outside of the class. A method that only base
+        # classes call isn't needed: the part has overridden all of its callers.
+        is_called = name in called_by_part or name not in called_by_bases
+        if is_abstract and is_called:
             unwritten[name] = method
     return unwritten
 
@@ -212,17 +213,20 @@ def _issue_of_failed_import(name: str, label: str, source: str | None, error: Ba
     # The module itself isn't found, or a package around it, and not something that it imports.
     if missing_module and (name == missing_module or name.startswith(f"{missing_module}.")):
         return _issue_of_missing_module(name, missing_module, label, source)
-    frame = _frame_within(name, error)
-    where = f"{shorten_path(frame[0])}:{frame[1]}" if frame else None
-    fault = f"{name} can't be imported: {type(error).__name__}: {error}" + (f" ({where})" if where else "")
-    text = linecache.getline(*frame).rstrip() if frame else ""
+    fault = f"{name} can't be imported: {type(error).__name__}: {error}"
+    text = ""
     remedy = None
-    # The user's module may import a name that treetune had in an earlier version.
-    if frame and isinstance(error, ImportError) and _NAME_IN_TREETUNE.match(error.name or ""):
-        remedy = remedy_for_import(*frame)
+    frame = _frame_within(name, error)
+    if frame is not None:
+        file, line = frame
+        fault += f" ({shorten_path(file)}:{line})"
+        text = linecache.getline(file, line).strip()
+        # The user's module may import a name that treetune had in an earlier version.
+        if isinstance(error, ImportError) and _NAME_IN_TREETUNE.match(error.name or ""):
+            remedy = remedy_for_import(file, line)
     if remedy is None and missing_module:
         remedy = f"{missing_module} is not installed for {sys.executable}, nor found in {_describe_folders()}"
-    return ConfigIssue(fault, label, source, remedy, f"    {text.strip()}" if text else None)
+    return ConfigIssue(fault, label, source, remedy, f"    {text}" if text else None)
 
 
 def _frame_within(name: str, error: BaseException) -> tuple[str, int] | None:
@@ -231,7 +235,7 @@ def _frame_within(name: str, error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return error.filename, error.lineno
     top = name.partition(".")[0]
-    users_modules = folders.search_folders_and_names()[1]  # the first parts of the names of users' modules
+    _, users_modules = folders.search_folders_and_names()  # the first parts of the names of users' modules
     frames = list(traceback.walk_tb(error.__traceback__))
     for frame, line in reversed(frames):
         module = str(frame.f_globals.get("__name__")).partition(".")[0]

@@ -82,7 +82,8 @@ def load(
 def _issues_of_inexact_numbers(value: Any, key: str) -> Iterator[ConfigIssue]:
     """Yields an issue for each whole number that Jsonnet can't represent, and may therefore have changed."""
     if isinstance(value, dict | list):
-        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, item in items:
             yield from _issues_of_inexact_numbers(item, f"{key}.{name}" if key else str(name))
     elif isinstance(value, int) and abs(value) > LARGEST_WHOLE_NUMBER:
         fault = f"{value} is beyond 2**53 - 1 = {LARGEST_WHOLE_NUMBER}, where Jsonnet's numbers lose digits"
@@ -207,7 +208,8 @@ def _issue_of_unset_variable(variable: str, message: str) -> ConfigIssue:
 def _issue_of_endless_layer(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
     """Returns the issue of the layer whose evaluation alone doesn't end, or else of all layers together."""
     endless = ", ".join(layer.name for layer in layers)
-    for layer in layers if len(layers) > 1 else ():
+    layers_to_try = layers if len(layers) > 1 else ()  # a single layer needs no search
+    for layer in layers_to_try:
         try:
             evaluate_flattened([layer], variables)
         except Endless:
@@ -231,7 +233,7 @@ def _issue_of_no_object(layers: Sequence[Layer], variables: Mapping[str, str]) -
         try:
             alone = sum_of([layer], variables)
         except ConfigError:
-            continue  # it needs the other layers: it is an object, since only an object has `super`
+            continue  # the layer needs the others (`super`), as only an object can
         if not isinstance(alone, dict):
             shown_value = json.dumps(alone)[:60]
             return ConfigIssue(f"{fault}, is {shown_value}", layer.name, remedy="put braces around it")

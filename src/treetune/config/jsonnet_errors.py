@@ -22,8 +22,11 @@ _REFERENCE = re.compile(r"(?:\$|\bself|\bsuper)((?:\.[A-Za-z_]\w*)+)")
 
 
 def issue_of_message(message: str, layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
-    """Returns the issue of an evaluation that failed: file and line, the key that was being computed, the
-    keys that it is computed from, and a remedy."""
+    """Returns the issue of an evaluation that failed.
+
+    It has file and line of the error, the key that was being computed, the keys that this key is computed
+    from, and a remedy.
+    """
     texts = {layer.import_name: layer.text for layer in layers}
     error_frames = read_frames(message)
     syntax_error = STATIC_ERROR.match(message)
@@ -111,7 +114,7 @@ def _describe_computed_key(
     set those."""
     # The innermost place within an object is in the value of a key. Places before it are in functions or
     # variables.
-    depth = next((number for number, error_frame in enumerate(error_frames) if error_frame.in_object), None)
+    depth = next((number for number, frame in enumerate(error_frames) if frame.in_object), None)
     if depth is None:
         return None
     frame = error_frames[depth]

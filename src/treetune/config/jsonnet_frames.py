@@ -45,9 +45,10 @@ class Frame:
 def read_frames(message: str) -> list[Frame]:
     """Returns the places of one of Jsonnet's messages that are in a user's file, innermost first."""
     syntax_error = STATIC_ERROR.match(message)
-    all_frames = []
     # An error of syntax has a single place, which is in another form.
-    for match in [syntax_error] if syntax_error else _FRAME.finditer(message):
+    matches = [syntax_error] if syntax_error else _FRAME.finditer(message)
+    all_frames = []
+    for match in matches:
         line, column = int(match["line"]), int(match["column"])
         last_position = int(match["last_line"] or line), int(match["last_column"] or column)
         enclosing_object = match.groupdict().get("within") or ""

@@ -128,10 +128,9 @@ class _OpenKeys:
         return [key for key in (*keys, self._last_key) if key is not None]
 
     def read(self, token: Token) -> str | None:
-        """Reads the next token. Returns the name of the field whose colon it is; None if it is none.
+        """Reads the next token. If the token is the colon after a field's name, returns the name, else None.
 
-        Keeps `_last_key`, the field or the number of the list's item whose value is being read, and the keys
-        of the open brackets.
+        Also updates `_last_key` and the keys of the open brackets.
         """
         previous, self._previous = self._previous, token
         innermost = self._open[-1][0] if self._open else ""

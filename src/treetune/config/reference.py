@@ -225,18 +225,20 @@ def _value_schema(annotation: Any, shared: dict[str, Any]) -> dict[str, Any]:
     inner, constraints = schema.split_constraints(annotation)
     if not schema.holds_parts(inner):
         return schema.validator_of(annotation).json_schema()
-    alternatives = schema.alternatives_of(inner)  # the members of a union; for another type only `inner`
+    if schema.is_family(inner):
+        return _chosen_by_type([inner], shared)
+    if schema.is_plain_part(inner):
+        return _object_schema(inner, shared)
+    container = schema.item_types(inner)
+    if container is not None:
+        kind, item_annotations = container
+        return _container_schema(kind, item_annotations, constraints, shared)
+    # The type is a union. All families in it have one schema, in which `type` chooses the part.
+    alternatives = schema.alternatives_of(inner)
     families = [alternative for alternative in alternatives if schema.is_family(alternative)]
-    schemas: list[dict[str, Any]] = []
-    if families:
-        schemas.append(_chosen_by_type(families, shared))
-    elif schema.is_plain_part(inner):
-        schemas.append(_object_schema(inner, shared))
-    elif container := schema.item_types(inner):
-        return _container_schema(*container, constraints, shared)
+    schemas = [_chosen_by_type(families, shared)] if families else []
     for alternative in alternatives:
-        # If the type isn't a union, `inner` is the only alternative, and its schema was added above.
-        if alternative is not inner and not schema.is_family(alternative):
+        if not schema.is_family(alternative):
             schemas.append(_value_schema(alternative, shared))
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 

@@ -237,7 +237,9 @@ def override_option(key: KeyPath, value: str = "…") -> str:
     text = value
     for depth, part in enumerate(reversed(key)):
         name = part if _FIELD_NAME.fullmatch(part) else json.dumps(part, ensure_ascii=False)
-        text = f"{{{name}{'+' if depth else ''}: {text}}}"
+        is_last_key = depth == 0
+        plus = "" if is_last_key else "+"  # the objects around the last key keep their other keys
+        text = f"{{{name}{plus}: {text}}}"
     return f"--override {shlex.quote(text)}"
 
 

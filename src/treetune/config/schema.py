@@ -223,8 +223,9 @@ def describe_type(annotation: Any) -> str:
     container = item_types(annotation)
     if container is None:
         return f"{description} {bounds}"
-    kind = "an object" if container[0] == "object" else "a list"  # "tuple" is described as a list, too
-    return f"{kind} {bounds}{description.removeprefix(kind)}"
+    kind, _ = container
+    beginning = "an object" if kind == "object" else "a list"  # a tuple is described as a list, too
+    return f"{beginning} {bounds}{description.removeprefix(beginning)}"
 
 
 def _describe_type(annotation: Any) -> str:

@@ -23,9 +23,9 @@ LARGEST_WHOLE_NUMBER = 2**53 - 1
 """Jsonnet's numbers are doubles: whole numbers beyond this would change silently."""
 
 MOST_VALUES_OF_FILE, MOST_CHARACTERS_OF_VALUES = 100_000, 10_000_000
-"""The most values of one file, and the most characters of its values, those included that aliases repeat. A
-configuration has a few hundred values. Ten aliases of ten aliases, eight times over, are a hundred million
-values."""
+"""The most values of one file, and the most characters of its values. What aliases repeat is counted, too:
+ten aliases of ten aliases, eight times over, are a hundred million values. A configuration has a few
+hundred."""
 DEEPEST_NESTING = 100
 """The most values within each other."""
 
@@ -160,8 +160,8 @@ class _YamlReader:
             return bool(_TRUE.fullmatch(text))
         if kind in ("plain", "int", "float"):
             number = self._number(node, text)
-            # A whole number fits all three kinds. Another number doesn't fit the tag !!int.
-            if isinstance(number, int) or (number is not None and kind != "int"):
+            fits_kind = isinstance(number, int) or kind != "int"
+            if number is not None and fits_kind:
                 return number
         if kind == "plain":
             return text

@@ -34,15 +34,19 @@ def code_tests(row: Fields, seed: int) -> Fields | None:
         return None
     # Tests of a function are values, and tests of a whole program are the texts of its input and output.
     if name:
-        pairs = [(_read_arguments(call), _read_result(expected)) for call, expected in pairs]
+        pairs = [(_read_arguments(inputs), _read_result(output)) for inputs, output in pairs]
+    else:
+        pairs = [(_join_lines(text_in), _join_lines(text_out)) for text_in, text_out in pairs]
     if len(pairs) > MOST_TESTS:
         chosen = sorted(random.Random(seed).sample(range(len(pairs)), MOST_TESTS))
         pairs = [pairs[index] for index in chosen]
-    inputs, outputs = (list(column) for column in zip(*pairs))
-    if not name:
-        inputs, outputs = [_join_lines(text) for text in inputs], [_join_lines(text) for text in outputs]
-    oracle = {"inputs": inputs, "outputs": outputs}
-    return {**row, "oracle": oracle | ({"fn_name": name} if name else {}), "function_name": name or ""}
+    oracle = {
+        "inputs": [test_input for test_input, _ in pairs],
+        "outputs": [test_output for _, test_output in pairs],
+    }
+    if name:
+        oracle["fn_name"] = name
+    return {**row, "oracle": oracle, "function_name": name or ""}
 
 
 def codeio_pair(row: Fields, seed: int) -> Fields | None:
@@ -92,9 +96,11 @@ def _name_of_function(row: Fields, tests: Any) -> str | None:
     Some sub-sets of DeepCoder have the name in a test, others in the row's metadata.
     """
     metadata = _read_json(row.get("metadata") or "{}")
-    name_in_tests = next((test.get("fn_name") for test in tests if test.get("fn_name")), None)
-    functional = any(test.get("testtype") == "functional" for test in tests)
-    return name_in_tests or (metadata.get("func_name") if functional else None)
+    for test in tests:
+        if test.get("fn_name"):
+            return test["fn_name"]
+    calls_function = any(test.get("testtype") == "functional" for test in tests)
+    return metadata.get("func_name") if calls_function else None
 
 
 def _read_arguments(arguments: Any) -> Any:

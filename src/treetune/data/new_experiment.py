@@ -167,7 +167,8 @@ def make_experiment(options: Options) -> Iterator[str]:
         options.hardware = "gpu" if list_gpus() and not is_small else "in_process"
     if options.hardware not in HARDWARE:
         raise ValueError(f"--hardware is {options.hardware!r}: give {', '.join(HARDWARE)}")
-    own_rows = _read_own_rows(Path(options.data), options.fields) if Path(options.data).suffix else None
+    is_file = bool(Path(options.data).suffix)  # the name of a task has no suffix
+    own_rows = _read_own_rows(Path(options.data), options.fields) if is_file else None
     if own_rows is not None:
         yield (
             f"{options.data}: {len(own_rows.rows)} rows; the problem is {own_rows.problem_field!r}, the"

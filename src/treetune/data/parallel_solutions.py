@@ -203,8 +203,8 @@ async def _remove_references(
 ) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
     """Returns the threads' texts without references to each other, and the changes.
 
-    A change has the number of the thread that was changed, the number of the earlier thread that it referred
-    to (`sibling`), both counted from 1, and the replacement (`Edit`).
+    If thread 2 referred to thread 1, a change is
+    ``{"thread": 2, "sibling": 1, "source": "as above", "destination": "with 12"}``.
 
     Each thread is compared with every earlier one, since a text that was written from top to bottom refers
     back only. Raises Unreadable if the model's edits can't be applied.

@@ -162,8 +162,8 @@ class _Stage:
     rows: int
     """The number of rows before the rule was applied."""
     dropped: Mapping[str, str]
-    """The reasons why rows were dropped: by the row's number as text or, for data that was left out when it
-    was read and has no number, by its place."""
+    """The reasons why rows were dropped. The key is the row's number as text. Data that was left out when it
+    was read has no number: its key is its place, such as ``train.jsonl:17``."""
     details: Mapping[str, Any]
     """Further entries of the summary."""
 
@@ -213,9 +213,9 @@ class _Stages:
         self.total = self._kept + len(record["left_out"])
         rows_before = self.total
         for reason in reasons:
-            why_by_place = [(place, why) for name, place, why in record["left_out"] if name == reason]
-            self.stages.append(_Stage(reason, rows_before, dict(why_by_place), details={}))
-            rows_before -= len(why_by_place)
+            dropped = [(place, why) for rule, place, why in record["left_out"] if rule == reason]
+            self.stages.append(_Stage(reason, rows_before, dict(dropped), details={}))
+            rows_before -= len(dropped)
 
     def judge(self, rule: Rule, number: int) -> None:
         """Applies a rule, unless an earlier command has applied the same one to the same rows."""

@@ -117,11 +117,10 @@ def score_responses(
     output.parent.mkdir(parents=True, exist_ok=True)
     with GraderPool(task.grader, workers=workers, deadline=deadline) as pool:
         if ungraded:
-            regraded = {number: _submit(task, pool, row, number) for number, row in ungraded.items()}
-            output_rows = [
-                _wait_for_grade(regraded[n], steps) if n in regraded else row
-                for n, row in enumerate(output_rows)
-            ]
+            # All rows are submitted before this waits for the first grade, so that the workers are busy.
+            submitted = {number: _submit(task, pool, row, number) for number, row in ungraded.items()}
+            for number, waiting in submitted.items():
+                output_rows[number] = _wait_for_grade(waiting, steps)
             with write_atomically(output, "wb") as file:
                 file.writelines(map(_encode_line, output_rows))
             length = output.stat().st_size
@@ -264,10 +263,11 @@ def _check_same_row(
     output_line = f"{output}:{index + 1}"
     if source is None:
         raise ValueError(f"{output_line}: more rows than the input has: name another output")
-    if any(row.get(key) != source[1].get(key) for key in ROW_FIELDS):
-        raise ValueError(f"{output_line} is another answer than {source[0]}: name another output")
+    input_line, input_row = source
+    if any(row.get(key) != input_row.get(key) for key in ROW_FIELDS):
+        raise ValueError(f"{output_line} is another answer than {input_line}: name another output")
     if steps and "step_boundaries" not in row:
         raise ValueError(
             f"{output_line} was written without --steps: name another output, or leave --steps out"
         )
-    return source[1]
+    return input_row

@@ -113,4 +113,5 @@ def _last_match(text: str, pattern: str) -> str:
     matches = list(re.finditer(pattern, text))
     if not matches:
         raise MissingField(f"nothing in {text[:60]!r} matches {pattern!r}")
-    return matches[-1][1] if matches[-1].groups() else matches[-1][0]
+    last = matches[-1]
+    return last[1] if last.groups() else last[0]

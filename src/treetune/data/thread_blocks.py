@@ -55,7 +55,8 @@ def read_thread_groups(text: str) -> list[ThreadGroup]:
         tag, between = match[0].lower(), text[last_tag_end : match.start()]
         last_tag_end = match.end()
         # A group begins outside of all elements, and a thread directly in a group.
-        may_open_here = open_elements == ([] if tag == "<parallel>" else ["parallel"])
+        opened_around_tag = [] if tag == "<parallel>" else ["parallel"]
+        may_open_here = open_elements == opened_around_tag
         if tag.startswith("<none"):
             if open_elements:
                 raise Unreadable(f"{tag} is inside of <{open_elements[-1]}>")

@@ -272,7 +272,10 @@ def tree_attention(
 
 
 def query_blocks(subtree_last_T: Tensor) -> QueryBlocks:
-    """Cuts the nodes of a tree into blocks: each sees the path to its first node, and nodes of its own.
+    """Cuts the nodes of a tree into blocks, and finds the nodes that each block sees.
+
+    A node sees its ancestors and itself. Ancestors that lie before the block are ancestors of the block's
+    first node, too.
 
     Args:
         subtree_last_T: The last node of each node's subtree. Nodes are numbered depth-first.
@@ -280,10 +283,12 @@ def query_blocks(subtree_last_T: Tensor) -> QueryBlocks:
     keys, masks = [], []
     for block_Q in torch.arange(len(subtree_last_T), device=subtree_last_T.device).split(BLOCK_TOKENS):
         start = int(block_Q[0])
-        ancestors_K = (subtree_last_T[:start] >= start).nonzero().squeeze(-1)
-        keys_K = torch.cat([ancestors_K, block_Q])
+        ancestors_of_start_A = (subtree_last_T[:start] >= start).nonzero().squeeze(-1)
+        keys_K = torch.cat([ancestors_of_start_A, block_Q])
         keys.append(keys_K)
-        masks.append((keys_K <= block_Q[:, None]) & (block_Q[:, None] <= subtree_last_T[keys_K]))
+        # Query q is in the subtree of key k if k <= q <= the last node of the subtree.
+        query_Q1 = block_Q[:, None]
+        masks.append((keys_K <= query_Q1) & (query_Q1 <= subtree_last_T[keys_K]))
     return QueryBlocks(torch.cat(keys), [len(keys_K) for keys_K in keys], masks)
 
 
@@ -307,19 +312,22 @@ def block_mask(subtree_last_T: Tensor) -> BlockMask:
         return (j <= i) & (i <= subtree_last_T[j])
 
     def list_blocks(chosen_QK: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns for each block of queries the number of chosen blocks of keys, [1, 1, Q], and all blocks of
-        keys with the chosen ones first, [1, 1, Q, K], as FlexAttention wants them."""
-        order_QK = chosen_QK.int().argsort(dim=-1, descending=True, stable=True)
-        return chosen_QK.sum(-1, dtype=torch.int32)[None, None], order_QK.int()[None, None]
+        """Returns two tensors that FlexAttention wants for each block of queries: the number of chosen blocks
+        of keys, [1, 1, Q], and the numbers of all blocks of keys, the chosen ones first, [1, 1, Q, K]."""
+        counts_Q = chosen_QK.sum(-1, dtype=torch.int32)
+        chosen_first_QK = chosen_QK.int().argsort(dim=-1, descending=True, stable=True)
+        return counts_Q[None, None], chosen_first_QK.int()[None, None]
 
     width = len(subtree_last_T)
     # The padding has the value -1: the subtree of such a node ends before the node, so no query sees it.
     padded = nn.functional.pad(subtree_last_T, (0, -width % BLOCK_TOKENS), value=-1)
     blocks_KS = padded.unflatten(0, (-1, BLOCK_TOKENS))
-    begins_Q = torch.arange(len(blocks_KS), device=subtree_last_T.device) * BLOCK_TOKENS
-    before_QK = begins_Q[:, None] > begins_Q
-    whole_QK = before_QK & (begins_Q[:, None] + BLOCK_TOKENS - 1 <= blocks_KS.amin(-1))
-    seen_QK = before_QK & (begins_Q[:, None] <= blocks_KS.amax(-1))
+    begins_K = torch.arange(len(blocks_KS), device=subtree_last_T.device) * BLOCK_TOKENS
+    first_query_Q1 = begins_K[:, None]
+    last_query_Q1 = first_query_Q1 + BLOCK_TOKENS - 1
+    is_earlier_QK = begins_K < first_query_Q1
+    whole_QK = is_earlier_QK & (last_query_Q1 <= blocks_KS.amin(-1))
+    seen_QK = is_earlier_QK & (first_query_Q1 <= blocks_KS.amax(-1))
     seen_QK.fill_diagonal_(True)  # a block sees itself in part
     return BlockMask.from_kv_blocks(
         *list_blocks(seen_QK & ~whole_QK),

@@ -150,10 +150,13 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> int | None:
         )
     except ValueError:
         return None  # a template for a single question
-    _, answer, after_answer = turns.rpartition(_TRIAL_ANSWER)
-    # `answer` is empty if the template leaves answers out.
-    ids = tokenizer.encode(after_answer.lstrip(), add_special_tokens=False) if answer else []
-    return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
+    if _TRIAL_ANSWER not in turns:
+        return None  # the template leaves answers out
+    after_answer = turns.rpartition(_TRIAL_ANSWER)[2]
+    ids = tokenizer.encode(after_answer.lstrip(), add_special_tokens=False)
+    if not ids or ids[0] not in tokenizer.added_tokens_decoder:
+        return None
+    return ids[0]
 
 
 def turn_markers(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[str]:
@@ -163,26 +166,27 @@ def turn_markers(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[str]:
     prompts may contain them.
     """
     added_tokens = {token_id: str(token) for token_id, token in tokenizer.added_tokens_decoder.items()}
-    first_question, second_question = _TRIAL_QUESTIONS
-    # Two texts that the template writes: after a question, and between an answer and the next question. Each
-    # is described by a chat, the message after which the text begins, and the message before which it ends
-    # (None: it ends with the chat).
-    around_question = [user_message(first_question)], first_question, None
-    between_turns = (
-        [user_message(first_question), _assistant_message(_TRIAL_ANSWER), user_message(second_question)],
-        _TRIAL_ANSWER,
-        second_question,
-    )
-    marker_ids: list[int] = []
-    for turns, begins_after, ends_before in (around_question, between_turns):
+
+    def render_turns(turns: Sequence[Mapping[str, str]]) -> str | None:
         try:
-            text = render(tokenizer, replace(chat, system=None), turns, add_generation_prompt=False)
+            return render(tokenizer, replace(chat, system=None), turns, add_generation_prompt=False)
         except ValueError:
-            continue  # a template for a single question, or one that `chat_frame` refuses with a reason
-        _, _, template_text = text.partition(begins_after)
-        if ends_before is not None:
-            template_text, _, _ = template_text.partition(ends_before)
-        marker_ids += tokenizer.encode(template_text, add_special_tokens=False)
+            return None  # a template for a single question, or one that `chat_frame` refuses with a reason
+
+    template_texts: list[str] = []  # what the template writes after a question, and between two questions
+    first_question, second_question = _TRIAL_QUESTIONS
+    question = render_turns([user_message(first_question)])
+    if question is not None:
+        template_texts.append(question.partition(first_question)[2])
+    two_questions = render_turns(
+        [user_message(first_question), _assistant_message(_TRIAL_ANSWER), user_message(second_question)]
+    )
+    if two_questions is not None:
+        after_answer = two_questions.partition(_TRIAL_ANSWER)[2]
+        template_texts.append(after_answer.partition(second_question)[0])
+    marker_ids: list[int] = []
+    for text in template_texts:
+        marker_ids += tokenizer.encode(text, add_special_tokens=False)
     if (end := end_of_turn(tokenizer, chat)) is not None:
         marker_ids.append(end)
     markers = [added_tokens[token_id] for token_id in dict.fromkeys(marker_ids) if token_id in added_tokens]
@@ -241,8 +245,10 @@ def turn_frame(
 
     thinks = "</think>" in str(tokenizer.chat_template)
     if chat.earlier_turns == "as_templated":
-        # An answer without thoughts and, if the template knows thoughts, one with them.
-        for answer in (_TRIAL_ANSWER, *([_TRIAL_THOUGHT + _TRIAL_ANSWER] if thinks else [])):
+        answers = [_TRIAL_ANSWER]
+        if thinks:
+            answers.append(_TRIAL_THOUGHT + _TRIAL_ANSWER)
+        for answer in answers:
             prompt, rendered_chat, _ = render_chat(answer, between)
             if not rendered_chat.startswith(prompt + answer):
                 change = (
@@ -339,7 +345,7 @@ def _roles_in_parts(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> frozenset
         def shows_text(role: str, content: Any, question: Any) -> bool:
             """Returns whether the template shows `text` in a chat with a message of this role and content.
 
-            `question` is the content of the user's message in the chat, if that is another message.
+            `question` is the content of the other messages that such a chat needs.
             """
             message = {"role": role, "content": content}
             question_message = {"role": "user", "content": question}

@@ -35,8 +35,10 @@ def refuse_hidden_stops(tokenizer: PreTrainedTokenizerBase, stops: Iterable[str]
     special token by its id.)"""
     specials = special_tokens(tokenizer)
     for stop in stops:
-        contained = [special for special in specials if special in stop and special != stop]
-        if contained and stop not in specials:
+        if stop in specials:
+            continue
+        contained = [special for special in specials if special in stop]
+        if contained:
             raise ValueError(
                 f"the stop string {stop!r} contains the special token {contained[0]!r}, which the text of"
                 f" an answer doesn't contain, so that it would never be found: use {contained[0]!r} alone, or"

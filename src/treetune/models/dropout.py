@@ -34,7 +34,6 @@ def turn_dropout_off(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, _DropoutNd):
             module.p = 0.0
-        # `_find_random_settings` returns the names of the layer's floats for dropout or jitter that aren't 0.
         for name in _find_random_settings(vars(module), DROPOUT_NAME_PART):
             setattr(module, name, 0.0)
         if _find_random_settings(vars(module), JITTER_NAME_PART):
@@ -58,8 +57,8 @@ def _stay_in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
 
 
 def _find_random_settings(values: dict[str, Any], name_part: str) -> list[str]:
-    """Returns the names of those values that are floats other than 0, if `name_part` is in the name. Integers
-    and booleans are left out, since they aren't probabilities."""
+    """Returns the names that contain `name_part`, such as "dropout", and whose value is a float other than 0.
+    Integers and booleans are left out, since they aren't probabilities."""
     return [
         name for name, value in values.items() if type(value) is float and value != 0.0 and name_part in name
     ]
@@ -67,7 +66,6 @@ def _find_random_settings(values: dict[str, Any], name_part: str) -> list[str]:
 
 def _without_dropout(config: Any) -> Any:
     """Returns a copy of the configuration with dropout 0; the configuration itself if it has none."""
-    # The names of the settings of dropout that aren't 0
     names = _find_random_settings(vars(config), DROPOUT_NAME_PART)
     if not names:
         return config

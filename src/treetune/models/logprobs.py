@@ -103,7 +103,7 @@ class Nucleus(NamedTuple):
                 is_kept_CV[:, self.top_k :] = False  # with rounding, a probability of 0 may have been kept
             # The kept tokens come first. `clamp` is for NaN, with which no token is kept.
             last_kept_C1 = (is_kept_CV.sum(-1, keepdim=True) - 1).clamp(min=0)
-            # A label as likely as the last kept token is one that the engine kept in place of it.
+            # If the label is as likely as the last kept token, the engine kept the label in its place.
             is_cut_off_C1 = label_probs_C1 < probs_CV.gather(-1, last_kept_C1)
             is_label_CV = order_CV == labels_C[:, None]
             probs_CV = torch.where(is_label_CV, label_probs_C1, probs_CV)  # also where top-k made it 0
@@ -207,7 +207,7 @@ class PolicyModule(nn.Module):
             return self._whole_forward(inputs)
         backbone, parallel = backbone_of(self.model), self.parallel
         vocabulary = self.model.config.get_text_config().vocab_size
-        positions = max(len(inputs.labels_N), inputs.max_positions)
+        positions = max(len(inputs.labels_N), inputs.max_positions)  # `max_positions` is 0 by default
         logits_per_chunk = LOGITS_PER_CHUNK_ON_A_GPU if inputs.input_ids_BT.is_cuda else LOGITS_PER_CHUNK
         if teacher is not None:
             logits_per_chunk //= 2  # a chunk has the logits of both models
@@ -275,7 +275,7 @@ class PolicyModule(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Scores a chunk of positions; see `forward`."""
         logits_CV = logits_of(self.model, hidden_CD).float()
-        if temperature != 1.0:
+        if temperature != 1.0:  # a division by 1 would only copy the logits
             logits_CV = logits_CV / temperature
         logprobs_CV = logits_CV.log_softmax(-1)
         logprobs_C = logprobs_CV.gather(-1, labels_C[:, None]).squeeze(-1)
@@ -342,13 +342,13 @@ class PolicyModule(nn.Module):
         with torch.no_grad():
             logits_packed = logits_of(self.model, _hidden_at_positions(backbone, packed)).float()
             logits_alone = logits_of(self.model, _hidden_at_positions(backbone, alone)).float()
-        gap_N = logits_packed.log_softmax(-1) - logits_alone.log_softmax(-1)
-        gap_N = gap_N.gather(-1, second_T[1:, None]).abs()
+        gap_NV = logits_packed.log_softmax(-1) - logits_alone.log_softmax(-1)
+        gap = float(gap_NV.gather(-1, second_T[1:, None]).abs().mean())
         limit = probe_limit(next(self.model.parameters()).dtype, device)
-        if not float(gap_N.mean()) <= limit:  # also if it is NaN
+        if not gap <= limit:  # also if it is NaN
             raise ValueError(
                 f"{name} doesn't keep packed sequences apart: the log-probs of a sequence that is packed"
-                f" after another one differ by {float(gap_N.mean()):.2g} from those of the sequence alone."
+                f" after another one differ by {gap:.2g} from those of the sequence alone."
                 " Set trainer.layout to 'padded'"
             )
         self._keeps_packed_apart = True

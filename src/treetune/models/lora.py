@@ -255,18 +255,20 @@ def refusing_idle_adapters(model: nn.Module) -> Iterator[None]:
     """
     from peft.tuners.lora import LoraLayer
 
-    adapted = {path: layer for path, layer in model.named_modules() if isinstance(layer, LoraLayer)}
+    adapted: set[str] = set()  # the last parts of the names of layers that have adapters, such as "q_proj"
     called_layers: set[str] = set()
-    hooks = [
-        layer.register_forward_hook(lambda *_, path=path: called_layers.add(path.rpartition(".")[2]))
-        for path, layer in adapted.items()
-    ]
+    hooks = []
+    for path, layer in model.named_modules():
+        if isinstance(layer, LoraLayer):
+            last_part = path.rpartition(".")[2]
+            adapted.add(last_part)
+            hooks.append(layer.register_forward_hook(lambda *_, name=last_part: called_layers.add(name)))
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
-    idle = sorted({path.rpartition(".")[2] for path in adapted} - called_layers)
+    idle = sorted(adapted - called_layers)
     if idle:
         used = sorted(called_layers)
         raise ValueError(

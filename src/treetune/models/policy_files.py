@@ -255,9 +255,10 @@ def write_for_engine(
 ) -> None:
     """Writes weights for the engine, which happens in every iteration, usually into shared memory.
 
-    The output head is written (except for models of `has_no_head_in_engine`), and the configuration says that
-    it is not tied to the embeddings. With a tied head, an engine may copy the embeddings into its head when
-    it starts, and continue to sample with that old head after new embeddings have come, without an error.
+    The output head is written, too, and the configuration says that it is not tied to the embeddings. An
+    engine may copy embeddings into a tied head when it starts. After new embeddings have come, it would go on
+    to sample with the old head, without an error. (Models of `has_no_head_in_engine` are written without a
+    head.)
 
     Configuration and tokenizer are written only the first time. The weights appear whole or not at all.
     """
@@ -297,14 +298,14 @@ def describe_for_engine(
     """Writes the configuration and the tokenizer for an engine that loads weights of `dtype`.
 
     `write_for_engine` also writes the head. So the configuration says that the head is not tied to the
-    embeddings. Models of `has_no_head_in_engine` are written without a head, and their head stays tied.
+    embeddings. Models of `has_no_head_in_engine` are the exception: the engine computes their logits with the
+    embeddings, and refuses the weight of a head.
     """
     tokenizer.save_pretrained(directory)
-    untied = copy.deepcopy(config)
-    # For these models, the engine computes logits with the embeddings and refuses the weight of a head.
-    untied.tie_word_embeddings = has_no_head_in_engine(config)
-    untied.dtype = dtype
-    _save_config(untied, tokenizer, directory)
+    config_to_write = copy.deepcopy(config)
+    config_to_write.tie_word_embeddings = has_no_head_in_engine(config)
+    config_to_write.dtype = dtype
+    _save_config(config_to_write, tokenizer, directory)
 
 
 @contextmanager

@@ -108,8 +108,7 @@ class Architecture:
         """For each weight that files have in another form, the names in memory of all weights that are
         converted together with it. Weights that files have unchanged are left out.
 
-        Example: of an attention whose query and key are one tensor in files, ``{"q": ("k", "q"), "k": ("k",
-        "q")}``.
+        Example: if files have query and key in one tensor, ``{"q": ("k", "q"), "k": ("k", "q")}``.
         """
         from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
@@ -120,7 +119,7 @@ class Architecture:
         names_by_target: dict[str, list[str]] = {}
         for name in sorted(self.names | self.tied):
             # `target` is the name in files. `pattern` belongs to the converter that changes the tensor; it is
-            # None if no converter matches, and the weight is renamed at most.
+            # None if the tensor stays as it is. Then the name may still change.
             target, pattern = rename_source_key(name, renamings, converters, reverse=True)
             is_converted = pattern is not None or target != name
             if is_converted:

@@ -55,8 +55,9 @@ class SequenceParallel:
         text = config.get_text_config()
         heads = text.num_attention_heads
         kv_heads = getattr(text, "num_key_value_heads", None) or heads
-        # Each rank gets some heads of keys or, if there are fewer than ranks, several ranks share one.
-        if heads % self.size or (kv_heads % self.size and self.size % kv_heads):
+        # Each rank gets some heads of keys. If there are fewer heads than ranks, several ranks share a head.
+        can_split_kv_heads = kv_heads % self.size == 0 or self.size % kv_heads == 0
+        if heads % self.size or not can_split_kv_heads:
             raise ValueError(
                 f"trainer.sequence_parallel_size {self.size} doesn't divide the {heads} attention heads (of"
                 f" {kv_heads} keys and values) of {type(model).__name__}: take a divisor of both"
@@ -77,10 +78,11 @@ class SequenceParallel:
         model.set_attn_implementation(ULYSSES_ATTENTION)
         # `hidden` passes this attention on to `_compute_attention`, which calls it.
         model.base_model.treetune_inner_attention = inner
+        heads_of_rank = heads // self.size
+        kv_heads_of_rank = max(1, kv_heads // self.size)
         for layer in model.modules():
-            # The number of heads of queries for each head of keys. A rank now has a share of each kind.
-            if hasattr(layer, "num_key_value_groups"):
-                layer.num_key_value_groups = (heads // self.size) // max(1, kv_heads // self.size)
+            if hasattr(layer, "num_key_value_groups"):  # the number of heads of queries for each head of keys
+                layer.num_key_value_groups = heads_of_rank // kv_heads_of_rank
 
     def hidden(self, backbone: nn.Module, ids_BT: Tensor, positions_BT: Tensor | None) -> Tensor:
         """Computes the last hidden states of this rank's part of every row, shape [B, t, D].
@@ -128,7 +130,9 @@ class SequenceParallel:
         part_length = -(-width // self.size)  # rounded up
         row_N, column_N = positions_N // width, positions_N % width
         index_M = (column_N // part_length == self.rank).nonzero().squeeze(-1)
-        return index_M, (row_N * part_length + column_N % part_length)[index_M]
+        # This rank has `part_length` tokens of each row.
+        position_in_part_N = row_N * part_length + column_N % part_length
+        return index_M, position_in_part_N[index_M]
 
     def gather(self, values_KM: Tensor, index_M: Tensor, count: int) -> Tensor:
         """Returns the values of all ranks in the group, on every rank, shape [K, count].
@@ -149,8 +153,8 @@ def _pad(ids_BT: Tensor, positions_BT: Tensor | None, multiple: int) -> tuple[Te
     """Pads rows to a multiple of `multiple` tokens, on the right, where no other token sees the padding.
 
     Returns:
-        The token ids and the position ids. In packed rows, the padding is a sequence of its own, whose
-        positions begin with 0; in other rows, it continues the positions.
+        The token ids and the position ids. In packed rows, the positions of the padding begin with 0, so that
+        it is a sequence of its own. In other rows, they continue those of the row.
     """
     width = ids_BT.shape[1]
     padding_T = torch.arange(-width % multiple, device=ids_BT.device)

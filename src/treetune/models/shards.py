@@ -51,8 +51,9 @@ def make_model_in_parts(
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
+    loaded_dtype, final_dtype = dtypes
     with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtypes[0], **options)
+        model = AutoModelForCausalLM.from_config(config, dtype=loaded_dtype, **options)
     model.tie_weights()
     parameters = dict(model.named_parameters())
     buffers = persistent_buffers(model)
@@ -61,8 +62,8 @@ def make_model_in_parts(
         buffer.copy_(_read_file(name, files[name], (buffer.dtype,)))
     placeholders = {}  # by the id of the parameter that they replace
     for name, weight in parameters.items():
-        # It has the right shape, but only one element in memory.
-        placeholder = nn.Parameter(torch.empty(1, dtype=dtypes[-1]).expand(weight.shape))
+        # The expanded tensor has the shape of the weight, but only one element in memory.
+        placeholder = nn.Parameter(torch.empty(1, dtype=final_dtype).expand(weight.shape))
         setattr(placeholder, _READ_ATTRIBUTE, partial(_read_file, name, files[name], dtypes))
         placeholders[id(weight)] = placeholder
     # Modules with tied weights share a parameter, and get the same placeholder.
@@ -201,14 +202,15 @@ NamedWeight = tuple[str, "Tensor"]
 def add_head(weights: Iterable[NamedWeight], names: Iterable[str], tied: bool) -> Iterator[NamedWeight]:
     """Yields the weights with a separate output head, which the engine needs (`write_for_engine`).
 
-    If the head is tied to the embeddings, or has no name of its own, the embeddings are yielded twice:
-    directly one after the other, since a weight may exist only until the next one is requested.
+    If the head is tied to the embeddings, or has no name of its own, the embeddings are yielded again as the
+    head. This comes directly after the embeddings, since a weight may exist only until the next one is
+    requested.
     """
     names = list(names)
     embeddings = embeddings_among(names) if tied or HEAD_WEIGHT not in names else None
     for name, weight in weights:
         if name == HEAD_WEIGHT and embeddings is not None:
-            continue  # it was yielded after the embeddings
+            continue  # the head is yielded after the embeddings
         yield name, weight
         if name == embeddings:
             yield HEAD_WEIGHT, weight

@@ -35,7 +35,9 @@ def character_tokens(texts: Sequence[str], single_tokens: Sequence[str]) -> list
 
     Example: ``character_tokens(["1+<a>"], ["<a>"])`` is ``[3]``.
     """
-    longest_first = sorted(single_tokens, key=len, reverse=True)  # since one may begin with another
+    # A pattern takes the first alternative that matches. So a text comes before texts that it begins with,
+    # and a single character is the last alternative.
+    longest_first = sorted(single_tokens, key=len, reverse=True)
     pattern = re.compile("|".join([*map(re.escape, longest_first), r"[\s\S]"]))
     return [len(pattern.findall(text)) for text in texts]
 

@@ -55,8 +55,8 @@ def character_tokenizer(alphabet: str, context_length: int) -> PreTrainedTokeniz
     The tokenizer is saved as ``tokenizer.json``, which AutoTokenizer and vLLM load without code of this
     project. Text over the alphabet is encoded without loss. Encoding raises an error for other characters.
 
-    The special tokens are `PAD` and `EOS`. If the alphabet has all characters of one of them, both get other
-    brackets, since text that spells a special token would be encoded as this token.
+    The special tokens are `PAD` and `EOS`. Text that spells a special token would be encoded as this token.
+    So if the alphabet has all characters of `PAD` or of `EOS`, both get other brackets.
 
     Raises:
         ValueError: The alphabet is empty, repeats a character, or can spell both pairs of brackets.
@@ -161,13 +161,13 @@ def word_ids(tokenizer: PreTrainedTokenizerBase, token: str) -> tuple[int, ...]:
 
 def embed_tokens(model: PreTrainedModel, ids_of_words: Mapping[int, tuple[int, ...]]) -> None:
     """Initialises the rows of new tokens in the embeddings and in the head, in place. Other rows stay the
-    same.
+    same, and tied weights stay tied.
 
-    A new token is a tag such as ``<Parallel>``, and its word is the text in it, such as ``Parallel``. The row
-    of a new token is the mean of the rows of the old tokens that spell the word. If the tables are too small,
-    they grow to a multiple of 64 rows. Of the rows that are added then, those without a token get the mean of
-    all old rows. By Jensen's inequality, none of them is more probable than the average token. Tied weights
-    stay tied.
+    A new token is a tag such as ``<Parallel>``. Its row becomes the mean of the rows of the old tokens that
+    spell its word, ``Parallel``.
+
+    If the tables are too small, they grow to a multiple of 64 rows. The added rows that have no token get the
+    mean of all old rows. By Jensen's inequality, none of these rows is more probable than the average token.
 
     Args:
         ids_of_words: By the id of each new token, the ids of the old tokens that spell its word (`word_ids`).
@@ -369,9 +369,9 @@ def step_ends(
     """Returns the token offsets at which steps end, from their character offsets in the decoded `text`.
 
     * A token belongs to the step in which it begins, also if the token continues beyond the step's end.
-    * The end token belongs to the last step. If the end of the text is twice among the boundaries, the end
-      token is a step of its own.
     * A step in which no token begins is dropped.
+    * The end token belongs to the last step. If the boundaries end with the text's length twice, the last
+      step is empty but for the end token.
 
     Args:
         boundaries: The character offsets at which steps begin and end. They rise from 0 to the length of the
@@ -386,9 +386,11 @@ def step_ends(
     if not boundaries or boundaries[0] != 0 or boundaries[-1] != len(text):
         raise ValueError(f"step boundaries {list(boundaries)} don't cover a text of {len(text)} characters")
     offsets = token_offsets(token_ids, codec, text)
-    # A step ends before the first token that begins at the boundary or after it.
-    ends = {bisect_left(offsets, boundary) for boundary in boundaries[1:-1]}
-    return tuple(sorted((ends | {len(token_ids)}) - {0}))
+    # A step ends before the first token that begins at the boundary or after it. The end token begins at the
+    # end of the text.
+    inner_ends = {bisect_left(offsets, boundary) for boundary in boundaries[1:-1]}
+    ends = inner_ends | {len(token_ids)}
+    return tuple(sorted(ends - {0}))
 
 
 def token_offsets(token_ids: Sequence[int] | TokenIds, codec: TextCodec, text: str) -> Sequence[int]:
@@ -415,8 +417,8 @@ def token_offsets(token_ids: Sequence[int] | TokenIds, codec: TextCodec, text: s
     offsets = _offsets_by_window(ids, codec, text)
     if offsets is not None:
         return offsets
-    # The definition itself, with quadratic work: the offset of a token is the length of the beginning that
-    # the whole text shares with the text of the tokens before this one.
+    # This takes quadratic time, and is right for every tokenizer: a token's offset is the length of the
+    # common beginning of two texts, the whole text and that of the tokens before this one.
     common_lengths = (_count_common_characters(codec.decode(ids[:end]), text) for end in range(len(ids)))
     return list(itertools.accumulate(common_lengths, max))
 

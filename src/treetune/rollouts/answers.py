@@ -375,8 +375,7 @@ def split_steps(
     Example: ``(6, 12, 15)`` for an answer of three lines and 15 tokens.
 
     An answer ends with an end token or a stop string. `Task.answer_boundaries` decides whether this end is a
-    step of its own, or belongs to the last step. It is a step of its own if another token in its place could
-    have begun a step.
+    step of its own, or belongs to the last step.
     """
     graded_text = cut_at_stop(text, stop)
     boundaries = task_of(context.task, problem).answer_boundaries(graded_text)

@@ -100,9 +100,10 @@ class GroupDivergences:
     """
 
     along: Callable[[Sequence[Episode]], list[Column]]
-    """Returns a column for each row of this rank. For each response token, it has a Jensen-Shannon divergence
-    in nats: the one between the token's distribution and the mean of the distributions that the answers to
-    the same problem have at the token's position. It is 0 at tokens that aren't trained. Collective."""
+    """Returns a column for each row of this rank, with a divergence for each response token. Collective.
+
+    It is the Jensen-Shannon divergence, in nats, of the token's distribution from the mean distribution at
+    the token's position over the answers to the problem. It is 0 at tokens that aren't trained."""
 
 
 @dataclass(frozen=True)

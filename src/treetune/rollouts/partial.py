@@ -173,11 +173,15 @@ class PartialAnswers(RolloutAround):
             n_versions += len({segment.policy_version for segment in answer.segments})
         local_counts = [n_versions, len(trained_answers), len(trees)]
         counts_by_rank = context.ranks.exchange("partial answers", local_counts)
-        versions_of_ranks, answers_of_ranks, trees_of_ranks = map(sum, zip(*counts_by_rank, strict=True))
+        versions_of_all = answers_of_all = trees_of_all = 0
+        for versions_of_rank, answers_of_rank, trees_of_rank in counts_by_rank:
+            versions_of_all += versions_of_rank
+            answers_of_all += answers_of_rank
+            trees_of_all += trees_of_rank
         return trees, metrics | {
             "rollout/groups_begun": float(len(new_problems)),
-            "rollout/groups_carried": float(len(all_problems) - trees_of_ranks),
-            "rollout/versions": versions_of_ranks / answers_of_ranks,
+            "rollout/groups_carried": float(len(all_problems) - trees_of_all),
+            "rollout/versions": versions_of_all / answers_of_all,
         }
 
     def _has_ended(self, context: RolloutContext, group: _GroupInFlight) -> bool:
@@ -303,7 +307,8 @@ class PartialAnswers(RolloutAround):
             grade=UNGRADED,
             step_ends=split_steps(context, problem, response_ids, text),
         )
-        if self._remaining_tokens(context, answer):
+        has_ended = not self._remaining_tokens(context, answer)
+        if not has_ended:
             return answer
         decided = is_decided(answer.finish_reason, self.unfinished_reward)
         grade = await result_of(context.grader.submit(text, problem, decided=decided))

@@ -208,15 +208,14 @@ async def _grade_answer(
 def adapt_to_fixed_problems(rollout: Rollout) -> Rollout:
     """Returns the rollout that makes `samples` answers to each of fixed problems, as in evaluation.
 
-    Returns the rollout's `rollout_for_fixed_problems` if it has one. If it has none, returns the rollout
-    itself if it doesn't sample, and else a `single_turn` with its settings. Example: ``until_mixed`` draws
-    further problems, so it gives what the `single_turn` inside it gives.
+    A rollout may name this rollout itself (`rollout_for_fixed_problems`). Example: ``until_mixed`` draws
+    further problems, so it names the rollout inside it.
     """
     if rollout.rollout_for_fixed_problems is not None:
         return rollout.rollout_for_fixed_problems
     sampling = rollout.sampling
     if sampling is None:
-        return rollout
+        return rollout  # it doesn't sample
     return SingleTurn(
         samples=rollout.samples,
         max_tokens=sampling.max_tokens,

@@ -138,7 +138,7 @@ def verify_stream(file: IO[bytes], name: str, remedy: str) -> None:
     last_bytes = file.read()
     file.seek(0)
     if _TRAILER not in last_bytes:
-        # Without a trailer, the beginning tells a stream that has lost it from one that never had it.
+        # A stream of an earlier version never had a trailer. Any other stream announces it at its beginning.
         announces_trailer = SEALED_MARK in file.read(_CHUNK_BYTES)
         if announces_trailer:
             raise Damaged(f"{name} is cut short, or its checksum is damaged: {remedy}")

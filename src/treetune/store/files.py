@@ -179,7 +179,8 @@ def make_folder_atomically(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial_path(path)
     try:
-        # Of a killed process with the same number, which containers often give again.
+        # A killed process may have left a folder of this name, which has the number of the process.
+        # Containers often give the same numbers again.
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         yield partial

@@ -232,11 +232,11 @@ def missing_start_models(plan: TableRuns) -> Iterator[ConfigIssue]:
         path = Path(run.root.model.name_or_path)
         if not path.is_relative_to(base) or path.exists():
             continue
-        # `needed_run_keys` leaves out shared experiments, which `recipe.needs` adds, and includes the
-        # experiment itself, which is taken out below.
+        # `needed_run_keys` returns the experiment itself, too, and leaves out shared experiments.
         needed_names = {needed for needed, _ in needed_run_keys(plan.table, name, [run.seed])}
         needed_names |= set(recipe.needs)
-        folders = [plan.run(needed, run.seed).directory.path for needed in needed_names - {name}]
+        needed_names.discard(name)
+        folders = [plan.run(needed, run.seed).directory.path for needed in needed_names]
         if any(path.is_relative_to(folder) for folder in folders):
             continue
         yield ConfigIssue(

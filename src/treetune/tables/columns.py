@@ -165,8 +165,8 @@ def _number_of_answer(row: Mapping[str, Any], name: str) -> float | None:
         return float(row["reward"] >= CORRECT_SCORE)
     number: Any
     if name == "unfinished":
-        # Where the row has no reason, `number` is None.
-        number = row.get("finish_reason") and float(row["finish_reason"] == "length")
+        finish_reason = row.get("finish_reason")
+        number = float(finish_reason == "length") if finish_reason else None
     elif name == "mean_tokens":
         number = row.get("tokens")
     else:
@@ -271,7 +271,8 @@ class MeasuredColumn:
                 kind_of_value(self.number)
             except ValueError as error:
                 raise ValueError(f"column {self.name!r}: {error}") from None
-        if (self.over is not None) != (self.evaluation is not None and is_ratio(self.number)):
+        shows_ratio = self.evaluation is not None and is_ratio(self.number)
+        if shows_ratio != (self.over is not None):
             raise ValueError(
                 f"column {self.name!r}: a ratio such as speed_up needs the row that it compares with: set"
                 " over; no other column takes over"
@@ -292,13 +293,15 @@ class MeasuredColumn:
 
     @property
     def kind(self) -> ValueKind:
-        """The kind of the column's number. The numbers of an analysis and an `area` count as shares of which
-        more is better."""
+        """The kind of the column's number."""
         if self.reach is not None:
             return ValueKind("lower")
         if self.speedup is not None:
             return ValueKind("higher")
-        return kind_of_value(self.number) if self.evaluation is not None else ValueKind("higher", share=True)
+        if self.evaluation is not None:
+            return kind_of_value(self.number)
+        # The area under a curve of accuracies is a share, and a number of an analysis counts as one.
+        return ValueKind("higher", share=True)
 
     @property
     def in_percent(self) -> bool:

@@ -240,17 +240,18 @@ def make_curve(plan: TableRuns, row: MethodRow, panel: Panel, name: str | None) 
 def _average_over_seeds(by_seed: Mapping[int, MeasuredPoints]) -> tuple[CurvePoint, ...]:
     """Returns a point for each iteration at which all seeds were measured.
 
-    Runs that end with their budget may have different last iterations. In this case the last point is the
-    mean over the last measurements of all runs, and the other points are those before the earliest of them.
+    Runs that end with their budget may have different last iterations. In this case the points end where the
+    first run ends, and one more point is the mean over the last measurements of all runs.
     """
     last_iterations = {seed: max(measured) for seed, measured in by_seed.items()}
+    first_end = min(last_iterations.values())
+    have_different_ends = len(set(last_iterations.values())) > 1
     shared_iterations = sorted(set.intersection(*(set(measured) for measured in by_seed.values())))
+    if have_different_ends:
+        shared_iterations = [iteration for iteration in shared_iterations if iteration < first_end]
     # The iteration of each seed, for each point.
     iterations_of_points = [dict.fromkeys(by_seed, iteration) for iteration in shared_iterations]
-    if len(set(last_iterations.values())) > 1:
-        first_end = min(last_iterations.values())
-        before_ends = [iteration for iteration in shared_iterations if iteration < first_end]
-        iterations_of_points = [dict.fromkeys(by_seed, iteration) for iteration in before_ends]
+    if have_different_ends:
         iterations_of_points.append(last_iterations)
     points = []
     for iterations in iterations_of_points:
@@ -340,10 +341,11 @@ def _recorded_metrics(plan: TableRuns) -> list[str]:
 
 
 def speedup(plan: TableRuns, run: PlannedRun, other_run: PlannedRun, label: str, axis: Axis) -> float:
-    """Returns how many times less of `axis` a run needs than another to reach the other's best accuracy.
+    """Returns how many times cheaper it is for a run than for `other_run` to reach the best accuracy of the
+    latter.
 
     For each of the two runs, the cost is that of the first checkpoint that is as good as the best of
-    `other_run`. Raises ValueError where the run has no such checkpoint.
+    `other_run`. `axis` is the kind of cost. Raises ValueError where the run has no such checkpoint.
     """
     measured, other_measured = (
         read_measured_points(plan, run, label),
@@ -352,13 +354,19 @@ def speedup(plan: TableRuns, run: PlannedRun, other_run: PlannedRun, label: str,
     if not other_measured or not measured:
         raise ValueError(f"not measured along training on {label!r}")
     best = max(accuracy for _, accuracy in other_measured.values())
-    other_costs = [costs[axis] for costs, accuracy in other_measured.values() if accuracy >= best]
-    costs_at_best = [costs[axis] for costs, accuracy in measured.values() if accuracy >= best]
-    if not costs_at_best:
+
+    def costs_of_good_checkpoints(points: MeasuredPoints) -> list[float]:
+        """Returns the costs of all checkpoints that are as good as the best of `other_run`."""
+        return [costs[axis] for costs, accuracy in points.values() if accuracy >= best]
+
+    costs = costs_of_good_checkpoints(measured)
+    if not costs:
         raise ValueError(f"never as good as {other_run.name} at its best ({best:.3f} on {label})")
-    if not costs_at_best[0] or not other_costs[0]:
+    cost = costs[0]
+    other_cost = costs_of_good_checkpoints(other_measured)[0]
+    if not cost or not other_cost:
         raise ValueError(f"{other_run.name} was at its best before training on {label!r} began")
-    return other_costs[0] / costs_at_best[0]
+    return other_cost / cost
 
 
 def area_under(points: Points, upto: float) -> float:
@@ -369,15 +377,15 @@ def area_under(points: Points, upto: float) -> float:
     if not points or points[0][0] > 0:
         raise ValueError("the start model was not measured on the curve's set")
     last_cost, last_accuracy = points[-1]
-    prolonged = [*points, (max(upto, last_cost), last_accuracy)]
+    if last_cost < upto:
+        points = [*points, (upto, last_accuracy)]
     area = 0.0
-    for (begin, accuracy_at_begin), (end, accuracy_at_end) in pairwise(prolonged):
+    for (begin, accuracy_at_begin), (end, accuracy_at_end) in pairwise(points):
         if begin >= upto or end <= begin:  # beyond the area, or two measurements at the same cost
             continue
         cut = min(end, upto)
-        accuracy_at_cut = accuracy_at_begin + (accuracy_at_end - accuracy_at_begin) * (cut - begin) / (
-            end - begin
-        )
+        rise = accuracy_at_end - accuracy_at_begin
+        accuracy_at_cut = accuracy_at_begin + rise * (cut - begin) / (end - begin)
         area += (cut - begin) * (accuracy_at_begin + accuracy_at_cut) / 2
     return area / upto
 

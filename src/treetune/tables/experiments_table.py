@@ -62,8 +62,8 @@ def write_experiments_table(table: ExperimentsTable) -> list[Path]:
 def fill_rows(table: ExperimentsTable) -> list[FilledRow]:
     """Reads every row's evaluation, and leaves out optional rows that have none.
 
-    Raises ValueError where rows that are not optional have no evaluation, with a message that names all of
-    them, and where all rows are left out.
+    Raises ValueError if rows that are not optional have no evaluation. The message names all such rows. Also
+    raises ValueError if all rows are left out.
     """
     results, missing_rows = [], []
     for row in table.rows:

@@ -76,7 +76,8 @@ def _better_direction(panel: Panel) -> BetterDirection:
 
 def _make_series(results: Results, curves: Sequence[Curve], panel: Panel, axis: PanelAxis) -> list[Series]:
     """Returns a series for each row of a panel: means over seeds with their range."""
-    colours, scale = row_colours(results.plan.table), 100.0 if panel.in_percent else 1.0
+    colours = row_colours(results.plan.table)
+    scale = 100.0 if panel.in_percent else 1.0
     all_series = []
     for curve in curves:
         if curve.panel == panel:

@@ -77,7 +77,8 @@ def run(table: Reproduction, options: Any, write: Write) -> int:
     plan = add_needed_seeds(make_plan(table))
     wrong = [run for run in plan.runs if plan.statuses[run.key].state == "wrong"]
     if options.plan:
-        say("\n".join([plan_text(plan, at_once), *until_lines(plan)]))  # with the reasons
+        # The text also has the wrong runs, with the reasons.
+        say("\n".join([plan_text(plan, at_once), *until_lines(plan)]))
     else:
         _report_wrong_runs(plan, wrong)
     if options.launch_lines:
@@ -280,11 +281,16 @@ class _Attempt:
             file.seek(max(self._log_start, self.run.log.stat().st_size - TAIL_BYTES))
             lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
         lines = [line for line in lines if line]
-        first_failure = [line for line in lines if FAILURE_LINE.search(line)][:1]
+        if not lines:
+            return "its log is empty"
+        failures = [line for line in lines if FAILURE_LINE.search(line)]
         raised = [line for line in lines if EXCEPTION_LINE.match(line)]
         not_of_launcher = [line for line in lines if "] [launch.py:" not in line]
-        candidates = first_failure or raised or not_of_launcher or lines or ["its log is empty"]
-        return candidates[-1][:MESSAGE_CHARACTERS]
+        if failures:
+            message = failures[0]
+        else:
+            message = (raised or not_of_launcher or lines)[-1]
+        return message[:MESSAGE_CHARACTERS]
 
 
 def carry_out(
@@ -535,7 +541,7 @@ def estimate_run(plan: TableRuns, run: PlannedRun) -> RunCost:
     status = plan.statuses[run.key]
     if status.state not in STATES_TO_DO:
         return RunCost(seconds=0.0, basis="")
-    if status.state == "missing":  # of a run that has begun, only the iterations that are left count
+    if status.state == "missing":  # a run that has begun takes less than a whole run
         finished = [
             other_run
             for other_run in plan.runs_of(run.name)

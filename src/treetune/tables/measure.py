@@ -97,7 +97,8 @@ class Comparison:
         is_higher = self.difference.mean > 0
         if self.column.improves == "neither":
             return "higher" if is_higher else "lower"
-        return "better" if is_higher == (self.column.improves == "higher") else "worse"
+        is_better = is_higher if self.column.improves == "higher" else not is_higher
+        return "better" if is_better else "worse"
 
 
 @dataclass(frozen=True)
@@ -323,12 +324,12 @@ def _estimate_mean(results: list[SeedResult], plan: TableRuns, column: MeasuredC
     analysis."""
     means = [result.by_problem for result in results if result.by_problem is not None]
     if len(means) == len(results):
-        # Where all shares are 0, or all are 1, resampling finds no spread. `interval_of_shares` has an
-        # interval then.
         are_shares = column.evaluation is not None and column.kind.share
-        return (interval_of_shares if are_shares else interval_over_seeds_and_problems)(
-            means, plan.table.interval
-        )
+        if are_shares:
+            # Where all shares are 0, or all are 1, resampling finds no spread, but this function has an
+            # interval.
+            return interval_of_shares(means, plan.table.interval)
+        return interval_over_seeds_and_problems(means, plan.table.interval)
     if len(results) == 1 and results[0].bounds is not None:
         return MeanWithInterval(results[0].value, *results[0].bounds)
     return interval_over_seeds([result.value for result in results], plan.table.interval)

@@ -206,9 +206,10 @@ class TableRuns:
         """
         blocking = []
         for needed_key in run.needs:
+            needed_name, _ = needed_key
             status = self.statuses[needed_key]
             if status.state not in ("finished", *STATES_TO_DO):
-                blocking.append(f"{needed_key[0]} ({status.state})")
+                blocking.append(f"{needed_name} ({status.state})")
             elif status.state not in TRAINED_STATES:
                 # The needed run isn't trained to the end. It can be run, unless it is blocked itself.
                 blocking += self.blocked_by(self.run(*needed_key))
@@ -368,18 +369,21 @@ def _measurements_of(table: Reproduction, name: str) -> _Measurements:
 
     `sets` are shown at the end of training, and `along` at every checkpoint that is kept.
     """
-    columns = [
-        column
-        for column in table.columns
-        if any(row.cell(column.name).experiment == name for row in table.rows)
-    ]
+    columns = []
+    for column in table.columns:
+        if any(row.cell(column.name).experiment == name for row in table.rows):
+            columns.append(column)
     sets = [column.evaluation for column in columns if column.evaluation is not None]
     along = [column.curve for column in columns if column.speedup and column.curve is not None]
     if any(row.experiment == name for row in table.rows):
         along += [panel.evaluation for panel in table.panels if panel.evaluation is not None]
     analyses = [column.analysis for column in columns if column.analysis is not None]
+
+    def once_each(names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(names))
+
     # Columns may show the same set or analysis more than once.
-    return _Measurements(*(tuple(dict.fromkeys(names)) for names in (sets, along, analyses)))
+    return _Measurements(sets=once_each(sets), along=once_each(along), analyses=once_each(analyses))
 
 
 def _load_configuration(
@@ -428,9 +432,10 @@ def _overrides_for_shared(
                 shared_path = directory.parent / "shared" / path.relative_to(directory)
                 value = json.dumps(str(shared_path))
                 # Built from the inside: { "model"+: { "name_or_path": "…/shared/sft/…" } }.
-                overrides.append(f"{{ {json.dumps(key[-1])}: {value} }}")
+                override = f"{{ {json.dumps(key[-1])}: {value} }}"
                 for part in reversed(key[:-1]):
-                    overrides[-1] = f"{{ {json.dumps(part)}+: {overrides[-1]} }}"
+                    override = f"{{ {json.dumps(part)}+: {override} }}"
+                overrides.append(override)
                 break
     return overrides
 

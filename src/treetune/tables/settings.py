@@ -410,12 +410,11 @@ class Reproduction(Table):
             yield Finding(f"there is no column {until.column!r}", "until.column", remedy)
         else:
             yield from self._check_judged_rows(until)
-        fewest_seeds, most_seeds = until.seeds.at_least, until.seeds.at_most
-        is_empty_range = most_seeds is not None and most_seeds < fewest_seeds
-        if is_empty_range or max(fewest_seeds, most_seeds or 0) > len(self.seeds):
+        fewest_seeds = until.seeds.at_least
+        most_seeds = len(self.seeds) if until.seeds.at_most is None else until.seeds.at_most
+        if not fewest_seeds <= most_seeds <= len(self.seeds):
             yield Finding(
-                f"until asks for {fewest_seeds} to {most_seeds or len(self.seeds)} seeds, but the table has"
-                f" {len(self.seeds)}",
+                f"until asks for {fewest_seeds} to {most_seeds} seeds, but the table has {len(self.seeds)}",
                 "seeds",
                 "name at least at_most seeds, and set at_least to at most at_most",
             )
@@ -423,14 +422,13 @@ class Reproduction(Table):
         # With 'normal', the half-width is proportional to the differences' spread, and has no lower limit.
         if until.assume == "normal":
             return
-        count = most_seeds or len(self.seeds)
         # Equal differences have the narrowest interval. Here all are 0, so the interval lies around 0, and
         # its upper end is its half-width.
-        equal = confidence_sequence([0.0] * count, until.bound)
+        equal = confidence_sequence([0.0] * most_seeds, until.bound)
         if equal.high is not None and equal.high > until.difference:
             yield Finding(
-                f"even {count} seeds with equal differences give a half-width of {equal.high:.2g} with bound"
-                f" {until.bound:g}, and not {until.difference:g}: all seeds would always be run",
+                f"even {most_seeds} seeds with equal differences give a half-width of {equal.high:.2g} with"
+                f" bound {until.bound:g}, and not {until.difference:g}: all seeds would always be run",
                 "until.difference",
                 "set a larger difference, name more seeds, set a smaller `bound` if runs can't differ as"
                 " much, or remove `until` and name the seeds to run",
@@ -508,8 +506,8 @@ class Reproduction(Table):
     def order(self) -> list[str]:
         """Returns the experiments' names, each after those that it needs.
 
-        Experiments that wait for equally long chains of others are in the order of the rows, and those that
-        no row shows come after these.
+        First come the experiments that need no other, then those that need only these, and so on. Within each
+        group the experiments are in the order of the rows, with those that no row shows at the end.
         """
         shown_names: list[str | None] = []
         for row in self.rows:

@@ -141,8 +141,8 @@ def confidence_sequence(
     """Estimates the mean of numbers between −bound and bound, with an interval that is valid at every count.
 
     One may look at the interval after each number and stop at any time. The numbers must be independent draws
-    from one distribution, about which nothing else is assumed: a rare and large number, such as a run that
-    collapses, may not have been drawn yet, and the interval allows for it.
+    from one distribution. Nothing else is assumed about the distribution, so the interval allows for large
+    numbers that are rare and have not been drawn yet, such as those of runs that collapse.
 
     The interval comes from bets against each candidate mean m. A share c of the capital is staked on each
     number, at odds that are fair if m is the mean; the capital is then a martingale. The capital is averaged
@@ -163,7 +163,12 @@ def confidence_sequence(
             f"a difference of {too_large[0]:.3g} is outside of ±{bound:g}: set `bound` to the largest"
             " possible difference"
         )
-    numbers_N = (np.array(values) / bound + 1) / 2  # between 0 and 1
+    # The bets are on numbers between 0 and 1.
+    numbers_N = (np.array(values) / bound + 1) / 2
+
+    def on_the_scale_of_values(number: float) -> float:
+        return (2 * number - 1) * bound
+
     stakes_C1 = ((np.arange(64) + 0.5) / 64)[:, None]
 
     def is_excluded(candidate: float) -> bool:
@@ -179,16 +184,17 @@ def confidence_sequence(
     mean, bounds = float(numbers_N.mean()), []
     for extreme in (0.0, 1.0):
         # Bisects for the bound between the mean, which is never excluded (no bet against it has gained), and
-        # the extreme. Forty halvings are far below the precision of any table.
+        # the extreme. After forty halvings the bound is far more precise than any table.
         inside, outside = mean, extreme
-        for _ in range(0 if mean == extreme else 40):
+        halvings = 0 if mean == extreme else 40  # at an extreme, the bets would divide by 0
+        for _ in range(halvings):
             candidate = (inside + outside) / 2
             if is_excluded(candidate):
                 outside = candidate
             else:
                 inside = candidate
-        bounds.append((2 * outside - 1) * bound)
-    return MeanWithInterval((2 * mean - 1) * bound, *bounds)
+        bounds.append(on_the_scale_of_values(outside))
+    return MeanWithInterval(on_the_scale_of_values(mean), *bounds)
 
 
 def interval_of_shares(
@@ -203,7 +209,9 @@ def interval_of_shares(
     shares = set()
     for seed_values in values:
         shares |= set(seed_values.values())
-    if shares in ({0.0}, {1.0}) or (len(values) == 1 and shares <= {0.0, 1.0}):
+    all_are_equal = shares in ({0.0}, {1.0})
+    has_one_answer_each = len(values) == 1 and shares <= {0.0, 1.0}
+    if all_are_equal or has_one_answer_each:
         problems = len(values[0])
         return MeanWithInterval(estimate.mean, *wilson_interval(estimate.mean * problems, problems))
     return estimate
@@ -229,7 +237,8 @@ def widening_factor(seeds: int, kind: IntervalKind) -> float:
     if kind == "student":
         from scipy.special import ndtri, stdtrit
 
-        factor *= float(stdtrit(seeds - 1, 0.5 + CONFIDENCE_LEVEL / 2) / ndtri(0.5 + CONFIDENCE_LEVEL / 2))
+        upper_bound = 0.5 + CONFIDENCE_LEVEL / 2  # 0.975 for an interval of 95 %
+        factor *= float(stdtrit(seeds - 1, upper_bound) / ndtri(upper_bound))
     return factor
 
 
@@ -242,8 +251,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
     The smallest of n p-values is multiplied by n, the next one by n − 1, and so on. A result that would be
     below the result of a smaller p-value is raised to it, and a result above 1 becomes 1.
-    `holm([0.01, 0.04, 0.03])` is `[0.03, 0.06, 0.06]`. After the correction, at most 5 of 100 tables have a
-    comparison without a true difference whose p-value is below 0.05.
+    `holm([0.01, 0.04, 0.03])` is `[0.03, 0.06, 0.06]`.
+
+    Suppose that a p-value below 0.05 is called significant after the correction. Then at most 5 of 100 tables
+    call a difference significant that isn't there.
     """
     adjusted, largest = [0.0] * len(p_values), 0.0
     indices_by_p = sorted(range(len(p_values)), key=p_values.__getitem__)

@@ -381,14 +381,18 @@ def as_markdown(
         if figure is not None:
             parts.append(f"![During training]({figure})")
         parts.append("\n".join(notes))
-    for head, grid, code, note in (
-        (f"Differences from {table.baseline}", difference_grid(results), (), ""),
-        ("Further differences", pair_grid(results), (), ""),
-        ("Costs", cost_grid(results), (), COST_NOTE),
-        ("Origin of the numbers", seeds_grid(results), ("experiment", "configuration"), ""),
-    ):
+
+    def add_section(head: str, grid: DataFrame, code: Sequence[str] = (), note: str = "") -> None:
+        """Adds a section with a grid, unless the grid is empty. `code` names columns that hold code."""
         if len(grid):
-            parts += filter(None, [f"## {head}", frame_as_markdown(grid, code), note])
+            parts.extend([f"## {head}", frame_as_markdown(grid, code)])
+            if note:
+                parts.append(note)
+
+    add_section(f"Differences from {table.baseline}", difference_grid(results))
+    add_section("Further differences", pair_grid(results))
+    add_section("Costs", cost_grid(results), note=COST_NOTE)
+    add_section("Origin of the numbers", seeds_grid(results), code=("experiment", "configuration"))
     facts = {**account, "command": f"`{account['command']}`"}
     parts += ["## About this table", "\n".join(f"* {key}: {value}" for key, value in facts.items())]
     return "\n\n".join(parts) + "\n"

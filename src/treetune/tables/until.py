@@ -83,7 +83,8 @@ def judge_differences(plan: TableRuns) -> list[DifferenceVerdict]:
 def _judge_difference(plan: TableRuns, until: Until, row: str, other_row: str) -> DifferenceVerdict:
     """Adds seed after seed to the difference of two rows, and returns the verdict.
 
-    It stops at the first seed with which there are enough, that has no result, or that isn't planned yet.
+    The last seed is the first one with which there are enough seeds, the first without a result, or the first
+    that isn't planned yet.
     """
     table = plan.table
     fewest_seeds, most_seeds = until.seeds.at_least, until.seeds.at_most or len(table.seeds)
@@ -109,21 +110,22 @@ def _judge_difference(plan: TableRuns, until: Until, row: str, other_row: str) -
                 plan, other_run, rows_by_name[other_row], table.judged_column
             ).value
         except ValueError:  # one of the runs has no result, or none yet
-            to_come = any(plan.statuses[run.key].state in (*STATES_TO_DO, "running") for run in runs)
-            # This seed is planned already: if its result is still to come, no next seed is asked for.
-            return verdict(len(differences), "more") if to_come else verdict(count, "lacking")
+            is_to_come = any(plan.statuses[run.key].state in (*STATES_TO_DO, "running") for run in runs)
+            if is_to_come:
+                # No next seed is asked for, since this one is planned already.
+                return verdict(count - 1, "more")
+            return verdict(count, "lacking")
         differences.append(value - other_value)
         sequence = until.sequence(differences, table.level)
         if count >= fewest_seeds and sequence.half_width is not None:
             if sequence.half_width <= until.difference:
                 return verdict(count, "narrow")
-            # By the direction in which the column's number improves. "neither" has no worse direction.
-            is_worse = {"higher": sequence.mean < 0, "lower": sequence.mean > 0}
-            if (
-                until.stop_losers
-                and sequence.excludes_zero
-                and is_worse.get(table.judged_column.improves, False)
-            ):
+            # The better direction of the column's number, or "neither".
+            improves = table.judged_column.improves
+            is_worse = (improves == "higher" and sequence.mean < 0) or (
+                improves == "lower" and sequence.mean > 0
+            )
+            if until.stop_losers and sequence.excludes_zero and is_worse:
                 return verdict(count, "loses")
     return verdict(most_seeds, "at_most")
 

@@ -80,23 +80,25 @@ def write_runs_table(plan: TableRuns, command: str) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written_files: list[Path] = []
 
-    def path_of(ending: str) -> Path:
-        written_files.append(folder / f"{table.name}{ending}")
-        return written_files[-1]
+    def file_to_write(ending: str) -> Path:
+        """Returns the path of a file of the table, and adds it to `written_files`."""
+        path = folder / f"{table.name}{ending}"
+        written_files.append(path)
+        return path
 
     data = as_json(results, account) | {
         "curves": curves_json(column_curves, column="name", evaluation="evaluation"),
         "panels": curves_json(panels, panel="name", metric="metric", evaluation="evaluation", value="value"),
     }
-    write_json(path_of(".json"), data)
-    write_text(path_of(".md"), markdown)
-    write_text(path_of(".tex"), as_latex(results))
-    write_text(path_of(".html"), as_html(results, column_curves, account, panels))
-    draw_table(results, path_of(".png"))
+    write_json(file_to_write(".json"), data)
+    write_text(file_to_write(".md"), markdown)
+    write_text(file_to_write(".tex"), as_latex(results))
+    write_text(file_to_write(".html"), as_html(results, column_curves, account, panels))
+    draw_table(results, file_to_write(".png"))
     if has_curves:
-        draw_curves(results, column_curves, [path_of("_curves.png"), path_of("_curves.svg")])
+        draw_curves(results, column_curves, [file_to_write("_curves.png"), file_to_write("_curves.svg")])
     if figure is not None:
-        draw_panels(results, panels, [path_of("_panels.png"), path_of("_panels.svg")])
+        draw_panels(results, panels, [file_to_write("_panels.png"), file_to_write("_panels.svg")])
     print(markdown.split("\n## ")[0].strip())
     return written_files
 

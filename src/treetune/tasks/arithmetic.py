@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 from annotated_types import Ge, Gt, Le
 from typing_extensions import override
@@ -63,8 +63,19 @@ WrittenLine = tuple[SolutionLine, int]
 """A line and the written number, which may be wrong."""
 
 Solution = Generator[SolutionLine, int, None]
-"""A generator of a solution's lines. It yields a line, receives the number that was written in it (which may
-be wrong), and continues with this number."""
+"""A generator of a solution's lines. It yields a line, receives the number that was written in the line, and
+continues with this number, right or wrong."""
+
+
+class Operands(NamedTuple):
+    """The numbers that a problem may have."""
+
+    values: range
+    """The possible values of a number."""
+    per_problem: int
+    """How many numbers a problem has."""
+    first_values: range | None = None
+    """The possible values of the first number; None if it is like the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +102,8 @@ class WrittenArithmetic(GeneratedTask):
 
     @override
     def __post_init__(self) -> None:
-        needed_problems, available = sum(self.sizes().values()), count_selections(*self._operands())
+        needed_problems = sum(self.sizes().values())
+        available = count_selections(*self._operands())
         if needed_problems > available:
             raise ValueError(
                 f"train_size + validation_size + test_size is {needed_problems}, but there are only"
@@ -99,14 +111,13 @@ class WrittenArithmetic(GeneratedTask):
                 "ask for fewer, or for more numbers or digits"
             )
 
-    def _operands(self) -> tuple[range, int, range | None]:
-        """Returns the possible values of a problem's numbers, how many numbers a problem has, and the
-        possible values of its first number (None if the first number is like the others)."""
+    def _operands(self) -> Operands:
+        """Returns the numbers that a problem may have."""
         raise NotImplementedError
 
     def _describe_operands(self) -> str:
         """Returns how many numbers of which size a problem has, for messages."""
-        return f"{self._operands()[1]} numbers of {self.digits} digits"
+        return f"{self._operands().per_problem} numbers of {self.digits} digits"
 
     def _prompt(self, numbers: Sequence[int]) -> str:
         return self.operator.join(map(str, numbers)) + "=\n"
@@ -119,8 +130,10 @@ class WrittenArithmetic(GeneratedTask):
 
     @override
     def generate(self, count: int) -> Sequence[tuple[int, ...]]:
-        values, numbers, first_values = self._operands()
-        return distinct_operands(values, numbers, count, self.seed, first_values)
+        operands = self._operands()
+        return distinct_operands(
+            operands.values, operands.per_problem, count, self.seed, operands.first_values
+        )
 
     @override
     def problem(self, id: str, generated: tuple[int, ...]) -> Problem:
@@ -154,8 +167,8 @@ class WrittenArithmetic(GeneratedTask):
 
         * The numbers so far lead to the right answer: ``(1 - demonstration_noise) ** n``.
         * They lead to an answer that is too large: 0.
-        * They lead to an answer that is too small, since a policy wrote a number that is too small: the
-          (small) probability that the teacher's errors make up for the difference.
+        * They lead to an answer that is too small, as a policy's errors may: the probability that the
+          teacher's errors make up for the difference.
 
         The value of a prefix that contains its answer is the reward.
 
@@ -190,7 +203,8 @@ class WrittenArithmetic(GeneratedTask):
                 f"the prefix {prefix!r} has {len(prefix_lines)} lines, the solution {len(lines)}"
             )
         # The amount by which the answer without further errors is too small. Errors can only make it larger.
-        missing_sum = self._answer(problem.data["numbers"]) - lines[-1][1]
+        _, answer_without_errors = lines[-1]
+        missing_sum = self._answer(problem.data["numbers"]) - answer_without_errors
         # A line's weight is the amount by which the answer grows if the line's number is 1 too large.
         weights_of_missing_lines = [line.weight for line, _ in lines[len(prefix_lines) :]]
         return _probability_of_sum(missing_sum, weights_of_missing_lines, self.demonstration_noise)
@@ -204,8 +218,9 @@ class WrittenArithmetic(GeneratedTask):
         try:
             line = next(solution)
             while True:
-                lines.append((line, write(line)))
-                line = solution.send(lines[-1][1])
+                number = write(line)
+                lines.append((line, number))
+                line = solution.send(number)
         except StopIteration:
             return lines
 
@@ -230,8 +245,8 @@ class AdditionChain(WrittenArithmetic):
     operator: ClassVar[str] = "+"
 
     @override
-    def _operands(self) -> tuple[range, int, range | None]:
-        return range(10 ** (self.digits - 1), 10**self.digits), self.count, None
+    def _operands(self) -> Operands:
+        return Operands(values=range(10 ** (self.digits - 1), 10**self.digits), per_problem=self.count)
 
     @override
     def _solution(self, numbers: Sequence[int]) -> Solution:

@@ -89,14 +89,14 @@ class Task(Registrable):
     def answer_boundaries(self, response: str) -> list[int]:
         """Returns the boundaries of an answer that ends here, from 0 to ``len(response)``.
 
-        The end token is not in `response`, but it must begin a step wherever any other token in its place
-        would begin one, since the baseline of a token must not depend on the token itself. So the boundaries
-        are those of the answer followed by another line. If one of them is at the end of the answer, the
-        offset ``len(response)`` is listed twice, and the end token is a step of its own.
-
-        If `boundaries_look_back` is False, the end token belongs to the last step.
+        The end token is not in `response`. If any other token in its place would begin a step, the end token
+        must begin one, too: the baseline of a token must not depend on the token itself. So this method looks
+        at the answer with another line after it. If a step then ends where the answer ends, the offset
+        ``len(response)`` is listed twice, and the end token is a step of its own.
 
         Example: ``[0, 4, 8, 8]`` for ``a=1\\nb=2\\n``, and ``[0, 4, 7]`` for ``a=1\\nb=2``.
+
+        If `boundaries_look_back` is False, the end token belongs to the last step.
         """
         if self.boundaries_look_back:
             return boundaries_if_continued(self.step_boundaries, response)

@@ -119,7 +119,7 @@ class Countdown(GeneratedTask):
     @property
     @override
     def gives(self) -> tuple[TaskDemonstrations]:
-        # Without + some differences need brackets, which signed sums don't have.
+        # Demonstrations are sums without brackets. With "-" alone, 9 - (5 - 2) would need brackets or "+".
         if set(self.operators) in ({"+"}, {"+", "-"}):
             return (TaskDemonstrations(),)
         return (
@@ -173,9 +173,10 @@ def signed_sums(
     positive value is negative. If `operators` has no ``-``, nothing is subtracted.
     """
     seen_expressions: set[str] = set()
-    # If bit i of the mask is set, number i is subtracted. At least one number is added.
-    masks = range(2 ** len(numbers) - 1 if "-" in operators else 1)
-    for mask in masks:
+    # If bit i of the mask is set, number i is subtracted. The mask with all bits is left out, so that one
+    # number at least is added.
+    n_masks = 2 ** len(numbers) - 1 if "-" in operators else 1
+    for mask in range(n_masks):
         subtracted = [number for index, number in enumerate(numbers) if mask >> index & 1]
         added = [number for index, number in enumerate(numbers) if not mask >> index & 1]
         total = added[0]
@@ -217,9 +218,8 @@ def _draw_distinct_puzzles(
     puzzles: list[CountdownPuzzle] = []
     seen_puzzles: set[CountdownPuzzle] = set()
     draws = 0
-    # `vain_draws` counts the draws since the last new problem, and `repeated_draws` those of them that gave a
-    # known one.
-    vain_draws = repeated_draws = 0
+    vain_draws = 0  # the number of draws since the last new problem
+    repeated_draws = 0  # how many of these draws gave a problem that is among `puzzles`
     while len(puzzles) < count:
         draws += 1
         drawn_numbers = tuple(generator.randint(*operands) for _ in range(generator.randint(*numbers)))

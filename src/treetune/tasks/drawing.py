@@ -138,11 +138,9 @@ def slice_of_epochs(
         open_slice = bisect_right(ends, len(order))  # the slice that contains the beginning of this shuffle
         slice_start = ends[open_slice] - counts[open_slice]
         in_slice = set(order[slice_start:])
-        # The number of indices that the slice still needs. It is set to 0 if the slice begins with this
-        # shuffle, since no index has to be moved then.
-        missing = ends[open_slice] - len(order) if in_slice else 0
+        n_missing = ends[open_slice] - len(order)  # the number of indices that the slice still needs
         # First, indices that the slice doesn't have complete it. Then the others follow in their order.
-        filling = [index for index in shuffled if index not in in_slice][:missing]
+        filling = [index for index in shuffled if index not in in_slice][:n_missing]
         is_filling = set(filling)  # for quick look-ups
         order += filling + [index for index in shuffled if index not in is_filling]
         epoch += 1

@@ -16,6 +16,7 @@ from treetune.seeds import derived_random
 from treetune.tasks.arithmetic import (
     ANSWER_AFTER_MARKER,
     MARKER,
+    Operands,
     Solution,
     SolutionLine,
     WrittenArithmetic,
@@ -90,7 +91,7 @@ class Multiplication(WrittenArithmetic):
             )
         if (self.min_value is None) != (self.max_value is None):
             raise ValueError("min_value and max_value belong together: give both, or neither and digits")
-        if not self._operands()[0]:  # the possible values of a factor
+        if not self._operands().values:
             raise ValueError(f"min_value is {self.min_value}, more than max_value, {self.max_value}")
         if self.first_digits is not None and (self.min_value is not None or self.first_digits == self.digits):
             raise ValueError(
@@ -113,9 +114,8 @@ class Multiplication(WrittenArithmetic):
         return (self.factors, self.factors) if isinstance(self.factors, int) else self.factors
 
     @override
-    def _operands(self) -> tuple[range, int, range | None]:
-        """Returns the possible values of a factor, the fewest factors, and the possible values of the first
-        factor if they differ from the others'."""
+    def _operands(self) -> Operands:
+        """Returns the factors that a problem may have: `per_problem` is the smallest number of them."""
 
         def of_digits(digits: int) -> range:
             """Returns the numbers with this number of digits; for one digit, 2 to 9."""
@@ -125,7 +125,8 @@ class Multiplication(WrittenArithmetic):
         if self.min_value is not None and self.max_value is not None:
             values = range(self.min_value, self.max_value + 1)
         first_values = None if self.first_digits is None else of_digits(self.first_digits)
-        return values, self._factor_counts()[0], first_values
+        fewest, _ = self._factor_counts()
+        return Operands(values, fewest, first_values)
 
     @override
     def _describe_operands(self) -> str:
@@ -183,7 +184,7 @@ class Multiplication(WrittenArithmetic):
                 self.form != "sequential" and several_threads and generator.random() < self.parallelise
             )
             text += self._write_block(block) if in_threads else write_lines(block)
-        answer = lines[-1][1]
+        _, answer = lines[-1]
         if self.wording == "words":
             return f"<think>\n{text}</think>\n\nThe product is \\boxed{{{answer}}}."
         return f"{text}{MARKER}{answer}"
@@ -199,7 +200,8 @@ class Multiplication(WrittenArithmetic):
         newline, space = ("\n", " ") if self.wording == "words" else ("", "")
         outlines = written_threads = ""
         for number, lines_of_thread in enumerate(threads.values(), start=1):
-            outline = self._write_outline(lines_of_thread[0][0].topic)
+            first_line, _ = lines_of_thread[0]
+            outline = self._write_outline(first_line.topic)
             outlines += f"<Outline>{number}:{space}{outline}</Outline>{newline}"
             written_threads += f"<Thread>\n{number}:{space}{write_lines(lines_of_thread)}</Thread>"
         block = f"<Outlines>{newline}{outlines}</Outlines>\n{written_threads}"
@@ -286,8 +288,8 @@ def multiply_in_pairs(numbers: Sequence[int], detail: Detail, *, thread_per_pair
 def _multiply(a: int, b: int, detail: Detail, block: int, threads: Iterator[int], weight: int = 0) -> _Lines:
     """Multiplies `a` by each place of `b` in a thread, and adds each product to the sum so far.
 
-    Like every generator of lines here, it yields a line, receives the number that was written in the line
-    (right or wrong), and continues with that number.
+    It yields a line, receives the number that was written in the line, and continues with that number, right
+    or wrong.
 
     Args:
         a: The first factor.
@@ -321,9 +323,10 @@ def _multiply_by_place(a: int, place_value: int, detail: Detail, template: Solut
     The lines are copies of the template with other numbers. Each `yield` gives a line away and receives the
     number that was written in the line. This number may be wrong, and the next lines continue with it.
     """
+    factors = place_values(a) if detail == "digits" else [a]
     total = None
-    for digit in place_values(a) if detail == "digits" else [a]:
-        product = yield replace(template, lead=f"{digit}*{place_value}=", value=digit * place_value)
+    for factor in factors:
+        product = yield replace(template, lead=f"{factor}*{place_value}=", value=factor * place_value)
         if total is None:
             total = product
         else:

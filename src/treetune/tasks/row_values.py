@@ -167,11 +167,11 @@ def restore_integers(array: pa.Array, integer_fields: Mapping[str, Any]) -> pa.A
 def find_integer_fields(column: pa.ChunkedArray) -> dict[str, Any]:
     """Returns which floats of a column were whole numbers before a null turned the column into floats.
 
-    A column of floats was one of whole numbers if some of its numbers are missing, and all others are whole.
-    (If no number is missing, the column was written with floats.)
+    A column of floats was one of whole numbers if some of its numbers are missing (null or NaN), and all
+    others are whole. If no number is missing, the column was written with floats.
 
-    The result is ``{"": True}`` for such a column of floats, and empty for any other column of numbers. For a
-    column of objects, it has the results of the fields with such floats, by name: ``{"index": {"": True}}``.
+    The result for such a column is ``{"": True}``. For a column of objects, the result has the fields that
+    are such columns: ``{"index": {"": True}}``. For any other column the result is empty.
     """
     import pyarrow as pa
     import pyarrow.compute as compute
@@ -253,9 +253,10 @@ def _present_keys(objects: Any) -> Sequence[frozenset[str]]:
     """Returns the keys whose values aren't null, for each of the objects in an Arrow array."""
     import pyarrow.compute as compute
 
-    names = objects.type.names
-    is_valid_by_name = [compute.is_valid(compute.struct_field(objects, name)).to_pylist() for name in names]
-    keys_by_object = []
-    for is_valid in zip(*is_valid_by_name, strict=True):
-        keys_by_object.append(frozenset(name for name, valid in zip(names, is_valid, strict=True) if valid))
-    return keys_by_object
+    keys_by_object: list[set[str]] = [set() for _ in range(len(objects))]
+    for name in objects.type.names:
+        is_valid = compute.is_valid(compute.struct_field(objects, name)).to_pylist()
+        for keys, valid in zip(keys_by_object, is_valid, strict=True):
+            if valid:
+                keys.add(name)
+    return list(map(frozenset, keys_by_object))

@@ -202,7 +202,9 @@ class RowsTask(SplitterTask):
     def examples(self, count: int) -> Sequence[Problem]:
         """Returns the first problems of the first file that is read quickly; none if there is none, or if a
         row is bad."""
-        for name in () if self.source else (*self.train, *self.validation, *self.test):
+        if self.source:
+            return ()
+        for name in (*self.train, *self.validation, *self.test):
             if is_quickly_read(path := Path(name)):
                 rows = itertools.islice(read_file_rows(path, self.columns), count)
                 # The rows of the first file suffice, since examples need not be complete.
@@ -317,14 +319,13 @@ def check_stop(task: Task, stop: Sequence[str], experiment: Any) -> Iterator[Fin
     evaluation = getattr(experiment, "evaluation", None)
     if not stop or evaluation is None:
         return
+    is_trained = experiment.task is task
+    is_evaluated = is_trained or any(evaluation_set.task is task for evaluation_set in evaluation.sets)
     rollouts: dict[str, Any] = {}  # those that sample answers to the task's problems, by key
-    if experiment.task is task:
+    if is_trained or (is_evaluated and evaluation.rollout is None):
         rollouts["rollout"] = experiment.rollout
-    if experiment.task is task or any(evaluation_set.task is task for evaluation_set in evaluation.sets):
-        if evaluation.rollout is not None:
-            rollouts["evaluation.rollout"] = evaluation.rollout
-        else:
-            rollouts["rollout"] = experiment.rollout
+    if is_evaluated and evaluation.rollout is not None:
+        rollouts["evaluation.rollout"] = evaluation.rollout
     for key_of_outermost, outermost in rollouts.items():
         rollout, key = innermost_rollout(outermost, key_of_outermost)
         sampling = rollout.sampling
@@ -453,9 +454,10 @@ class JsonLines(RowsTask):
             gold_field = fallback
         fields = {"problem": self.problem_field, "gold answer": gold_field}
         solution_field = self.demonstration_field or gold_field
-        # Test problems are only graded, so their rows may have answers without solutions.
-        has_solution = not (id.startswith("test/") and fault_of_text(row, solution_field))
-        if has_solution and solution_field != gold_field:
+        # Test problems are only graded, so their rows may lack a solution. Other rows must have one.
+        is_test = id.startswith("test/")
+        uses_solution = not is_test or fault_of_text(row, solution_field) is None
+        if uses_solution and solution_field != gold_field:
             fields["demonstration"] = solution_field
         for content, key in fields.items():
             fault = fault_of_text(row, key)
@@ -468,7 +470,7 @@ class JsonLines(RowsTask):
         except NoPlainValue as error:
             raise BadRow(f"{error}, and keep names it") from error
         data = dict(extra_data)
-        if has_solution:
+        if uses_solution:
             data["solution"] = text_of_value(row[solution_field])
         return Problem(
             id=id,

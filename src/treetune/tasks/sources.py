@@ -189,15 +189,17 @@ def describe_missing_file(path: Path) -> str:
         neighbours = []
     if nearest_names := nearest(path.stem, neighbours):
         return f"{message}: did you mean {path.with_name(nearest_names[0] + path.suffix)}?"
+    if path.parts[:1] != ("data",):
+        return message
     # A script makes the folders `FETCHED` in data/. Other folders are made by a data pipeline with the same
     # name as the folder.
-    if path.parts[:1] == ("data",) and path.parts[1:2] and path.parts[1] in FETCHED:
+    if any(path.is_relative_to(f"data/{folder_name}") for folder_name in FETCHED):
         return (
             f"{message}: run ./scripts/download_and_prepare_datasets.sh in a checkout of treetune, and start"
             " the experiment there"
         )
     pipeline = f"data/{path.parent.name}.jsonnet"
-    if path.parts[:1] == ("data",) and (CONFIGS_FOLDER / pipeline).is_file():
+    if (CONFIGS_FOLDER / pipeline).is_file():
         return f"{message}: make it with `treetune prepare_data {pipeline} --output {path.parent}`"
     return message
 
@@ -379,8 +381,7 @@ GOLD_OF_COLUMN = {"reward_model": "ground_truth"}
 def _float_paths(arrow_type: Any, path: str) -> list[str]:
     """Returns the paths of all floats in a column's type, in Parquet's notation: ``extra_info.index``.
 
-    Floats in lists are left out, since `find_integer_fields`, which gets the columns that are read by these
-    paths, only looks into objects.
+    Floats in lists are left out, since `find_integer_fields`, which needs the paths, looks only into objects.
     """
     import pyarrow as pa
 
@@ -408,9 +409,9 @@ def _field_type(arrow_type: Any, name: str) -> Any:
     if the type isn't one of objects."""
     import pyarrow as pa
 
-    return (
-        arrow_type.field(name).type if pa.types.is_struct(arrow_type) and name in arrow_type.names else None
-    )
+    if not pa.types.is_struct(arrow_type) or name not in arrow_type.names:
+        return None
+    return arrow_type.field(name).type
 
 
 def _rows_of_split(splits: Mapping[str, Any], name: str, source: str) -> Iterator[LocatedRow]:
@@ -429,7 +430,8 @@ def _rows_of_split(splits: Mapping[str, Any], name: str, source: str) -> Iterato
     table: Any = getattr(dataset, "data", None)
     # For each column, the fields that were whole numbers before a null turned them into floats.
     integer_fields: dict[str, dict[str, Any]] = {}
-    for column in () if table is None else table.column_names:
+    column_names = () if table is None else table.column_names
+    for column in column_names:
         arrow_type = table.schema.field(column).type
         if _float_paths(arrow_type, column):
             integer_fields[column] = find_integer_fields(table.column(column))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -38,10 +38,10 @@ class StepSplitter(Registrable):
     """
 
     end_token: Literal["own_step", "last_step"] = "own_step"
-    """The step of the token that ends an answer. ``own_step``: the token is a step of its own if another
-    token in its place could have begun one (`Task.answer_boundaries`). ``last_step``: it belongs to the last
-    step. Monte Carlo credit then gives it another baseline than other tokens in its place, so the gradient is
-    biased."""
+    """The step of the token that ends an answer. ``own_step``: the token is a step of its own if the answer
+    ends where a step ends, and belongs to the last step if the answer ends within a step
+    (`Task.answer_boundaries`). ``last_step``: it always belongs to the last step. Monte Carlo credit then
+    gives it another baseline than other tokens in its place, so the gradient is biased."""
 
     def boundaries(self, response: str) -> list[int]:
         """Returns the character offsets of the step boundaries, strictly rising from 0 to ``len(response)``.
@@ -68,16 +68,28 @@ class Lines(StepSplitter):
         """Returns 0, the offsets at which further steps begin, and the length of the response."""
         if not response:
             return [0]
-        offsets, position = [0], 0
-        if self.newline == "ends":
-            # A newline ends a step, unless its line is blank: a blank line belongs to the next line.
-            for line in response.split("\n")[:-1]:  # the text after the last newline ends at the end
-                position += len(line) + 1
-                if line.strip() and position < len(response):
-                    offsets.append(position)
-            return [*offsets, len(response)]
+        lines = response.split("\n")
+        inner = self._after_newlines(lines) if self.newline == "ends" else self._before_newlines(lines)
+        return [0, *inner, len(response)]
+
+    def _after_newlines(self, lines: Sequence[str]) -> list[int]:
+        """Returns the offsets at which steps after the first one begin, if a newline ends a step."""
+        length = sum(map(len, lines)) + len(lines) - 1
+        offsets = []
+        position = 0
+        for line in lines[:-1]:  # the last line has no newline
+            position += len(line) + 1
+            # A blank line belongs to the next line. After the newline at the end of the text begins no step.
+            if line.strip() and position < length:
+                offsets.append(position)
+        return offsets
+
+    def _before_newlines(self, lines: Sequence[str]) -> list[int]:
+        """Returns the offsets at which steps after the first one begin, if a newline begins a step."""
+        offsets = []
+        position = 0
         end_of_text = None  # the end of the last line with text
-        for line in response.split("\n"):
+        for line in lines:
             text = line.strip()
             if text:
                 # The previous step ends where the text of its line ends. The newline after that text begins
@@ -86,7 +98,7 @@ class Lines(StepSplitter):
                     offsets.append(end_of_text)
                 end_of_text = position + len(line)
             position += len(line) + 1
-        return [*offsets, len(response)]
+        return offsets
 
 
 @StepSplitter.register("gsm8k_reference")

@@ -97,9 +97,9 @@ def read_thoughts(response: str, think_end: str = THINK_END, *, is_open: bool = 
         tag = response[start:end]
         closed_tags = next((pair for pair in possible_tags if tag in pair.closings), None)
         if closed_tags is not None:
-            # `closings[0]` is the tag that also closes a thought which the prompt opened. The tag with which
-            # the prompt did so is unknown here, so `closings[0]` of any pair ends the thought. This also
-            # holds if `is_open` is False, since some callers don't know the prompt.
+            # The tag with which a prompt opened a thought is unknown here. So the first closing tag of any
+            # pair ends that thought. This also holds if `is_open` is False, since some callers don't know the
+            # prompt.
             closes_prompts_thought = open_tags is None and tag == closed_tags.closings[0]
             # Within a thought, another model's tag is only text.
             if open_tags is closed_tags or closes_prompts_thought:
@@ -150,7 +150,8 @@ def _tags_of_setting(think_end: str) -> tuple[Tags, ...]:
 
 @lru_cache(maxsize=64)
 def _pattern_of_tags(pairs: tuple[Tags, ...]) -> re.Pattern[str]:
-    """Returns a pattern that matches each tag of these pairs; a longer tag before one that it begins with."""
+    """Returns a pattern that matches each tag of these pairs. Where two tags fit, it matches the longer
+    one."""
     texts: set[str] = set()
     for pair in pairs:
         texts |= {pair.opening, *pair.closings}

@@ -422,7 +422,7 @@ def test_a_cluster_that_never_says_which_jobs_run_is_given_up(
     with closing(Console(None, visible=False)) as console:
         watch = watching._Watch(pipeline, tmp_path, console, cluster, answers=1)
         with pytest.raises(RuntimeError, match=r"state of the jobs hasn't been known .*Unable to contact"):
-            watch.until_done()
+            watch.wait_until_done()
 
 
 def test_without_slurm_it_says_so(

@@ -84,7 +84,7 @@ def test_games_read_what_follows_the_thought() -> None:
 
 def way_to_all_gems(maze: Maze, level: int) -> list[str]:
     """Find a way to all gems, one after the other, by breadth-first search."""
-    walk = maze._walk(level)
+    walk = maze._begin_walk(level)
     position, way = walk.at, ""
     for gem in walk.gems:
         reached, queue = {position}, [(position, "")]
@@ -104,7 +104,7 @@ def test_every_gem_can_be_reached_and_all_of_them_earn_one(level: int, walls: fl
     maze = Maze(size=4, gems=2, steps=100, walls=walls)
     problem = maze.problem("x/0", level)
     state = maze.reset(problem, 0)
-    assert problem.prompt.startswith(f"{maze._position(state)} ")
+    assert problem.prompt.startswith(f"{maze._write_position(state)} ")
     turns: list[Turn] = []
     for direction in way_to_all_gems(maze, level):  # which may pass the last gem on the way to another
         turns.append(maze.step(state, direction))
@@ -117,7 +117,7 @@ def test_every_gem_can_be_reached_and_all_of_them_earn_one(level: int, walls: fl
 def test_a_wall_or_a_word_that_is_no_direction_costs_a_step_and_moves_nobody(level: int) -> None:
     maze = Maze(size=3, gems=1, steps=4, walls=1.0)
     state = maze.reset(maze.problem("x/0", level), 0)
-    position = maze._position(state)
+    position = maze._write_position(state)
     blocked = [direction for direction in DIRECTIONS if direction not in position.partition(":")[2]]
     tried = [*blocked, "up"][:3]
     for direction in tried:

@@ -428,7 +428,7 @@ def test_a_demonstration_without_slips_does_what_the_description_says() -> None:
 
 
 def test_the_python_line_of_each_step_does_what_the_step_does_and_no_two_steps_agree_on_all_inputs() -> None:
-    results = {step.symbols: [step.value(value) for value in INPUTS] for step in STEPS}
+    results = {step.symbols: [step.apply(value) for value in INPUTS] for step in STEPS}
     assert {step.symbols: run_on_inputs(f"{step.line}\nprint(x)") for step in STEPS} == results
     assert len(set(map(tuple, results.values()))) == len(STEPS)
 

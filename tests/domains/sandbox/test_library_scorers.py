@@ -427,10 +427,10 @@ PROVING_PROGRAM = """
 import json, sys
 from treetune.domains.sandbox.inside import reading, reasoning_gym_scores as scores
 names = json.loads(sys.argv[1])
-data_sets = {name: scores._data_set(name, "{}") for name in names}
+data_sets = {name: scores._make_data_set(name, "{}") for name in names}
 if sys.argv[2] == "taught":
     reading.replace_eval_and_exec("reasoning_gym")
-print(json.dumps([name for name in names if scores._only_compares(data_sets[name])]))
+print(json.dumps([name for name in names if scores._is_proven_to_compare(data_sets[name])]))
 """
 
 

@@ -244,7 +244,9 @@ class _Shard:
             self._graded += 1
 
     def _wait_for_one(self) -> None:
-        next(iter(self._waiting.values()))[0].result()
+        """Waits for the grade that has been outstanding the longest, and writes all grades that have come."""
+        future, _ = next(iter(self._waiting.values()))
+        future.result()
         self._collect_grades()
 
     def _write_progress(self, at_once: bool = False) -> None:

@@ -245,7 +245,7 @@ class _Watch:
             if shard in alive:
                 self._gone_since.pop(shard, None)
                 self._end_if_silent(shard)
-            elif self._is_finished(shard):  # since the list was made
+            elif self._is_finished(shard):  # it has finished after the list was made
                 continue
             elif self._is_gone(shard) and self._may_restart(shard):
                 to_restart.append(shard)

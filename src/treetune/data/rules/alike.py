@@ -209,7 +209,7 @@ class NearDuplicates(Rule):
         bands = bands_for(self.similarity, self.permutations)
         index = MinHashLSH(num_perm=self.permutations, params=bands)
         # This sketch is copied for each row. Making a new one would draw its permutations, which takes long.
-        # `_hash_of_hash` changes nothing, since the sketches get hashes of the runs already.
+        # A sketch hashes what it gets. Here it gets hashes of runs, which `_hash_of_hash` leaves unchanged.
         empty = MinHash(num_perm=self.permutations, seed=1, hashfunc=_hash_of_hash)
         kept_rows: dict[int, _KeptRow] = {}
         dropped = {}

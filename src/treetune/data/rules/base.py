@@ -16,11 +16,12 @@ from treetune.domains.domain_rows import DomainRow
 
 @dataclass(frozen=True)
 class Numbered:
-    """A row, its number among all rows that were read, the file and line that it was read from (`place`, such
-    as ``train.jsonl:17``), and its split."""
+    """A row with its number."""
 
     number: int
+    """The row's number among all rows that were read."""
     place: str
+    """The file and line that the row was read from: ``train.jsonl:17``."""
     split: str
     row: DomainRow
 

@@ -237,7 +237,7 @@ class PassRates(Rule):
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
         """Drops the rows that are too hard for the strong model, or too easy for the weak one."""
-        # For each model: the column of its rates, its name, the place of its rates, and the bound.
+        # For each model: the column of its rates, its name, the folder or file of its rates, and the bound.
         bounds: list[tuple[str, str, str | None, float | None]] = [
             (LOW_PASS_RATE, "strong", self.strong, self.low),
             (HIGH_PASS_RATE, "weak", self.weak, self.high),
@@ -249,9 +249,11 @@ class PassRates(Rule):
             rates = None if rates_path is None else rates_by_key(_rates_file(rates_path))
             for row in rows:
                 rate = rates.get(row_key(row.row)) if rates is not None else row.row.get(column)
+                if rate is not None and rates_path is not None:  # the rates are not in the rows yet
+                    values.setdefault(column, {})[row.number] = rate
+                if bound is None:
+                    continue
                 if rate is None:
-                    if bound is None:
-                        continue
                     missing[model] += 1
                     missing_from = f" in {rates_path}" if rates_path else f": no {column}"
                     why = f"no rate of the {model} model{missing_from}"
@@ -262,12 +264,7 @@ class PassRates(Rule):
                         )
                     if self.missing == "drop":
                         dropped.setdefault(row.number, why)
-                    continue
-                if rates_path is not None:  # the rates are not in the rows yet
-                    values.setdefault(column, {})[row.number] = rate
-                if bound is None:
-                    continue
-                if column == LOW_PASS_RATE and rate <= bound:
+                elif column == LOW_PASS_RATE and rate <= bound:
                     dropped.setdefault(row.number, f"too hard: the strong model's rate is {rate:g}")
                 elif column == HIGH_PASS_RATE and rate >= bound:
                     dropped.setdefault(row.number, f"too easy: the weak model's rate is {rate:g}")

@@ -91,8 +91,9 @@ class ReferenceSolutions(Rule):
         except MissingField:
             return []
         is_list = isinstance(value, Sequence) and not isinstance(value, str)
+        values = value if is_list else [value]
         references = []
-        for reference in value if is_list else [value]:
+        for reference in values:
             if isinstance(reference, str | int | float) and str(reference).strip():
                 references.append(str(reference))
         return [render_text(self.answer, {**row, REFERENCE: text}) for text in references[: self.most]]

@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from treetune.tasks.graders.extraction import OPENING_TAG, find_boxes, last_between
+from treetune.tasks.graders.extraction import OPENING_TAG, Box, find_boxes, last_between
 
 MOST_CHARACTERS_OF_ANSWER = 2000
 """The greatest length of an answer, in characters. No data set has an answer of 500."""
@@ -124,7 +124,7 @@ def _text_of_item(item: Any) -> str:
     return item if isinstance(item, str) else json.dumps(item)
 
 
-def _read_boxes(response: str, in_boxes: list[tuple[int, int, str]], gold_parts: int) -> str:
+def _read_boxes(response: str, in_boxes: list[Box], gold_parts: int) -> str:
     r"""Returns the answer in the last box, or in the last boxes if they are parts of one answer.
 
     If the gold lists two answers, ``The roots are \boxed{1}, which is simple, and \boxed{2}.`` gives ``1,
@@ -148,7 +148,7 @@ def _read_boxes(response: str, in_boxes: list[tuple[int, int, str]], gold_parts:
     return joined
 
 
-def _join_boxes(text: str, in_boxes: list[tuple[int, int, str]]) -> str:
+def _join_boxes(text: str, in_boxes: list[Box]) -> str:
     """Returns the content of the last box, together with those of preceding boxes that are separated from it
     only by commas, names or "and"."""
     first = len(in_boxes) - 1

@@ -121,9 +121,9 @@ class Grader(Registrable):
     """Whether the grader reads all turns of an answer (`Problem.transcript`), and not only the text of the
     last turn."""
     votes_by_value: ClassVar[bool] = False
-    """Whether `same_answer` works for this grader. A majority vote then counts equal answers (½ and 0.5) as
-    one. False for a grader that can compare an answer only with the gold, such as a program with tests: a
-    majority vote then counts only answers with the same text as one."""
+    """Whether `same_answer` works for this grader. If it does, a majority vote counts ½ and 0.5 as the same
+    answer. If it doesn't, only answers with the same text count as the same. A grader that runs a program
+    with tests, for example, can't compare two answers with each other."""
     deadline: float | None = None
     """The number of seconds for one answer; null: the run's `grader_deadline`."""
     concurrency: int = 16

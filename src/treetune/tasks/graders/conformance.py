@@ -106,8 +106,8 @@ def _find_faults(
         for case in cases:
             yield from _find_wrong_verdicts(pool, case, skip)
             yield from _find_inconsistencies(grader, pool, case)
-    # A grader must not keep a state. If it does, grades differ when the same responses are graded in another
-    # order, by new workers and without a memo.
+    # A grader must not keep a state. With a state, a response may get another grade the second time. A pool
+    # with a memo would not ask the grader a second time.
     with GraderPool(grader, workers=1, deadline=deadline, memo_size=0) as pool_without_memo:
         for case in reversed(cases):
             for response in reversed((*case.right, *case.wrong, *case.nearly)):

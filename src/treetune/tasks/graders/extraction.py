@@ -11,7 +11,7 @@ import json
 import re
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from treetune.exceptions import UnreadableValue
 
@@ -61,10 +61,15 @@ def last_between(
     """
     if unclosed:
         _, opening_found, after_opening = text.rpartition(opening)
-        return after_opening.partition(closing)[0].strip() or None if opening_found else None
-    text_before, closing_found, _ = text.rpartition(closing)
-    _, opening_found, answer = text_before.rpartition(opening)
-    return answer.strip() or None if closing_found and opening_found else None
+        answer, _, _ = after_opening.partition(closing)
+        is_there = bool(opening_found)
+    else:
+        text_before, closing_found, _ = text.rpartition(closing)
+        _, opening_found, answer = text_before.rpartition(opening)
+        is_there = bool(opening_found and closing_found)
+    if not is_there:
+        return None
+    return answer.strip() or None
 
 
 def fenced_blocks(text: str, *languages: str, unclosed: bool = False) -> list[str]:
@@ -140,14 +145,16 @@ def _remove_indentation(line: str, text_before_fence: str) -> str:
 def last_box(text: str) -> str | None:
     r"""Returns the content of the last ``\boxed{…}`` or ``\fbox{…}`` that is closed. Returns None if there is
     none, or if it is empty. If the box contains only another box, the content is that of the inner box."""
-    in_boxes = find_boxes(text)  # (start, end, content) of each
-    if not in_boxes:
+    all_boxes = find_boxes(text)
+    if not all_boxes:
         return None
-    content = in_boxes[-1][2].strip()
+    content = all_boxes[-1].content.strip()
     inner_boxes = find_boxes(content)
-    # A box may span the whole content.
-    if len(inner_boxes) == 1 and inner_boxes[0][:2] == (0, len(content)):
-        content = inner_boxes[0][2].strip()
+    if len(inner_boxes) == 1:
+        inner_box = inner_boxes[0]
+        spans_content = inner_box.start == 0 and inner_box.end == len(content)
+        if spans_content:
+            content = inner_box.content.strip()
     return content or None
 
 
@@ -206,7 +213,7 @@ def _find_outermost_pairs(text: str, brackets: str) -> list[tuple[int, int]]:
             if string is not None:
                 position = string.end()  # brackets within a string don't count
             elif open_brackets:
-                position = _end_of_line(text, position, sign[0])
+                position = _after_unclosed_quote(text, position, sign[0])
         elif sign[0] not in _OPENING_OF_CLOSING:
             open_brackets.append(sign.start())
         elif open_brackets and text[open_brackets[-1]] == _OPENING_OF_CLOSING[sign[0]]:
@@ -220,17 +227,19 @@ def _find_outermost_pairs(text: str, brackets: str) -> list[tuple[int, int]]:
     return pairs
 
 
-def _end_of_line(text: str, position: int, quote: str) -> int:
+def _after_unclosed_quote(text: str, position: int, quote: str) -> int:
     """Returns the offset at which `_find_outermost_pairs` continues after a quote that isn't closed in its
     line.
 
-    If the line has no further quote of this kind, the offset is `position`, directly after the quote. If it
-    has any, the offset is the end of the line: to search for the end of each further quote could take
-    quadratic time.
+    `position` is the offset directly after the quote.
     """
-    end = text.find("\n", position)
-    end = len(text) if end < 0 else end
-    return position if text.find(quote, position, end) < 0 else end
+    end_of_line = text.find("\n", position)
+    if end_of_line < 0:
+        end_of_line = len(text)
+    has_more_quotes = text.find(quote, position, end_of_line) >= 0
+    # For each further quote, the search for its end would go through the line again. In a line with many
+    # quotes this would take quadratic time, so such a line is skipped.
+    return end_of_line if has_more_quotes else position
 
 
 def _depth_of_brackets(text: str) -> int:
@@ -263,27 +272,35 @@ def find_braces(text: str) -> dict[int, int]:
     return pairs
 
 
-def find_boxes(text: str) -> list[tuple[int, int, str]]:
-    r"""Returns (start, end, content) of each ``\boxed{…}`` that is closed, from left to right. A box within
-    another one isn't returned.
+class Box(NamedTuple):
+    r"""A ``\boxed{…}`` in a text."""
+
+    start: int
+    end: int
+    content: str
+
+
+def find_boxes(text: str) -> list[Box]:
+    r"""Returns each ``\boxed{…}`` that is closed, from left to right. A box within another one isn't
+    returned.
 
     A box may also have no braces, as in ``\boxed 5``. Its content is then the number, the letters or the
     command that follow. A command includes its arguments: the content of ``\boxed\frac{1}{2}`` is
     ``\frac{1}{2}``.
     """
-    found_boxes: list[tuple[int, int, str]] = []
+    found_boxes: list[Box] = []
     pairs = find_braces(text)
     for box in _BOX.finditer(text):
-        if found_boxes and box.start() < found_boxes[-1][1]:
+        if found_boxes and box.start() < found_boxes[-1].end:
             continue  # within the previous box
         if box["bare"]:
             is_command = box["bare"].startswith("\\")
             bare_end = _end_of_arguments(text, box, pairs) if is_command else box.end()
-            found_boxes.append((box.start(), bare_end, text[box.start("bare") : bare_end]))
+            found_boxes.append(Box(box.start(), bare_end, text[box.start("bare") : bare_end]))
             continue
-        end = pairs.get(box.end() - 1)
-        if end is not None:
-            found_boxes.append((box.start(), end + 1, text[box.end() : end]))
+        closing_brace = pairs.get(box.end() - 1)
+        if closing_brace is not None:
+            found_boxes.append(Box(box.start(), closing_brace + 1, text[box.end() : closing_brace]))
     return found_boxes
 
 

@@ -39,7 +39,9 @@ class FinalAnswer(Grader):
     @override
     def extract(self, response: str, problem: Problem) -> str | None:
         _, marker, answer = response.rpartition(self.marker)
-        return answer.strip() or None if marker else None
+        if not marker:
+            return None
+        return answer.strip() or None
 
     @override
     def verdict(self, extracted: str, problem: Problem) -> float:

@@ -79,9 +79,10 @@ class Numeric(Grader):
         if not answer and self.without_marker == "last_number":
             answer = last_number(response)
         elif not answer and self.without_marker == "boxed":
-            in_boxes = find_boxes(response)  # (start, end, content) of each box
-            # The content of the last box; None if there is no box, or if the last one is empty.
-            answer = in_boxes[-1][2].strip() or None if in_boxes else None
+            answer = None
+            all_boxes = find_boxes(response)
+            if all_boxes:
+                answer = all_boxes[-1].content.strip() or None
         return None if answer is None or is_denial(answer) else answer
 
     @override
@@ -268,8 +269,10 @@ class WrittenNumber:
         If only one of the values has a percent sign, the sign may be a unit (50 % equals 50), or it may mean
         a hundredth (50 % equals 0.5). Both readings are accepted.
         """
-        if self.value == other.value or self.percent == other.percent:
-            return self.value == other.value
+        if self.value == other.value:
+            return True
+        if self.percent == other.percent:
+            return False
         plain, percent = (other, self) if self.percent else (self, other)
         return plain.value == percent.value / 100
 
@@ -465,7 +468,9 @@ def _value_of_words(text: str) -> int | None:
             if value >= upper_bound or (value == 0 and (group or total)):
                 return None
             group += value
-            upper_bound = 10 if value >= 20 else 1
+            upper_bound = (
+                10 if value >= 20 else 1
+            )  # after "twenty" follows "one" to "nine", after "three" nothing
         elif word == "hundred":
             if not 0 < group < 100:
                 return None

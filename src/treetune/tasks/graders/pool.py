@@ -194,7 +194,7 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         totals: MetricSums = {}
         for service in list(self._services):
             for name, (value, divisor) in service.take_counts().items():
-                total, total_divisor = totals.get(name, (0.0, None if divisor is None else 0.0))
+                total, total_divisor = totals.get(name, (0.0, 0.0))
                 if divisor is None or total_divisor is None:
                     totals[name] = total + value, None
                 else:
@@ -219,8 +219,8 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         text = repr((response, problem.transcript)) if grader.reads_turns else response
         digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
         with self._lock:
-            number = self._number(grader)
-            key = (number, problem.id, problem.gold, digest)
+            grader_number = self._number(grader)  # the pool calls a grader by its number
+            key = (grader_number, problem.id, problem.gold, digest)
             remembered_grade = self._memo.get(key)
             if remembered_grade is not None:
                 self._memo.move_to_end(key)
@@ -229,7 +229,9 @@ class GraderPool(AbstractContextManager["GraderPool"]):
                 waiting.append(future)
             else:
                 deadline = self.deadline if grader.deadline is None else grader.deadline
-                call = self._pool.submit(number, response, problem, deadline=deadline, about=problem.id)
+                call = self._pool.submit(
+                    grader_number, response, problem, deadline=deadline, about=problem.id
+                )
                 self._waiting[key] = [future]
                 call.add_done_callback(partial(self._settle, key))
         return future
