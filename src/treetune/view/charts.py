@@ -492,10 +492,9 @@ def draw_series(
 
 
 def _take_turns(series: Sequence[Series], tolerance: float) -> list[tuple[int, int]]:
-    """Returns (turn, turns) for each curve: its number among the curves that coincide with it, from 0, and
-    how many such curves there are, itself included.
+    """Returns (turn, turns) for each curve: its number among the curves that coincide, and their number.
 
-    The second of three curves that coincide has (1, 3); a curve that coincides with no other has (0, 1). Two
+    The second of three curves that coincide has (1, 3). A curve that coincides with no other has (0, 1). Two
     curves coincide if at each x their ys differ by at most `tolerance`.
     """
     turns = []

@@ -191,9 +191,11 @@ def read_experiment(path: Path) -> StoredExperiment:
         damaged = "".join(f"; {message}" for message in missing_facts if "damaged" in message)
         configs = [*path.glob(f"*/{CONFIG}"), *path.glob(f"*/*/{CONFIG}")]
         below = ", ".join(sorted(str(config.parent) for config in configs))
+        hint = damaged
+        if below and not damaged:
+            hint = f"; experiments below it: {below}"
         raise ValueError(
-            f"{path} is not an experiment: it has no configuration, metrics or evaluations"
-            f"{damaged or (f'; experiments below it: {below}' if below else '')}"
+            f"{path} is not an experiment: it has no configuration, metrics or evaluations{hint}"
         )
     # Results of analyses are read here only to name damaged ones in `missing_facts`.
     for label in directory.analyses():

@@ -140,7 +140,7 @@ def _choose_histogram_columns(view: PageRequest, table: DataSetTable) -> Sequenc
     numeric_columns = table.numeric()
     # The numeric columns of the data set itself, without the lengths of its texts.
     stored_numbers = [name for name in numeric_columns if not name.endswith(LENGTH_SUFFIX)]
-    usual_columns: list[str] = []
+    usual_columns: list[str] = []  # a column may be in it twice, which `dict.fromkeys` below drops
     for name_part in USUAL_NAME_PARTS:
         usual_columns += [name for name in stored_numbers if name_part in name.casefold()]
     lengths = [name + LENGTH_SUFFIX for name in LENGTH_COLUMNS if name + LENGTH_SUFFIX in numeric_columns]

@@ -510,8 +510,8 @@ class AnswerStore:
         index_facts, path = indexed.about, indexed.source.episodes
         if index_facts is None or index_facts.episodes is None or path is None:
             return []
-        # `column` is the column of the index that has the place of an answer's first training row. For
-        # demonstrations, which are stored only as training rows, it is the place of the answer itself.
+        # The column of the index that has the place of an answer's first training row. Demonstrations are
+        # stored only as training rows, so it is the place of the answer itself.
         column = "place" if index_facts.answers is None else "episode_place"
         where = f"problem = ? AND {column} IS NOT NULL"
         rows = self.sql(
