@@ -118,7 +118,9 @@ def _find_declaration(config: Config, path: tuple[str, ...]) -> tuple[type | Non
     from treetune.config.schema import keys_of
 
     owner = part_at(root_family(config), config.data, path[:-1])
-    return owner, keys_of(owner).get(path[-1]) if owner else None
+    if owner is None:
+        return None, None
+    return owner, keys_of(owner).get(path[-1])
 
 
 def _describe_key(name: str, owner: type | None, key: Key | None) -> Iterator[str]:

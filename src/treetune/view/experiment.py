@@ -307,7 +307,8 @@ def status_of(experiment: StoredExperiment) -> RunProgress:
     messages = [match[1].replace("  ", " · ") for line in log if (match := _LOG_MESSAGE.match(line))]
     state: Literal["running", "waiting", "stopped", "finished"]
     if experiment.running:
-        state, why = "running", messages[-1] if messages else ""
+        state = "running"
+        why = messages[-1] if messages else ""
     elif planned is not None and n_done >= planned:
         state, why = "finished", ""
     elif not experiment.directory.has_work():

@@ -24,6 +24,9 @@ from treetune.vocabulary import CORRECT_SCORE
 PROBLEMS_PER_PAGE = 100
 """The most problems on a page."""
 
+MOST_LINKED_ANSWERS = 64
+"""The most answers of each side to which the comparison of two answers has links."""
+
 COMPARED_CHARACTERS = 6000
 """The most characters of each text that are compared."""
 
@@ -191,7 +194,7 @@ def _compare_two_answers(view: PageRequest, sides: Sequence[Side], problem: str)
     for (run, source), key in zip(sides, ("a", "b"), strict=True):
         answers = view.store.answers(run)
         same_problem = ColumnFilter("problem", "=", problem)
-        question = RowQuery((source.name,), (same_problem,), size=64)
+        question = RowQuery((source.name,), (same_problem,), size=MOST_LINKED_ANSWERS)
         answer_rows = with_all_columns(answers.ask(question).rows)
         if not answer_rows:
             raise NotThere(

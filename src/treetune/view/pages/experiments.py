@@ -211,7 +211,8 @@ def _sort_key(row: ListedExperiment, sort: str) -> tuple[str, float, str, str]:
         "accuracy": -row.accuracy.value if row.accuracy else math.inf,
     }
     rank_in_column = math.inf if cell is None or cell.value is None else -cell.value
-    return row.group, ranks.get(sort, rank_in_column), cell.text if cell else "", row.run.name
+    cell_text = cell.text if cell else ""
+    return row.group, ranks.get(sort, rank_in_column), cell_text, row.run.name
 
 
 def _format_mean_of_column(rows: Sequence[ListedExperiment], column: str | None) -> str:

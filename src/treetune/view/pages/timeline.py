@@ -202,7 +202,8 @@ def _shown_span(
     if span.end is not None:
         end, ending = span.end, ""
     else:
-        end, ending = process_end, "open" if is_alive else "cut"
+        end = process_end
+        ending = "open" if is_alive else "cut"
     about = {key: value for key, value in span.about.items() if value is not None}
     facts = []
     iteration = about.get("iteration")
@@ -471,7 +472,12 @@ def format_clock(seconds: float, length: float) -> str:
 
     It has as many decimals as times in a window of `length` seconds need.
     """
-    digits = 0 if length >= 20 else 1 if length >= 2 else 2 if length >= 0.2 else 3
+    if length >= 20:
+        digits = 0
+    elif length >= 2:
+        digits = 1
+    else:
+        digits = 2 if length >= 0.2 else 3
     whole = round(seconds, digits)
     total_minutes, seconds_left = divmod(whole, 60)
     hours, minutes = divmod(int(total_minutes), 60)

@@ -281,7 +281,8 @@ def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: 
     finding = _diagnose(experiment, settings, diagnosed_iteration).get(sign, CollapseSign(sign))
     # `kind` is the CSS class that gives the verdict its colour.
     if iterations_with_sign:
-        kind, verdict = "wrong", "at the end" if curve[-1][1] else "before"
+        kind = "wrong"
+        verdict = "at the end" if curve[-1][1] else "before"
     elif finding.early:  # there are too few iterations to check the sign
         kind, verdict = "", "too early"
     elif finding.description and settings is not None:

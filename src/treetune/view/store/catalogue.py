@@ -346,7 +346,8 @@ class DataSets:
             except ValueError:  # it isn't on this disk
                 continue
             for match in paths:  # several if the name is a pattern
-                named_data_sets.append((name if str(match) == str(path) else str(match), match))
+                name_of_match = name if str(match) == str(path) else str(match)
+                named_data_sets.append((name_of_match, match))
         return named_data_sets
 
 

@@ -73,7 +73,10 @@ def make_line(
             `describe_change` finds it.
     """
     if outcome is None:
-        outcome = "error" if error else "unavailable" if reward is None else "ok"
+        if error:
+            outcome = "error"
+        else:
+            outcome = "unavailable" if reward is None else "ok"
     return {
         "problem": problem,
         "sample": sample if sample is not None and sample <= LARGEST_COUNT else None,

@@ -185,7 +185,8 @@ def _read_reward(row: Mapping[str, Any], value: Any) -> tuple[float | None, str]
             return None, "its reward is empty"
         if len(finite) < len(value):
             return None, "its reward is a list with values that are not numbers"
-        return sum(finite), f"the sum of {len(finite)} numbers" if len(finite) > 1 else ""
+        remark = f"the sum of {len(finite)} numbers" if len(finite) > 1 else ""
+        return sum(finite), remark
     if _has_field(row, "reward"):
         number = number_of(value)
         if number is None:
@@ -196,7 +197,8 @@ def _read_reward(row: Mapping[str, Any], value: Any) -> tuple[float | None, str]
     finite_scores = [score for score in scores if score is not None]  # a function may skip an answer
     if not finite_scores:
         return None, f"{', '.join(columns)} have no number"
-    return sum(finite_scores), f"the sum of {', '.join(columns)}" if len(columns) > 1 else ""
+    remark = f"the sum of {', '.join(columns)}" if len(columns) > 1 else ""
+    return sum(finite_scores), remark
 
 
 def _reward_columns(row: Mapping[str, Any]) -> list[str]:

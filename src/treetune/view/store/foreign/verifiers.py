@@ -154,7 +154,8 @@ def _read_reward(trace: Mapping[str, Any]) -> tuple[float | None, dict[str, floa
     stated_reward = number_of(trace.get("reward"))
     if stated_reward is not None:
         return stated_reward, scores
-    return (total if scores and is_sum_known else None), scores
+    weighted_sum = total if scores and is_sum_known else None
+    return weighted_sum, scores
 
 
 def _find_environment(row: Mapping[str, Any], trace: Mapping[str, Any]) -> Any:
