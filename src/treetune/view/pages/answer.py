@@ -285,6 +285,17 @@ def _list_forms(tokens: Tokens | None, further: Sequence[str]) -> Sequence[str]:
 # Tokens
 
 
+class _Colouring(NamedTuple):
+    """A number of tokens by which they can be coloured."""
+
+    name: str
+    is_signed: bool
+    meaning: str
+    """What the colours mean."""
+    why_missing: str = ""
+    """Why an answer may lack the number. If it is empty, the colouring is left out for such an answer."""
+
+
 def make_colourings(tokens: Tokens | None, credit_change: str) -> list[dict[str, Any]]:
     """Returns a dictionary for each kind of number that tokens can be coloured by.
 
@@ -296,36 +307,53 @@ def make_colourings(tokens: Tokens | None, credit_change: str) -> list[dict[str,
     trains = "training advantage"
     if credit_change and ADVANTAGE_OF_CREDIT not in numbers:
         trains = f"advantage of credit assignment ({credit_change})"
-    # For each number: its name, whether it has a sign, what its colours mean, and why tokens may lack it.
     # `ADVANTAGE_OF_CREDIT` is the advantage before training changed it; "advantage" is then the changed one.
-    kinds = [
-        (
+    colourings = [
+        _Colouring(
             "advantage",
-            True,
-            f"blue: made more likely; orange: made less likely; {trains}",
-            "not computed before training (a critic computes them in training, demonstrations have none)",
+            is_signed=True,
+            meaning=f"blue: made more likely; orange: made less likely; {trains}",
+            why_missing="not computed before training (a critic computes them in training, demonstrations"
+            " have none)",
         ),
-        (ADVANTAGE_OF_CREDIT, True, f"before training changes it ({credit_change})", ""),
-        ("log-prob", False, "darker: less likely when it was sampled", "no log-probs are stored"),
-        ("entropy", False, "darker: the policy was less certain, in nats", WHY_UNRECORDED),
-        ("gap", True, "the trainer's log-prob minus the engine's: blue above, orange below", WHY_UNRECORDED),
-        (
+        _Colouring(
+            ADVANTAGE_OF_CREDIT,
+            is_signed=True,
+            meaning=f"before training changes it ({credit_change})",
+        ),
+        _Colouring(
+            "log-prob",
+            is_signed=False,
+            meaning="darker: less likely when it was sampled",
+            why_missing="no log-probs are stored",
+        ),
+        _Colouring(
+            "entropy",
+            is_signed=False,
+            meaning="darker: the policy was less certain, in nats",
+            why_missing=WHY_UNRECORDED,
+        ),
+        _Colouring(
+            "gap",
+            is_signed=True,
+            meaning="the trainer's log-prob minus the engine's: blue above, orange below",
+            why_missing=WHY_UNRECORDED,
+        ),
+        _Colouring(
             "log-ratio",
-            True,
-            "blue: more likely at the last optimiser step than before the iteration; orange: less likely",
-            "",
+            is_signed=True,
+            meaning="blue: more likely at the last optimiser step than before the iteration; orange: less"
+            " likely",
         ),
-        (
+        _Colouring(
             KL_TO_REFERENCE,
-            False,
-            "darker: further from the reference model; the mean over all tokens is train/kl",
-            "",
+            is_signed=False,
+            meaning="darker: further from the reference model; the mean over all tokens is train/kl",
         ),
     ]
     colours = []
-    for name, signed, meaning, missing in kinds:
-        # These three are left out if they are missing. The others are then listed with the reason.
-        if name in (ADVANTAGE_OF_CREDIT, "log-ratio", KL_TO_REFERENCE) and name not in numbers:
+    for name, is_signed, meaning, missing in colourings:
+        if name not in numbers and not missing:
             continue
         column, scale = numbers.get(name), None
         absolute_values = np.abs(column[np.isfinite(column)]) if column is not None else np.empty(0)
@@ -337,7 +365,7 @@ def make_colourings(tokens: Tokens | None, credit_change: str) -> list[dict[str,
             scale = float(np.quantile(absolute_values, quantile)) or float(absolute_values.max()) or 1.0
             missing = ""
         colours.append(
-            {"name": name, "meaning": meaning, "scale": scale, "signed": signed, "missing": missing}
+            {"name": name, "meaning": meaning, "scale": scale, "signed": is_signed, "missing": missing}
         )
     return colours
 

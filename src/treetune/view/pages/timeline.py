@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
@@ -415,14 +415,19 @@ def show(view: PageRequest) -> Response:
     )
 
 
-def _rows_of_table(
-    lanes: Sequence[Lane], window: Window, began: float
-) -> list[tuple[str, str, ShownSpan, int, float]]:
-    """Returns the rows of the table below the drawing, one for each kind of work in each lane.
+class _WorkRow(NamedTuple):
+    """A kind of work in a lane: a row of the table below the drawing."""
 
-    Returns:
-        (name of the lane, kind of work, its longest span, number of its spans, seconds of all of them).
-    """
+    lane: str
+    kind: str
+    longest: ShownSpan
+    n_spans: int
+    seconds: float
+    """The seconds of all its spans together."""
+
+
+def _rows_of_table(lanes: Sequence[Lane], window: Window, began: float) -> list[_WorkRow]:
+    """Returns a row for each kind of work in each lane, over the spans in the window."""
     spans_by_lane_and_kind: dict[tuple[str, str], list[ShownSpan]] = {}
     for lane in lanes:
         for span in lane.spans:
@@ -434,7 +439,7 @@ def _rows_of_table(
     for (lane_name, kind), spans in spans_by_lane_and_kind.items():
         longest = max(spans, key=lambda span: span.end - span.start)
         seconds = sum(span.end - span.start for span in spans)
-        rows.append((lane_name, kind, longest, len(spans), seconds))
+        rows.append(_WorkRow(lane_name, kind, longest, len(spans), seconds))
     return rows
 
 
