@@ -267,10 +267,12 @@ class Notes:
             mark = marks[source]
             self._read_names(source, mark, list(answers))
             for answer in answers:
-                # A name is a hash of the answer's source, problem, sample and text. It is "" if the source
-                # has no such answer any more, and differs from the note's name if the answer's text has
-                # changed.
-                row, name = self._names.get((source, mark, answer), (0, ""))
+                key = source, mark, answer
+                if key not in self._names:  # the source has no such answer any more
+                    continue
+                # A name is a hash of the answer's source, problem, sample and text. If the text has changed,
+                # it is another name than the note's.
+                row, name = self._names[key]
                 if name in notes_by_name:
                     rows[source, row] = notes_by_name[name]
         return rows

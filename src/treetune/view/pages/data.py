@@ -120,9 +120,9 @@ def show_histograms(view: PageRequest) -> Response:
     histograms = table.make_histograms(
         _choose_histogram_columns(view, table), question.filters, question.search
     )
-    # A column with the same value in all rows is drawn only if the address names it.
-    varying = [histogram for histogram in histograms if view.text("histogram") or len(histogram.bars) > 1]
-    return render_histograms(view, varying, "rows", data.name)
+    if not view.text("histogram"):  # the address names no column: those with a single value are left out
+        histograms = [histogram for histogram in histograms if len(histogram.bars) > 1]
+    return render_histograms(view, histograms, "rows", data.name)
 
 
 def _choose_histogram_columns(view: PageRequest, table: DataSetTable) -> Sequence[str]:

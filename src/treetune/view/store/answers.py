@@ -286,12 +286,15 @@ class AnswerStore:
         relation, mark = self._make_relation(names), self.mark()
         if relation is None:
             return {}
-        if self._columns.get(names, ("",))[0] != mark:
-            rows = self._new_cursor().execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
-            # `row` and `place` are positions in files, by which nobody filters.
-            columns = {name: kind for name, kind, *_ in rows if name not in ("row", "place")}
-            self._columns[names] = mark, columns
-        return self._columns[names][1]
+        if names in self._columns:
+            mark_of_columns, columns = self._columns[names]
+            if mark_of_columns == mark:  # nothing has changed since the columns were listed
+                return columns
+        rows = self._new_cursor().execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
+        # `row` and `place` are positions in files, by which nobody filters.
+        columns = {name: kind for name, kind, *_ in rows if name not in ("row", "place")}
+        self._columns[names] = mark, columns
+        return columns
 
     def ask(self, question: RowQuery) -> RowPage:
         """Returns the page of answers that a question asks for.
