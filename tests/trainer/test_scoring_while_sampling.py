@@ -236,7 +236,12 @@ def test_an_update_is_the_same_whether_or_not_answers_were_scored_ahead(rows: li
 
 def make_rollout(*gives: Any) -> Any:
     sampled = SampledAnswers() in gives
-    return SimpleNamespace(gives=gives, needs_engine=sampled, most_answers=lambda problems: 8 * problems)
+    return SimpleNamespace(
+        gives=gives,
+        needs_engine=sampled,
+        most_answers=lambda problems: 8 * problems,
+        most_problems=lambda problems: problems,
+    )
 
 
 def make_experiment(**changes: Any) -> Any:
