@@ -191,8 +191,8 @@ def _check_links(
 
     Args:
         certified: The content of the certificate.
-        inputs: Hashes of the run's inputs as they are now. Only their names are used here: the chain is that
-            of the stated hashes, and it is for the caller to compare them with these.
+        inputs: Hashes of the run's inputs as they are now. Only their names are used here. The caller
+            compares the hashes with those that the certificate states.
 
     Raises ValueError for a broken chain.
     """

@@ -33,11 +33,11 @@ def compare_pairs(differences: Sequence[Mapping[str, float]]) -> PairedDifferenc
 
     Seeds and problems are both drawn from larger populations, and every seed is measured on the same
     problems. An analysis of variance gives the mean squares MS_s of seeds, MS_p of problems and MS_e of the
-    residuals. By them, the mean of S · P differences has the variance (MS_s + MS_p − MS_e) / (S · P), with
+    residuals. The mean of S · P differences then has the variance (MS_s + MS_p − MS_e) / (S · P), with
     Satterthwaite's degrees of freedom (the quasi-F of Clark, 1973, "The language-as-fixed-effect fallacy").
-    If this variance is smaller than MS_s / (S · P), which seeds alone would give, or than MS_p / (S · P),
-    which problems alone would give, the largest of the three is used. With one seed, this is Student's
-    t-test over problems. With one problem, this is Student's t-test over seeds.
+    Seeds alone would give the variance MS_s / (S · P), and problems alone MS_p / (S · P). The largest of the
+    three variances is used. With one seed, this is Student's t-test over problems. With one problem, this is
+    Student's t-test over seeds.
 
     Args:
         differences: For each seed, the difference of the two methods on each problem. Example: two seeds and

@@ -289,9 +289,11 @@ class Signposts(GeneratedTask):
         # Counted from the first line that can be decisive.
         line = response.count("\n") - self._first_decisive_line()
         characters_on_line = len(response) - response.rfind("\n") - 1
-        if characters_on_line != 1 or not 0 <= line < self.steps or problem.gold[line] == BLANK:
+        ends_after_sign = characters_on_line == 1
+        if not ends_after_sign or not 0 <= line < self.steps:
             return None
-        return problem.gold[line]
+        right_direction = problem.gold[line]
+        return None if right_direction == BLANK else right_direction
 
     def decided(self, problem: Problem, response: str) -> float | None:
         """Returns the reward if it no longer depends on the rest of the answer, else None."""

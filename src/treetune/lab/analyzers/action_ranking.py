@@ -126,12 +126,12 @@ class ActionRanking(OfCheckpoints):
         """Returns a row for each state with enough next steps, for at most `self.states` states."""
         assert context.engine is not None
         # For each state, its next steps: a next step is given as the answer's tokens up to its end.
-        alternatives = context.engine.run(self._next_steps_of_all(context, states))
+        steps_of_states = context.engine.run(self._next_steps_of_all(context, states))
         ranked = []
-        for state, steps in zip(states, alternatives, strict=True):
+        for state, steps in zip(states, steps_of_states, strict=True):
             if len(steps) >= self.at_least:
                 ranked.append((state, steps))
-        del ranked[self.states :]
+        ranked = ranked[: self.states]
         # All steps of all states are in one list, so that their continuations are sampled together.
         nodes: list[tuple[Trajectory, PrefixIds]] = []
         for state, steps in ranked:
@@ -300,7 +300,7 @@ def score_pairs(
     given, pairs that differ by at most CLEAR_ERRORS standard errors of their difference don't count either.
     The share is NaN where no pair counts.
 
-    Example: `pairwise([0.1, 0.5, 0.9], [0.2, 0.2, 1.0])` is 2.5 / 3.
+    Example: `score_pairs([0.1, 0.5, 0.9], [0.2, 0.2, 1.0])` is 2.5 / 3.
     """
     scores = []
     for a, b in itertools.combinations(range(len(truths)), 2):

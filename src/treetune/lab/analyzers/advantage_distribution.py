@@ -99,12 +99,13 @@ class AdvantageDistribution(OfIterations):
             point: The number of the iteration that sampled the episodes, from 0. Its weights are those of the
                 checkpoint with this number.
         """
-        # Checkpoint 0 isn't written. The critic at the start is made anew from the start model and the seed.
-        has_critic = point == 0 or (session.directory.checkpoint(point) / "critic").is_dir()
-        # The episodes already have the values that credit computed, unless it left them to the trainer's
-        # critic.
-        if not _leaves_values_to_trainer(session.config) or not has_critic:
-            return [episode.step_values for episode in episodes]
+        stored_values = [episode.step_values for episode in episodes]
+        if not _leaves_values_to_trainer(session.config):
+            return stored_values
+        # The values must be computed with the critic. Checkpoint 0 isn't written: the critic at the start is
+        # made anew from the start model and the seed.
+        if point and not (session.directory.checkpoint(point) / "critic").is_dir():
+            return stored_values
         from treetune.lab.analyzers.stored import critic_at, state_values
         from treetune.trainer.tokens import EpisodesOfCritic
 
@@ -203,10 +204,10 @@ def _leaves_values_to_trainer(config: PolicyIteration) -> bool:
 def steps_advantages(
     episode: Episode, critic_values: Sequence[float] | None
 ) -> Sequence[float | None] | None:
-    """Returns an advantage for each step: that of its last trained token, or None for a step without one.
+    """Returns the advantage of each step: that of its last trained token.
 
-    For an episode without advantages, they are computed from `critic_values`. Returns None if there are no
-    `critic_values` either.
+    A step without a trained token has None. For an episode without advantages, they are computed from
+    `critic_values`. Returns None if there are no `critic_values` either.
     """
     if episode.advantages is None:
         return None if critic_values is None else step_advantages(critic_values, episode.reward)

@@ -173,7 +173,7 @@ class CreditBench(OfCheckpoints):
                     resources.session, point, [method.episodes], self.seed, show, work / "gradients"
                 )
             cost = method.tokens / sampled_tokens  # the method's tokens include those of its own answers
-            # The method counts as biased, so that `gain` scales its gradient to the length of the true one.
+            # The method counts as biased, so that `measure_gain` scales its gradient to the true length.
             numbers[name] = measure_gain(
                 reference_gradients, true_gradients, gradients, cost, unbiased=False, seed=self.seed
             )
@@ -197,9 +197,10 @@ class CreditBench(OfCheckpoints):
 
 
 def _check_problems(name: str, episodes: Sequence[Episode], problems: Sequence[Problem]) -> None:
-    """Raises ValueError unless a method has episodes of every problem, in the order of the problems.
+    """Raises ValueError if a method gave no advantages to the answers to one of the problems.
 
-    Gradients are compared problem by problem.
+    Gradients are compared row by row, with a row for each problem. So the episodes must have the same
+    problems in the same order.
     """
     credited = list(dict.fromkeys(episode.group for episode in episodes))
     expected = [problem.id for problem in problems]

@@ -40,21 +40,26 @@ class Truth:
 
 
 def measure_reliability(truths: Sequence[Truth]) -> float | None:
-    """Returns the share of the variance of the true advantages, as estimated, that is not estimation error.
+    """Returns the reliability of estimated true advantages: 1 − (variance of their errors) / variance.
 
-    A method's correlation with the estimated true advantages is its correlation with the exact ones, times
-    the square root of this share. Returns None where the advantages don't vary, and where the true values are
+    A method's correlation with the estimates is its correlation with the exact advantages, times the square
+    root of the reliability. Returns None where the advantages don't vary, and where the true values are
     exact.
     """
-    noise: list[float] = []  # the variance of each advantage, a difference of two estimates
+    error_variances: list[float] = []  # of each advantage
     advantages: list[float] = []
     for truth in truths:
         advantages += truth.advantages
         if truth.noise:
-            noise_after = (*truth.noise[1:], 0.0)  # the reward at the end is exact
-            noise += [before + after for before, after in zip(truth.noise, noise_after, strict=True)]
+            # An advantage is the value after a step minus the value before it: the variances of both add up.
+            # The value after the last step is the reward, which is exact.
+            noise_after = (*truth.noise[1:], 0.0)
+            for variance_before, variance_after in zip(truth.noise, noise_after, strict=True):
+                error_variances.append(variance_before + variance_after)
     variance = float(np.var(advantages))
-    return 1.0 - float(np.mean(noise)) / variance if variance and noise else None
+    if not variance or not error_variances:
+        return None
+    return 1.0 - float(np.mean(error_variances)) / variance
 
 
 @dataclass(frozen=True)

@@ -210,10 +210,12 @@ class CreditMicroscope(OfIterations):
             groups.setdefault(answer.problem.id, []).append(answer)
         problems = sorted(groups)
         derived_random(self.seed, point, "microscope").shuffle(problems)
-        # Sorting keeps the drawn order among groups that are equally mixed.
-        problems.sort(
-            key=lambda problem: len({answer.grade.correct for answer in groups[problem]}), reverse=True
-        )
+
+        def is_mixed(problem: str) -> bool:
+            return len({answer.grade.correct for answer in groups[problem]}) > 1
+
+        # Mixed problems come first. Among them, and among the others, sorting keeps the drawn order.
+        problems.sort(key=is_mixed, reverse=True)
         chosen_problems = set(problems[: self.problems])
         return [answer for answer in graded if answer.problem.id in chosen_problems]
 
@@ -267,7 +269,8 @@ class CreditMicroscope(OfIterations):
             # No mean is None, since each state has `truth` graded continuations.
             values = [mean.value for mean in means if mean is not None]
             errors = [mean.variance**0.5 for mean in means if mean is not None]
-            advantages: list[float] = []  # token by token
+            # `make_step_credit` reads the advantages token by token.
+            advantages: list[float] = []
             start = 0
             for advantage, end in zip(step_advantages(values, answer.reward), answer.step_ends):
                 advantages += [advantage] * (end - start)
@@ -356,7 +359,8 @@ def _measure_disagreements(answers: Sequence[Trajectory], credits: Credits) -> d
         squares: list[float] = []
         for credit in by_answer.values():
             squares += [point.value**2 for point in credit.advantages]
-        scales[name] = fmean(squares) ** 0.5 or 1.0  # where all are 0, they stay 0
+        root_mean_square = fmean(squares) ** 0.5
+        scales[name] = root_mean_square or 1.0  # a method's advantages may all be 0
     disagreements = {}
     for answer in answers:
         if any(answer.id not in by_answer for by_answer in credits.values()):
@@ -365,11 +369,12 @@ def _measure_disagreements(answers: Sequence[Trajectory], credits: Credits) -> d
         for name, by_answer in credits.items():
             advantages = by_answer[answer.id].advantages
             advantages_by_method.append([point.value / scales[name] for point in advantages])
-        if len(advantages_by_method) > 1:
-            columns = [list(column) for column in zip(*advantages_by_method, strict=True)]  # by step
+        if len(advantages_by_method) == 1:
+            [advantages_of_method] = advantages_by_method
+            disagreements[answer.id] = pvariance(advantages_of_method)
         else:
-            columns = advantages_by_method
-        disagreements[answer.id] = fmean(pvariance(column) for column in columns)
+            variances = [pvariance(of_step) for of_step in zip(*advantages_by_method, strict=True)]
+            disagreements[answer.id] = fmean(variances)
     return disagreements
 
 

@@ -116,7 +116,9 @@ class Bootstrap:
         generator = np.random.default_rng(derive_seed(seed, "bootstrap"))
         self._all = np.arange(len(clusters))
         self._resamples = []
-        for _ in range(NUMBER_OF_RESAMPLES if members else 0):
+        if not members:
+            return
+        for _ in range(NUMBER_OF_RESAMPLES):
             # Whole clusters are drawn with replacement, because the rows of a cluster are not independent.
             drawn_clusters = generator.integers(len(members), size=len(members))
             self._resamples.append(np.concatenate([members[i] for i in drawn_clusters]))

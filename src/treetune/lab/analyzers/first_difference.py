@@ -238,7 +238,7 @@ def _difference_of_values(a: Any, b: Any) -> tuple[str, Any, Any] | None:
                 return f".{key}{path}", a_value, b_value
         return None
     if isinstance(a, list) and isinstance(b, list):
-        for index, (a_item, b_item) in enumerate(zip(a, b)):
+        for index, (a_item, b_item) in enumerate(zip(a, b)):  # as far as the shorter list goes
             difference = _difference_of_values(a_item, b_item)
             if difference is not None:
                 path, a_value, b_value = difference
@@ -319,8 +319,9 @@ def _compare_missing_checksums(first: Path, second: Path) -> Difference:
 
 
 def _compare_checksums_of_folders(first: Path, second: Path) -> Difference:
-    """Returns a difference if, by the checksums, only one of two folders is damaged. Their files have been
-    compared before."""
+    """Returns a difference if only one of two folders differs from its checksums.
+
+    It is called after their files have been compared, for damage that the comparison doesn't see."""
 
     def verify(path: Path) -> None:
         if damage := find_damage(path):

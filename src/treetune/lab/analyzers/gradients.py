@@ -136,8 +136,8 @@ def problem_gradients(
     al., "Finding frequent items in data streams", 2002).
 
     Args:
-        credits: for each credit, the episodes of the same answers in the same order. The first credit trains
-            all tokens that any of them trains.
+        credits: for each credit, the episodes of the same answers in the same order. The first credit must
+            train every token that another credit trains.
         seed: the seed of the projection.
         store: a folder for the gradients of each problem with each credit, from which an interrupted call
             continues.
@@ -213,7 +213,7 @@ class Projection:
         return Projection(bins_D, signs_D)
 
     def project(self, gradient: Sequence[Tensor]) -> Tensor:
-        """Returns the projection of a gradient, shape [`SKETCH_SIZE`], in float64.
+        """Returns the sum of the gradient's numbers in each bin, with their signs: `SKETCH_SIZE` numbers.
 
         The gradient is given in parts, one for each parameter. Projecting a part at a time needs less memory
         than projecting the whole gradient.
@@ -255,7 +255,8 @@ def _project_gradients(
         for row, index in enumerate(indices):
             advantages_N = losses[index].tensors.advantages_N
             assert advantages_N is not None
-            # The sign is that of a loss: the gradients of all credits point the opposite way.
+            # The sign is that of a loss. It turns the gradients of all credits around, and so doesn't matter
+            # when they are compared.
             weights_N = -(minibatch.weights_N * advantages_N)[batch.flat_index_N]
             weights_N = weights_N.to(logprobs_N)
             if weights_N.any():

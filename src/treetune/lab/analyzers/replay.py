@@ -210,8 +210,7 @@ def replay(
     changed_config: PolicyIteration | None,
     exact: bool = False,
 ) -> dict[str, Any]:
-    """Trains an iteration of a run again as the run did, and, if there is a `changed_config`, also as
-    it says.
+    """Trains an iteration of a run again as the run did, and also by `changed_config`, if there is one.
 
     Nothing that the run stored is sampled again. Further continuations that the other credit needs are
     sampled with the weights of that iteration, and kept in the result's folder ``analyses/replay-…``. Results
@@ -303,7 +302,7 @@ def _require_files(directory: ExperimentDirectory, point: int) -> None:
 
 
 def _state_before(session: Session, point: int, rebuilt_folder: Path | None) -> Path | None:
-    """Returns the folder of the trainer's state before an iteration, or None for a trainer without a state.
+    """Returns the folder of the trainer's state before an iteration, or None if training begins without it.
 
     The state is read where it is stored. Where the state was deleted, it is computed from stored episodes and
     saved in `rebuilt_folder`; if `rebuilt_folder` is None, the state isn't computed. All ranks call this

@@ -65,13 +65,14 @@ def make_step_credit(
     Args:
         step_ends: the ends of the steps whose credit is returned.
         reward: the answer's reward.
-        advantages: the advantage of each token. A step's advantage is their mean.
+        advantages: the advantage of each token. A step's advantage is the mean over its tokens.
         credit_ends: the ends of credit's own steps.
         values: the value before each of credit's own steps.
         errors: the standard errors of these values; NaN or infinite for a value that isn't shown.
 
-    The interval of an advantage is that of the difference of the values before and after the step, as if the
-    two were independent. It is too wide where the two values are estimated from the same continuations.
+    The interval of an advantage is that of a difference: the value after the step minus the value before it.
+    It is computed as if the errors of these two values were independent. It is too wide where both are
+    estimated from the same continuations.
     """
     starts = (0, *step_ends[:-1])
     value_by_start: dict[int, tuple[float, float | None]] = {}  # with its standard error

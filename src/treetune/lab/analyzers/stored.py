@@ -208,10 +208,10 @@ def answers_at(
 def answers_and_critic_at(
     resources: RunResources, point: int, work: Path, seed: int, problems: int
 ) -> tuple[list[Trajectory], str, Callable[[Sequence[TokenIds]], list[float]] | None]:
-    """Loads the weights after `point` iterations into the engine, and returns their answers and critic.
+    """Loads the weights after `point` iterations into the engine. Returns answers, their origin and a critic.
 
-    Returns the answers with their origin, as `answers_at` does, and a function from states to the critic's
-    values, or None where the experiment trains no critic.
+    The answers and their origin are those of `answers_at`. The critic is a function from states to values, or
+    None where the experiment trains no critic.
     """
     session = resources.session
     resources.server.load_checkpoint(point)

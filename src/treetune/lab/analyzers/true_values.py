@@ -374,8 +374,9 @@ class PolicySteps:
         return self._run(np.array(tokens)[:, None])
 
     def _run(self, ids_BT: np.ndarray) -> np.ndarray:
-        """Returns the probabilities of the next token of each sequence. `ids_BT` has only those tokens of the
-        sequences whose keys and values are not in the cache yet."""
+        """Returns the probabilities of the next token of each sequence.
+
+        `ids_BT` has the last tokens of each sequence: those that the cache of keys and values lacks."""
         import torch
 
         with torch.no_grad():
@@ -538,10 +539,8 @@ class _StateBatch:
     def _is_over(self, path: _Path) -> bool:
         """Returns whether the path ends here. If it does, its reward is added to that of its sample.
 
-        A path is a continuation of a state. At a decision, a token that decides the reward, it becomes two
-        paths, so its weight is the probability of the decisions on it. It ends where the task already knows
-        its reward, at an end token, where the budget of tokens is used up, and where its weight is too small
-        to change a value noticeably.
+        A path ends at an end token, and where the budget of tokens is used up. It also ends where the task
+        already knows the reward, and where its weight is too small to change a value noticeably.
         """
         if path.weight < LEAST_WEIGHT:
             return True  # dropped without a reward

@@ -88,16 +88,9 @@ def measure_gain(
     # noise correlates most with the credit's.
     target_ND = true_ND if unbiased else _mix_like(reference_ND, true_ND, credit_ND)
     reference, target, credit = map(_split_mean, (reference_ND, target_ND, credit_ND))
-    columns = []  # two for each pair: its (co)variance and its product of means, in `_gain_and_bias`'s order
+    columns: list[NDArray[np.float64]] = []  # two for each pair, in the order that `_gain_and_bias` reads
     for first, second in ((reference, reference), (target, target), (target, credit), (credit, credit)):
-        noise_N = np.einsum("nd,nd->n", first.deviations_ND, second.deviations_ND, dtype=np.float64)
-        # The product of two means over N problems has 1/N of their common noise in it, which is taken out.
-        product = first.mean_D @ second.mean_D - noise_N.mean() / len(noise_N)
-        # The bootstrap below needs a number for each problem, whose mean over problems is the product. It is
-        # the product plus the change of first order by the problem's deviations from the two means, which add
-        # up to 0 over all problems.
-        product_N = product + first.deviations_ND @ second.mean_D + second.deviations_ND @ first.mean_D
-        columns += [noise_N, product_N]
+        columns += _covariance_and_product(first, second)
     columns_NM = np.stack(columns, 1)
     (value,), (bias,) = _gain_and_bias(columns_NM.mean(0)[:, None], unbiased).tolist()
     # A resample is given by how often it contains each problem.
@@ -143,6 +136,21 @@ def _split_mean(rows_ND: Gradients) -> _Split:
     return _Split(mean_D, (rows_ND - mean_D) * scale)
 
 
+def _covariance_and_product(first: _Split, second: _Split) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns two numbers for each problem, whose means over the problems estimate two quantities.
+
+    The first quantity is the covariance of the two kinds of gradients (the variance, if both are the same
+    kind). The second is the inner product of their expectations (the squared length).
+    """
+    covariance_N = np.einsum("nd,nd->n", first.deviations_ND, second.deviations_ND, dtype=np.float64)
+    # The product of two means over N problems is on average too large by 1/N of the covariance.
+    product = first.mean_D @ second.mean_D - covariance_N.mean() / len(covariance_N)
+    # A resample of the bootstrap changes both means. To first order, the product then changes by the mean of
+    # the two terms that are added here. Over all problems, their mean is 0.
+    product_N = product + first.deviations_ND @ second.mean_D + second.deviations_ND @ first.mean_D
+    return covariance_N, product_N
+
+
 def _mix_like(reference_ND: Gradients, true_ND: Gradients, credit_ND: Gradients) -> Gradients:
     """Returns the mix of RLOO's and the true gradients whose noise correlates most with a biased credit's.
 
@@ -153,38 +161,44 @@ def _mix_like(reference_ND: Gradients, true_ND: Gradients, credit_ND: Gradients)
     # Inner products of the noise of r (RLOO's), t (the true ones) and c (the credit's).
     r, t, c = ((rows_ND - rows_ND.mean(0)).ravel() for rows_ND in (reference_ND, true_ND, credit_ND))
     rr, rt, rc, tt, tc = (float(a @ b) for a, b in ((r, r), (r, t), (r, c), (t, t), (t, c)))
-    # The least squares of c on r and t, up to a common factor; negative weights are left out.
+    # The least squares fit of c by r and t, by Cramer's rule. Only the ratio of the weights matters, so they
+    # aren't divided by the determinant. A negative weight is set to 0.
     weight_r = max(rc * tt - tc * rt, 0.0)
     weight_t = max(tc * rr - rc * rt, 0.0)
+    total_weight = weight_r + weight_t
     # Where both weights are 0, the mixture has only the true gradients.
-    share_of_reference = np.float32(weight_r / (weight_r + weight_t or 1.0))
+    share_of_reference = np.float32(weight_r / total_weight if total_weight else 0.0)
     return true_ND + share_of_reference * (reference_ND - true_ND)
 
 
 def _gain_and_bias(means_MR: NDArray[np.float64], unbiased: bool) -> NDArray[np.float64]:
     """Returns two rows, the gains and the biases, with a column for each resample.
 
-    `means_MR` has the means over problems of the eight numbers that `gain` collects. These are two numbers
-    for RLOO, for the target, for the target with the credit, and for the credit: first the variance (or
-    covariance), then the squared length (or inner product) of the mean gradients.
+    `means_MR` has the means over problems of the eight numbers that `measure_gain` collects: the two numbers
+    of `_covariance_and_product` for each of four pairs of gradients.
     """
-    variance_R, _, _, length_R, _, along_R, credit_variance_R, credit_length_R = means_MR
+    reference_variance_R, _ = means_MR[0:2]  # RLOO with itself
+    _, target_squared_R = means_MR[2:4]  # the target with itself
+    _, inner_product_R = means_MR[4:6]  # the target with the credit
+    credit_variance_R, credit_squared_R = means_MR[6:8]  # the credit with itself
     with np.errstate(divide="ignore", invalid="ignore"):
         if unbiased:
-            scale_R = np.ones_like(length_R)
-            missed_R = np.zeros_like(length_R)
+            scale_R = np.ones_like(target_squared_R)
+            squared_bias_R = np.zeros_like(target_squared_R)
         else:
-            # A mean gradient g of the credit has a part along the true gradient t, and one across it. Scaled
-            # by |t|² / (g·t), the part along t is t itself.
-            scale_R = np.where(length_R * along_R > 0, length_R / along_R, np.nan)
-            # The part across t is the rest of the scaled gradient. By Pythagoras' theorem, its squared length
-            # is that of the whole scaled gradient minus |t|².
-            missed_R = np.maximum(scale_R**2 * credit_length_R - length_R, 0)
+            # The credit's mean gradient g has a part along the true gradient t, and a part across it. Scaled
+            # by |t|² / (g·t), the part along t is t itself. The scale is not defined if it isn't positive.
+            is_positive_R = target_squared_R * inner_product_R > 0
+            scale_R = np.where(is_positive_R, target_squared_R / inner_product_R, np.nan)
+            # The scaled part across t is the bias. By Pythagoras' theorem, its squared length is that of the
+            # whole scaled gradient minus |t|².
+            squared_bias_R = np.maximum(scale_R**2 * credit_squared_R - target_squared_R, 0)
         # The bias counts as noise of a batch of `BATCH_OF_PROBLEMS` problems. The variances here are those of
         # one problem: they are `BATCH_OF_PROBLEMS` times as large as a batch's. So the bias is multiplied by
         # `BATCH_OF_PROBLEMS`, too.
-        gain_R = variance_R / (scale_R**2 * credit_variance_R + BATCH_OF_PROBLEMS * missed_R)
-        bias_R = np.where(length_R > 0, missed_R / (length_R + missed_R), np.nan)
+        noise_R = scale_R**2 * credit_variance_R + BATCH_OF_PROBLEMS * squared_bias_R
+        gain_R = reference_variance_R / noise_R
+        bias_R = np.where(target_squared_R > 0, squared_bias_R / (target_squared_R + squared_bias_R), np.nan)
         return np.stack([gain_R, bias_R])
 
 
@@ -196,7 +210,7 @@ def at_ratio(gain: float, cost: float, rho: float) -> float:
 
 def half_width(score: Mapping[str, Any]) -> float:
     """Returns half the width of the gain's interval as a share of the gain, or infinity where there is no
-    gain. `score` is what `gain` returns."""
+    gain. `score` is what `measure_gain` returns."""
     interval = score["gain"]
     if not interval["value"]:
         return float("inf")

@@ -185,7 +185,8 @@ class Language:
                 value = self.values_TS[position, status_before]
                 # From a state of value 0 on, no answer is correct. Bayes' rule would divide by 0 there, so
                 # the probability stays as it is.
-                chance *= self.values_TS[position + 1, status_after] / value if value > 0 else 1.0
+                if value > 0:
+                    chance *= self.values_TS[position + 1, status_after] / value
             logprobs.append(math.log(chance) if chance > 0 else -9999.0)
         return Completion(
             token_array(text), logprob_array(logprobs), finish_reason="length", policy_version=0
@@ -195,8 +196,9 @@ class Language:
         """Returns the probability of a token after the beginning of an answer."""
         position = len(begun)
         # The end token is certain after the last position, and impossible before.
-        if position >= self.length or token_id == END_TOKEN:
-            return float(position >= self.length and token_id == END_TOKEN)
+        is_after_last, is_end_token = position >= self.length, token_id == END_TOKEN
+        if is_after_last or is_end_token:
+            return float(is_after_last and is_end_token)
         before = self.statuses(begun)[-1]
         # A token id is 1 + (status after the token) · W + wording, where W is the largest number of wordings.
         after, wording = divmod(token_id - 1, self.most_wordings)
@@ -246,8 +248,10 @@ class Language:
         return list(divergences_NT)
 
     def _token_chances(self, position: int) -> NDArray[np.float64]:
-        """Returns the probability of each token at a position, by the status before it, shape [S, S · W]:
-        tokens in the order of their ids, without the end token."""
+        """Returns the probability of each token at a position, by the status before it.
+
+        The array has a row for each of the S statuses, and a column for each of the S · W tokens. Tokens are
+        in the order of their ids, without the end token."""
         after_SO, chances_SO = self.after_TSO[position], self.chances_TSO[position]
         wordings_S = self.wordings_TS[position]
         chances_SSW = np.zeros((len(after_SO), len(self.correct_S), self.most_wordings))

@@ -199,14 +199,15 @@ def _manual_garbage_collection() -> Iterator[None]:
 def _is_biased(credit_ND: Any, true_ND: Any) -> bool:
     """Returns whether the mean gradient of a credit method significantly differs from the true one.
 
-    Problems are independent. So without a bias, the product of two problems' differences has mean 0, and the
-    sum over all pairs has a standard deviation of about √2 times the norm of the products. Unbiased methods
-    were seen to reach five standard deviations; twelve count as a bias.
+    Problems are independent. So without a bias, the inner product of two problems' differences has mean 0,
+    and the products of different pairs are uncorrelated. The variance of their sum is then about the sum of
+    their squares. Unbiased methods were seen to reach five standard deviations; twelve count as a bias.
     """
     differences_ND = credit_ND - true_ND
     products_NN = differences_ND @ differences_ND.T
-    np.fill_diagonal(products_NN, 0)
-    return bool(products_NN.sum() > 12 * 2**0.5 * np.linalg.norm(products_NN))
+    products_of_pairs = products_NN[np.triu_indices(len(products_NN), k=1)]
+    standard_deviation = np.linalg.norm(products_of_pairs)
+    return bool(products_of_pairs.sum() > 12 * standard_deviation)
 
 
 class AssignedCredit(NamedTuple):
@@ -478,16 +479,21 @@ def run_arena(
     most_problems: int,
     against: Path | None,
 ) -> None:
-    """Scores the methods of some modules, or all shipped ones, and compares the scores with the arena.json of
-    other seeds.
-
-    Scores are kept in arena.json of `output`. Shipped methods that have a score there are not scored again.
-    Methods of modules are scored again each time, since modules change. `most_problems` is the largest number
-    of problems of a language. Raises ValueError for an unknown language, for fewer than two problems, and
-    where the folder has scores of another seed or number of problems.
+    """Scores credit methods on languages (small artificial tasks), prints the scores and writes them down.
 
     Args:
-        names: The methods of `modules`, or the shipped ones, that are scored; None or empty: all of them.
+        modules: The modules whose methods are scored. Without modules, the shipped methods are scored.
+        names: Only these methods are scored. None or empty: all of them.
+        languages: The names of the languages. None or empty: all of them.
+        output: The folder of the pages and of arena.json, which keeps the scores. Shipped methods that have a
+            score there are not scored again. Methods of modules are, since modules change.
+        seed: The seed of the answers.
+        most_problems: The largest number of problems of a language.
+        against: An arena.json, such as that of another seed. The gains are compared with those in it.
+
+    Raises:
+        ValueError: A language is unknown, there are fewer than two problems, or `output` has scores of
+            another seed or number of problems.
     """
     if most_problems < 2:
         raise ValueError(f"--problems is {most_problems}: at least 2 are needed to estimate noise")

@@ -11,7 +11,7 @@ trees) that a language can make, with their probabilities, and returns for each 
 * the audit of C3 (2603.06859): fidelity, spread and noise of the credit, see `Audit`.
 
 The audit's third number, influence, says how much an action changes the next one. It belongs to the policy
-and not to a credit: `influence`.
+and not to a credit: `measure_influence`.
 
 Shapes. In the names of arrays, K stands for the turns of an answer and P for the policy's logits.
 
@@ -80,15 +80,14 @@ class TurnScore(NamedTuple):
     def gain(self, reference: TurnScore) -> float:
         """Returns the variance of an unbiased reference, divided by the variance of this credit when scaled.
 
-        The expected gradient of this credit may be too long or too short. The scale gives its part along the
-        true gradient the length of the true gradient. An unbiased reference has this length already. The gain
-        is infinite for a credit without variance. It is 0 if the expected gradient doesn't point along the
-        true gradient.
+        The expected gradient of this credit may be too long or too short along the true gradient. Divided by
+        `share_of_length`, it has the right length, as that of an unbiased reference has without scaling.
         """
-        if self.share_of_length <= 0:
+        if self.share_of_length <= 0:  # the expected gradient doesn't point along the true one
             return 0.0
         if not self.variance:
             return math.inf
+        # Dividing a gradient by a number divides its variance by the number's square.
         return reference.variance * self.share_of_length**2 / self.variance
 
 
@@ -178,7 +177,7 @@ class Audit:
 
 
 def _middle_ranks(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns P(X < x) + P(X = x) / 2 for each value x: ranks in which equal values share theirs."""
+    """Returns the rank of each value x, P(X < x) + P(X = x) / 2. Equal values have the same rank."""
     _, positions = np.unique(np.round(values, COMPARED_DIGITS), return_inverse=True)
     weight_of_value = np.bincount(positions, weights)
     middle_of_value = np.cumsum(weight_of_value) - weight_of_value / 2
@@ -227,11 +226,11 @@ class _Expectation:
         true_squared = float(true_P @ true_P)
         mean_squared = float(mean_P @ mean_P)
         along_true = float(mean_P @ true_P)
-        lengths = math.sqrt(true_squared * mean_squared)
+        product_of_lengths = math.sqrt(true_squared * mean_squared)
         variance = self.squared_length - mean_squared
         return TurnScore(
             error=float(np.linalg.norm(mean_P - true_P)) / math.sqrt(true_squared),
-            cosine=along_true / lengths if lengths > 0 else 0.0,
+            cosine=along_true / product_of_lengths if product_of_lengths > 0 else 0.0,
             # A difference of the size of rounding is 0.
             variance=variance if variance > 1e-12 * self.squared_length else 0.0,
             turns=self.turns,
@@ -260,10 +259,11 @@ class _Group(NamedTuple):
 def possible_groups(probabilities: Sequence[float], size: int) -> Iterator[_Group]:
     """Yields each multiset of `size` items, with the probability of drawing it in any order."""
     for group in itertools.combinations_with_replacement(range(len(probabilities)), size):
-        orders = math.factorial(size)
+        orders = math.factorial(size)  # the number of different orders: 3 for the group (0, 0, 1)
         for count in Counter(group).values():
             orders //= math.factorial(count)
-        yield _Group(group, orders * math.prod(probabilities[index] for index in group))
+        probability_in_order = math.prod(probabilities[index] for index in group)
+        yield _Group(group, orders * probability_in_order)
 
 
 def _blocks_of(groups: Iterator[_Group]) -> Iterator[list[_Group]]:
@@ -360,24 +360,25 @@ def score_replays(table: TurnTable, size: int, alternatives: int, lam: float) ->
         size: The number of answers in a group.
         alternatives: The number of continuations of a state, n.
         lam: 0 for VinePPO, A = r + V̂(s') − V̂(s); 1 for C3's replay (2603.06859), A = the answer's own
-            return − V̂(s). The answer's turn and the n alternatives are then n + 1 candidates in a fixed
-            context, and V̂(s) is the mean of the others.
+            return − V̂(s). C3 compares candidates for a turn in a fixed context: here the answer's turn with
+            n alternatives, whose mean return is V̂(s).
     """
     assert lam in (0.0, 1.0), "the audit has no mixture of both"
     answers = table.answers
     expectation = _Expectation(table)
     for group in possible_groups([answer.probability for answer in answers], size):
         answers_of_group = [answers[index] for index in group.indices]
-        gradient_P, vector_by_state = _mean_gradient_of_replays(table, answers_of_group, lam)
+        gradient_P, factor_by_state = _mean_gradient_of_replays(table, answers_of_group, lam)
         noise, turns_of_continuations = 0.0, 0.0
-        # A state s is identified by the turns before it. `vector_P` is the factor of V̂(s) in the gradient.
-        for turns_before, vector_P in vector_by_state.items():
+        # A state s is identified by the turns before it. The gradient contains `factor_P` · V̂(s).
+        for turns_before, factor_P in factor_by_state.items():
             state = turns_before[-1].reply.state if turns_before else table.start
             turns_left = table.max_turns - len(turns_before)
-            # Continuations of different states are independent, so their variances add up.
-            noise += (
-                float(vector_P @ vector_P) * _variance_of(table.returns(state, turns_left)) / alternatives
-            )
+            # V̂(s) is a mean of independent returns, so its variance is that of a return / `alternatives`.
+            # Continuations of different states are independent, so the variances add up.
+            squared_factor = float(factor_P @ factor_P)
+            variance_of_return = _variance_of(table.returns(state, turns_left))
+            noise += squared_factor * variance_of_return / alternatives
             turns_of_continuations += alternatives * table.expected_turns(state, turns_left)
         turns_of_answers = sum(len(answer.turns) for answer in answers_of_group)
         turns_taken = turns_of_answers + turns_of_continuations
@@ -392,13 +393,13 @@ def _mean_gradient_of_replays(
 ) -> tuple[NDArray[np.float64], dict[tuple[PlayedTurn, ...], NDArray[np.float64]]]:
     """Returns the mean of a group's gradient over all continuations: the gradient with exact values.
 
-    Also returns a vector c_s for each state s that is continued: the gradient contains c_s · V̂(s), where
-    V̂(s) is the mean return of the state's continuations. A state is identified by the turns before it, so
-    that equal states of several answers are one state.
+    Also returns the factor c_s of V̂(s) in the gradient, a vector, for each state s that is continued. V̂(s)
+    is the mean return of the state's continuations. A state is identified by the turns before it, so that
+    equal states of several answers are one state.
     """
     size = len(answers)
     gradient_P = np.zeros_like(table.true_gradient)
-    vector_by_state: dict[tuple[PlayedTurn, ...], NDArray[np.float64]] = defaultdict(
+    factor_by_state: dict[tuple[PlayedTurn, ...], NDArray[np.float64]] = defaultdict(
         lambda: np.zeros_like(table.true_gradient)
     )
     for answer in answers:
@@ -412,19 +413,20 @@ def _mean_gradient_of_replays(
                 outcome = answer.return_from(number)
             else:
                 outcome = turn.reply.reward + table.value(turn.reply.state, turns_left - 1)
-                vector_by_state[turns_after] += score_P / size
+                factor_by_state[turns_after] += score_P / size
             gradient_P += (outcome - baseline) * score_P / size
-            vector_by_state[turns_before] -= score_P / size
-    return gradient_P, vector_by_state
+            factor_by_state[turns_before] -= score_P / size
+    return gradient_P, factor_by_state
 
 
 def _audit_replays(
     table: TurnTable, audit: Audit, answer: PlayedAnswer, alternatives: int, lam: float
 ) -> None:
-    """Adds all credits that the turns of an answer may have.
+    """Adds all credits that the turns of an answer may have, each with its probability.
 
-    The credit of a turn is an outcome minus a baseline, V̂(s). The two are independent: the baseline comes
-    from continuations of s, and the outcome from continuations of another state or from the answer itself.
+    The credit of a turn is an outcome minus a baseline, V̂(s). The baseline comes from continuations of s. The
+    outcome comes from continuations of another state, or from the answer itself. So outcome and baseline are
+    independent, and the probability of a pair is a product.
     """
     truths = table.true_advantages(answer.turns)
     for number, turn in enumerate(answer.turns):
@@ -617,9 +619,9 @@ def score_trees(
                 gradient_P += advantages_K @ table.scores_KP(answer.turns) / roots
                 # A turn that several answers share was sampled once, and one of them trains it.
                 turns_sampled += int(is_trained_K.sum())
-                # `reach_K` divides the weight of a turn among the branches of a branching: all branches
-                # together count as one answer. With the credit's weight `reach`, the advantages of the
-                # episode contain this weight already.
+                # `reach_K` has the weight of each turn. All branches of a branching together have the weight
+                # of one answer. The audit gets credits and weights apart. With the credit's weight `reach`,
+                # the episode's advantages are multiplied by the weights, so they are divided by them here.
                 credits_K = advantages_K / reach_K if credit.weight == "reach" else advantages_K
                 weights_K = np.where(is_trained_K, group.probability * reach_K / roots, 0.0)
                 truths_K = table.true_advantages(answer.turns)
@@ -686,7 +688,7 @@ def measure_influence(table: TurnTable) -> float:
     weighted_sum = total_weight = 0.0
     for context_weight, joint_AB in _pairs_of_actions(table):
         independent_AB = np.outer(joint_AB.sum(1), joint_AB.sum(0))
-        is_possible = joint_AB > 0  # the others have the limit 0 of p log p
+        is_possible = joint_AB > 0  # a pair with the probability 0 adds nothing: p log p goes to 0
         ratios = joint_AB[is_possible] / independent_AB[is_possible]
         information = float((joint_AB[is_possible] * np.log(ratios)).sum())
         weighted_sum += context_weight * information
@@ -695,7 +697,7 @@ def measure_influence(table: TurnTable) -> float:
 
 
 def expected_influence_estimate(table: TurnTable, candidates: int = 8, smoothing: float = 1.0) -> float:
-    """Returns the expectation of the estimate that C3's public code makes of the influence (`influence`).
+    """Returns the expectation of the estimate that C3's public code makes of `measure_influence`.
 
     The public code has one continuation for each candidate by default. Its estimate has P(y | j) = (count of
     y after candidate j + α) / (continuations of j + α · symbols), where y is a next message, and α = 1. The

@@ -94,18 +94,23 @@ class TurnLanguage:
         """Returns the derivative of the expected sum of rewards by the logit of each choice to go on.
 
         There are K − 1 such choices, so this gradient has K − 1 numbers, as all gradients of this file have.
-        For a choice to go on that has the probability c, it is (1 − c) times the expected sum of the rewards
-        of all later turns. A turn's expected reward is the probability that the turn is reached, times the
-        probability that it earns 1.
         """
-        return self._sum_of_later_turns(self.reached * self.earns)
+        # A turn must be reached, and then earn 1.
+        expected_rewards_K = self.reached * self.earns
+        return self._derivative_by_choices(expected_rewards_K)
 
     def gradient_by_index(self, answers: int) -> NDArray[np.float64]:
         """Returns the expected gradient with the baseline by index, in groups of `answers` answers."""
-        return self._sum_of_later_turns(self.reached * self.earns * (1 - self.reached) ** (answers - 1))
+        # The probability that no other answer of the group has the turn.
+        no_other_reached_K = (1 - self.reached) ** (answers - 1)
+        return self._derivative_by_choices(self.reached * self.earns * no_other_reached_K)
 
-    def _sum_of_later_turns(self, terms_K: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Returns (1 − c_t) Σ_{k>t} terms_k for each choice."""
+    def _derivative_by_choices(self, terms_K: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Returns (1 − c_t) Σ_{k>t} terms_k for each choice t to go on.
+
+        An answer has later turns only if it goes on after turn t. The factor 1 − c_t is the derivative of
+        log c_t by its logit.
+        """
         sums_K = np.cumsum(terms_K[::-1])[::-1]  # from each turn on, itself included
         return (1 - np.array(self.goes_on)) * sums_K[1:]
 

@@ -17,14 +17,15 @@ ANALYSIS_NAME = "credit_worth"
 
 def describe_worth(directory: ExperimentDirectory) -> list[str]:
     """Returns lines about the analysis `ANALYSIS_NAME`: for each checkpoint a table, and the conclusion from
-    it."""
+    it.
+
+    A method's gain says how many times less noise (variance and bias) its gradient has than RLOO's."""
     lines = []
     rho = measured_ratio(directory.read_metrics())
     by_checkpoint = read_result(directory.analysis(ANALYSIS_NAME))["numbers"]["by_checkpoint"]
     for point, numbers in by_checkpoint.items():
         methods = numbers["methods"]
         lines += [f"after {point} iterations ({numbers['solved']:.0%} solved):", *gain_table(methods)]
-        # A method's gain says how many times less noise (variance and bias) its gradient has than RLOO's.
         if all(score["gain"]["value"] is None for score in methods.values()):
             lines.append("no method has a gain here: all answers to each problem have the same reward")
             continue

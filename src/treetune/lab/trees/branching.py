@@ -307,8 +307,8 @@ class RandomStates(Branching):
                 for start in self.states.step_starts(answer):
                     if shared_tokens < start < len(answer.response_ids):
                         states.append((answer.sample, start))
-            # The tokens take the place of a seed, which is 0: they differ from iteration to iteration, and a
-            # restart draws the same states.
+            # The draw depends on the tree's tokens, and needs no seed besides them (0). The tokens differ
+            # from iteration to iteration. A restarted run has the same tokens, and so draws the same states.
             tokens_of_tree = repr([answer.response_ids.tolist() for answer in answers_of_tree])
             draw = derived_random(0, answers[root].id, tokens_of_tree, "random states", number)
             for sample, tokens in draw.choices(states, k=self.draws):
@@ -419,8 +419,8 @@ class ResetsOfWrongAnswers(Branching):
             if answer.grade.correct or not answer.grade.is_known:
                 continue
             starts = [start for start in self.states.step_starts(answer) if start < len(answer.response_ids)]
-            # The answer's tokens take the place of a seed, which is 0: they differ from iteration to
-            # iteration, and a restart draws the same state.
+            # The draw depends on the answer's tokens, and needs no seed besides them (0). The tokens differ
+            # from iteration to iteration. A restarted run has the same tokens, and so draws the same state.
             draw = derived_random(0, answer.id, repr(answer.response_ids.tolist()), "reset")
             branches.append(Branches(answer.sample, draw.choice(starts), self.ways))
         return branches
