@@ -118,7 +118,9 @@ def _find_declaration(config: Config, path: tuple[str, ...]) -> tuple[type | Non
     from treetune.config.schema import keys_of
 
     owner = part_at(root_family(config), config.data, path[:-1])
-    return owner, keys_of(owner).get(path[-1]) if owner else None
+    if owner is None:
+        return None, None
+    return owner, keys_of(owner).get(path[-1])
 
 
 def _describe_key(name: str, owner: type | None, key: Key | None) -> Iterator[str]:
@@ -143,11 +145,15 @@ def _describe_key(name: str, owner: type | None, key: Key | None) -> Iterator[st
 
 
 def _example_override(path: tuple[str, ...], value: Any) -> Iterator[str]:
-    """Yields the override that sets a key, if one object can set it."""
+    """Yields an example of --override that sets a key to `value`.
+
+    Yields nothing for a key without a value, for an object or a list, and for a key in a list.
+    """
     from treetune.config.remedies import override_option
     from treetune.config.schema import NO_DEFAULT
 
-    if value is not NO_DEFAULT and not isinstance(value, dict | list) and all(map(str.isidentifier, path)):
+    has_plain_value = value is not NO_DEFAULT and not isinstance(value, dict | list)
+    if has_plain_value and all(map(str.isidentifier, path)):  # the path of an item of a list has a number
         yield f"  example   {override_option(path, _format_value(value))}"
 
 

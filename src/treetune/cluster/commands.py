@@ -241,8 +241,8 @@ def _configuration_that_makes(checkpoint: Path) -> Path | None:
         return None
     # The path begins with the folders that hold all experiments, such as `experiments`. It is unknown how
     # many these are, so all numbers are tried.
-    for depth in range(1, len(experiment.parts)):
-        *folders, last_part = experiment.parts[depth:]
+    for n_folders in range(1, len(experiment.parts)):
+        *folders, last_part = experiment.parts[n_folders:]
         # The experiment fork/sft may be that of fork_sft.jsonnet.
         joined = [*folders[:-1], f"{folders[-1]}_{last_part}"] if folders else [last_part]
         for candidate_parts in ([*folders, last_part], joined):

@@ -80,7 +80,7 @@ def _make_diagnoses() -> Iterator[Diagnosis]:
         yield Diagnosis("/dev/shm", False, "none", "mount a tmpfs there (docker run --ipc=host)")
     else:
         # The engine loads its weights from a folder in /dev/shm. While it loads new ones, the folder has
-        # VERSIONS versions of the weights, with two bytes (bfloat16) for each weight.
+        # `VERSIONS_AT_ONCE` versions of them, with two bytes (bfloat16) for each weight.
         largest = free * GIB / VERSIONS_AT_ONCE / 2e9
         room = f"{free:.1f} GiB free: {VERSIONS_AT_ONCE} versions of {largest:.1f} billion weights"
         yield Diagnosis(

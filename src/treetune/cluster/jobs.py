@@ -405,23 +405,29 @@ class _Slurm:
         return {shard for shard, state in self._states.items() if state in slurm.RUNNING_STATES}
 
     def describe_waits(self) -> Mapping[str, str]:
-        """Returns messages on the jobs that aren't submitted yet, and on those that wait in the queue, by the
-        reason: the controller's complaint, or squeue's reason."""
+        """Returns a message for each reason why jobs don't run yet, by the reason.
+
+        The reason is the controller's complaint for jobs that aren't submitted yet, and squeue's reason for
+        jobs in the queue.
+        """
         messages: dict[str, str] = {}
         if self._unsent_shards:
             messages[self._complaint] = (
                 f"{len(self._unsent_shards)} jobs are not submitted yet ({self._complaint}): they are"
                 " submitted again unless they appear in the queue"
             )
-        by_reason: dict[str, list[int]] = {}
-        for shard, reason in self._reasons.items():
+        shards_by_reason: dict[str, list[int]] = {}
+        for shard, full_reason in self._reasons.items():
             # "ReqNodeNotAvail, UnavailableNodes:…" names other nodes each time: the comma ends the reason.
-            by_reason.setdefault(reason.partition(",")[0] or self._states[shard], []).append(shard)
-        for reason, shards in by_reason.items():
+            # Where squeue gives no reason, the job's state stands for it.
+            reason = full_reason.partition(",")[0] or self._states[shard]
+            shards_by_reason.setdefault(reason, []).append(shard)
+        for reason, shards in shards_by_reason.items():
             count = f"{len(shards)} of the jobs " + ("wait" if len(shards) > 1 else "waits")
-            task = f"{self._last_jobs[shards[0]]}_{shards[0]}"
+            example = shards[0]
+            task = f"{self._last_jobs[example]}_{example}"
             remedy = f"; `scontrol release {task}` lets it go" if "held" in reason.casefold() else ""
-            messages[reason] = f"{count} in the queue: {self._reasons[shards[0]] or reason}{remedy}"
+            messages[reason] = f"{count} in the queue: {self._reasons[example] or reason}{remedy}"
         return messages
 
     def describe_end(self, shard: int) -> str:

@@ -489,7 +489,8 @@ def submit_experiment(configs: str, commands: Sequence[str], environment: Mappin
         f"--dependency={','.join(dependencies)}",
     ]
     if nodes > 1:
-        options.append("--exclusive")  # ranks count a node's GPUs from 0
+        # Whole nodes, because the launcher of ranks takes GPUs of the same numbers on every node.
+        options.append("--exclusive")
     for name in ("PARTITION", "ACCOUNT", "QOS"):
         if value := environment.get(name):
             options.append(f"--{name.lower()}={value}")

@@ -91,7 +91,9 @@ class Guard:
         # The public address, if a proxy forwards to the viewer. Without a proxy, all its parts are empty.
         public_address = urlsplit(base_url)
         self._app, self._token, self._base = app, token, public_address.path.rstrip("/")
-        self._hosts = [*hosts, *([public_address.hostname] if public_address.hostname else [])]
+        self._hosts = list(hosts)
+        if public_address.hostname:
+            self._hosts.append(public_address.hostname)
         self._origin = f"{public_address.scheme}://{public_address.netloc}"
         # Browsers share cookies among all ports of a host, so each token has a cookie with another name.
         self.cookie = "treetune-" + hashlib.sha256(token.encode()).hexdigest()[:12]
@@ -292,8 +294,9 @@ def serve(
         raise ValueError(
             f"--base-url is {base_url} and must be a whole address, such as https://HUB/user/ME/"
         )
-    # Other machines may address the viewer by this machine's name, if it listens for them.
-    hosts = [*LOCAL_HOSTS, host, *([socket.gethostname(), socket.getfqdn()] if host in EVERY_ADDRESS else [])]
+    hosts = [*LOCAL_HOSTS, host]
+    if host in EVERY_ADDRESS:  # other machines address the viewer by this machine's name
+        hosts += [socket.gethostname(), socket.getfqdn()]
     with _listen_on_port(port, host) as listening:
         actual_port = listening.getsockname()[1]
         if host in EVERY_ADDRESS:

@@ -345,7 +345,9 @@ def _series_svg(series: Series, frame: _Frame, turn: int, turns: int) -> str:
     outline += [frame.svg_point(x, high) for x, _, high in reversed(points_with_bounds)]
     band = f'<polygon points="{" ".join(outline)}"/>' if outline else ""
     # Curves that coincide take turns: each has dashes with gaps for the dashes of the others.
-    gap = (turns - 1) * DASH_LENGTH + (LEVEL_GAP if series.is_level or series.dash else 0.0)
+    gap = (turns - 1) * DASH_LENGTH
+    if series.is_level or series.dash:
+        gap += LEVEL_GAP  # so that a level or a dashed curve has gaps without others, too
     dashes = ""
     if gap:
         # SVG expects lengths in units of the drawing, not in widths of the line.
@@ -381,11 +383,12 @@ def _choose_ticks(low: float, high: float, *, whole: bool = False) -> list[float
     Args:
         whole: Whether all ticks must be whole numbers.
     """
-    # Without length, an axis has steps of 1, because the logarithm of 0 doesn't exist.
-    power = 10.0 ** math.floor(math.log10((high - low) / MOST_TICK_STEPS or 1.0))
+    # An axis without length has steps of 1, because the logarithm of 0 doesn't exist.
+    least_step = (high - low) / MOST_TICK_STEPS or 1.0
+    power = 10.0 ** math.floor(math.log10(least_step))
     steps = [power * factor for factor in (1, 2, 2.5, 5, 10, 20, 50)]
     if whole:
-        steps = [step for step in steps if step == round(step) > 0]
+        steps = [step for step in steps if step >= 1 and step == round(step)]
     step = next(step for step in steps if (high - low) / step <= MOST_TICK_STEPS)
     # A tick at an end of the axis must not be lost by rounding.
     first = math.ceil(low / step - 1e-9)
@@ -467,7 +470,9 @@ def draw_series(
         _draw_band(axes, line, palette[line.colour])
     for line, (turn, turns) in zip(series, _take_turns(series, HIDING_DISTANCE * (high - low))):
         colour = palette[line.colour]
-        gap = (turns - 1) * DASH_LENGTH + (LEVEL_GAP if line.is_level or line.dash else 0.0)
+        gap = (turns - 1) * DASH_LENGTH  # room for a dash of each of the others
+        if line.is_level or line.dash:
+            gap += LEVEL_GAP  # so that a level or a dashed curve has gaps without others, too
         style: dict[str, Any] = {
             "color": colour,
             "linewidth": LINE_WIDTH * scale,
@@ -487,10 +492,9 @@ def draw_series(
 
 
 def _take_turns(series: Sequence[Series], tolerance: float) -> list[tuple[int, int]]:
-    """Returns (turn, turns) for each curve: its number among the curves that coincide with it, from 0, and
-    how many such curves there are, itself included.
+    """Returns (turn, turns) for each curve: its number among the curves that coincide, and their number.
 
-    The second of three curves that coincide has (1, 3); a curve that coincides with no other has (0, 1). Two
+    The second of three curves that coincide has (1, 3). A curve that coincides with no other has (0, 1). Two
     curves coincide if at each x their ys differ by at most `tolerance`.
     """
     turns = []

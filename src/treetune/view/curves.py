@@ -273,11 +273,10 @@ def usual_charts(all_bunches: Sequence[Bunch], events: Sequence[Event] = ()) -> 
         titles.append((f"reward added by shaping: {key.removeprefix(SHAPING_PREFIX)}", (key,)))
     charts = []
     for title, keys in (*titles, *USUAL_CURVES):
-        lines = (
-            _curves_of_metric(all_bunches, keys[0])
-            if len(keys) == 1
-            else _curves_of_metrics(all_bunches, keys)
-        )
+        if len(keys) == 1:
+            lines = _curves_of_metric(all_bunches, keys[0])
+        else:
+            lines = _curves_of_metrics(all_bunches, keys)
         if lines:
             better, band = better_direction_of(keys[0]), _band_title(all_bunches)
             from_zero = title in TITLES_FROM_ZERO
@@ -517,8 +516,8 @@ class PlannedMetric(NamedTuple):
 def compare_with_plan(experiment: StoredExperiment) -> list[PlannedMetric]:
     """Compares the plan of one iteration with the mean over the finished iterations, for each planned metric.
 
-    If the run sampled continuations while it sampled answers, generation and credit overlapped in time. Their
-    seconds are then added, and are one row.
+    Generation and credit overlap in time if the run samples continuations while it samples answers. They are
+    then a single row, with the sum of their seconds.
     """
     planned_by_metric = dict(experiment.predicted)
     if experiment.curve("credit/value_overlap_seconds") and "seconds/credit" in planned_by_metric:
@@ -533,11 +532,9 @@ def compare_with_plan(experiment: StoredExperiment) -> list[PlannedMetric]:
             continue
         mean = math.fsum(values) / len(values)
         unit = {"seconds": " s", "memory": " GiB"}.get(metric.partition("/")[0], "")
-        scale = 2**30 if unit == " GiB" else 1
-        planned_text, measured_text = (
-            f"{format_number(planned / scale)}{unit}",
-            f"{format_number(mean / scale)}{unit}",
-        )
+        scale = 2**30 if unit == " GiB" else 1  # metrics of memory are in bytes
+        planned_text = f"{format_number(planned / scale)}{unit}"
+        measured_text = f"{format_number(mean / scale)}{unit}"
         rows.append(PlannedMetric(metric, planned_text, measured_text, f"{mean / planned - 1:+.0%}"))
     return rows
 

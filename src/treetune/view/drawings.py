@@ -156,7 +156,8 @@ class ThreadedAnswer:
         numbers = [TAG_NUMBERS.get(text, 0) for text in self.texts[start:end]]
         deepest = max((len(placed.segment.branch) for placed in self.line), default=0)
         # The largest depth, counted from these tokens, of the blocks that are counted.
-        depth = max(0 if outer_blocks else 1, deepest - outer_blocks)
+        least_depth = 1 if outer_blocks == 0 else 0
+        depth = max(least_depth, deepest - outer_blocks)
         return count_threads(numbers, TAG_IDS, depth)
 
     @cached_property
@@ -199,9 +200,11 @@ def _split_into_parts(
 ) -> Iterator[TokenSpan | DrawnBlock]:
     """Yields the parts of a line in order: the spans of text outside of blocks, and the blocks.
 
-    A line is the whole answer, or a thread with its inner threads, and it is inside of `depth` blocks. The
-    segments alone don't tell the head and the tail of a block from the text around it, so the tags are
-    searched for.
+    A line is the whole answer, or a thread with its inner threads, and it is inside of `depth` blocks.
+
+    The head of a block is the text from ``<Parallel>`` to the first thread, and its tail the text from the
+    last thread to ``</Parallel>``. Segments don't separate them from the text around the block, so the tags
+    are searched for.
     """
 
     def block_of(placed: PlacedSegment) -> int | None:
@@ -489,6 +492,11 @@ def tree_html(
     above = address(this_answer, top.depth - 1) if address and top.depth > 0 else None
     whole = address(this_answer, 0) if address and top.depth > 1 else None
     height = min(MOST_TREE_HEIGHT, max(LEAST_TREE_HEIGHT, ANSWER_HEIGHT * len(top.answers)))
+    above = whole = None
+    if address and top.depth > 0:
+        above = address(this_answer, top.depth - 1)
+        if top.depth > 1:  # for the depth 1, `above` is already the address of the whole tree
+            whole = address(this_answer, 0)
     return render(
         "tree.html",
         problem=group[this_answer].group,

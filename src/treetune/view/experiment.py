@@ -191,9 +191,11 @@ def read_experiment(path: Path) -> StoredExperiment:
         damaged = "".join(f"; {message}" for message in missing_facts if "damaged" in message)
         configs = [*path.glob(f"*/{CONFIG}"), *path.glob(f"*/*/{CONFIG}")]
         below = ", ".join(sorted(str(config.parent) for config in configs))
+        hint = damaged
+        if below and not damaged:
+            hint = f"; experiments below it: {below}"
         raise ValueError(
-            f"{path} is not an experiment: it has no configuration, metrics or evaluations"
-            f"{damaged or (f'; experiments below it: {below}' if below else '')}"
+            f"{path} is not an experiment: it has no configuration, metrics or evaluations{hint}"
         )
     # Results of analyses are read here only to name damaged ones in `missing_facts`.
     for label in directory.analyses():
@@ -216,9 +218,12 @@ def read_experiment(path: Path) -> StoredExperiment:
     )
     planned = experiment.expected_iterations
     if isinstance(planned, int) and len(metrics) < planned:
-        state = "is still running" if running else "was interrupted; the same command continues it"
         if experiment.stopped:
             state = "was stopped by a sign of collapse"
+        elif running:
+            state = "is still running"
+        else:
+            state = "was interrupted; the same command continues it"
         if is_run:
             missing_facts.append(f"{len(metrics)} of {planned} iterations are finished: the run {state}")
         else:
@@ -302,7 +307,8 @@ def status_of(experiment: StoredExperiment) -> RunProgress:
     messages = [match[1].replace("  ", " · ") for line in log if (match := _LOG_MESSAGE.match(line))]
     state: Literal["running", "waiting", "stopped", "finished"]
     if experiment.running:
-        state, why = "running", messages[-1] if messages else ""
+        state = "running"
+        why = messages[-1] if messages else ""
     elif planned is not None and n_done >= planned:
         state, why = "finished", ""
     elif not experiment.directory.has_work():

@@ -166,7 +166,7 @@ def save_note(directory: ExperimentDirectory, note: Note, seen_version: str) -> 
     Args:
         directory: The experiment.
         note: The new note.
-        seen: The version of the earlier note that the author has seen; empty if there was none.
+        seen_version: The version of the earlier note that the author has seen; empty if there was none.
 
     Raises:
         NoteChanged: Another version than `seen_version` is on disk. It is not overwritten, so it can't get
@@ -228,8 +228,11 @@ class Notes:
         self._read: dict[Path, tuple[object, Note | str]] = {}
         """For each file its stat when it was read, and its note, or a message on why it can't be read."""
         self._names: dict[tuple[str, str, str], tuple[int, str]] = {}
-        """(row in the index, name of `answer_name`) by (source, the source's mark, ``problem#sample``). The
-        mark changes when the source's files change."""
+        """For each answer its row in the index, and its name (see `answer_name`).
+
+        The key is (name of the source, the source's mark, ``problem#sample``). The mark changes when the
+        source's files change.
+        """
 
     def all(self) -> list[Note]:
         """Returns all notes, the newest first."""
@@ -264,10 +267,12 @@ class Notes:
             mark = marks[source]
             self._read_names(source, mark, list(answers))
             for answer in answers:
-                # A name is a hash of the answer's source, problem, sample and text. It is "" if the source
-                # has no such answer any more, and differs from the note's name if the answer's text has
-                # changed.
-                row, name = self._names.get((source, mark, answer), (0, ""))
+                key = source, mark, answer
+                if key not in self._names:  # the source has no such answer any more
+                    continue
+                # A name is a hash of the answer's source, problem, sample and text. If the text has changed,
+                # it is another name than the note's.
+                row, name = self._names[key]
                 if name in notes_by_name:
                     rows[source, row] = notes_by_name[name]
         return rows
@@ -294,14 +299,16 @@ class Notes:
             stats = {path: stat_of(path) for path in note_files(self._folder)}
             self._read = {path: entry for path, entry in self._read.items() if path in stats}
             for path, stat in stats.items():
-                # The stat is None if the file has just been deleted. An unchanged file isn't read again.
-                if stat is not None and self._read.get(path, (None,))[0] != stat:
-                    try:
-                        self._read[path] = stat, read_note(path)
-                    except FileNotFoundError:  # deleted since the stat: "" is left out below
-                        self._read[path] = stat, ""
-                    except (ValueError, OSError) as error:
-                        self._read[path] = stat, str(error)
+                if stat is None:  # the file has just been deleted
+                    continue
+                if path in self._read and self._read[path][0] == stat:  # the file hasn't changed
+                    continue
+                try:
+                    self._read[path] = stat, read_note(path)
+                except FileNotFoundError:  # deleted since the stat: "" is left out below
+                    self._read[path] = stat, ""
+                except (ValueError, OSError) as error:
+                    self._read[path] = stat, str(error)
             return [item for _, item in self._read.values() if item]
 
 

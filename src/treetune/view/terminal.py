@@ -1,7 +1,7 @@
 """`treetune watch` shows experiments in a terminal: a list with the status of each, or a page about one.
 
 It reads the files again every two seconds, or prints a single page and ends. It writes nothing. All text from
-files goes through `line_of` or `visible`, so that control characters and markup have no effect.
+files goes through `line_of` or `make_visible`, so that control characters and markup have no effect.
 """
 
 from __future__ import annotations
@@ -185,7 +185,10 @@ def _experiments_table(
     for head in heads:
         table.add_column(head, no_wrap=True, justify="right" if head in ("done", "left") else "left")
     for i, ((run, _), cells) in enumerate(zip(rows, rows_of_cells, strict=True)):
-        mark = "› " if i == selected else "  " if selected is not None else ""
+        if selected is None:
+            mark = ""
+        else:
+            mark = "› " if i == selected else "  "
         name, room = line_of(run.name).plain, max(10, width - width_of_cells - len(mark) - 1)
         # The end of a name is kept, because names differ at their ends.
         shortened = name if len(name) <= room else f"…{name[1 - room :]}"
@@ -355,9 +358,10 @@ def _draw_chart(chart: Chart, width: int, braille: bool) -> Group:
         curve = [(x, y) for x, y in series.points if math.isfinite(y)]
         if curve:
             drawn_curves.append(curve)
+    has_several_curves = len(chart.series) > 1
     # After its colon, the title of several curves says which of them is dashed. That is left out, because
     # curves of characters have no dashes.
-    title = line_of(chart.title.partition(":")[0] if len(chart.series) > 1 else chart.title, "bold")
+    title = line_of(chart.title.partition(":")[0] if has_several_curves else chart.title, "bold")
     title.append(f"  {BETTER_TEXTS[chart.better]}" if chart.better else "", style="dim")
     if not drawn_curves:
         return Group(title, Text("no finite values yet", style="dim"))
@@ -380,7 +384,7 @@ def _draw_chart(chart: Chart, width: int, braille: bool) -> Group:
     for series in chart.series:
         # The name of a curve is "experiment: metric". The experiment's name is already at the top of the
         # page.
-        name = f"{series.name.rpartition(': ')[2]} " if len(chart.series) > 1 else ""
+        name = f"{series.name.rpartition(': ')[2]} " if has_several_curves else ""
         x, y = series.points[-1]
         bounds = series.interval.get(x)
         between = f" [{format_number(bounds[0])}, {format_number(bounds[1])}]" if bounds else ""
@@ -429,8 +433,8 @@ def newest_answers(run: Run, most_answers: int) -> tuple[str, list[NewestAnswer]
         return "", []
     iterations = [source for source in all_sources if source.kind == "iteration"]
     source_of_answers = (iterations or all_sources)[-1]
-    # The first answer to each problem. Only a thousand lines, or one batch, are read: they usually have
-    # enough problems.
+    # The first answer to each problem, by problem. Only the first thousand lines, or the first batch, are
+    # read: they usually have enough problems.
     first_answers: dict[str, NewestAnswer] = {}
     if source_of_answers.kind == "evaluation":
         verify_answers(source_of_answers.path)
@@ -444,18 +448,18 @@ def newest_answers(run: Run, most_answers: int) -> tuple[str, list[NewestAnswer]
             source_of_answers.path, ["problem", "sample", "grade", "text", "group", "reward"]
         )
         next(batches)  # the schema
-        for batch, _ in islice(batches, 1):
-            for row in batch.to_pylist():
-                problem, sample, text = row.get("group") or "", 0, row.get("text") or ""
-                score, outcome = row.get("reward"), ""
-                # A row with a problem is a trajectory. A row without one is an episode of demonstrations.
-                if "problem" in row:
-                    problem, sample, outcome = row["problem"]["id"], row["sample"], row["grade"]["outcome"]
-                    score = None if outcome == "unavailable" else row["grade"]["reward"]
-                first_answers.setdefault(problem, NewestAnswer(f"{problem}#{sample}", score, outcome, text))
-    return f"{source_of_answers.content} of {source_of_answers.title}", list(first_answers.values())[
-        :most_answers
-    ]
+        first_batch, _ = next(batches, (None, 0))
+        for row in first_batch.to_pylist() if first_batch is not None else ():
+            if "problem" in row:  # a trajectory
+                problem, sample, outcome = row["problem"]["id"], row["sample"], row["grade"]["outcome"]
+                score = None if outcome == "unavailable" else row["grade"]["reward"]
+            else:  # an episode of demonstrations
+                problem, sample, outcome = row.get("group") or "", 0, ""
+                score = row.get("reward")
+            answer = NewestAnswer(f"{problem}#{sample}", score, outcome, row.get("text") or "")
+            first_answers.setdefault(problem, answer)
+    title = f"{source_of_answers.content} of {source_of_answers.title}"
+    return title, list(first_answers.values())[:most_answers]
 
 
 # Curves of characters

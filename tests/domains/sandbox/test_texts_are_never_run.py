@@ -43,6 +43,7 @@ ALLOWED = {
     ("src/treetune/__init__.py", "globals()"): OURS,
     ("src/treetune/credit/__init__.py", "importlib.import_module"): OURS,
     ("src/treetune/lab/arena/scores.py", "importlib.import_module"): "a module of a registered part",
+    ("src/treetune/engine/vllm_server.py", "importlib.import_module"): "a module of vLLM",
     ("src/treetune/engine/guard.py", "ctypes.CDLL"): "the C library",
     ("src/treetune/processes/lifetime.py", "ctypes.CDLL"): "the C library",
     ("src/treetune/processes/worker.py", "ctypes.CDLL"): "the C library",

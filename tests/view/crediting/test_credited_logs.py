@@ -38,7 +38,7 @@ from treetune.models.tokenizer import codec_of
 from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.view.crediting.credit_log import CreditOfLog, credit_log, read_sampling
 from treetune.view.crediting.folder import RECORD_FILE
-from treetune.view.crediting.log import find_log
+from treetune.view.crediting.log import files_of_log, find_log
 from treetune.view.crediting.tokens import LogTokenizer
 from treetune.view.store.foreign.token_ids import StoredTokens, stored_tokens
 from treetune.vocabulary import Episode, Message, TextCodec, Trajectory
@@ -574,3 +574,13 @@ def test_the_viewer_shows_values_advantages_and_continuations(viewer: Viewer, tm
     continued = viewer.page("/continuations", run="credited", source="i3", answer=answer.id, start=start)
     assert "<b>3</b>" in continued or "3 continuations" in continued
     assert np.isfinite(episode.advantages).all()
+
+
+def test_a_log_with_links_to_other_folders_is_refused(tmp_path: Path) -> None:
+    """Otherwise the answers of these files would be missing without a word."""
+    verl(tmp_path / "elsewhere")
+    (tmp_path / "log").mkdir()
+    for path in (tmp_path / "elsewhere").iterdir():
+        (tmp_path / "log" / path.name).symlink_to(path)
+    with pytest.raises(ValueError, match="symbolic links to other folders are not followed"):
+        files_of_log(find_log(tmp_path / "log"))

@@ -100,7 +100,8 @@ class CreditService(AbstractContextManager["CreditService"]):
             servers.api_key()  # now, and not at the first request
         tokenizer = settings.tokenizer
         if tokenizer is None and servers is None and isinstance(settings.engine, str | Path):
-            tokenizer = settings.engine  # a folder with a model, which has its tokenizer, too
+            # A text that doesn't name servers is a model's folder, which has the tokenizer, too.
+            tokenizer = settings.engine
         if tokenizer is None and settings.engine is not None:
             raise ValueError("the grader reads the text that the engine samples: give --tokenizer")
         if isinstance(tokenizer, str | Path):

@@ -15,8 +15,8 @@ def credit_command(options: Options) -> int:
     from treetune.config.imports import import_parts
     from treetune.view.crediting.credit_log import CreditOfLog, credit_log
 
-    # Afterwards the reward function may also be in an installed package, or in a module in the working
-    # directory.
+    # Imports the parts of installed packages, and lets modules be imported from the working directory: the
+    # reward function may be in either.
     import_parts({})
     log = options.log.resolve()
     output = options.output or log.with_name(f"{log.stem if log.is_file() else log.name}_credited")

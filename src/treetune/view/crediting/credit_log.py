@@ -319,15 +319,16 @@ class _Crediting:
             if seconds_left <= 0:
                 raise self._make_limit_error(f"before {file.source.title}", "deadline")
 
-        # `file.number` counts from 1, and the assigner counts iterations from 0.
+        iteration = file.number - 1  # `file.number` counts from 1, and the assigner from 0
+
         def with_journal(engine: Engine) -> Engine:
             """Returns the engine with the journal of this file's iteration."""
-            return FileJournal(engine, self.folder.folder_of(file), file.number - 1)
+            return FileJournal(engine, self.folder.folder_of(file), iteration)
 
         try:
             return assigner.assign(
                 answers,
-                iteration=file.number - 1,
+                iteration=iteration,
                 budget=budget,
                 deadline=seconds_left,
                 wrap_engine=with_journal,
@@ -390,8 +391,9 @@ def _rows_of(logged: LoggedAnswers, assigned: CreditedTrees | None) -> tuple[lis
         credited_by_id = {trajectory.id: trajectory for trajectory in answers_of(assigned.trees)}
         episode_by_id = {episode.trajectory: episode for episode in assigned.episodes}
     problems: dict[str, Problem] = {}
-    # The assigner got only the answers to credit, and numbered the answers of each group from 0, in the log's
-    # order. `credited_counts` has the number of each group's next answer, to find it by its id.
+    # The assigner got only the answers to credit, and numbered those of each group from 0, in the log's
+    # order: "gsm8k/17#1" is the second one of the group gsm8k/17. `credited_counts` has the number of each
+    # group's next answer.
     credited_counts: Counter[str] = Counter()
     further_counts = Counter(str(item.answer.group) for item in logged.to_credit)
     trajectories, episodes = [], []

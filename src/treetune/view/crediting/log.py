@@ -104,8 +104,16 @@ def files_of_log(log: Run) -> list[LoggedFile]:
 
     If each file has a different step of the program in its path, its number is this step (or the step plus 1
     if steps begin with 0). If not, files are numbered from 1 in their order.
+
+    Raises ValueError if a file is a symbolic link to another folder: such links are not followed.
     """
-    files = find_sources(log)
+    links: list[Path] = []
+    files = find_sources(log, left_out=links)
+    if links:
+        listed = ", ".join(str(link) for link in links)
+        raise ValueError(
+            f"symbolic links to other folders are not followed: copy the files in place of {listed}"
+        )
     steps = [step_of(file.path, log.path).number for file in files]
     numbers = [step for step in steps if step is not None]
     if len(set(numbers)) < len(files):

@@ -129,7 +129,7 @@ class LogTokenizer:
         # Tokens that begin every prompt, such as <s>, are not in the stored text.
         begin = len(self.codec.begin)
         has_begin = tuple(prompt_ids[:begin].tolist()) == self.codec.begin
-        self._compare(text, prompt_ids[begin:] if has_begin else prompt_ids)
+        self._count_if_changed(text, prompt_ids[begin:] if has_begin else prompt_ids)
         return prompt_ids
 
     def encode_answer(self, text: str) -> TokenIds:
@@ -143,7 +143,7 @@ class LogTokenizer:
         except ValueError as error:
             raise ValueError("an answer that the tokenizer can't encode") from error
         self.counts["encoded"] += 1
-        self._compare(text, ids)
+        self._count_if_changed(text, ids)
         return ids
 
     def add_end(self, ids: TokenIds) -> TokenIds:
@@ -212,7 +212,7 @@ class LogTokenizer:
         self.counts["ambiguous"] += is_ambiguous
         return None
 
-    def _compare(self, text: str, ids: TokenIds) -> None:
+    def _count_if_changed(self, text: str, ids: TokenIds) -> None:
         """Counts a text if its ids decode to another text, both with and without special tokens.
 
         Keeps the first such text as an example.

@@ -247,16 +247,17 @@ def _make_reading_list(view: PageRequest, answers: AnswerStore, answer: StoredAn
     keys = [(row["source"], row["row"]) for row in result.rows]
     this_key = (answer.row["source"], answer.row["row"])
     position = keys.index(this_key) if this_key in keys else None
-    # First for an answer at an end of the page: the last answer of the page before, and the first of the page
-    # after. If the page has a neighbour itself, that is taken below.
-    previous_address = address(None, page=number - 1, last=1) if number > 1 else None
-    next_address = address(None, page=number + 1) if number < pages else None
+    previous_address = next_address = None
     if position is not None and position > 0:
         previous_address = address(result.rows[position - 1])
+    elif number > 1:  # the last answer on the page before
+        previous_address = address(None, page=number - 1, last=1)
     if position is None:  # the answer isn't on the page any more: the next one is the page's first
         next_address = address(result.rows[0]) if result.rows else None
     elif position + 1 < len(result.rows):
         next_address = address(result.rows[position + 1])
+    elif number < pages:  # the first answer on the page after
+        next_address = address(None, page=number + 1)
     return {
         "rows": with_all_columns(result.rows, [question.sort] if question.sort else ()),
         "result": result,
@@ -284,6 +285,17 @@ def _list_forms(tokens: Tokens | None, further: Sequence[str]) -> Sequence[str]:
 # Tokens
 
 
+class _Colouring(NamedTuple):
+    """A number of tokens by which they can be coloured."""
+
+    name: str
+    is_signed: bool
+    meaning: str
+    """What the colours mean."""
+    why_missing: str = ""
+    """Why an answer may lack the number. If it is empty, the colouring is left out for such an answer."""
+
+
 def make_colourings(tokens: Tokens | None, credit_change: str) -> list[dict[str, Any]]:
     """Returns a dictionary for each kind of number that tokens can be coloured by.
 
@@ -295,36 +307,53 @@ def make_colourings(tokens: Tokens | None, credit_change: str) -> list[dict[str,
     trains = "training advantage"
     if credit_change and ADVANTAGE_OF_CREDIT not in numbers:
         trains = f"advantage of credit assignment ({credit_change})"
-    # For each number: its name, whether it has a sign, what its colours mean, and why tokens may lack it.
     # `ADVANTAGE_OF_CREDIT` is the advantage before training changed it; "advantage" is then the changed one.
-    kinds = [
-        (
+    colourings = [
+        _Colouring(
             "advantage",
-            True,
-            f"blue: made more likely; orange: made less likely; {trains}",
-            "not computed before training (a critic computes them in training, demonstrations have none)",
+            is_signed=True,
+            meaning=f"blue: made more likely; orange: made less likely; {trains}",
+            why_missing="not computed before training (a critic computes them in training, demonstrations"
+            " have none)",
         ),
-        (ADVANTAGE_OF_CREDIT, True, f"before training changes it ({credit_change})", ""),
-        ("log-prob", False, "darker: less likely when it was sampled", "no log-probs are stored"),
-        ("entropy", False, "darker: the policy was less certain, in nats", WHY_UNRECORDED),
-        ("gap", True, "the trainer's log-prob minus the engine's: blue above, orange below", WHY_UNRECORDED),
-        (
+        _Colouring(
+            ADVANTAGE_OF_CREDIT,
+            is_signed=True,
+            meaning=f"before training changes it ({credit_change})",
+        ),
+        _Colouring(
+            "log-prob",
+            is_signed=False,
+            meaning="darker: less likely when it was sampled",
+            why_missing="no log-probs are stored",
+        ),
+        _Colouring(
+            "entropy",
+            is_signed=False,
+            meaning="darker: the policy was less certain, in nats",
+            why_missing=WHY_UNRECORDED,
+        ),
+        _Colouring(
+            "gap",
+            is_signed=True,
+            meaning="the trainer's log-prob minus the engine's: blue above, orange below",
+            why_missing=WHY_UNRECORDED,
+        ),
+        _Colouring(
             "log-ratio",
-            True,
-            "blue: more likely at the last optimiser step than before the iteration; orange: less likely",
-            "",
+            is_signed=True,
+            meaning="blue: more likely at the last optimiser step than before the iteration; orange: less"
+            " likely",
         ),
-        (
+        _Colouring(
             KL_TO_REFERENCE,
-            False,
-            "darker: further from the reference model; the mean over all tokens is train/kl",
-            "",
+            is_signed=False,
+            meaning="darker: further from the reference model; the mean over all tokens is train/kl",
         ),
     ]
     colours = []
-    for name, signed, meaning, missing in kinds:
-        # These three are left out if they are missing. The others are then listed with the reason.
-        if name in (ADVANTAGE_OF_CREDIT, "log-ratio", KL_TO_REFERENCE) and name not in numbers:
+    for name, is_signed, meaning, missing in colourings:
+        if name not in numbers and not missing:
             continue
         column, scale = numbers.get(name), None
         absolute_values = np.abs(column[np.isfinite(column)]) if column is not None else np.empty(0)
@@ -332,10 +361,11 @@ def make_colourings(tokens: Tokens | None, credit_change: str) -> list[dict[str,
             # All tokens of a step have the step's advantage. If the step with the largest advantage is short,
             # a quantile below 1 could be smaller than that advantage, whose colour would not stand out.
             quantile = 1.0 if name in ("advantage", ADVANTAGE_OF_CREDIT) else FULL_COLOUR_QUANTILE
+            # The quantile is 0 if most numbers are. Then the largest number has the full colour.
             scale = float(np.quantile(absolute_values, quantile)) or float(absolute_values.max()) or 1.0
             missing = ""
         colours.append(
-            {"name": name, "meaning": meaning, "scale": scale, "signed": signed, "missing": missing}
+            {"name": name, "meaning": meaning, "scale": scale, "signed": is_signed, "missing": missing}
         )
     return colours
 
@@ -445,23 +475,23 @@ def _make_gradient_chain(
     advantages = [abs(item.advantage) for item in steps]
     trained_advantages = [abs(item.trained_advantage) for item in steps if item.trained_advantage is not None]
     shares = [item.share or 0.0 for item in steps]
-    # `turned` has the steps whose advantage changes its sign in training, and `moved` those whose advantage
-    # of 0 becomes another number.
-    turned = [
-        item
-        for item in steps
-        if item.trained_advantage is not None and item.advantage * item.trained_advantage < 0
-    ]
-    moved = [item for item in steps if item.advantage == 0 and item.trained_advantage]
+    n_turned = n_moved = 0
+    for item in steps:
+        if item.trained_advantage is None:
+            continue
+        if item.advantage * item.trained_advantage < 0:  # the sign changes in training
+            n_turned += 1
+        elif item.advantage == 0 and item.trained_advantage != 0:  # 0 becomes another number in training
+            n_moved += 1
     return {
         "steps": rows,
         "scale": max(advantages, default=0.0) or 1.0,
         "trained_scale": max(trained_advantages, default=0.0) or 1.0,
         "largest": max(shares, default=0.0) or 1.0,
         "share": math.fsum(shares),
-        "turned": len(turned),
+        "turned": n_turned,
         "ratios": any(item.ratio is not None for item in steps),
-        "moved": len(moved),
+        "moved": n_moved,
         "shaping": episode.reward - episode.score,
         "score": episode.score,
         "reward": episode.reward,

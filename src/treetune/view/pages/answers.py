@@ -24,7 +24,8 @@ PAGE_SIZES = ("50", "20", "200")
 
 OUTCOME_CHOICES = ("ok", "no_answer", "timeout", "error", "unavailable")
 VERDICT_CHOICES = ("", "right", "wrong")
-SEVERAL_FILES = ("everything", "iterations", "evaluations")
+EVERYTHING = "everything"
+SEVERAL_FILES = (EVERYTHING, "iterations", "evaluations")
 """The values of `?of=` that choose several files of answers. The default of `?of=` is the newest iteration,
 or "everything" if no iteration can be shown."""
 
@@ -190,14 +191,17 @@ def question_of_address(view: PageRequest, answers: AnswerStore) -> tuple[RowQue
         for item in answers.list_indexed_sources()
         if item.about and item.source.kind == "iteration"
     ]
-    files_choice = view.text("of") or (iterations[-1] if iterations else SEVERAL_FILES[0])
-    names: tuple[str, ...] = (files_choice,)
-    if files_choice in SEVERAL_FILES:
-        # For "everything", no source has this kind. The tuple of names is then empty, which means all files.
+    files_choice = view.text("of") or (iterations[-1] if iterations else EVERYTHING)
+    names: tuple[str, ...]
+    if files_choice == EVERYTHING:
+        names = ()  # a question without names is about all files
+    elif files_choice in SEVERAL_FILES:  # "iterations" or "evaluations"
         names = tuple(name for name, source in sources.items() if f"{source.kind}s" == files_choice)
-        if files_choice != SEVERAL_FILES[0] and not names:
+        if not names:
             raise NotThere(f"{answers.run.name} has no answers of {files_choice} yet")
-    elif files_choice not in sources:
+    elif files_choice in sources:
+        names = (files_choice,)
+    else:
         raise ValueError(f"there are no answers {files_choice!r}; choose one of {', '.join(sources)}")
     filters = [*_filters_of_address(view), *parse_conditions(view.text("where"), columns)]
     question = make_question(view, filters, names)
@@ -409,13 +413,14 @@ def _bars_of_problems(
 
 
 def _earlier_rates(answers: AnswerStore, files_choice: str) -> dict[str, tuple[str, float | None]]:
-    """Returns each problem's pass rate in the newest file before a given one that has answers to the problem.
+    """Returns each problem's pass rate in an earlier file than the chosen one.
 
-    Earlier files are those of the same kind, such as evaluations of the same set, with a smaller number.
+    Earlier files are those of the same kind, such as evaluations of the same set, with a smaller number. Of
+    those that have answers to a problem, the newest counts.
 
     Args:
         answers: The answers of the experiment.
-        files_choice: The name of the given file. For a choice of several files (`SEVERAL_FILES`), the result
+        files_choice: The name of the chosen file. For a choice of several files (`SEVERAL_FILES`), the result
             is empty.
 
     Returns:

@@ -24,6 +24,9 @@ from treetune.vocabulary import CORRECT_SCORE
 PROBLEMS_PER_PAGE = 100
 """The most problems on a page."""
 
+MOST_LINKED_ANSWERS = 64
+"""The most answers of each side to which the comparison of two answers has links."""
+
 COMPARED_CHARACTERS = 6000
 """The most characters of each text that are compared."""
 
@@ -155,8 +158,9 @@ def _pair_experiments(view: PageRequest) -> list[tuple[Run, Run]]:
 def _choose_sides(view: PageRequest, runs: Sequence[Run]) -> list[Side]:
     """Returns the two files to compare, which the address names.
 
-    If it doesn't, two runs are compared in the newest file that both have, and one run in its first and last
-    evaluation of a set. Iterations take the place of evaluations if there are none.
+    If it doesn't, two different runs are compared in the newest evaluation that both have. For a single run,
+    the first and the last evaluation of a set are compared. Iterations take the place of evaluations if the
+    first run has none.
     """
     sources = []
     for run in runs:
@@ -167,16 +171,17 @@ def _choose_sides(view: PageRequest, runs: Sequence[Run]) -> list[Side]:
     first, second = sources
     # The names of evaluations, or if there are none of iterations, from the oldest to the newest.
     candidates = [name for name, source in first.items() if source.kind == "evaluation"] or list(first)
-    if runs[0] != runs[1]:
-        common_names = [name for name in candidates if name in second]
-        default_names = (
-            [common_names[-1], common_names[-1]] if common_names else [candidates[-1], list(second)[-1]]
-        )
-    else:
+    if runs[0] == runs[1]:
         label = first[candidates[-1]].label
         names_of_set = [name for name in candidates if first[name].label == label]
-        default_names = [names_of_set[0], names_of_set[-1]]
-    names = [view.text("first", default_names[0]), view.text("second", default_names[1])]
+        default_first, default_second = names_of_set[0], names_of_set[-1]
+    else:
+        common_names = [name for name in candidates if name in second]
+        if common_names:
+            default_first = default_second = common_names[-1]
+        else:
+            default_first, default_second = candidates[-1], list(second)[-1]
+    names = [view.text("first", default_first), view.text("second", default_second)]
     for run, sources_of_run, name in zip(runs, sources, names, strict=True):
         if name not in sources_of_run:
             raise NotThere(f"{run.name} has no answers {name!r}; it has {', '.join(sources_of_run)}")
@@ -185,11 +190,11 @@ def _choose_sides(view: PageRequest, runs: Sequence[Run]) -> list[Side]:
 
 def _compare_two_answers(view: PageRequest, sides: Sequence[Side], problem: str) -> dict[str, Any]:
     """Returns two answers to a problem, with their differences marked, as values for ``compare.html``."""
-    rows, chosen_rows, texts, left_out = [], [], [], []
+    rows_of_sides, chosen_rows, texts, left_out = [], [], [], []
     for (run, source), key in zip(sides, ("a", "b"), strict=True):
         answers = view.store.answers(run)
         same_problem = ColumnFilter("problem", "=", problem)
-        question = RowQuery((source.name,), (same_problem,), size=64)
+        question = RowQuery((source.name,), (same_problem,), size=MOST_LINKED_ANSWERS)
         answer_rows = with_all_columns(answers.ask(question).rows)
         if not answer_rows:
             raise NotThere(
@@ -197,13 +202,18 @@ def _compare_two_answers(view: PageRequest, sides: Sequence[Side], problem: str)
             )
         # `?a=` and `?b=` choose the answer on each side. A number that is too large chooses the last answer.
         row = answer_rows[min(view.integer(key, 0), len(answer_rows) - 1)]
-        rows.append(answer_rows)
+        rows_of_sides.append(answer_rows)
         chosen_rows.append(row)
         [text] = answers.texts([(source.name, row["place"])])
         beginning, characters_left_out = cut_text(text, COMPARED_CHARACTERS)
         texts.append(beginning)
         left_out.append(characters_left_out)
-    return {"rows": rows, "chosen": chosen_rows, "marked": compare_texts(*texts), "left_out": left_out}
+    return {
+        "rows": rows_of_sides,
+        "chosen": chosen_rows,
+        "marked": compare_texts(*texts),
+        "left_out": left_out,
+    }
 
 
 class Piece(NamedTuple):
@@ -227,8 +237,8 @@ def compare_texts(first: str, second: str) -> list[list[Piece]]:
 
     def pieces(side: int) -> Iterator[Piece]:
         """Yields the pieces of the first (0) or the second (1) text."""
-        for kind, *bounds in operations:  # the begin and end in the first text, then those in the second
-            begin, end = bounds[2 * side : 2 * side + 2]
+        for kind, begin_in_first, end_in_first, begin_in_second, end_in_second in operations:
+            begin, end = (begin_in_first, end_in_first) if side == 0 else (begin_in_second, end_in_second)
             if begin < end:
                 text = make_visible("".join(words[side][begin:end]))
                 yield Piece(text, is_different=kind != "equal")

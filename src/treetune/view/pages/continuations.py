@@ -93,9 +93,8 @@ def continuations_of(
     # `number` counts iterations from 1, and the folders of journals count from 0.
     folder = run.directory.journals(answer.source.number - 1)
     # `may_follow` refuses symbolic links that lead out of the experiment's or the viewer's folders.
-    journals = [
-        path for path in sorted(folder.glob("*.jsonl")) if run.may_follow(folder) and run.may_follow(path)
-    ]
+    paths = sorted(folder.glob("*.jsonl")) if run.may_follow(folder) else []
+    journals = [path for path in paths if run.may_follow(path)]
     if not journals:
         raise ValueError("the journals of this iteration, which have its continuations, were deleted")
     for path in journals:

@@ -120,9 +120,9 @@ def show_histograms(view: PageRequest) -> Response:
     histograms = table.make_histograms(
         _choose_histogram_columns(view, table), question.filters, question.search
     )
-    # A column with the same value in all rows is drawn only if the address names it.
-    varying = [histogram for histogram in histograms if view.text("histogram") or len(histogram.bars) > 1]
-    return render_histograms(view, varying, "rows", data.name)
+    if not view.text("histogram"):  # the address names no column: those with a single value are left out
+        histograms = [histogram for histogram in histograms if len(histogram.bars) > 1]
+    return render_histograms(view, histograms, "rows", data.name)
 
 
 def _choose_histogram_columns(view: PageRequest, table: DataSetTable) -> Sequence[str]:
@@ -140,7 +140,7 @@ def _choose_histogram_columns(view: PageRequest, table: DataSetTable) -> Sequenc
     numeric_columns = table.numeric()
     # The numeric columns of the data set itself, without the lengths of its texts.
     stored_numbers = [name for name in numeric_columns if not name.endswith(LENGTH_SUFFIX)]
-    usual_columns: list[str] = []
+    usual_columns: list[str] = []  # a column may be in it twice, which `dict.fromkeys` below drops
     for name_part in USUAL_NAME_PARTS:
         usual_columns += [name for name in stored_numbers if name_part in name.casefold()]
     lengths = [name + LENGTH_SUFFIX for name in LENGTH_COLUMNS if name + LENGTH_SUFFIX in numeric_columns]

@@ -202,14 +202,17 @@ def _sort_key(row: ListedExperiment, sort: str) -> tuple[str, float, str, str]:
     In a group, the best, newest or running row comes first, or the row with the largest value of a column.
     """
     cell = row.cells.get(sort)
+    # Large values come first, so they are negated. Rows without the value come last.
+    newest_time = (row.status.wall_time if row.status else None) or 0.0
     ranks = {
         "name": 0.0,
         "state": float(EXPERIMENT_STATES.index(row.state)),
-        "newest": -((row.status.wall_time if row.status else None) or 0.0),
-        "accuracy": -(row.accuracy.value if row.accuracy else -1.0),
+        "newest": -newest_time,
+        "accuracy": -row.accuracy.value if row.accuracy else math.inf,
     }
     rank_in_column = math.inf if cell is None or cell.value is None else -cell.value
-    return row.group, ranks.get(sort, rank_in_column), cell.text if cell else "", row.run.name
+    cell_text = cell.text if cell else ""
+    return row.group, ranks.get(sort, rank_in_column), cell_text, row.run.name
 
 
 def _format_mean_of_column(rows: Sequence[ListedExperiment], column: str | None) -> str:
@@ -221,11 +224,16 @@ def _format_mean_of_column(rows: Sequence[ListedExperiment], column: str | None)
 
 
 def _read_settings(view: PageRequest, run: Run) -> Mapping[str, str]:
-    """Returns the settings of an experiment by key, as JSON, but texts without quotes. They are read once."""
+    """Returns the settings of an experiment by key, as JSON, but texts without quotes.
+
+    They are computed again only when the experiment has changed.
+    """
     config = view.store.experiment(run).config
-    return view.store.read_once(
-        "settings", run, lambda: {k: v.strip('"') for k, v in flatten_settings(config).items()}
-    )
+
+    def without_quotes() -> dict[str, str]:
+        return {key: value.strip('"') for key, value in flatten_settings(config).items()}
+
+    return view.store.read_once("settings", run, without_quotes)
 
 
 def _differing_keys(settings: Sequence[Mapping[str, str]]) -> list[str]:
@@ -260,9 +268,9 @@ def cells_of(view: PageRequest, run: Run, columns: Sequence[str]) -> dict[str, C
         ACCURACY_PREFIX + accuracy.label: accuracy for accuracy in view.store.status(run).accuracies
     }
     for column in columns:
-        # A column is an accuracy, the number of iterations, a cost, any other metric, or a setting. A cost is
-        # the sum of a metric over iterations ("total" or "seconds") or its newest value, and any other metric
-        # shows its newest value.
+        # A column is an accuracy, the number of iterations, a metric, or a setting. A metric is shown by its
+        # newest value. Columns of costs have a name instead of the metric's, and may show its sum over all
+        # iterations (the kinds "total" and "seconds").
         metric, kind = COST_COLUMNS.get(column, (column, "newest"))
         if column in accuracies:
             accuracy = accuracies[column]
@@ -307,7 +315,9 @@ def show_run(view: PageRequest) -> Response:
     if len(all_bunches) == 1:
         # `positions` has the position on the axis `over` for each number of finished iterations.
         events = [replace(event, x=all_bunches[0].positions.get(event.x, event.x)) for event in events]
-    elif X_AXES[over]:  # the same number of iterations is at another position on the axis in each experiment
+    elif X_AXES[over]:
+        # On any axis but finished iterations, the same number of iterations is at another position in each
+        # experiment, so an event has no single position.
         events = []
     statuses = {run.name: view.store.status(run) for run in view.runs}
     names = [name for name in view.request.query_params.getlist("metric") if name]
@@ -334,38 +344,39 @@ def _show_run_of_another(view: PageRequest) -> Response:
     """Shows curves over the steps of another program's run, computed from its answers."""
     answers = view.store.answers(view.run)
     indexed = answers.list_indexed_sources()
-    steps = {item.source.name: item.source for item in indexed}
-    columns = answers.columns()
-    tokens = "avg(tokens)" if "tokens" in columns else "NULL"
+    sources = {item.source.name: item.source for item in indexed}  # each source is a file of a step
+    mean_tokens = "avg(tokens)" if "tokens" in answers.columns() else "NULL"
     rows = answers.sql(
         f"""
         SELECT source, count(*) AS answers, count(score) AS graded, avg(reward) AS reward,
             avg((score >= ?)::INTEGER) AS right_share, avg(unfinished::INTEGER) AS unfinished,
-            {tokens} AS tokens, avg((outcome = 'error')::INTEGER) AS failed
+            {mean_tokens} AS tokens, avg((outcome = 'error')::INTEGER) AS failed
         FROM answers GROUP BY source
         """,
         [CORRECT_SCORE],
     )
-    rows.sort(key=lambda row: (steps[row["source"]].number, steps[row["source"]].label))
+    rows.sort(key=lambda row: (sources[row["source"]].number, sources[row["source"]].label))
     charts = list[Chart]()
     for title, column, better in CURVES_OF_ANOTHER:
-        points: dict[str, dict[float, float]] = {}
+        # For each label, such as "train", the values by step.
+        values_by_label: dict[str, dict[float, float]] = {}
         for row in rows:
             if row[column] is not None:
-                step = steps[row["source"]]
-                points.setdefault(step.label or "answers", {})[float(step.number)] = row[column]
+                source = sources[row["source"]]
+                values = values_by_label.setdefault(source.label or "answers", {})
+                values[float(source.number)] = row[column]
         lines = []
-        for number_of_line, (label, values) in enumerate(points.items()):
+        for line_number, (label, values) in enumerate(values_by_label.items()):
             # A share that is always 0 has no line, because it says nothing. A reward or an accuracy has one.
             if any(values.values()) or column in ("reward", "right_share"):
-                dash, colour = divmod(number_of_line, N_COLOURS)  # after the last colour, lines are dashed
+                dash, colour = divmod(line_number, N_COLOURS)  # after the last colour, lines are dashed
                 lines.append(Series(label, list(values.items()), f"c{colour}", dash=dash))
         if lines:
             charts.append(Chart(title, lines, better, x_name="step"))
     return view.render(
         "run_of_another.html",
         charts=charts,
-        steps=[(steps[row["source"]], row) for row in reversed(rows)],
+        steps=[(sources[row["source"]], row) for row in reversed(rows)],
         problems=answers.problems(),
         waiting=[item.source.title for item in indexed if item.is_awaited],
     )

@@ -171,9 +171,9 @@ def save_form(view: PageRequest, about: NotedAnswer, form: Form) -> Draft | None
     """
     # "label" has the labels that were ticked, and "labels" those that were typed.
     labels: Sequence[str] = [*form.get("label", ()), *form.get("labels", ())]
-    # `seen_version` is the version of the note that the user saw: `save_note` doesn't replace another
-    # version.
-    text, seen_version = ("".join(form.get(name, ())[:1]) for name in ("note", "seen"))
+    text = next(iter(form.get("note", ())), "")
+    # The version of the note that the user saw. `save_note` doesn't replace another version.
+    seen_version = next(iter(form.get("seen", ())), "")
     why_not_writable = _why_not_writable(view)
     if why_not_writable:
         problem = f"Not saved: {why_not_writable}"

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
@@ -161,6 +161,7 @@ def _read_lanes(run: Run, path: Path, now: float, sampled_by_iteration: Mapping[
     is_last_alive = bool(processes) and _is_process_alive(run, file_name, processes[-1])
     lanes: dict[str, list[ShownSpan]] = {}
     for number, process in enumerate(processes):
+        # The processes ran one after the other, so only the last one can be alive.
         is_alive = is_last_alive and number == len(processes) - 1
         process_end = now if is_alive else process.last
         if is_alive:
@@ -170,7 +171,7 @@ def _read_lanes(run: Run, path: Path, now: float, sampled_by_iteration: Mapping[
         description = f"process {process.pid} on {process.host}"
         if any(span.lane == "server" for span in process.spans):
             description = f"watched by {description}"  # a server's timeline is written by another process
-        if number and file_name == "run":
+        if file_name == "run" and number > 0:  # each process of the run after the first one resumed it
             description += f", resume {number}"
         process_span = ShownSpan(file_name, "process", process.start, process_end, description, ending)
         lanes.setdefault("process", []).append(process_span)
@@ -182,8 +183,8 @@ def _read_lanes(run: Run, path: Path, now: float, sampled_by_iteration: Mapping[
             )
             lanes.setdefault(span.lane, []).append(shown_span)
     for lane_name, shown_spans in lanes.items():
-        # These names become part of addresses. `visible` replaces lone surrogates (halves of characters),
-        # which an address can't contain.
+        # These names become part of addresses, which can't contain lone surrogates (halves of characters).
+        # `make_visible` replaces them.
         yield Lane(
             make_visible(file_name), make_visible(lane_name), sorted(shown_spans, key=lambda span: span.start)
         )
@@ -201,7 +202,8 @@ def _shown_span(
     if span.end is not None:
         end, ending = span.end, ""
     else:
-        end, ending = process_end, "open" if is_alive else "cut"
+        end = process_end
+        ending = "open" if is_alive else "cut"
     about = {key: value for key, value in span.about.items() if value is not None}
     facts = []
     iteration = about.get("iteration")
@@ -413,14 +415,19 @@ def show(view: PageRequest) -> Response:
     )
 
 
-def _rows_of_table(
-    lanes: Sequence[Lane], window: Window, began: float
-) -> list[tuple[str, str, ShownSpan, int, float]]:
-    """Returns the rows of the table below the drawing, one for each kind of work in each lane.
+class _WorkRow(NamedTuple):
+    """A kind of work in a lane: a row of the table below the drawing."""
 
-    Returns:
-        (name of the lane, kind of work, its longest span, number of its spans, seconds of all of them).
-    """
+    lane: str
+    kind: str
+    longest: ShownSpan
+    n_spans: int
+    seconds: float
+    """The seconds of all its spans together."""
+
+
+def _rows_of_table(lanes: Sequence[Lane], window: Window, began: float) -> list[_WorkRow]:
+    """Returns a row for each kind of work in each lane, over the spans in the window."""
     spans_by_lane_and_kind: dict[tuple[str, str], list[ShownSpan]] = {}
     for lane in lanes:
         for span in lane.spans:
@@ -432,7 +439,7 @@ def _rows_of_table(
     for (lane_name, kind), spans in spans_by_lane_and_kind.items():
         longest = max(spans, key=lambda span: span.end - span.start)
         seconds = sum(span.end - span.start for span in spans)
-        rows.append((lane_name, kind, longest, len(spans), seconds))
+        rows.append(_WorkRow(lane_name, kind, longest, len(spans), seconds))
     return rows
 
 
@@ -470,13 +477,18 @@ def format_clock(seconds: float, length: float) -> str:
 
     It has as many decimals as times in a window of `length` seconds need.
     """
-    digits = 0 if length >= 20 else 1 if length >= 2 else 2 if length >= 0.2 else 3
+    if length >= 20:
+        digits = 0
+    elif length >= 2:
+        digits = 1
+    else:
+        digits = 2 if length >= 0.2 else 3
     whole = round(seconds, digits)
     total_minutes, seconds_left = divmod(whole, 60)
     hours, minutes = divmod(int(total_minutes), 60)
-    # The seconds have two digits before the point. The width of the format counts the point and the decimals,
-    # too.
-    seconds_text = f"{seconds_left:0{3 + digits if digits else 2}.{digits}f}"
+    # The seconds have two digits before the point ("02.5"). The width also counts the point and the decimals.
+    width = 2 + (1 + digits if digits else 0)
+    seconds_text = f"{seconds_left:0{width}.{digits}f}"
     return f"{hours}:{minutes:02d}:{seconds_text}" if hours else f"{minutes}:{seconds_text}"
 
 

@@ -81,8 +81,11 @@ def open_newest_answers(experiment: StoredExperiment) -> tuple[AnswerStore, Answ
                 # in the cache, too.
                 experiment.cache["newest"] = (answers, source, folder)
                 break
-    newest_of_cache = experiment.cache.setdefault("newest", None)
-    return newest_of_cache and newest_of_cache[:2]
+    newest = experiment.cache.setdefault("newest", None)  # None: there is no such iteration
+    if newest is None:
+        return None
+    answers, source, _ = newest
+    return answers, source
 
 
 # Credit microscope
@@ -174,11 +177,12 @@ class TreeSection(ReportSection):
             " HAVING count(DISTINCT answer) > 1"
             " ORDER BY max(reward) - min(reward) DESC, max(advantage_size) DESC, problem LIMIT 1"
         )
-        for row in chosen_problems:  # one at most
-            group = [episode for episode in answers.group(source.name, row["problem"]) if episode.step_values]
-            # The table below the tree has the steps of the group's first answer (0).
-            return tree_html(group, all_texts(experiment.path) or (), 0)
-        return ""
+        if not chosen_problems:
+            return ""
+        problem = chosen_problems[0]["problem"]
+        group = [episode for episode in answers.group(source.name, problem) if episode.step_values]
+        # The table below the tree has the steps of the group's first answer (0).
+        return tree_html(group, all_texts(experiment.path) or (), 0)
 
 
 class EpisodesSection(ReportSection):
@@ -240,12 +244,12 @@ def _make_card(experiment: StoredExperiment, answer: StoredAnswer, scale: float)
 
     `scale` is the |advantage| from which the colour is full.
     """
-    row_shown = answer
+    shown_answer = answer
     if answer.episode is None:
-        # The answer was cut into several training rows, and no row has all tokens of its trajectory. The
-        # first row is shown: a stored answer without a trajectory stands for its first training row.
-        row_shown = replace(answer, trajectory=None)
-    episode, tokens = row_shown.episode, tokens_of(experiment.path, row_shown, experiment.config)
+        # The answer was cut into several training rows, and no row has all tokens of its trajectory. So its
+        # first row is shown, which is the `episode` of a stored answer without a trajectory.
+        shown_answer = replace(answer, trajectory=None)
+    episode, tokens = shown_answer.episode, tokens_of(experiment.path, shown_answer, experiment.config)
     assert episode is not None and tokens is not None and tokens.texts is not None
     drawing, steps = "", list[tuple[CreditedStep, str]]()
     # A stretch is tokens that were sampled or injected together, and its branch says the thread that they are

@@ -144,10 +144,7 @@ class DomainsSection(ReportSection):
 
 def _has_values(series: Sequence[Series]) -> bool:
     """Returns whether at least one point of the series is not 0."""
-    ys: list[float] = []
-    for line in series:
-        ys += [y for _, y in line.points]
-    return any(ys)
+    return any(y != 0 for line in series for _, y in line.points)
 
 
 def domains_of(summary: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
@@ -280,13 +277,14 @@ def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: 
     """
     curve = experiment.curve(f"{SIGN_PREFIX}{sign}")  # 1 in iterations with the sign, else 0
     iterations_with_sign = [int(iteration) for iteration, value in curve if value]
-    # The diagnosis is made again as it was after the last iteration that showed the sign. Its description
-    # then is the one that the run logged. If no iteration showed the sign, the last one of all is taken.
-    last_iteration = iterations_with_sign[-1] if iterations_with_sign else int(curve[-1][0])
-    finding = _diagnose(experiment, settings, last_iteration).get(sign, CollapseSign(sign))
+    # The diagnosis is made again as the run made it after the last iteration that showed the sign, so its
+    # description is the one that the run logged. Without such an iteration, the last one of all is taken.
+    diagnosed_iteration = iterations_with_sign[-1] if iterations_with_sign else int(curve[-1][0])
+    finding = _diagnose(experiment, settings, diagnosed_iteration).get(sign, CollapseSign(sign))
     # `kind` is the CSS class that gives the verdict its colour.
     if iterations_with_sign:
-        kind, verdict = "wrong", "at the end" if curve[-1][1] else "before"
+        kind = "wrong"
+        verdict = "at the end" if curve[-1][1] else "before"
     elif finding.early:  # there are too few iterations to check the sign
         kind, verdict = "", "too early"
     elif finding.description and settings is not None:

@@ -211,7 +211,8 @@ class AnswerStore:
     def _read_index(self, source: AnswerFile) -> Indexed:
         """Returns a source with its index, if it has one.
 
-        An older index of a file that only grows counts as its index, too (`is_behind`).
+        An older index of a file that only grows counts as its index, too: a file to which another program
+        keeps writing would otherwise never be shown.
         """
         mark = source.mark  # the state of the source's files
         cached = self._indexed_by_name.get(source.name)
@@ -221,8 +222,6 @@ class AnswerStore:
         about = read_about(folder)
         failed_mark, fault = self._faults.get(source.name, ("", ""))
         is_current = about is not None and about.mark == mark
-        # An older index of a growing file is shown nevertheless. A file to which another program keeps
-        # writing would otherwise never be shown.
         is_behind = about is not None and not is_current and source.grows and about.size <= source.size
         shown_index = about if is_current or is_behind else None
         # A fault counts only for the state of the files in which it was found.
@@ -287,12 +286,15 @@ class AnswerStore:
         relation, mark = self._make_relation(names), self.mark()
         if relation is None:
             return {}
-        if self._columns.get(names, ("",))[0] != mark:
-            rows = self._new_cursor().execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
-            # `row` and `place` are positions in files, by which nobody filters.
-            columns = {name: kind for name, kind, *_ in rows if name not in ("row", "place")}
-            self._columns[names] = mark, columns
-        return self._columns[names][1]
+        if names in self._columns:
+            mark_of_columns, columns = self._columns[names]
+            if mark_of_columns == mark:  # nothing has changed since the columns were listed
+                return columns
+        rows = self._new_cursor().execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
+        # `row` and `place` are positions in files, by which nobody filters.
+        columns = {name: kind for name, kind, *_ in rows if name not in ("row", "place")}
+        self._columns[names] = mark, columns
+        return columns
 
     def ask(self, question: RowQuery) -> RowPage:
         """Returns the page of answers that a question asks for.
@@ -511,8 +513,8 @@ class AnswerStore:
         index_facts, path = indexed.about, indexed.source.episodes
         if index_facts is None or index_facts.episodes is None or path is None:
             return []
-        # `column` is the column of the index that has the place of an answer's first training row. For
-        # demonstrations, which are stored only as training rows, it is the place of the answer itself.
+        # The column of the index that has the place of an answer's first training row. Demonstrations are
+        # stored only as training rows, so it is the place of the answer itself.
         column = "place" if index_facts.answers is None else "episode_place"
         where = f"problem = ? AND {column} IS NOT NULL"
         rows = self.sql(

@@ -138,7 +138,7 @@ class Store:
         for folder in self.folders:
             # An experiment is left out as a whole if it has a symbolic link to a file outside of the folders.
             # The files in folders of iterations aren't checked here, because there may be thousands:
-            # `index.sources` checks each. The tuples in `experiments` are empty: only runs of other programs
+            # `find_sources` checks each. The tuples in `experiments` are empty: only runs of other programs
             # need a list of their files.
             experiments: dict[Path, tuple[Path, ...]] = {}
             # For each folder, its files with answers of another program's run.
@@ -151,7 +151,7 @@ class Store:
                     foreign_files[path] = files
             files_by_path = group_by_run(foreign_files, folder) | experiments
             for path in sorted(files_by_path):
-                # A file name may be bytes that are not valid text. `writable` makes it valid UTF-8.
+                # A file name may be bytes that are not valid text. `make_writable` makes it valid UTF-8.
                 name = make_writable(self._name_of(path, folder))
                 yield Run(name, path, tuple(self.folders), files_by_path[path])
 
@@ -252,14 +252,14 @@ class DataSets:
             if time.monotonic() - self._listed_at > self._look_again_s:
                 sets: dict[str, DataSet] = {}
                 paths: set[Path] = set()
-                for name, path, known_from in self._find():
+                for name, path, origin in self._find():
                     kind = kind_of_data_set(path)
                     if kind is not None and path.resolve() not in paths:
                         paths.add(path.resolve())
                         distinct_name = name if name not in sets else str(path.resolve())
-                        # A file name may be bytes that are not valid text. `writable` makes it valid UTF-8.
+                        # A file name may be bytes that are not valid text. This makes it valid UTF-8.
                         unique_name = make_writable(distinct_name)
-                        sets[unique_name] = DataSet(unique_name, path, kind, known_from)
+                        sets[unique_name] = DataSet(unique_name, path, kind, origin)
                 self._sets, self._listed_at = sets, time.monotonic()
             return list(self._sets.values())
 
@@ -346,7 +346,8 @@ class DataSets:
             except ValueError:  # it isn't on this disk
                 continue
             for match in paths:  # several if the name is a pattern
-                named_data_sets.append((name if str(match) == str(path) else str(match), match))
+                name_of_match = name if str(match) == str(path) else str(match)
+                named_data_sets.append((name_of_match, match))
         return named_data_sets
 
 

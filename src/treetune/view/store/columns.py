@@ -195,12 +195,13 @@ def _mean_and_least_of_trained(
     import pyarrow as pa
 
     offsets, token_offsets = column.offsets.to_numpy().astype(np.int64), trained.offsets.to_numpy()
-    counts = np.diff(offsets)
-    if (counts != np.diff(token_offsets))[counts > 0].any():
+    numbers_in_row, tokens_in_row = np.diff(offsets), np.diff(token_offsets)
+    has_numbers = numbers_in_row > 0
+    if (numbers_in_row != tokens_in_row)[has_numbers].any():
         raise ValueError("an episode has numbers for more or fewer tokens than it has")
     # For each number, the position of its token in `trained`. The offsets of the two columns differ, because
     # a row without numbers has tokens nevertheless.
-    distances: np.ndarray = np.repeat(token_offsets[:-1] - offsets[:-1], counts)
+    distances: np.ndarray = np.repeat(token_offsets[:-1] - offsets[:-1], numbers_in_row)
     token_of_number = np.arange(offsets[0], offsets[-1]) + distances
     is_trained = trained.values.to_numpy(zero_copy_only=False).astype(bool)[token_of_number]
     values = column.values.to_numpy(zero_copy_only=False)[offsets[0] : offsets[-1]].astype(float)

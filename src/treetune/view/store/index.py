@@ -130,7 +130,7 @@ def find_sources(run: Run, left_out: list[Path] | None = None) -> list[AnswerFil
 
 def _foreign_sources(run: Run) -> Iterator[AnswerFile]:
     """Yields the files of another program's run as sources."""
-    paths_by_name = Counter(_name_in_folders(path.relative_to(run.path)) for path in run.files)
+    name_counts = Counter(_name_in_folders(path.relative_to(run.path)) for path in run.files)
     for index, path in enumerate(run.files):
         step, relative_path = step_of(path, run.path), path.relative_to(run.path)
         # Files in different folders often have the same file name, such as traces.jsonl. So a source in a
@@ -138,9 +138,10 @@ def _foreign_sources(run: Run) -> Iterator[AnswerFile]:
         # number in its name, to tell it apart: a-b.jsonl is `e0-a-b.jsonl`.
         is_in_folders = len(relative_path.parts) > 1
         if is_in_folders:
-            name = f"e-{_name_in_folders(relative_path)}"
+            name_of_path = _name_in_folders(relative_path)
+            name = f"e-{name_of_path}"
             # Two paths can have the same name, such as a/b-c.jsonl and a-b/c.jsonl.
-            if paths_by_name[_name_in_folders(relative_path)] > 1:
+            if name_counts[name_of_path] > 1:
                 name += "-" + hashlib.blake2b(str(relative_path).encode(), digest_size=4).hexdigest()
             if step.number is None:
                 title = str(relative_path)
@@ -158,13 +159,18 @@ def _name_in_folders(relative_path: Path) -> str:
 
 
 def _iteration_sources(run: Run) -> Iterator[AnswerFile]:
-    """Yields the iterations that have a file of answers, or only training rows, as with demonstrations."""
+    """Yields the iterations that have a file of answers, and those that have only training rows.
+
+    An iteration that trains on demonstrations has only training rows (the file of episodes).
+    """
     config = run.directory.config_file
     titles = _titles_of_credited_log(config, stat_of(config))
     for iteration in run.directory.iterations():
         folder = run.directory.iteration(iteration)
         paths = [folder / name for name in (TRAJECTORIES, EPISODES, SIGNALS)]
         answers, episodes, signals = (path if path.is_file() else None for path in paths)
+        if episodes is None:
+            signals = None  # signals are numbers of the episodes' tokens
         main_file = answers or episodes
         if main_file is not None:
             number = iteration + 1  # folders count from 0
@@ -175,7 +181,7 @@ def _iteration_sources(run: Run) -> Iterator[AnswerFile]:
                 title=titles.get(str(number), f"iteration {number}"),
                 path=main_file,
                 episodes=episodes,
-                signals=signals if episodes else None,  # they are numbers of the episodes' tokens
+                signals=signals,
                 content="answers" if answers else "demonstrations",
             )
 
@@ -438,17 +444,17 @@ def _stream_tables(
     batches = read_batches(path, columns)
     _, head = next(batches)  # the schema, and the byte where it ends
     ends = list[int]()  # the byte where each batch ends
-    rows_so_far = [0]  # the number of rows before each batch, and at last of all rows
+    first_places = [0]  # the place of each batch's first row, and at last the number of all rows
     for batch, end in batches:
         ends.append(end)
         table = columns_of(batch)
-        rows_before, rows_with_batch = rows_so_far[-1], rows_so_far[-1] + batch.num_rows
-        table["place"] = pa.array(np.arange(rows_before, rows_with_batch, dtype=np.int64))
-        rows_so_far.append(rows_with_batch)
+        first_place, next_place = first_places[-1], first_places[-1] + batch.num_rows
+        table["place"] = pa.array(np.arange(first_place, next_place, dtype=np.int64))
+        first_places.append(next_place)
         if texts is not None:
             texts.add(batch["text"])
         yield pa.table(table)
-    layouts[kind] = StreamLayout(head, tuple(ends), tuple(rows_so_far))
+    layouts[kind] = StreamLayout(head, tuple(ends), tuple(first_places))
 
 
 def _episodes_table(
@@ -490,19 +496,23 @@ def _episodes_table(
 def _with_credit(answers: pa.Table, episodes: pa.Table) -> pa.Table:
     """Returns the answers with further columns about the episodes that each answer was cut into.
 
-    They have the credit of the episodes, and the places of the first and the last episode, which are the
-    numbers of their rows in their file. A mean is over all trained tokens of an answer's episodes: each
-    episode's mean is weighted by its number of trained tokens, and an episode whose mean is null doesn't
-    count. A `gap` is the difference between the trainer's and the engine's log-prob of a token.
+    `episode_place` and `episode_last` are the numbers of its first and last episode in their file. The other
+    columns have the credit and the signals of its episodes.
     """
     import duckdb
 
-    of_signals = "".join(
-        f"sum({name}_mean * trained) / nullif(sum(trained) FILTER ({name}_mean IS NOT NULL), 0)"
-        f" AS {name}_mean, max({name}_most) AS {name}_most,"
-        for name in ("entropy", "gap", "kl")
-        if f"{name}_mean" in episodes.column_names
-    )
+    def mean_sql(column: str) -> str:
+        """Returns the SQL of a mean over all trained tokens of an answer's episodes.
+
+        `column` has the mean of each episode, which is weighted by its number of trained tokens (`trained`).
+        An episode whose mean is null doesn't count.
+        """
+        return f"sum({column} * trained) / nullif(sum(trained) FILTER ({column} IS NOT NULL), 0) AS {column}"
+
+    signals_sql = ""
+    for name in ("entropy", "gap", "kl"):  # "gap": the trainer's log-prob of a token minus the engine's
+        if f"{name}_mean" in episodes.column_names:
+            signals_sql += f"{mean_sql(f'{name}_mean')}, max({name}_most) AS {name}_most,"
     with duckdb.connect(":memory:") as connection:
         connection.register("answers", answers)
         connection.register("episodes", episodes)
@@ -511,10 +521,8 @@ def _with_credit(answers: pa.Table, episodes: pa.Table) -> pa.Table:
             SELECT answers.*, credit.* EXCLUDE (credited) FROM answers LEFT JOIN (
                 SELECT answer AS credited, count(*)::INTEGER AS episodes, min(place) AS episode_place,
                     max(place) AS episode_last,
-                    sum(advantage_mean * trained)
-                        / nullif(sum(trained) FILTER (advantage_mean IS NOT NULL), 0)
-                        AS advantage_mean,
-                    {of_signals}
+                    {mean_sql("advantage_mean")},
+                    {signals_sql}
                     min(advantage_least) AS advantage_least, max(advantage_most) AS advantage_most,
                     max(advantage_size) AS advantage_size,
                     arg_min(first_value, place) AS first_value

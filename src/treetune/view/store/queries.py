@@ -140,7 +140,7 @@ def condition_sql(
             parts.append("false")  # the column is null in all these rows, and null equals nothing
             continue
         name, kind = quote_name(item.column), all_types[item.column]
-        # A column that is null in all rows of the chosen sources has no useful type there.
+        # If the column is null in all rows of the chosen sources, its type there is another one.
         if chosen_types[item.column] != kind:
             name = f"CAST({name} AS {kind})"
         if item.operator == "has":

@@ -150,11 +150,11 @@ def read_wandb_rows(path: Path) -> list[dict[str, Any]]:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} can't be read as JSON: {error}") from error
-    columns = content.get("columns") if isinstance(content, dict) else None
-    data = content.get("data") if isinstance(content, dict) else None
-    columns = columns if isinstance(columns, list) else []
-    rows: list[Any] = data if isinstance(data, list) else [None]  # [None] is refused below
-    if not columns or not all(isinstance(row, list) and len(row) == len(columns) for row in rows):
+    table = content if isinstance(content, dict) else {}
+    columns: Any = table.get("columns")
+    rows: Any = table.get("data")
+    is_table = isinstance(columns, list) and len(columns) > 0 and isinstance(rows, list)
+    if not is_table or not all(isinstance(row, list) and len(row) == len(columns) for row in rows):
         raise ValueError(
             f"{path} is not a W&B table: it should have columns, a list of names, and data, whose rows are as"
             " long"

@@ -207,9 +207,9 @@ class DataSetTable:
         row with this number, and ValueError for a row that can't be read.
         """
         path, kind = self.data.path, self.data.kind
-        # An estimate of difficulty has a pass rate for each row of its input. While it is unfinished, only
-        # some rows have a rate. `total` is then the number of rates, and the number of a row may be larger.
-        if not 0 <= number < self.total and kind != "estimate":
+        # An estimate of difficulty has a pass rate for each row of its input. While it is unfinished, it has
+        # fewer rates than the input has rows, so the number of a row may be larger than `total`.
+        if kind != "estimate" and not 0 <= number < self.total:
             raise NotThere(f"{self.data.name} has no row {number}: it has rows 0 to {self.total - 1}")
         if kind == "parquet":
             return parquet_row(path, number)
@@ -363,38 +363,35 @@ class DataSetTable:
 
         path = self.data.path
 
-        def read() -> str:
-            """Returns the beginning of a call of DuckDB's `read_json`.
-
-            The caller adds further arguments and the closing parenthesis.
-            """
+        def read_json(path: Path, arguments: str) -> str:
+            """Returns a call of DuckDB's `read_json` with further arguments."""
             return (
                 f"read_json({file_in_sql(path)}, format='newline_delimited', ignore_errors=true,"
-                f" maximum_object_size={LONGEST_LINE}"
+                f" maximum_object_size={LONGEST_LINE}, {arguments})"
             )
 
-        def types_of_columns() -> dict[str, str]:
+        def types_of_columns(path: Path) -> dict[str, str]:
             """Returns DuckDB's types of the columns, by name."""
             # The types are found from all lines (-1). Values that are nested deeper than six levels stay
             # JSON.
-            described = f"DESCRIBE SELECT * FROM {read()}, sample_size=-1, maximum_depth=6)"
+            described = f"DESCRIBE SELECT * FROM {read_json(path, 'sample_size=-1, maximum_depth=6')}"
             return {name: kind for name, kind, *_ in self._new_cursor().execute(described).fetchall()}
 
         try:
-            types = types_of_columns()
+            types = types_of_columns(path)
         except duckdb.Error:  # a line is nested deeper than DuckDB reads
             types = {}
         # With a line that is not an object, DuckDB finds no columns, or only one that is named "json".
         if list(types) in ([], ["json"]):
             self._copy = _without_bad_lines(path)
-            path = Path(self._copy.name)  # `read` uses `path`, so from here on it reads the copy
-            types = types_of_columns()
+            path = Path(self._copy.name)
+            types = types_of_columns(path)
         # DuckDB would parse texts that look like dates. They stay texts, so that they are shown as written.
         types = {name: "VARCHAR" if kind.lower() in _TYPES_AS_TEXT else kind for name, kind in types.items()}
         columns = ", ".join(f"{quote_text(name)}: {quote_text(kind)}" for name, kind in types.items())
         file = (
             f"(SELECT *, row_number() OVER () - 1 AS {quote_name(ROW_NUMBER)}"
-            f" FROM {read()}, records=true, columns={{{columns}}}))"
+            f" FROM {read_json(path, f'records=true, columns={{{columns}}}')})"
         )
         all_null = " AND ".join(f"{quote_name(name)} IS NULL" for name in types)
         query = (

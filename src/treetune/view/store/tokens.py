@@ -25,7 +25,7 @@ from treetune.view.store.answers import StoredAnswer
 from treetune.view.store.columns import kl_of_tokens
 from treetune.view.store.folders import stat_of
 from treetune.view.store.index import read_batches
-from treetune.vocabulary import Branch, Column, Episode, Segment, are_sampled
+from treetune.vocabulary import Branch, Column, Episode, are_sampled
 
 ADVANTAGE_OF_CREDIT = "advantage of credit"
 """The name of the stored advantages, if training computed other advantages from them. Then those are called
@@ -86,22 +86,24 @@ def tokens_of(run: Path, answer: StoredAnswer, config: Mapping[str, Any]) -> Tok
     if stored is None:
         return None
     ids = stored.response_ids
-    segments = trajectory.segments if trajectory is not None else ()
     numbers = _advantages_of(answer, config)
     logprobs = _engine_logprobs(answer)
     if logprobs is not None:
         numbers["log-prob"] = logprobs
     numbers |= _trainer_numbers(answer)
-    segment_of_token: list[Segment] = []
-    for segment in segments:
-        segment_of_token += [segment] * len(segment.token_ids)
+    branches: list[Branch] = []
+    versions: list[int | None] = []
     if trajectory is not None:
         sampled = are_sampled(trajectory.segments)
+        for segment in trajectory.segments:
+            branches += [segment.branch] * len(segment.token_ids)
+            versions += [segment.policy_version] * len(segment.token_ids)
     else:
         assert episode is not None
         sampled = episode.trained
+        branches, versions = [()] * len(ids), [None] * len(ids)
     # A training row has the steps of credit, which may have merged steps of the answer. If it has none, the
-    # answer's own steps are shown.
+    # steps of the answer itself are shown.
     with_steps = episode if episode is not None else stored
     ends = with_steps.step_ends or stored.step_ends
     return Tokens(
@@ -109,8 +111,8 @@ def tokens_of(run: Path, answer: StoredAnswer, config: Mapping[str, Any]) -> Tok
         texts=texts_of(run, ids),
         sampled=sampled,
         steps=steps_of(len(with_steps.response_ids), ends, episode, earned=with_steps.step_rewards),
-        branches=[segment.branch for segment in segment_of_token] or [()] * len(ids),
-        versions=[segment.policy_version for segment in segment_of_token] or [None] * len(ids),
+        branches=branches,
+        versions=versions,
         numbers=numbers,
     )
 
@@ -281,15 +283,14 @@ def describe_credit_change(config: Mapping[str, Any]) -> str:
         "scale": f"it is divided by the standard deviation of {scope} trained tokens",
         "advantage": "the token's KL penalty is subtracted from it",
     }
-    # The changes in the order in which training makes them. A KL penalty on the reward comes before the
-    # normalisation, and a KL penalty on the advantage after it. So `kl_placement` is third as well: if it is
-    # "reward", `dict.fromkeys` drops its repetition.
-    changes = [
-        "reward" if kl_placement == "reward" else None,
-        trainer.get("advantage_normalisation"),
-        kl_placement,
-    ]
-    texts = [descriptions[change] for change in dict.fromkeys(changes) if change in descriptions]
+    # The changes in the order in which training makes them: a KL penalty on the reward comes before the
+    # normalisation, and a KL penalty on the advantage after it.
+    changes = [trainer.get("advantage_normalisation")]
+    if kl_placement == "reward":
+        changes.insert(0, kl_placement)
+    else:
+        changes.append(kl_placement)
+    texts = [descriptions[change] for change in changes if change in descriptions]
     return f"in training {' and '.join(texts)}" if texts else ""
 
 
@@ -309,14 +310,16 @@ def _normalisation_moments(
     sums = _sums_by_domain(path, stat_of(path))
     moments = {}
     for domain in sums:
+        # Training normalises each domain by itself, or all domains together.
         domains = [domain] if trainer.get("normalise_by_domain") else list(sums)
         count, total, squares = np.sum([sums[name] for name in domains], axis=0)
-        if count >= 2:
-            # The same formulas as in training, including its 1e-8.
-            mean = total / count
-            deviation = np.sqrt(max(0.0, squares - count * mean**2) / (count - 1) + 1e-8)
-            moments[domain] = (float(mean) if normalisation == "whiten" else 0.0), float(deviation)
-    # If fewer than two tokens were trained, there is no deviation, and the domain is missing.
+        if count < 2:  # there is no deviation, so the domain is left out
+            continue
+        # The same formulas as in training, including its 1e-8.
+        mean = total / count
+        deviation = np.sqrt(max(0.0, squares - count * mean**2) / (count - 1) + 1e-8)
+        subtracted = float(mean) if normalisation == "whiten" else 0.0
+        moments[domain] = subtracted, float(deviation)
     return moments if episode.domain in moments else {}
 
 
@@ -388,13 +391,13 @@ class TrainedStep:
 def trained_steps(answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any]) -> list[TrainedStep]:
     """Returns the steps of an answer that has advantages, with their shares in the gradient.
 
-    A step's share is the sum of its trained tokens' weights, divided by the sum over all trained tokens of
-    the iteration. The weight of a token is its absolute advantage, multiplied by the factor that the
-    objective's aggregation gives the token if the iteration is a single minibatch.
-
     The gradient of the loss is a weighted sum of the gradients of the tokens' log-probs. While all importance
-    ratios are 1, a token's weight is the size of its factor in this sum, up to a factor that all tokens
-    share.
+    ratios are 1, a token's weight in this sum is its absolute advantage, multiplied by a factor of the
+    objective's aggregation. That factor is taken as if the iteration were a single minibatch, and factors
+    that all tokens share are left out.
+
+    A step's share is the sum of its trained tokens' weights, divided by the sum over all trained tokens of
+    the iteration.
     """
     episode, path = answer.episode, answer.source.episodes
     assert episode is not None and episode.advantages is not None and path is not None
@@ -402,7 +405,7 @@ def trained_steps(answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any
     objective_class = Objective.registered().get(str(objective.get("type")))
     default_aggregation = getattr(objective_class, "aggregation", "token")
     by_sequence = objective.get("aggregation", default_aggregation) == "sequence"
-    # Whether `advantages` below are those of training: a KL penalty, which training subtracts, isn't stored.
+    # With a KL penalty, which isn't stored, `advantages` below are those before training subtracted it.
     are_of_training = not has_kl_penalty(config)
     moments, weight_of_all = _normalisation_moments(answer, episode, config), 0.0
     if are_of_training:
@@ -410,6 +413,7 @@ def trained_steps(answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any
         # hashable.
         weight_of_all = _weight_of_all(path, stat_of(path), tuple(moments.items()), by_sequence)
     advantages = tokens.numbers["advantage"]
+    # By sequence, the loss is a mean over answers of the mean over an answer's tokens.
     aggregation_weight = 1 / max(1, episode.trained.sum()) if by_sequence else 1.0
     unknown = np.full(len(episode.trained), np.nan)
     # "gap" is the trainer's log-prob minus the engine's. "log-ratio" is the log-prob at the last optimiser
@@ -451,9 +455,10 @@ def _is_clipped(ratios: np.ndarray, advantages: np.ndarray, objective: Mapping[s
         return np.zeros(len(advantages))
     names = ("clip_low", "clip_high", "dual_clip")
     low, high, dual = (objective.get(name, getattr(ClippedPolicyGradient, name)) for name in names)
-    # Without a dual clip, `dual` is None, and no ratio is too large for a negative advantage.
-    is_clipped_below = ((ratios < 1 - low) | (ratios > (dual or np.inf))) & (advantages < 0)
-    return np.where(advantages > 0, ratios > 1 + high, is_clipped_below)
+    has_risen, has_fallen = ratios > 1 + high, ratios < 1 - low
+    is_far_too_large = ratios > (dual or np.inf)  # no ratio is, if `dual` is None: there is no dual clip
+    is_clipped_if_negative = (has_fallen | is_far_too_large) & (advantages < 0)
+    return np.where(advantages > 0, has_risen, is_clipped_if_negative)
 
 
 def _finite_mean(values: np.ndarray) -> float | None:
@@ -515,9 +520,8 @@ def method_of(
     pairs = zip(credit["values"], credit["advantages"], strict=True)
     # A value is None if the method has no value before the step.
     cells = tuple((value and Shown(**value), Shown(**advantage)) for value, advantage in pairs)
-    return MethodCredit(
-        name, cells, analysis_name, f"{cost['tokens_per_answer']:.0f} tokens an answer" if cost else ""
-    )
+    cost_text = f"{cost['tokens_per_answer']:.0f} tokens an answer" if cost else ""
+    return MethodCredit(name, cells, analysis_name, cost_text)
 
 
 def credits_of(run: Path, answer: StoredAnswer) -> list[MethodCredit]:

@@ -64,8 +64,10 @@ class FileReport:
     """Remarks on the whole file, such as that its evaluation ended with an error."""
 
     def note(self, name: str) -> str:
-        """Returns a message with the remarks, and on rows that did not become answers. It is empty if there
-        is nothing to say. `name` is the name of the file."""
+        """Returns a message about the file `name`, which is empty if there is nothing to say.
+
+        It says how many rows did not become answers, and why, and ends with the remarks.
+        """
         parts = list[str]()
         unmapped = sum(map(len, self.unmapped.values()))
         unread = sum(map(len, self.unread.values()))
@@ -178,8 +180,8 @@ def _map_answer(row: FileRow) -> dict[str, Any]:
 def answer_at(path: Path, place: int) -> Mapping[str, Any]:
     """Returns the answer at a place that `answers_in` yielded.
 
-    Of a .jsonl file, only this row is read. The answer's sample number is then as the row has it, and may
-    differ from that of `answers_in`, which gives new numbers to answers without one and to repeated ones.
+    Of a .jsonl file, only this row is read. So the answer has the sample number of the row, or none, where
+    `answers_in` may have given it a new number.
     """
     if path.suffix == ".jsonl":
         answer, _ = _map_row(row_at(path, place))

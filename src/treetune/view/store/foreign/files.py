@@ -255,12 +255,14 @@ def _sample_names(archive: zipfile.ZipFile) -> list[str]:
     names = {name for name in archive.namelist() if re.fullmatch(r"samples/.+\.json", name, re.DOTALL)}
 
     def natural_order(name: str) -> tuple[list[tuple[int, int, str]], str]:
-        # A part of a name becomes (number, length, "") if it is a number, and (−1, 0, text) otherwise, so
-        # texts are sorted before numbers.
+        """Returns a key for sorting, in which a text is smaller than a number."""
         key = []
         for part in re.split(r"(\d+)", name):
-            # Only the first 18 digits are read as a number, because an id can have thousands of digits.
-            key.append((int(part[:18]), len(part), "") if part.isdecimal() else (-1, 0, part))
+            if part.isdecimal():
+                # Only the first 18 digits are read as a number, because an id can have thousands of digits.
+                key.append((int(part[:18]), len(part), ""))
+            else:
+                key.append((-1, 0, part))
         return key, name
 
     return sorted(names, key=natural_order)

@@ -102,25 +102,26 @@ def _with_attachments(value: Any, attachments: Mapping[str, Any]) -> Any:
 def _split_sample(sample: Mapping[str, Any], output: Mapping[str, Any]) -> tuple[Any, Any]:
     """Returns the prompt and the answer of a sample.
 
-    The answer begins with the first message that the log marks as generated. Older logs have no such marks.
-    There the first messages, as many as the input has, are the prompt; system messages don't count, because
-    solvers add some. The answer begins with the first assistant message after them. An earlier assistant
-    message doesn't begin it, because the input may contain examples with answers.
+    The answer begins with the first assistant message that the log marks as generated. Older logs have no
+    such marks. There it begins with the first assistant message after the messages of the input, which may
+    themselves contain assistant messages as examples.
     """
     sample_input = sample.get("input")
     messages = sample.get("messages") or []
     messages_in_input = len(sample_input) if isinstance(sample_input, list) else 1
-    has_sources = any(message.get("source") == "generate" for message in messages)
+    has_marks = any(message.get("source") == "generate" for message in messages)
     answer_start = len(messages)
-    messages_before = 0  # the number of messages so far, without system messages, which solvers add
+    messages_so_far = 0  # without system messages: solvers add some that are not in the input
     for position, message in enumerate(messages):
-        is_generated = message.get("source") == "generate"
-        is_after_input = not has_sources and messages_before >= messages_in_input
-        if message.get("role") == "assistant" and (is_generated or is_after_input):
+        if has_marks:
+            may_begin_answer = message.get("source") == "generate"
+        else:
+            may_begin_answer = messages_so_far >= messages_in_input
+        if message.get("role") == "assistant" and may_begin_answer:
             answer_start = position
             break
         if message.get("role") != "system":
-            messages_before += 1
+            messages_so_far += 1
     prompt, answer = messages[:answer_start] or sample_input, messages[answer_start:]
     if not answer:  # a log without the messages has the answer only as the model's output
         choices = output.get("choices") or []
@@ -145,8 +146,8 @@ def _read_scores(scores: Any, single_score: Any) -> tuple[float | None, dict[str
         is_object = isinstance(score, Mapping) and "value" in score
         score_object = score if is_object else {"value": score}
         numbers = dict(_numbers_of_score(str(scorer), score_object["value"]))
-        # The first score is taken, and replaced by the first score with a number.
-        if not reward_score or (numbers and not values):
+        is_first_with_number = numbers and not values
+        if is_first_with_number or not reward_score:  # the first score of all, until one has a number
             reward_score = score_object
         values |= numbers
     reward = next(iter(values.values()), None)

@@ -73,7 +73,10 @@ def make_line(
             `describe_change` finds it.
     """
     if outcome is None:
-        outcome = "error" if error else "unavailable" if reward is None else "ok"
+        if error:
+            outcome = "error"
+        else:
+            outcome = "unavailable" if reward is None else "ok"
     return {
         "problem": problem,
         "sample": sample if sample is not None and sample <= LARGEST_COUNT else None,
@@ -129,10 +132,11 @@ def problem_name(prompt: Any, task: object = None, identity: object = None, *, u
     Examples: "gsm8k/17@3f2a1b", and "gsm8k/17" if task and id are unique.
     """
     parts = [str(part) for part in (task, identity) if is_plain(part) and str(part)]
-    mark = short_hash(write_as_text(prompt))
-    if unique and parts:
-        return "/".join(parts)
-    return f"{'/'.join(parts)}@{mark[:6]}" if parts else mark[:8]
+    task_and_id = "/".join(parts)
+    prompt_hash = short_hash(write_as_text(prompt))
+    if not parts:
+        return prompt_hash[:8]
+    return task_and_id if unique else f"{task_and_id}@{prompt_hash[:6]}"
 
 
 def is_plain(value: object) -> bool:

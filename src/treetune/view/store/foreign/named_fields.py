@@ -133,9 +133,8 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
     ]
     # The reward isn't repeated among the numbers. If it is an object of several numbers, all of them are
     # kept.
-    numbers = numbers_in(
-        row, [*not_numbers, *(name for name in FIELD_NAMES["reward"] if is_number(row.get(name)))]
-    )
+    single_rewards = [name for name in FIELD_NAMES["reward"] if is_number(row.get(name))]
+    numbers = numbers_in(row, [*not_numbers, *single_rewards])
     if error and reward is not None:  # a failed rollout counts as not graded
         numbers["reward_of_a_failure"] = reward
     gold = values["gold"]
@@ -186,7 +185,8 @@ def _read_reward(row: Mapping[str, Any], value: Any) -> tuple[float | None, str]
             return None, "its reward is empty"
         if len(finite) < len(value):
             return None, "its reward is a list with values that are not numbers"
-        return sum(finite), f"the sum of {len(finite)} numbers" if len(finite) > 1 else ""
+        remark = f"the sum of {len(finite)} numbers" if len(finite) > 1 else ""
+        return sum(finite), remark
     if _has_field(row, "reward"):
         number = number_of(value)
         if number is None:
@@ -197,7 +197,8 @@ def _read_reward(row: Mapping[str, Any], value: Any) -> tuple[float | None, str]
     finite_scores = [score for score in scores if score is not None]  # a function may skip an answer
     if not finite_scores:
         return None, f"{', '.join(columns)} have no number"
-    return sum(finite_scores), f"the sum of {', '.join(columns)}" if len(columns) > 1 else ""
+    remark = f"the sum of {', '.join(columns)}" if len(columns) > 1 else ""
+    return sum(finite_scores), remark
 
 
 def _reward_columns(row: Mapping[str, Any]) -> list[str]:

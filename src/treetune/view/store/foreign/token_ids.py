@@ -46,7 +46,8 @@ def stored_tokens(row: Any) -> StoredTokens | None:
     # messages.
     traces = row.get("traces")
     if isinstance(traces, list):
-        return _tokens_of_trace(traces[0]) if len(traces) == 1 and isinstance(traces[0], Mapping) else None
+        is_single = len(traces) == 1 and isinstance(traces[0], Mapping)
+        return _tokens_of_trace(traces[0]) if is_single else None
     if isinstance(row.get("nodes"), list):
         return _tokens_of_trace(row)
     # The form of slime: `tokens` has the prompt and the answer, which is the last `response_length` tokens.
@@ -80,14 +81,17 @@ def _tokens_of_trace(trace: Mapping[str, Any]) -> StoredTokens | None:
     has_logprobs = True
     for number, node in enumerate(trace.get("nodes") or ()):
         node_ids = _as_token_ids(node.get("token_ids")) if isinstance(node, Mapping) else None
-        # `parent` is the number of the message that this one follows. It is another than the previous
-        # message's number if the conversation forks.
-        if node_ids is None or (number > 0 and node.get("parent", number - 1) != number - 1):
+        if node_ids is None:
+            return None
+        # `parent` is the number of the message that this one follows.
+        parent = node.get("parent", number - 1)
+        if number > 0 and parent != number - 1:  # the conversation forks
             return None
         mask = _as_mask(_as_numbers(node.get("mask"), len(node_ids)))
         node_sampled = [bool(node.get("sampled"))] * len(node_ids) if mask is None else mask
         node_logprobs = _as_numbers(node.get("logprobs"), len(node_ids))
-        has_logprobs = has_logprobs and (node_logprobs is not None or not any(node_sampled))
+        if node_logprobs is None and any(node_sampled):
+            has_logprobs = False
         ids += node_ids
         sampled += node_sampled
         logprobs += node_logprobs or [0.0] * len(node_ids)  # 0 for tokens that weren't sampled

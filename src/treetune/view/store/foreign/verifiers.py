@@ -151,10 +151,11 @@ def _read_reward(trace: Mapping[str, Any]) -> tuple[float | None, dict[str, floa
             continue
         scores[name] = score
         total += score * weight
-    own_reward = number_of(trace.get("reward"))
-    if own_reward is not None:
-        return own_reward, scores
-    return (total if scores and is_sum_known else None), scores
+    stated_reward = number_of(trace.get("reward"))
+    if stated_reward is not None:
+        return stated_reward, scores
+    weighted_sum = total if scores and is_sum_known else None
+    return weighted_sum, scores
 
 
 def _find_environment(row: Mapping[str, Any], trace: Mapping[str, Any]) -> Any:
