@@ -20,8 +20,8 @@ def main(folder: Path, port: int) -> int:
     stub = Stub(folder)
     replaced: Any = serving
     replaced.build_root = replaced.evaluate_configuration = lambda *_: None
-    replaced._launch = lambda root, host, weights: Elsewhere(stub).launch()
-    replaced._write_start = lambda root, folder: None
+    replaced._make_launch = lambda root, host, weights: Elsewhere(stub).launch()
+    replaced._write_start_weights = lambda root, folder: None
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return serving.serve_engine(
         argparse.Namespace(

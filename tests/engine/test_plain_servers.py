@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import make_dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +27,7 @@ from tests.support import stub_server
 from tests.support.fake_vllm import ROUTES, FakeVllm, send
 from tests.support.plain_server import round_robin_proxy
 from tests.support.stubs import Stub, answers, request, until
+from treetune.config.build import build
 from treetune.engine import addressed, plain_client, plain_servers
 from treetune.engine.addressed import AddressedServer
 from treetune.engine.base import EngineLaunch
@@ -37,6 +38,7 @@ from treetune.engine.plain_client import PlainClient
 from treetune.engine.requests import Request, SamplingParams
 from treetune.engine.settings import PlainVllmSettings
 from treetune.exceptions import EngineError, ServerFailure
+from treetune.rollouts.base import Rollout
 from treetune.vocabulary import token_array
 
 
@@ -531,10 +533,11 @@ def test_the_key_is_read_from_the_environment_sent_and_never_shown(
 
 def test_check_finds_a_missing_key_adapters_and_a_tiny_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MY_KEY", raising=False)
-    experiment: Any = SimpleNamespace(
-        trainer=SimpleNamespace(lora=SimpleNamespace(send="adapters")),
-        rollout=SimpleNamespace(temperature=0.001),
-    )
+    import treetune.parts  # noqa: F401  # registers the rollouts
+
+    rollout = build(Rollout, {"type": "single_turn", "samples": 2, "temperature": 0.001, "max_tokens": 8})
+    trainer = SimpleNamespace(lora=SimpleNamespace(send="adapters"))
+    experiment: Any = make_dataclass("Experiment", ["trainer", "rollout"])(trainer, rollout)
     settings = PlainVllmSettings(addresses=("http://a:1",), key_variable="MY_KEY")
     adapters, temperature, key = settings.check(experiment)
     assert "trainer.lora.send is 'adapters'" in adapters.what
