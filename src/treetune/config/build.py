@@ -98,18 +98,20 @@ def part_at(family: type[Registrable], data: Any, path: KeyPath) -> type | None:
 
 
 def _part_class(annotation: Any, data: Any) -> type | None:
-    """Returns the class of an object; None if its annotation and its `type` don't tell.
+    """Returns the class of the object that `data` describes; None if the annotation and `type` don't tell.
 
-    The annotation may be the class itself, or a family. A family is a base class: `type` names a subclass.
+    The annotation has the class itself, or a family, or a union of such. A family is a base class, and the
+    key `type` of `data` names one of its registered subclasses.
     """
-    for member in schema.alternatives_of(annotation):
-        if schema.is_family(member) and isinstance(data, dict):
-            part = schema.registered_parts(member).get(data.get("type", member.default))
+    for alternative in schema.alternatives_of(annotation):
+        if schema.is_family(alternative) and isinstance(data, dict):
+            type_name = data.get("type", alternative.default)
+            part = schema.registered_parts(alternative).get(type_name)
             if part is not None:
                 return part
-        if schema.is_plain_part(member):
-            assert isinstance(member, type)
-            return member
+        if schema.is_plain_part(alternative):
+            assert isinstance(alternative, type)
+            return alternative
     return None
 
 

@@ -85,31 +85,35 @@ def _no_such_file(name: str, folders: Sequence[Path]) -> ConfigIssue:
     searched_paths = ", ".join(shorten_path(folder / name) for folder in folders)
     # The files that could be meant. The key is a file's path from the folder, as a user would write it; the
     # value is the path that the message shows.
-    candidates: dict[str, str] = {}
+    shown_paths: dict[str, str] = {}
     for folder in folders:
         named_folder = Path(os.path.abspath(folder / name)).parent
         # "*sonnet" matches .jsonnet and .libsonnet.
         paths = [*sorted(folder.glob("*sonnet")), *sorted(named_folder.glob("*.jsonnet"))]
+        # Users name shipped files from either folder: `quickstart/grpo.jsonnet` or
+        # `configs/quickstart/grpo.jsonnet`.
         if folder in (CONFIGS_FOLDER, CONFIGS_FOLDER.parent):
             paths += find_configuration_files(CONFIGS_FOLDER)
         for path in paths:
-            candidates[os.path.relpath(path, folder)] = shorten_path(path)
-    similar_paths = [candidates[match] for match in nearest(name, candidates, count=3)]
-    by_stem: dict[str, list[str]] = {}
-    for candidate, shown_name in candidates.items():
-        by_stem.setdefault(Path(candidate).stem, []).append(shown_name)
-    similar_names: list[str] = []
-    for stem in nearest(Path(name).stem, by_stem, count=2):
-        similar_names += by_stem[stem]
-    # If the name has no folder, files of a similar name in any folder come first. Otherwise similar paths do.
+            shown_paths[os.path.relpath(path, folder)] = shorten_path(path)
+    files_of_similar_path = [shown_paths[match] for match in nearest(name, shown_paths, count=3)]
+    # The stem of `configs/quickstart/grpo.jsonnet` is `grpo`.
+    shown_paths_by_stem: dict[str, list[str]] = {}
+    for path_as_written, shown_path in shown_paths.items():
+        shown_paths_by_stem.setdefault(Path(path_as_written).stem, []).append(shown_path)
+    files_of_similar_stem: list[str] = []
+    for stem in nearest(Path(name).stem, shown_paths_by_stem, count=2):
+        files_of_similar_stem += shown_paths_by_stem[stem]
     has_folder = Path(name).parent != Path(".")
-    similar = similar_paths + similar_names if has_folder else similar_names + similar_paths
-    suggestions = list(dict.fromkeys(similar))[:3]
-    remedy = (
-        f"did you mean {' or '.join(suggestions)}?"
-        if suggestions
-        else "`treetune configs` lists the shipped files"
-    )
+    if has_folder:
+        similar_files = files_of_similar_path + files_of_similar_stem
+    else:  # the user may have left out the folder, so files of a similar name in any folder come first
+        similar_files = files_of_similar_stem + files_of_similar_path
+    suggestions = list(dict.fromkeys(similar_files))[:3]  # each once, the best three
+    if suggestions:
+        remedy = f"did you mean {' or '.join(suggestions)}?"
+    else:
+        remedy = "`treetune configs` lists the shipped files"
     return ConfigIssue("no such file", name, f"looked for {searched_paths}", remedy)
 
 
