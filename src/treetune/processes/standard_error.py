@@ -40,14 +40,32 @@ MOST_TEXTS = 10_000
 ERASE_LINE, SHOW_CURSOR = "\r\x1b[2K", "\x1b[?25h"
 
 
-class PatientStream(io.TextIOBase):
+class _StreamAround(io.TextIOBase):
+    """A stream that writes to another one in its own way, and otherwise is like it."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    @override
+    def isatty(self) -> bool:
+        return bool(self._stream.isatty())
+
+    @override
+    def fileno(self) -> int:
+        return int(self._stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class PatientStream(_StreamAround):
     """A stream for `sys.stderr` whose `write` returns within `WAIT_S`.
 
     `write` takes no lock, so that a signal's handler may call it, even within another call.
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        super().__init__(stream)
         self._texts: queue.SimpleQueue[tuple[str, threading.Event]] = queue.SimpleQueue()
         self.is_behind = False
         """Whether texts wait for the terminal."""
@@ -80,29 +98,18 @@ class PatientStream(io.TextIOBase):
         """Does nothing, since `write` has no buffer."""
 
     @override
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    @override
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    @override
     def writable(self) -> bool:
         return True
 
     @property
     @override
     def encoding(self) -> str:  # type: ignore[override]
-        return self._stream.encoding
+        return str(self._stream.encoding)
 
     @property
     @override
     def errors(self) -> str | None:  # type: ignore[override]
         return self._stream.errors
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
     def _write_texts(self) -> None:
         while True:
@@ -128,12 +135,12 @@ class PatientStream(io.TextIOBase):
             return
 
 
-class LiveStream(io.TextIOBase):
+class LiveStream(_StreamAround):
     """A stream for a live line, which is left out while the patient stream is behind: only its newest state
     is of interest."""
 
     def __init__(self, stream: PatientStream) -> None:
-        self._stream = stream
+        super().__init__(stream)
         self._has_left_out = False
 
     @override
@@ -147,17 +154,6 @@ class LiveStream(io.TextIOBase):
         """Removes the line and shows the cursor again, if the text that does so may have been left out."""
         if self._has_left_out:
             self._stream.write(ERASE_LINE + SHOW_CURSOR)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    @override
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    @override
-    def fileno(self) -> int:
-        return self._stream.fileno()
 
 
 _patient: PatientStream | None = None
