@@ -227,7 +227,8 @@ def test_a_restart_counts_the_seconds_of_what_an_earlier_process_sampled_within_
     record = directory_of(config).iteration(sampled_within) / "rollout.json"
     write_record(record, read_record(record, "") | {"seconds": 1000.0})
     rows = train(config, overlap="one_step").read_metrics()
-    assert 1000 < rows[sampled_within]["seconds/generation"] < rows[sampled_within]["seconds/total"]
+    # What this process adds may be less than the seven digits that a row keeps show.
+    assert 1000 <= rows[sampled_within]["seconds/generation"] < rows[sampled_within]["seconds/total"]
     assert rows[sampled_ahead]["overlap/staleness"] == 1
     assert rows[sampled_ahead]["seconds/total"] < 1000
 
