@@ -45,8 +45,8 @@ class FunctionEngine(Engine):
     def generate(
         self, requests: Sequence[Request | Deferred], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
-        """Samples the requests with the user's function. Each call of it gets all requests that are known by
-        then."""
+        """Samples the requests with the user's function. Each call of the function gets all requests that can
+        be sampled by then."""
         results: list[list[Completion]] = []
         unsent: list[Request] = []
         deferred: list[Deferred] = []

@@ -20,7 +20,7 @@ RewardFunction = Callable[..., Any]
 
 
 def open_grading(grader: Grader | GraderPool | Mapping[str, Any] | RewardFunction | None) -> GraderPool:
-    """Returns the pool that grades continuations. The caller closes it.
+    """Returns the pool that grades continuations. The caller closes it if it is a new one.
 
     Args:
         grader: A function, a `Grader`, the configuration of a grader, such as ``{"type": "math"}``, or a
