@@ -514,8 +514,8 @@ def tokens_sampled(directory: ExperimentDirectory, done: int) -> list[int]:
         """Returns the metrics in a file of an iteration's folder.
 
         Raises:
-            ValueError: The file is gone. It has the number of sampled tokens, which must be known to count them
-                against the budget `stop_after`.
+            ValueError: The file is gone. The number of sampled tokens, which is counted against the budget
+                `stop_after`, is lost with it.
         """
         # The journal stays, since it has the answered requests, which are then not sampled again.
         remedy = f"delete {path.parent} but for its journal/, and give the command again"
