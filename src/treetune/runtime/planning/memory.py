@@ -617,8 +617,8 @@ class TrainerMemory:
         trainer, work = self.trainer, self.work
         rows_together = 2 if trainer.objective.needs_pairs else 1  # a pair is in one micro-batch
         ranks_of_group = trainer.sequence_parallel_size  # the ranks of a group share each row
-        # The policy's rows have at most `work.longest` tokens.
-        # The rows of a critic with a template, and those of a teacher, have longer prompts.
+        # The policy's rows have at most `work.longest` tokens. A critic with a template, and a teacher, read
+        # longer prompts.
         longest_of_any_model = work.longest
         critic = self.experiment.credit.critic_settings
         has_critic_prompts = critic is not None and critic.template is not None
