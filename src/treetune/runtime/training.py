@@ -259,8 +259,8 @@ def make_distances_for_credit(
     they are computed, if so configured.
 
     Args:
-        score_distances: Computes, at each trained token, the distance and the policy's entropy (divided by the
-            largest possible one). All ranks call it together, and every rank passes the rows of all ranks.
+        score_distances: Computes, at each trained token, the distance, and the policy's entropy divided by
+            the largest possible one. All ranks call it together, and every rank passes the rows of all ranks.
     """
 
     def deviations_along(episodes: Sequence[Episode]) -> list[Deviation]:
