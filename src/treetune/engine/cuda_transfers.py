@@ -74,7 +74,7 @@ class CudaIpc(ByRoutes):
     @override
     def send(self, address: Address, chunk: Chunk) -> None:
         """Copies a chunk into the buffer that this rank shares with the server, and has the server read it
-        there."""
+        there. `_handle` tells the server where the buffer is."""
         import torch
 
         bytes_of_weights = [
@@ -138,7 +138,7 @@ class Nccl(ByRoutes):
     @override
     def meet(self, address: Address) -> None:
         """Makes an NCCL process group of this rank and the server's workers."""
-        self.close()
+        self.close()  # ends the group with an earlier process of the server, if there is one
         # The process group consists of this rank, with the number 0, and the workers, with the numbers from
         # 1 on.
         rendezvous = {
