@@ -102,7 +102,7 @@ class Minibatch:
             units=[sequences.rows_of(unit) for unit in weighted_units],
             keep_units=objective.needs_whole_sequences or objective.needs_pairs,
             weights_N=weights_N,
-            weight_sum=float(weights_N.double().sum()),
+            weight_sum=float(weights_N.double().sum()),  # a float32 sum over many tokens would be rounded
             sequence_weight=1 / len(indices),
             pair_weight=1 / len(units),
         )
@@ -222,9 +222,10 @@ def micro_batches(
     with_gradient: bool = True,
     with_teacher: bool = False,
 ) -> Iterator[MicroBatch]:
-    """Yields this rank's micro-batches of the `units` (of rows); every rank has the same number.
+    """Yields this rank's micro-batches of the units; every rank has the same number.
 
     Args:
+        units: Each unit has the indices of some rows.
         keep_units: Whether the rows of a unit must be in the same micro-batch.
         with_gradient: Whether a backward pass follows. Without one, a micro-batch may have twice the tokens.
         with_teacher: Whether a teacher runs over the same rows. Its prompts don't count in the limits of a

@@ -576,6 +576,7 @@ class PolicyTrainer:
             self.critic.model.save(directory / "critic")
         if self.reward_model is not None:
             self.reward_model.model.save(directory / "reward_model")
+        # What follows is the same on all ranks.
         if self.ranks.is_first:
             self.entropy_coef.save(directory)
             if self.average is not None:
