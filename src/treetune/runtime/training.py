@@ -578,7 +578,7 @@ class _CheckpointChoice:
         """Trains to the next candidate: the end of the epoch, or `every` steps. Returns the number of epochs
         or steps so far, and whether the training is over. Collective."""
         for step in steps:
-            show(step.number, step.of)  # for example, 6 of 8
+            show(step.number, step.steps)  # for example, 6 of 8
             if self.every is None:
                 if step.epochs is not None:  # the step ends an epoch
                     return step.epochs, step.is_last
