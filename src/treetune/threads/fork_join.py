@@ -159,7 +159,7 @@ class Line:
     is_thread: bool = False
     parts: list[Segment | list[Line]] = field(default_factory=list)
     """The line's own segments and, at each place where it forked, a list of the threads, in their order."""
-    samples: int = 0
+    n_requests: int = 0
     """The number of requests for this line so far."""
     blocks: int = 0
     """The number of blocks on this line so far."""
@@ -291,8 +291,8 @@ class ForkJoin:
             stop_ids += (self._glue.tags.end_thread,)
         if len(line.branch) < self._limits.max_depth:
             stop_ids += (self._glue.tags.end_outlines,)
-        turn = line.samples
-        line.samples += 1
+        turn = line.n_requests
+        line.n_requests += 1
         context_ids = joined([line.context_ids, line.token_ids()])
         return LineRequest(line.branch, turn, context_ids, max_tokens, stop_ids)
 
