@@ -90,7 +90,7 @@ class Meeting:
         else:
             address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
             try:
-                # It doesn't wait for the other ranks: `exchange` does, and names those that are missing.
+                # The store doesn't wait for the other ranks: `exchange` does, and names the missing ones.
                 store = dist.TCPStore(
                     address, port, is_master=rank == 0, timeout=timeout, wait_for_workers=False
                 )
@@ -240,7 +240,7 @@ def find_missing_interface(environment: Mapping[str, str], *, uses_gloo: bool, u
     """Returns a message if GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names an interface that this machine
     doesn't have; None if all is well. The libraries' own messages don't name the variable.
     """
-    if uses_gloo:  # it needs all interfaces of the list
+    if uses_gloo:  # gloo needs all interfaces of the list
         for name in environment.get(GLOO_INTERFACE, "").split(","):
             if name and _find_address(name) is None:
                 return _describe_missing_interface(GLOO_INTERFACE, name)

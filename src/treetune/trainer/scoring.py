@@ -144,19 +144,19 @@ class _GroupComparison:
         chances_CV = logits_CV.softmax(-1)
         if self._waiting_CV is not None:
             chances_CV = torch.cat([self._waiting_CV, chances_CV])
-        # The groups whose positions are all there, and the number of these positions.
+        # The sizes of the groups that are complete now, and the number of their positions.
         sizes = []
-        positions = 0
+        n_positions = 0
         for size in self._sizes[self._groups_done :]:
-            if positions + size > len(chances_CV):
+            if n_positions + size > len(chances_CV):
                 break
             sizes.append(size)
-            positions += size
+            n_positions += size
         self._groups_done += len(sizes)
         # The positions of the group that isn't complete. `clone` makes a copy, so that the chunk is freed.
-        self._waiting_CV = chances_CV[positions:].clone()
+        self._waiting_CV = chances_CV[n_positions:].clone()
         if sizes:
-            self._divergences.append(_divergences_from_means(chances_CV[:positions], sizes))
+            self._divergences.append(_divergences_from_means(chances_CV[:n_positions], sizes))
         return ()  # `divergences` returns the results of all chunks
 
     def divergences(self) -> Tensor:
