@@ -82,7 +82,7 @@ def issue_of_unknown_key(
     types_with_key = [repr(type_name) for type_name, part in types if name_in_file in schema.keys_of(part)]
     if types_with_key:
         # Often another file sets `type` in an object whose other keys belong to the earlier type.
-        name_of_object = dotted(key[:-1][-1:])  # the last key before this one; empty for the root object
+        name_of_object = dotted(key[-2:-1])  # the key of the object around it; empty for the root object
         remedy = (
             f"it is a key of {' and '.join(types_with_key)}: choose that type or drop the key; where the type"
             f" was changed over another file's object, write `{name_of_object}: {{…}}` there, without `+`"

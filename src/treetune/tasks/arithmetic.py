@@ -320,9 +320,9 @@ def distinct_operands(
         all_selections = list(itertools.product(first_numbers, unordered))
         generator.shuffle(all_selections)
         for first_number, selection in all_selections:
-            numbers_in_order = list(selection)  # `combinations_with_replacement` yields sorted numbers
-            generator.shuffle(numbers_in_order)
-            operands.append((*first_number, *numbers_in_order))
+            shuffled_numbers = list(selection)  # sorted so far, by `combinations_with_replacement`
+            generator.shuffle(shuffled_numbers)
+            operands.append((*first_number, *shuffled_numbers))
         return tuple(operands[:total])
     # If there are more selections, it is quicker to draw until a new one occurs.
     seen_selections: set[tuple[int, ...]] = set()
