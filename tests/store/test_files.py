@@ -99,6 +99,38 @@ def test_a_folder_that_cannot_be_renamed_leaves_the_old_one(
     assert sorted(tmp_path.iterdir()) == [new, old]
 
 
+@pytest.mark.parametrize("stops", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
+def test_an_older_folder_is_kept_if_it_cannot_be_moved_back_either(
+    stops: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder(tmp_path / "0002", ("old",), "old")
+    new = make_folder(tmp_path / ".0002.partial", ("new",), "new")
+    rename = Path.rename
+
+    def fail_after_first(path: Path, target: Path) -> Path:
+        if path == folder:
+            return rename(path, target)
+        raise stops
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", fail_after_first)
+        with pytest.raises(type(stops)):
+            replace_folder(new, folder)
+    (old,) = tmp_path.glob(".0002.*.old")
+    assert contents(old) == {"old": "old"}
+    replace_folder(new, folder)
+    assert contents(folder) == {"new": "new"}
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_folder_under_the_name_of_the_older_one_does_not_prevent_a_replacement(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "0002", ("old",), "old")
+    make_folder(tmp_path / f".0002.{os.getpid()}.old", ("older",), "older")
+    replace_folder(make_folder(tmp_path / ".0002.partial", ("new",), "new"), folder)
+    assert contents(folder) == {"new": "new"}
+    assert list(tmp_path.iterdir()) == [folder]
+
+
 def test_a_folder_that_was_not_finished_leaves_the_old_one(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "weights", ("old",), "old")
 

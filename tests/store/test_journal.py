@@ -7,9 +7,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import tempfile
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +131,23 @@ def test_a_second_process_at_an_exclusive_journal_is_refused(tmp_path: Path) -> 
     ):
         Journal(tmp_path / "j.jsonl", exclusive=True)
     Journal(tmp_path / "j.jsonl", exclusive=True).close()
+
+
+def test_a_journal_that_cannot_be_read_is_told_by_name_and_does_not_stay_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "j.jsonl"
+
+    def fail(file: FileIO) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("treetune.store.journal._end_of_last_line", fail)
+        # The error is kept in a name, since its traceback would keep an open file open, too.
+        with pytest.raises(OSError, match=r"Input/output error: .*j.jsonl") as failure:
+            Journal(path, exclusive=True)
+    Journal(path, exclusive=True).close()
+    assert failure.value.errno == errno.EIO
 
 
 def test_a_full_disk_is_told_by_name_and_the_incomplete_row_is_cut_off_later(

@@ -195,7 +195,11 @@ def make_folder_atomically(path: Path) -> Iterator[Path]:
 
 def replace_folder(finished: Path, path: Path) -> None:
     """Renames a finished folder to `path`, and deletes the earlier one. If it can't be renamed, the earlier
-    one stays at `path`."""
+    one stays at `path`.
+
+    If the earlier folder can't be moved back to `path` either, it stays under the name that the error
+    gives.
+    """
     # Synced before it is renamed. If it weren't, the new name might lead to files without content after a
     # power cut.
     for folder, _, names in os.walk(finished):
@@ -203,18 +207,19 @@ def replace_folder(finished: Path, path: Path) -> None:
             sync_to_disk(Path(folder, name))
         sync_to_disk(Path(folder))
     earlier_folder = path.with_name(f".{path.name}.{os.getpid()}.old")
-    try:
-        if path.exists():
-            path.rename(earlier_folder)
-        try:
-            finished.rename(path)
-        except OSError:
-            if earlier_folder.exists():
-                earlier_folder.rename(path)
-            raise
-        sync_to_disk(path.parent)
-    finally:
+    has_earlier = path.exists()
+    if has_earlier:
+        # A process with the same number may have left such a folder, and a rename replaces only an empty one.
         shutil.rmtree(earlier_folder, ignore_errors=True)
+        path.rename(earlier_folder)
+    try:
+        finished.rename(path)
+    except BaseException:
+        if has_earlier:
+            earlier_folder.rename(path)
+        raise
+    sync_to_disk(path.parent)
+    shutil.rmtree(earlier_folder, ignore_errors=True)
 
 
 def sync_to_disk(path: Path) -> None:

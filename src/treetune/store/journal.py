@@ -163,8 +163,12 @@ class Journal(AbstractContextManager["Journal"]):
                 self._close_file()
 
     def _open(self) -> None:
-        """Opens the file to append to it, and cuts off an incomplete last line. Raises ValueError if another
-        process has an exclusive journal open."""
+        """Opens the file to append to it, and cuts off an incomplete last line.
+
+        Raises:
+            ValueError: Another process has an exclusive journal open.
+            OSError: The file can't be read or written. The error has the file's name.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         file = self.path.open("a+b", buffering=0)
         try:
@@ -179,6 +183,9 @@ class Journal(AbstractContextManager["Journal"]):
             raise ValueError(
                 f"another process is writing into {self.path.parent}: wait for it, or choose another output"
             ) from error
+        except OSError as error:
+            file.close()  # an open file would keep the lock
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
         self._file = file
 
     def _close_file(self) -> None:
