@@ -511,7 +511,15 @@ def test_a_function_samples_as_an_engine_would(deadline: float | None) -> None:
         ),
         (
             {"type": "trace", "scorer": "reference"},
-            r"'trace' scores given texts with a reference model, which only a run .*'group'",
+            r"'trace' scores given texts with a reference model, which only a run .*scorer .*'group'",
+        ),
+        (
+            {"type": "implicit_reward", "reward_model": {"type": "pretrained", "name_or_path": "m"}},
+            r"'implicit_reward' scores given texts with a reference model, .* does: choose a credit",
+        ),
+        (
+            {"type": "distillation", "teacher": {"type": "pretrained", "name_or_path": "m"}},
+            "leaves advantages to the trainer of a run",
         ),
         ("trace", r"the credit 'trace' scores given texts: give engine \(the address"),
         ({"type": "self_distillation"}, r"'self_distillation' makes prompts with the chat template of a run"),
@@ -556,6 +564,7 @@ def test_a_wrong_configuration_names_the_key() -> None:
         ({"fork": 3}, "answer 0: its fork is 3: give two integers"),
         ({"fork": (0, 1.5)}, r"its fork is \(0, 1.5\): give two integers"),
         ({"step_ends": [2]}, "the last is the number of response tokens"),
+        ({"step_ends": []}, r"step_ends are \[\]: they rise, and the last is the number of response"),
         ({"step_rewards": [0.5]}, "step_rewards add up to 0.5, and its reward is 1"),
         ({"reward": None}, "its reward is None: give a finite number"),
         ({"rewards": 1.0}, "there is no key 'rewards'; keys are prompt_ids"),

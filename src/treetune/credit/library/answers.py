@@ -135,7 +135,7 @@ def _check_answer(answer: GradedAnswer | Mapping[str, Any]) -> GradedAnswer:
             raise ValueError("sampled is False for all of its tokens: leave the answer out")
     step_ends = None if answer.step_ends is None else tuple(int(end) for end in answer.step_ends)
     if step_ends is not None:
-        starts = (0, *step_ends[:-1])
+        starts = (0, *step_ends)[:-1]
         is_rising = all(start < end for start, end in zip(starts, step_ends, strict=True))
         if not is_rising or step_ends[-1:] != (tokens,):
             raise ValueError(

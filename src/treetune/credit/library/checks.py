@@ -109,17 +109,20 @@ def check_credit(
             " such as 'group' or 'monte_carlo'"
         )
     scores = credit.trainer_scores
-    # `reference_model` is a model that a run's trainer runs for the credit. Example: `distillation` gives the
-    # advantages 0, and the trainer adds log-probs of this model to them.
-    if Advantages(before_training=True) not in credit.gives or scores.reference_model is not None:
+    # `distillation` gives the advantages 0, and the trainer adds log-probs of its `reference_model` to them.
+    # A credit that asks for the log-probs itself (`reference`) is refused below.
+    trainer_adds_logprobs = scores.reference_model is not None and not scores.reference
+    if Advantages(before_training=True) not in credit.gives or trainer_adds_logprobs:
         raise ValueError(
             f"the credit {name!r} leaves advantages to the trainer of a run: choose one that gives them, such"
             " as 'group' or 'monte_carlo'"
         )
     if scores.reference:
+        # With a `reference_model` of its own, a credit can't take the policy's log-probs instead.
+        first_remedy = "set its scorer to 'policy', or " if scores.reference_model is None else ""
         raise ValueError(
             f"the credit {name!r} scores given texts with a reference model, which only a run of treetune"
-            " does: set its scorer to 'policy', or choose a credit that reads rewards alone, such as 'group'"
+            f" does: {first_remedy}choose a credit that reads rewards alone, such as 'group'"
         )
     if scores.distributions:
         raise ValueError(
