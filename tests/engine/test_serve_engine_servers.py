@@ -29,7 +29,7 @@ import pytest
 
 from tests.support import stub_server
 from tests.support.stubs import Stub, StubLaunch, answers, below, request, until
-from treetune.engine import key
+from treetune.engine import key, serve_engine_servers
 from treetune.engine.base import EngineLaunch, Rendezvous
 from treetune.engine.client import Address, Client
 from treetune.engine.engine import VllmEngine, start_engine
@@ -155,6 +155,25 @@ def test_ranks_that_start_from_settings_name_the_runs_weights_alike(elsewhere: E
     with ThreadPoolExecutor(2) as ranks:
         results = list(ranks.map(sample_load_and_sample, range(2)))
     assert results == [([answers(i)], 0, [answers(i, version=1)]) for i in range(2)]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "gpu7", "127.example.org"])
+def test_nccl_on_the_loopback_is_refused_only_with_servers_on_other_machines(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(serve_engine_servers, "ServeEngineServer", lambda url, *others, **named: url)
+    key_file = tmp_path / "key"
+    key_file.touch(mode=0o600)
+    key_file.write_text(KEY)
+    url = f"http://{host}:8000"
+    settings = VllmSettings(addresses=(url,), key_file=str(key_file), weight_transfer="nccl")
+    launch = EngineLaunch(tmp_path, tmp_path, seed=0, context_length=8, transfer="nccl")
+    if host in ("gpu7", "127.example.org"):
+        with pytest.raises(ValueError, match="NCCL_SOCKET_IFNAME is this machine's loopback"):
+            serve_engine_servers.servers_at_addresses(settings, launch)
+    else:
+        assert serve_engine_servers.servers_at_addresses(settings, launch) == [url]
 
 
 def test_a_lost_server_is_waited_for_while_others_sample_and_gets_the_newest_weights(

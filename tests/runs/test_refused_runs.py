@@ -258,6 +258,7 @@ def test_advantages_that_are_no_numbers_are_the_credits(tmp_path: Path) -> None:
     ("engines", "mode", "refused"),
     [
         (Engines(policy=VllmSettings()), "Exclusive_Process", "the trainer and engines.policy "),
+        (Engines(policy=VllmSettings()), "Prohibited", ""),
         (Engines(policy=VllmSettings()), "Default", None),
         (Engines(policy=VllmSettings(devices=(1,))), "Exclusive_Process", None),
         (Engines(policy=InProcessSettings()), "Exclusive_Process", None),
@@ -279,7 +280,6 @@ def test_two_processes_on_a_gpu_that_takes_one_are_refused_before_the_start(
     config = replace(small(tmp_path), engines=engines)
     if refused is None:
         return refuse_engines_on_exclusive_gpus(config)
-    with pytest.raises(
-        SameOnAllRanks, match=rf"compute mode is {mode}, which allows one process, but {refused}"
-    ):
+    allowed = "no process: set the mode" if mode == "Prohibited" else f"one process, but {refused}"
+    with pytest.raises(SameOnAllRanks, match=rf"compute mode is {mode}, which allows {allowed}"):
         refuse_engines_on_exclusive_gpus(config)

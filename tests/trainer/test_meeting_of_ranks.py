@@ -97,7 +97,15 @@ def test_a_rank_that_does_not_come_is_named_with_its_machine() -> None:
 
     error, _ = act_on_ranks(2, act, deadline_s=1.5, MASTER_ADDR="127.0.0.1", CROSS_SIZE="2")
     assert isinstance(error, RuntimeError)
-    assert "waited 2 s for rank 1, all of them on machine 2 of 2" in str(error)
+    assert "waited 2 s for rank 1, and no rank of machine 2 of 2 has answered: see" in str(error)
+
+
+def test_missing_ranks_of_a_machine_that_has_others_are_not_assigned_to_an_absent_machine() -> None:
+    """Of four ranks on two machines, only the first comes: rank 1 is missing on its machine."""
+    environment = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_PORT": str(free_port())}
+    meeting = Meeting.join(environment | {"MASTER_ADDR": "127.0.0.1", "CROSS_SIZE": "2"}, 1.5)
+    with pytest.raises(RuntimeError, match=r"for rank 1, 2, 3, and no rank of machine 2 of 2 has answered"):
+        meeting.exchange("facts", 0)
 
 
 def test_a_first_rank_that_cannot_be_reached_is_named_with_its_address() -> None:

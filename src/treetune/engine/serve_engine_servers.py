@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import secrets
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from typing_extensions import override
 
@@ -78,8 +79,7 @@ def servers_at_addresses(settings: VllmSettings, launch: EngineLaunch) -> list[S
     assert settings.addresses is not None and settings.key_file is not None
     key = read_key(Path(settings.key_file).expanduser())
     interface = os.environ.get("NCCL_SOCKET_IFNAME")
-    # The addresses of a loopback begin with 127.
-    are_here = all("//127." in url for url in settings.addresses)
+    are_here = all(_is_on_loopback(url) for url in settings.addresses)
     # NCCL takes "=lo" as the whole name of an interface, and "lo" as the beginning of its name.
     if launch.transfer == "nccl" and interface in ("lo", "=lo") and not are_here:
         raise ValueError(
@@ -93,6 +93,17 @@ def servers_at_addresses(settings: VllmSettings, launch: EngineLaunch) -> list[S
         ServeEngineServer(url, key, ServerLaunch(settings, launch), run, loads_weights=is_first)
         for url in settings.addresses
     ]
+
+
+def _is_on_loopback(url: str) -> bool:
+    """Returns whether an address is of this machine's loopback: ``localhost``, or a number such as
+    ``127.0.0.1``."""
+    host = urlsplit(url).hostname
+    assert host is not None, "`VllmSettings` refuses an address without a host"
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, and not a number
+        return host == "localhost"
 
 
 class ServeEngineServer(AddressedServer):

@@ -29,7 +29,8 @@ def refuse_engines_on_exclusive_gpus(config: PolicyIteration) -> None:
 
 
 def refuse_exclusive_gpus(sharing_processes: str) -> None:
-    """Raises ValueError if a GPU of this process accepts only one process at a time, as on some clusters.
+    """Raises ValueError if a GPU of this process accepts only one process at a time, as on some clusters, or
+    none.
 
     Args:
         sharing_processes: The two processes that would share it, for the message.
@@ -38,9 +39,14 @@ def refuse_exclusive_gpus(sharing_processes: str) -> None:
         modes = query_gpus("compute_mode")
     except ValueError:
         return  # `this_machine` reports this error
-    exclusive = [mode for mode in modes if mode.startswith(("Exclusive", "Prohibited"))]
-    if exclusive:
+    if "Prohibited" in modes:
         raise SameOnAllRanks(  # a ValueError that only the first rank prints
+            "a GPU's compute mode is Prohibited, which allows no process: set the mode to Default"
+            " (sudo nvidia-smi -c 0; on a cluster, request it with the job)"
+        )
+    exclusive = [mode for mode in modes if mode.startswith("Exclusive")]
+    if exclusive:
+        raise SameOnAllRanks(
             f"the GPUs' compute mode is {exclusive[0]}, which allows one process, but {sharing_processes}"
             " share a GPU: set the mode to Default (sudo nvidia-smi -c 0; on a cluster, request it with the"
             " job), or give the engine GPUs of its own (engines.policy.devices)"

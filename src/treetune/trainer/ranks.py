@@ -161,12 +161,12 @@ class Meeting:
         machines_absent = [
             str(number + 1) for number in range(self.machines) if number not in machines_present
         ]
-        on_machines = ""
+        absent = ""
         if machines_absent:
-            on_machines = f", all of them on machine {', '.join(machines_absent)} of {self.machines}"
+            absent = f", and no rank of machine {', '.join(machines_absent)} of {self.machines} has answered"
         return (
             f"rank {self.rank} on {platform.node()} waited {self.deadline_s:.0f} s for rank"
-            f" {', '.join(missing)}{on_machines}: see what it printed, or whether it was started"
+            f" {', '.join(missing)}{absent}: see what it printed, or whether it was started"
         )
 
     def find_interface(self) -> tuple[str, str]:
