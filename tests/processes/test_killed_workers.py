@@ -4,18 +4,22 @@ Deaths count against the answer or the start at which they happen, and not again
 from __future__ import annotations
 
 import os
+import pickle
+import resource
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
 from treetune.exceptions import WorkerStartError
+from treetune.processes.worker import Servant, load_servant
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Grade, Problem
@@ -105,6 +109,33 @@ def test_a_grader_whose_loading_fails_in_each_process_is_given_up_after_two(
     ):
         pool.grade_many([("7", PROBLEM)])
     assert len(grader.notes.read_text().split()) == 2
+
+
+class NeedsMemory(Servant):
+    """Does not fit into memory."""
+
+    def prepare(self) -> None:
+        raise MemoryError
+
+
+@pytest.mark.parametrize(
+    ("limit", "reason"),
+    [
+        (
+            resource.RLIM_INFINITY,
+            r"its address space has no limit, so the machine may have too little memory",
+        ),
+        (3 * 2**30, r"the process may have 3.0 GiB of address space: raise `ulimit -v`"),
+    ],
+)
+def test_loading_without_enough_memory_names_the_limit_if_there_is_one(
+    limit: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages: list[Any] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limit, limit))
+    with pytest.raises(SystemExit):
+        load_servant(pickle.dumps(NeedsMemory()), lambda *message: messages.append(message))
+    assert messages == [("failed", f"MemoryError:  ({reason})")]
 
 
 def test_a_process_that_the_kernel_can_not_end_keeps_no_grade_waiting(

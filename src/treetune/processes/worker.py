@@ -117,8 +117,12 @@ def load_servant(pickled: bytes, send: Callable[..., None]) -> Any:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, MemoryError):
-            limit = resource.getrlimit(resource.RLIMIT_AS)[0] / 2**30
-            reason += f" (the process may have {limit:.1f} GiB of address space: raise `ulimit -v`)"
+            limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+            if limit == resource.RLIM_INFINITY:
+                reason += " (its address space has no limit, so the machine may have too little memory)"
+            else:
+                limit_gib = limit / 2**30
+                reason += f" (the process may have {limit_gib:.1f} GiB of address space: raise `ulimit -v`)"
         send("failed", reason)
         sys.exit(1)
     return servant
