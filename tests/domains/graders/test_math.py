@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from tests.domains.graders import minerva_reference
 from tests.support.cases import cases
 from treetune.domains.graders.math import MathGrader
+from treetune.domains.graders.math_answers import BracketGroup, read_answer
 from treetune.domains.graders.math_endings import find_answer, find_gold
 from treetune.domains.graders.math_kinds import TimeOfDay
 from treetune.domains.graders.minerva import Minerva, extract_answers, lists_agree
@@ -206,6 +207,13 @@ def test_an_answer_that_reads_like_the_gold_is_right_however_huge() -> None:
 @given(answer=st.text(alphabet="0123456789xyi\\{}()[]^_=,.;<>+-*/!%$& frac sqrt text pm cup", max_size=60))
 def test_no_mixture_of_characters_makes_a_grader_raise(grader: MathGrader | Minerva, answer: str) -> None:
     assert grade(answer, r"\frac{1}{2}", grader=grader).outcome in ("ok", "no_answer", "error")
+
+
+@pytest.mark.parametrize("answer", [r"\{x \middle\vert x>3\}", r"\{a \middle b\}", r"\{a \colonequals 3\}"])
+def test_commands_that_begin_like_the_sign_of_a_condition_are_no_such_sign(answer: str) -> None:
+    assert isinstance(read_answer(answer), BracketGroup)
+    assert grade(answer, "5").reward == 0.0
+    assert grade(r"\{x \mid x>3\}", r"(3, \infty)").reward == 1.0
 
 
 def test_nothing_that_a_model_wrote_is_run() -> None:

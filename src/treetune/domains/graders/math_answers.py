@@ -448,6 +448,8 @@ def _read_qualified(text: str) -> Qualified | None:
     return Qualified(read_answer(value, depth=1), condition)
 
 
+_SUCH_THAT = re.compile(r"\\mid(?![A-Za-z])|\\colon(?![A-Za-z])|:|\|")
+"""The sign before the condition of a set."""
 _PAIRS_OF_BRACKETS = (("(", ")"), ("\\{", "\\}"), ("{", "}"))
 
 
@@ -485,9 +487,9 @@ def _read_group(text: str, depth: int) -> MathAnswer | None:
     any other text."""
     opening, closing, inner = _split_brackets(text)
     if opening == "{":
-        if re.search(r"\\mid|\\colon|:|\|", inner):  # {x | x > 3} is read as x > 3
-            condition = re.split(r"\\mid(?![A-Za-z])|\\colon(?![A-Za-z])|:|\|", inner, maxsplit=1)[1]
-            return read_answer(condition, depth + 1)
+        name_and_condition = _SUCH_THAT.split(inner, maxsplit=1)
+        if len(name_and_condition) == 2:  # {x | x > 3} is read as x > 3
+            return read_answer(name_and_condition[1], depth + 1)
         return BracketGroup("set", _flatten_lists(_read_parts(inner, depth)))
     if opening:
         parts = _read_parts(inner, depth)
