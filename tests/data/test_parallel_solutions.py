@@ -36,6 +36,8 @@ from treetune.data.thread_blocks import (
     LineRange,
     SolutionBlock,
     ThreadGroup,
+    ThreadNumber,
+    _read_self_check,
     cut_blocks,
     read_json_list,
     read_thread_groups,
@@ -95,6 +97,14 @@ def test_none_inside_of_an_element_is_refused(answer: str) -> None:
 def test_any_answer_is_a_json_list_or_unreadable(answer: str) -> None:
     with suppress(Unreadable):
         assert isinstance(read_json_list(answer), list)
+
+
+@pytest.mark.parametrize("number", ["[1]", '{"a": 1}', '"1"', "null", "1.5"])
+@pytest.mark.parametrize("key", ["group", "thread"])
+def test_a_verdict_on_something_that_is_no_thread_is_unreadable(key: str, number: str) -> None:
+    verdict = json.dumps({"group": 1, "thread": 1, "pass": True, key: json.loads(number)})
+    with pytest.raises(Unreadable, match="a verdict is on an unknown thread"):
+        _read_self_check({ThreadNumber(1, 1)}, f"[{verdict}]")
 
 
 @given(groups=st.lists(st.lists(RANGES, max_size=4), max_size=6), lines=LINES, least=st.integers(1, 60))

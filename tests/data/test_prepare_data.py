@@ -291,6 +291,26 @@ def test_a_row_can_become_several_rows_or_none(work: Work, monkeypatch: pytest.M
     assert work.prompts("train")[1].startswith("Again: ")
 
 
+def test_an_empty_row_is_a_bad_row(work: Work, capsys: pytest.CaptureFixture[str]) -> None:
+    write_lines(work.input, [*rows(2), {}])
+    assert work.run() == 2
+    assert "rows.jsonl:3" in capsys.readouterr().err
+    assert work.run(bad_rows="drop") == 0
+    counts = [(rule["rule"], rule["rows"], rule["dropped"], rule["left"]) for rule in work.summary["rules"]]
+    assert (work.summary["read"], counts) == (3, [("bad rows", 3, 1, 2)])
+    assert work.dropped_lines == [3]
+
+
+def test_rows_that_are_left_out_of_two_splits_of_one_file_are_counted_twice(work: Work) -> None:
+    write_lines(work.input, [*rows(2), {"question": "?"}])
+    source = {"type": "files", "train": str(work.input), "test": str(work.input)}
+    filters = [{"name": "levels", "where": "meta.level != 1"}]
+    assert work.run(source=source, splits=["train", "test"], filters=filters, bad_rows="drop") == 0
+    counts = [(rule["rule"], rule["rows"], rule["dropped"], rule["left"]) for rule in work.summary["rules"]]
+    assert counts == [("bad rows", 6, 2, 4), ("levels", 4, 2, 2)]
+    assert work.dropped_lines == [3, 3, 2, 2]
+
+
 def test_a_changed_function_makes_the_rows_anew(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(work.folder)
     monkeypatch.setenv("PYTHONPATH", str(Path(treetune.__file__).parents[1]))

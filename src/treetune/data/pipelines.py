@@ -229,7 +229,7 @@ class EstimateDifficulty(DataPipeline):
 
 _SOURCE = re.compile(r"[a-z][a-z0-9_]*?__\S+")
 
-VERSION_OF_ROWS = 3
+VERSION_OF_ROWS = 4
 """The version of the code that makes rows and applies rules. If it changes, all rows are made anew."""
 
 
@@ -344,8 +344,8 @@ class PrepareData(DataPipeline):
         if self.expand is not None:
             content = repr(sorted(fields.items()))
             expanded = _load_function(self.expand)(dict(fields), derive_seed(self.seed, content, "expand"))
-        if not expanded:
-            return ["expand"]
+            if not expanded:
+                return ["expand"]
         fields_of_rows = expanded if isinstance(expanded, list) else [expanded]
         return [self._row(fields_of_row) for fields_of_row in fields_of_rows]
 

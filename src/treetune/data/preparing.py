@@ -168,9 +168,10 @@ class _Stage:
     rule: str
     rows: int
     """The number of rows before the rule was applied."""
-    dropped: Mapping[str, str]
-    """The reasons why rows were dropped. The key is the row's number as text. Data that was left out when it
-    was read has no number: its key is its place, such as ``train.jsonl:17``."""
+    dropped: Sequence[tuple[str, str]]
+    """The dropped rows: the row's number as text, and the reason. Data that was left out when it was read has
+    no number. In place of it stands its place, such as ``train.jsonl:17``, which occurs twice if the file is
+    read for two splits."""
     details: Mapping[str, Any]
     """Further entries of the summary."""
 
@@ -220,10 +221,9 @@ class _Stages:
         self.total = self._kept + len(record["left_out"])
         rows_before = self.total
         for reason in reasons:
-            # These rows have no numbers, so their places are the keys of `why_by_place`.
+            # These rows have no numbers, but places.
             dropped = [(place, why) for rule, place, why in record["left_out"] if rule == reason]
-            why_by_place = dict(dropped)
-            self.stages.append(_Stage(reason, rows_before, why_by_place, details={}))
+            self.stages.append(_Stage(reason, rows_before, dropped, details={}))
             rows_before -= len(dropped)
 
     def judge(self, rule: Rule, number: int) -> None:
@@ -248,7 +248,8 @@ class _Stages:
                 "columns": columns,
             }
             write_json(self._folder / name, record)
-        self.stages.append(_Stage(rule.label, len(rows), record["dropped"], record["told"]))
+        dropped = list(record["dropped"].items())
+        self.stages.append(_Stage(rule.label, len(rows), dropped, record["told"]))
         self._dropped |= {int(row) for row in record["dropped"]}
         for column, values in record["columns"].items():
             self._columns.setdefault(column, {}).update({int(row): value for row, value in values.items()})
@@ -280,7 +281,7 @@ class _Stages:
         rule_and_why: dict[int, tuple[str, str]] = {}
         with write_atomically(path) as file:
             for stage in self.stages:
-                for number_or_place, why in stage.dropped.items():
+                for number_or_place, why in stage.dropped:
                     if number_or_place.isdigit():  # the number of a row that a rule dropped
                         rule_and_why[int(number_or_place)] = stage.rule, why
                     else:

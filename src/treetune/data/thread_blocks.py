@@ -263,7 +263,8 @@ def _read_self_check(threads: Set[ThreadNumber], text: str) -> dict[ThreadNumber
     """Returns the model's notes on the threads that failed. Raises Unreadable unless the model's answer has
     one verdict on each thread."""
     notes_on_failed: dict[ThreadNumber, str] = {}
-    without_verdict = set(threads)
+    # A list, since a verdict may be on anything, such as `{"group": []}`, which a set can't look up.
+    without_verdict = sorted(threads)
     for item in read_json_list(text):
         verdict = item if isinstance(item, dict) else {}  # {} is on thread 0 of group 0, which is unknown
         thread = ThreadNumber(verdict.get("group", 0), verdict.get("thread", 0))
@@ -279,7 +280,7 @@ def _read_self_check(threads: Set[ThreadNumber], text: str) -> dict[ThreadNumber
         if not verdict["pass"]:
             notes_on_failed[thread] = str(verdict.get("note", ""))[:500]
     if without_verdict:
-        first = min(without_verdict)
+        first = without_verdict[0]
         raise Unreadable(f"there is no verdict on group {first.group}, thread {first.thread}")
     return notes_on_failed
 
