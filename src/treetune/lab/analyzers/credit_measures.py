@@ -109,13 +109,14 @@ def measure_method(truths: Sequence[Truth], credited: CreditOfMethod, seed: int)
             else:
                 right_signs.append(math.nan)
     bootstrap = Bootstrap(problems, seed)
-    mean_square = mean_of(np.square(value_errors) - np.array(noise_of_truths))
+    # A function of the indices of some steps, which leaves out steps without a value (NaN).
+    compute_mean_square = mean_of(np.square(value_errors) - np.array(noise_of_truths))
     advantages_S, true_advantages_S = np.array(advantages), np.array(all_true_advantages)
     return {
         "value_bias": bootstrap(mean_of(value_errors)),
         # The order of the arguments matters: max(NaN, 0.0) is NaN, and so is the error of a method without
         # values, but max(0.0, NaN) would be 0.0.
-        "value_error": bootstrap(lambda rows: math.sqrt(max(mean_square(rows), 0.0))),
+        "value_error": bootstrap(lambda rows: math.sqrt(max(compute_mean_square(rows), 0.0))),
         "advantage_correlation": bootstrap(
             lambda rows: correlation(advantages_S[rows], true_advantages_S[rows])
         ),
