@@ -204,7 +204,9 @@ def make_tree() -> Tree:
         segments = tuple(segment_by_node[node] for node in nodes)
         length = sum(len(segment.token_ids) for segment in segments)
         grade = Grade(reward, "ok")
-        grown.take(Trajectory(problem, sample, (1,), segments, "stop", name, grade, (length,), fork=fork))
+        grown.add_answer(
+            Trajectory(problem, sample, (1,), segments, "stop", name, grade, (length,), fork=fork)
+        )
     return grown
 
 

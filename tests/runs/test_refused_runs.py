@@ -172,7 +172,7 @@ class Twice(SingleTurn):
         )
         of = {tree.problem.id: tree for tree in trees}
         for one in answers_of(again):
-            of[one.problem.id].take(replace(one, sample=one.sample + self.samples))
+            of[one.problem.id].add_answer(replace(one, sample=one.sample + self.samples))
         return trees, metrics
 
 

@@ -159,7 +159,7 @@ def test_turns_of_trees_are_stored_and_trained_once_where_environments_fail_too(
     for tree in trees_of(answers_of(config, 0)):
         known = [number for number, leaf in enumerate(tree.leaves) if leaf.grade.is_known]
         assert len(known) in (0, len(tree.leaves)) and len(tree.leaves) == 4
-        remaining = tree.keeping(known)
+        remaining = tree.select_leaves(known)
         nodes = {node for path in remaining.paths for node in path}
         sampled = [tree.nodes[node].segment for node in nodes if tree.nodes[node].segment.origin == "sampled"]
         trained_tokens = sum(int(rows[leaf.id].trained.sum()) for leaf in remaining.leaves)

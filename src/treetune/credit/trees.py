@@ -143,8 +143,9 @@ class TreeCredit(Credit):
             # With "each", every answer trains all of its nodes. Otherwise a shared node is trained only in
             # the first answer that has it, and its advantages are multiplied by its scale.
             if self.weight != "each":
-                scales = [1.0] * len(path) if self.weight == "once" else None  # None: by `Sharing.reach`
-                episode = sharing.trained_once(index, episode, scales)
+                # None: the scales are `Sharing.reach_weights`.
+                scales = [1.0] * len(path) if self.weight == "once" else None
+                episode = sharing.train_tokens_once(index, episode, scales)
             episodes.append(episode)
         return episodes
 
@@ -168,7 +169,7 @@ class TreeCredit(Credit):
                 # The answer is compared within several groups: all answers, and the answers below each node
                 # that it shares with others. It shares no last node. It may also have an earlier node alone,
                 # if the other answers below that node could not be graded.
-                shared_nodes = [node for node in path[:-1] if len(sharing.below[node]) > 1]
+                shared_nodes = [node for node in path[:-1] if len(sharing.leaves_below[node]) > 1]
                 baselines = [values[group] for group in (ROOT, *shared_nodes)]
                 advantage = mean([reward - baseline for baseline in baselines])
                 advantages.append([advantage] * len(path))  # the same at all its nodes
@@ -239,10 +240,10 @@ def branch_values(sharing: Sharing, rewards: Sequence[float]) -> dict[int, float
     ends an answer, V is the answer's reward."""
     values: dict[int, float] = {}
     # A node has a larger number than its parent, so from the largest number down, children come first.
-    for node in (*sorted(sharing.below, reverse=True), ROOT):
+    for node in (*sorted(sharing.leaves_below, reverse=True), ROOT):
         children = sharing.children.get(node)
         if children is None:
-            answer = sharing.below[node][0]  # a node without children is the end of one answer
+            answer = sharing.leaves_below[node][0]  # a node without children is the end of one answer
             values[node] = rewards[answer]
         else:
             values[node] = _mean([values[child] for child in children])
@@ -252,7 +253,7 @@ def branch_values(sharing: Sharing, rewards: Sequence[float]) -> dict[int, float
 def leaf_values(sharing: Sharing, rewards: Sequence[float]) -> dict[int, float]:
     """Returns the mean reward of all answers below the prompt and each node."""
     values: dict[int, float] = {}
-    for node, answers in sharing.below.items():
+    for node, answers in sharing.leaves_below.items():
         values[node] = _mean([rewards[answer] for answer in answers])
     values[ROOT] = _mean(rewards)
     return values
@@ -273,7 +274,7 @@ def _leave_one_out(
     values = branch_values(sharing, rewards)
     baselines: dict[int, float] = {}
     # In the order of their numbers, parents come before their children, which use the parent's baseline.
-    for parent in (ROOT, *sorted(sharing.below)):
+    for parent in (ROOT, *sorted(sharing.leaves_below)):
         siblings = sharing.children.get(parent, ())
         for node in siblings:
             others = [values[sibling] for sibling in siblings if sibling != node]
@@ -334,13 +335,13 @@ def _global_and_local(sharing: Sharing, values: dict[int, float]) -> dict[int, f
     answer_count = len(sharing.paths)
     global_advantage = {ROOT: 0.0}  # g
     local_advantage: dict[int, float] = {}  # g(n) − g(p)
-    for parent in (ROOT, *sorted(sharing.below)):  # parents before their children
+    for parent in (ROOT, *sorted(sharing.leaves_below)):  # parents before their children
         for node in sharing.children.get(parent, ()):
             # Of k answers, a reward minus the mean of the k − 1 others equals k / (k − 1) times the
             # difference of the reward and the mean of all k. The same holds if such differences are averaged
             # over several answers. With a single answer the difference is 0, whatever the factor is.
             above_others = (values[node] - values[ROOT]) * answer_count / max(1, answer_count - 1)
-            global_advantage[node] = above_others / math.sqrt(len(sharing.below[node]))
+            global_advantage[node] = above_others / math.sqrt(len(sharing.leaves_below[node]))
             local_advantage[node] = global_advantage[node] - global_advantage[parent]
             # As in TreeRL's code, a node with the same g as its parent takes the parent's g(n) − g(p). The
             # prompt has none, since nothing precedes it.

@@ -264,9 +264,9 @@ class MonteCarlo(ContinuingCredit):
         rows = self.states.step_rows(trajectory, advantages, values_of_steps, errors)
         cut_at_states = replace(trajectory, step_ends=rows.ends)
         episode = make_episode(context, cut_at_states, rows.advantages, rows.values, rows.errors)
-        if answer.tree.forked:
+        if answer.tree.has_forks:
             # A token that several answers share was sampled once, and is trained in the first of them.
-            episode = sharing_of(answer.tree).trained_once(answer.leaf, episode)
+            episode = sharing_of(answer.tree).train_tokens_once(answer.leaf, episode)
 
         # For the viewer and analyses: the rewards of each state's continuations, by the state's length.
         rewards_of_continuations = {}

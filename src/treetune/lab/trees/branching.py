@@ -53,8 +53,8 @@ class Branching(Registrable):
 
     unbiased: bool
     """Whether the tokens after a state have no influence on whether it branches. Then each answer through the
-    state is a fair sample of what the policy does there. With the weights `Sharing.reach`, a sum over the
-    tree then has the expectation of a sum over independent answers."""
+    state is a fair sample of what the policy does there. With the weights `Sharing.reach_weights`, a sum over
+    the tree then has the expectation of a sum over independent answers."""
     needs_grades: ClassVar[bool] = False
     """Whether `branches` reads the grades of the answers. A tree then waits for them before it branches."""
 

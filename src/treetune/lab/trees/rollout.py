@@ -98,7 +98,7 @@ def tree_metrics(context: RolloutContext, trees: Sequence[Tree]) -> Metrics:
         sharing = Sharing.of(tree)
         tokens_of_answers = [int(are_sampled(leaf.segments).sum()) for leaf in tree.leaves]
         columns["answers"].append(len(tree.leaves))
-        columns["nodes"].append(len(sharing.below))
+        columns["nodes"].append(len(sharing.leaves_below))
         columns["depth"].append(max(map(len, sharing.paths)) - 1)  # a path has one node more than branchings
         columns["tokens"].append(tree.sampled_tokens)
         columns["tokens_of_chains"].append(sum(tokens_of_answers))
