@@ -67,7 +67,7 @@ def history(*changes: dict[str, float]) -> list[dict[str, Any]]:
 
 
 def counting(chosen: Diagnostics, rows: Sequence[MetricsRow], watched: WatchedRun = SAMPLED) -> set[Sign]:
-    return {sign for sign, one in diagnose(chosen, watched, rows).items() if one.counts}
+    return {sign for sign, one in diagnose(chosen, watched, rows).items() if one.is_confirmed}
 
 
 SHOWN: dict[Sign, dict[str, float]] = {
@@ -89,7 +89,7 @@ NOT_SHOWN: dict[Sign, dict[str, float]] = {
 def test_a_healthy_run_shows_none_and_all_were_looked_for() -> None:
     found = diagnose(Diagnostics(), SAMPLED, history())
     assert set(found) == set(SIGNS)
-    assert all(one.since is None and not one.counts for one in found.values())
+    assert all(one.since is None and not one.is_confirmed for one in found.values())
 
 
 @pytest.mark.parametrize("sign", SHOWN)
@@ -101,7 +101,7 @@ def test_a_sign_counts_once_it_was_seen_often_enough_in_a_row(sign: Sign) -> Non
     assert counting(chosen, history(shown, shown, not_shown, shown)) == set()
     assert counting(chosen, history(shown, shown, shown, not_shown)) == set()
     found = diagnose(chosen, SAMPLED, history(not_shown, shown, shown))[sign]
-    assert (found.since, found.counts) == (11, False)
+    assert (found.since, found.is_confirmed) == (11, False)
     assert counting(Diagnostics(patience=1), history(not_shown)) == set()
     assert counting(Diagnostics(patience=1), history(shown)) == {sign}
 

@@ -23,12 +23,12 @@ import pytest
 from httpx import Response
 from starlette.testclient import TestClient
 
-from tests.view.conftest import FIRST, TOKEN, Viewer, mark_of
+from tests.view.conftest import FIRST, TOKEN, Viewer, fingerprint_of
 from tests.view.recorded import answers, begin_run, record_iteration
 from treetune.exceptions import Damaged, NoteChanged
 from treetune.main import main
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.view.app import MOST_SENT_BYTES, SEEN_MARK_HEADER, make_application
+from treetune.view.app import MOST_SENT_BYTES, SEEN_FINGERPRINT_HEADER, make_application
 from treetune.view.notes import NotedAnswer, check_labels, new_note, read_notes, save_note, system_user
 from treetune.view.store import Store
 
@@ -69,11 +69,13 @@ def test_a_note_lies_beside_the_run_and_is_shown_listed_filtered_and_exported(
     desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = desk.record()
-    mark = mark_of(desk.page("/answer", **WHERE))
+    fingerprint = fingerprint_of(desk.page("/answer", **WHERE))
     response = desk.write(label=["wrong step"], labels="lucky, wrong step", note=HOSTILE)
     assert response.status_code == 200 and response.url.path == "/answer"
     assert "<script>window" not in response.text and "⟨RLO⟩" in response.text
-    assert desk.get("/answer", {SEEN_MARK_HEADER: mark}, **WHERE).status_code == 200, "the page is sent anew"
+    assert desk.get("/answer", {SEEN_FINGERPRINT_HEADER: fingerprint}, **WHERE).status_code == 200, (
+        "the page is sent anew"
+    )
     [note] = read_notes(run.notes)
     assert (note.labels, note.text, note.author) == (("wrong step", "lucky"), HOSTILE, system_user())
     assert (note.about.source, note.about.problem, note.about.sample) == ("i1", "train/0", 0)

@@ -134,19 +134,19 @@ class WatchedRun:
 class CollapseSign:
     """The state of a sign after an iteration.
 
-    Example: ``CollapseSign("truncated", since=11, counts=True, description="more than 0.5 of the answers are
-    cut off (0.62)")``.
+    Example: ``CollapseSign("truncated", since=11, is_confirmed=True, description="more than 0.5 of the
+    answers are cut off (0.62)")``.
     """
 
     sign: Sign
     since: int | None = None
     """The number, from 0, of the first of the iterations in a row up to the last one that show the sign. None
     if the last iteration doesn't show it."""
-    counts: bool = False
+    is_confirmed: bool = False
     """Whether enough iterations in a row show it."""
     description: str = ""
     """The values of the last iteration, in words."""
-    early: bool = False
+    is_too_early: bool = False
     """Whether there were too few iterations to check it."""
 
 
@@ -170,13 +170,13 @@ def _check_sign(
 ) -> CollapseSign:
     """Checks a sign after the last row.
 
-    The sign counts if the last `patience` rows show it.
+    The sign is confirmed if the last `patience` rows show it.
     """
     check = _CHECK_OF_SIGN[sign]
     message = check(settings, watched, rows)
     if message is None:
-        # `early`: there may be no message only because there are too few rows to check the sign.
-        return CollapseSign(sign, early=len(rows) < settings.needs(sign))
+        # `is_too_early`: there may be no message only because there are too few rows to check the sign.
+        return CollapseSign(sign, is_too_early=len(rows) < settings.needs(sign))
     # Goes backwards from the last row. The check of `rows[:-n]` gives the result that the check gave n rows
     # earlier.
     n_rows_with_sign = 1
@@ -184,13 +184,13 @@ def _check_sign(
         n_rows_with_sign += 1
     first_iteration = int(rows[-n_rows_with_sign]["iteration"])
     return CollapseSign(
-        sign, first_iteration, counts=n_rows_with_sign >= settings.patience, description=message
+        sign, first_iteration, is_confirmed=n_rows_with_sign >= settings.patience, description=message
     )
 
 
 def find_stopping_signs(settings: Diagnostics, findings: Mapping[Sign, CollapseSign]) -> list[CollapseSign]:
     """Returns the findings that stop the run."""
-    return [findings[sign] for sign in settings.stops if sign in findings and findings[sign].counts]
+    return [findings[sign] for sign in settings.stops if sign in findings and findings[sign].is_confirmed]
 
 
 def find_last_good(

@@ -512,7 +512,7 @@ class CollapseWatch:
     def check_iteration(self, iteration: int, metrics: Metrics) -> Metrics:
         """Returns metrics that say which signs of collapse there are, and logs each that begins or ends.
 
-        A sign counts if enough iterations in a row show it. Collective.
+        A sign is confirmed if enough iterations in a row show it. Collective.
         """
         signs_before = self.signs
         # `metrics_row` rounds the metrics as in the file, so that a restarted run finds the same signs. No
@@ -522,15 +522,15 @@ class CollapseWatch:
         sign_metrics: Metrics = {}
         for sign, finding in self.signs.items():
             finding_before = signs_before.get(sign, CollapseSign(sign))
-            if finding.counts and not finding_before.counts:
+            if finding.is_confirmed and not finding_before.is_confirmed:
                 assert finding.since is not None
                 self.session.console.say(
                     f"warning: {sign} in iterations {finding.since + 1} to {iteration + 1}:"
                     f" {finding.description}; {REMEDY_OF_SIGN[sign]}"
                 )
-            elif finding_before.counts and not finding.counts:
+            elif finding_before.is_confirmed and not finding.is_confirmed:
                 self.session.console.say(f"{sign} is over in iteration {iteration + 1}")
-            sign_metrics[f"diagnostics/{sign}"] = float(finding.counts)
+            sign_metrics[f"diagnostics/{sign}"] = float(finding.is_confirmed)
         if self.session.config.diagnostics.stops:
             sign_metrics["diagnostics/stop"] = float(self.stops_run)
         return sign_metrics

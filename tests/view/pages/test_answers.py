@@ -21,7 +21,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.view.conftest import FIRST, Viewer, mark_of
+from tests.view.conftest import FIRST, Viewer, fingerprint_of
 from tests.view.recorded import begin_run, episode, record_iteration, trajectory
 from tests.view.report import threaded
 from tests.view.report.synthetic import CODEC
@@ -43,7 +43,7 @@ from treetune.runtime.analysis import ADVANTAGES, write_result
 from treetune.runtime.directory import _LOCK_FILES
 from treetune.store.journal import Journal
 from treetune.tasks.arithmetic import AdditionChain
-from treetune.view.app import SEEN_MARK_HEADER
+from treetune.view.app import SEEN_FINGERPRINT_HEADER
 from treetune.view.charts import format_number
 from treetune.view.pages import PAGES
 from treetune.view.report.write import write_report
@@ -124,12 +124,12 @@ def test_a_damaged_file_is_named_instead_of_still_being_read(viewer: Viewer) -> 
 
 def test_the_credit_of_analyses_is_shown_when_it_appears_with_a_column_for_each_step(viewer: Viewer) -> None:
     run = viewer.record()
-    mark = mark_of(viewer.page("/answer", run="run", **FIRST))
+    fingerprint = fingerprint_of(viewer.page("/answer", run="run", **FIRST))
     for name, count in (("replay-0001", 2), ("replay-0001-b", 4)):
         row = {"answer": "train/0#0", "step_ends": [*range(count)], "values": {}}
         row |= {"advantages": {"x": [0.5] * count}}
         write_result(run.analysis(name), {"iteration": 0}, [row], ADVANTAGES)
-    after = viewer.get("/answer", {SEEN_MARK_HEADER: mark}, run="run", **FIRST)
+    after = viewer.get("/answer", {SEEN_FINGERPRINT_HEADER: fingerprint}, run="run", **FIRST)
     assert after.status_code == 200, "the page has changed"
     table = after.text.split('<table class="credits">')[1].split("</table>")[0]
     assert table.count('href="#step-') == 4 and table.count("<td>") == 8

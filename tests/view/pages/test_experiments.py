@@ -105,14 +105,14 @@ def test_a_run_says_why_it_ended(viewer: Viewer) -> None:
 
 def test_changed_files_are_read_again_and_a_line_that_is_cut_off_is_not_counted(viewer: Viewer) -> None:
     run, store = viewer.record(planned=3), viewer.store
-    marks = [store.mark(store.runs())]
+    fingerprints = [store.fingerprint(store.runs())]
     assert status(viewer).done == 1
     record_iteration(run, 1)
-    marks.append(store.mark(store.runs()))
+    fingerprints.append(store.fingerprint(store.runs()))
     assert status(viewer).done == 2
     record_evaluation(run, 2)
-    marks.append(store.mark(store.runs()))
-    assert len(set(marks)) == 3 and status(viewer).accuracies[0].iteration == 2
+    fingerprints.append(store.fingerprint(store.runs()))
+    assert len(set(fingerprints)) == 3 and status(viewer).accuracies[0].iteration == 2
     with run.metrics_file.open("a") as file:
         file.write('{"iteration": 2, "episodes/reward": 0.9')
     assert status(viewer).done == 2

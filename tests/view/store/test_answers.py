@@ -245,9 +245,9 @@ def test_an_impossible_query_is_explained(answers: AnswerStore, question: RowQue
 
 
 def test_an_iteration_that_is_written_anew_is_read_anew(answers: AnswerStore, tmp_path: Path) -> None:
-    before, mark = answers.ask(RowQuery(sources=("i3",))).rows, answers.mark()
+    before, fingerprint = answers.ask(RowQuery(sources=("i3",))).rows, answers.fingerprint()
     record_iteration(begin_run(tmp_path / "run"), 2, [trajectory(7, 0, "another", version=2)])
-    assert answers.mark() != mark
+    assert answers.fingerprint() != fingerprint
     assert [row["answer"] for row in answers.ask(RowQuery(sources=("i3",))).rows] == ["train/7#0"] != before
 
 
@@ -260,10 +260,10 @@ def test_a_damaged_file_is_named_until_it_is_mended_and_the_others_are_shown(
     assert answers.ask(RowQuery()).total == 2 * 8 + 3 * 12
     assert ["iteration 2" in problem for problem in answers.problems()] == [True]
     assert not any(source.is_awaited for source in answers.list_indexed_sources())
-    mark_of_damaged = answers.mark()
+    fingerprint_of_damaged = answers.fingerprint()
     path.write_bytes(content)
     assert (answers.ask(RowQuery()).total, answers.problems()) == (60, [])
-    assert answers.mark() != mark_of_damaged
+    assert answers.fingerprint() != fingerprint_of_damaged
 
 
 def test_the_mark_changes_when_a_file_turns_out_to_be_damaged(
@@ -272,11 +272,11 @@ def test_the_mark_changes_when_a_file_turns_out_to_be_damaged(
     # So that a thread reads every file:
     monkeypatch.setattr("treetune.view.store.answers.MOST_BYTES_READ_AT_ONCE", 0)
     (tmp_path / "run" / "iterations" / "0001" / "trajectories.arrow").write_bytes(b"nothing")
-    before = answers.mark()
+    before = answers.fingerprint()
     deadline = time.monotonic() + 60
     while any(source.is_awaited for source in answers.list_indexed_sources()) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert answers.problems() and answers.mark() != before
+    assert answers.problems() and answers.fingerprint() != before
 
 
 def test_an_index_that_cannot_be_written_is_named(tmp_path: Path) -> None:

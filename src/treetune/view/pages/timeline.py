@@ -582,16 +582,16 @@ def _format_bound(seconds: float) -> str:
     return f"{seconds:.3f}".rstrip("0").rstrip(".")
 
 
-def mark_of_timeline(view: PageRequest) -> str:
+def fingerprint_of_timeline(view: PageRequest) -> str:
     """Returns a text that changes whenever the timeline does, and every `REDRAWN_AFTER_S` seconds while it
     grows."""
     # The spans of a running process that haven't ended grow without any change of a file.
     now = int(time.time() / REDRAWN_AFTER_S) if view.run.directory.is_running() else 0
     files = [(str(path), stat_of(path)) for path in timeline_files(view.run)]
-    return short_hash(view.store.mark([view.run]), files, now)
+    return short_hash(view.store.fingerprint([view.run]), files, now)
 
 
 PAGES = (
-    Page("/timeline", "Timeline", show, place="run", key="t", mark=mark_of_timeline),
+    Page("/timeline", "Timeline", show, place="run", key="t", fingerprint=fingerprint_of_timeline),
     Page("/timeline/trace", "Chrome trace", download_trace),
 )

@@ -285,7 +285,7 @@ def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: 
     if iterations_with_sign:
         kind = "wrong"
         verdict = "at the end" if curve[-1][1] else "before"
-    elif finding.early:  # there are too few iterations to check the sign
+    elif finding.is_too_early:
         kind, verdict = "", "too early"
     elif finding.description and settings is not None:
         kind, verdict = "", f"for fewer than {settings.patience} iterations"

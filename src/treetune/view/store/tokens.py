@@ -541,14 +541,14 @@ def credits_of(run: Path, answer: StoredAnswer) -> list[MethodCredit]:
     return methods
 
 
-def mark_of_credits(run: Path) -> list[object]:
+def fingerprint_of_credits(run: Path) -> list[object]:
     """Returns a list that changes whenever the results of analyses do."""
     directory = ExperimentDirectory(run)
-    marks: list[object] = []
+    parts: list[object] = []
     for folder in map(directory.analysis, directory.analyses()):
         for name in (RESULT, ADVANTAGES):
-            marks.append((str(folder / name), stat_of(folder / name)))
-    return marks
+            parts.append((str(folder / name), stat_of(folder / name)))
+    return parts
 
 
 def _credits_of_microscope(folder: Path, answer: StoredAnswer) -> Iterable[MethodCredit]:
