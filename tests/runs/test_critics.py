@@ -143,7 +143,7 @@ def test_analyses_lend_the_critic_of_their_point(tmp_path: Path) -> None:
     names = ("credit_bench", "advantage_distribution")
     plain = {**PLAIN, "analyzers": [{"type": name} for name in names]}
     assert run_analyzers(replace(config, analyzers=analyzers), plain) == 0
-    numbers = read_result(directory_of(config).analysis("credit_bench"))["numbers"]
+    numbers = read_result(directory_of(config).analysis_folder("credit_bench"))["numbers"]
     found = numbers["by_checkpoint"]["1"]["methods"]
     assert found["critic"]["tokens_per_answer"] == 0 < found["beside"]["tokens_per_answer"]
     assert found["critic"]["value_bias"]["value"] is not None

@@ -390,8 +390,8 @@ def test_wandb_gets_further_names_and_a_table_of_answers_every_few_iterations(tm
             )
             for i in range(3)
         ]
-        directory.iteration(iteration).mkdir(parents=True)
-        write_trajectories(directory.iteration(iteration) / "trajectories.arrow", answers, iteration)
+        directory.iteration_folder(iteration).mkdir(parents=True)
+        write_trajectories(directory.iteration_folder(iteration) / "trajectories.arrow", answers, iteration)
     sink = WandbSink(further_names={"actor/entropy": "train/entropy", "a": "b"}, answers_every=2, answers=2)
     mirrors = Mirrors((sink,), tmp_path, "name", {})
     mirrors.log(0, {"train/entropy": 0.5})

@@ -75,7 +75,7 @@ def tidy_checkpoints(
             kept_weights.add(max(good_numbers))
     deleted = []
     for number in numbers[:-MOST_WHOLE_CHECKPOINTS]:
-        folder = directory.checkpoint(number)
+        folder = directory.checkpoint_folder(number)
         if number in kept_weights:
             # An earlier call may have deleted it already, which is no error.
             shutil.rmtree(folder / "trainer", ignore_errors=True)

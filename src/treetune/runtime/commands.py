@@ -83,7 +83,7 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
     """Trains the experiment to its end; resumes it if it was interrupted."""
     preflight(config)
     directory = ExperimentDirectory.of(config)
-    done = directory.resumable() or 0
+    done = directory.newest_resumable() or 0
     if done and is_over_after(config, directory, done):
         # Nothing is left to do, but a configuration that a run would refuse is refused all the same.
         check_shaping(config)
@@ -95,7 +95,7 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
     check_shaping(config)
     # These errors end the start here, before PyTorch is imported and the ranks join. If another process runs
     # the experiment, its files change, and are not read here: `Session.open` refuses this start.
-    if directory.resumable() and not directory.is_running():
+    if directory.newest_resumable() and not directory.is_running():
         refuse_changed_settings(directory.path, plain, config)
         refuse_collapsed(config, directory)
     with (
@@ -165,7 +165,7 @@ def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) ->
         ExitStack() as stack,
     ):
         directory, say = session.directory, session.console.say
-        iteration = session.ranks.from_first("newest checkpoint", directory.resumable()) or 0
+        iteration = session.ranks.from_first("newest checkpoint", directory.newest_resumable()) or 0
         if is_over_after(config, directory, iteration):
             say(f"{directory.path} is finished: there is no next iteration")
             return
@@ -174,12 +174,12 @@ def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) ->
         # Some credit asks the trainer for numbers of critic, reference or next-token distributions.
         if config.credit.asks_trainer:
             # Before the first checkpoint, the trainer has the start model.
-            state_folder = directory.checkpoint(iteration) / "trainer" if iteration else None
+            state_folder = directory.checkpoint_folder(iteration) / "trainer" if iteration else None
             stack.enter_context(open_trainer(resources, state_folder=state_folder, trains=False))
         episodes, metrics = generate(resources, iteration, Clock())
         say(
             f"{len(episodes)} episodes of iteration {iteration + 1}, reward"
-            f" {metrics['episodes/reward']:.3f}: {directory.iteration(iteration) / 'episodes.arrow'}"
+            f" {metrics['episodes/reward']:.3f}: {directory.iteration_folder(iteration) / 'episodes.arrow'}"
         )
 
 

@@ -83,7 +83,7 @@ finished."""
 Lock = Literal["run", "evaluation", "analysis", "notes"]
 """The purpose for which a process locks the experiment: to run it, to evaluate it, to analyse it, or to write
 a note. ``evaluation`` is not in `_LOCK_FILES`, since several processes may evaluate at a time: each has its
-own lock file (`ExperimentDirectory.evaluator`)."""
+own lock file (`ExperimentDirectory.hold_evaluator_number`)."""
 
 _END_OF_WHOLE_LINE = re.compile(rb'"checksum": "[0-9a-f]+"\}\Z')
 """The end of a line of metrics that was not cut short: ``"checksum": "5be1…"}``."""
@@ -121,22 +121,22 @@ class ExperimentDirectory:
         return self.path / METRICS
 
     @property
-    def notes(self) -> Path:
+    def notes_folder(self) -> Path:
         """The folder of people's notes on answers."""
         return self.path / NOTES
 
     @property
-    def logs(self) -> Path:
+    def logs_folder(self) -> Path:
         return self.path / LOGS
 
     @property
     def run_log(self) -> Path:
         """The file with the messages of `treetune run`."""
-        return self.logs / "run.log"
+        return self.logs_folder / "run.log"
 
     # Iterations
 
-    def iteration(self, i: int) -> Path:
+    def iteration_folder(self, i: int) -> Path:
         return self.path / ITERATIONS / f"{i:04d}"
 
     def iterations(self) -> list[int]:
@@ -145,20 +145,20 @@ class ExperimentDirectory:
 
     def iterations_with(self, file: str) -> list[int]:
         """Returns the numbers of the iterations that have a file of this name, in ascending order."""
-        return [i for i in self.iterations() if (self.iteration(i) / file).is_file()]
+        return [i for i in self.iterations() if (self.iteration_folder(i) / file).is_file()]
 
-    def journals(self, i: int) -> Path:
+    def journal_folder(self, i: int) -> Path:
         """Returns the folder of the iteration's journals."""
-        return self.iteration(i) / JOURNALS
+        return self.iteration_folder(i) / JOURNALS
 
-    def candidate(self, i: int, point: int) -> Path:
+    def candidate_folder(self, i: int, point: int) -> Path:
         """Returns the folder where `choose_checkpoint` measures a candidate: the weights after `point` epochs
         or steps of iteration `i`."""
-        return self.iteration(i) / "candidates" / f"{point:02d}"
+        return self.iteration_folder(i) / "candidates" / f"{point:02d}"
 
     # Evaluations and analyses
 
-    def evaluation(self, i: int, label: str) -> Path:
+    def evaluation_folder(self, i: int, label: str) -> Path:
         return self.path / EVALUATIONS / f"{i:04d}" / label
 
     def evaluations(self) -> list[tuple[int, str]]:
@@ -180,7 +180,7 @@ class ExperimentDirectory:
         """
         summaries = {}
         for i in _numbers_in(self.path / EVALUATIONS):
-            path = self.evaluation(i, label) / SUMMARY
+            path = self.evaluation_folder(i, label) / SUMMARY
             if not path.is_file():
                 continue
             try:
@@ -193,7 +193,7 @@ class ExperimentDirectory:
             summaries[i] = summary
         return summaries
 
-    def analysis(self, label: str) -> Path:
+    def analysis_folder(self, label: str) -> Path:
         return self.path / ANALYSES / label
 
     def analyses(self) -> list[str]:
@@ -202,11 +202,11 @@ class ExperimentDirectory:
 
     def is_analysed(self, label: str) -> bool:
         """Returns whether the analysis is finished."""
-        return (self.analysis(label) / RESULT).is_file()
+        return (self.analysis_folder(label) / RESULT).is_file()
 
     # Checkpoints
 
-    def checkpoint(self, i: int) -> Path:
+    def checkpoint_folder(self, i: int) -> Path:
         return self.path / CHECKPOINTS / f"{i:04d}"
 
     def checkpoints(self) -> list[int]:
@@ -227,7 +227,7 @@ class ExperimentDirectory:
         """Returns whether a checkpoint was due by iterations. Checkpoints of earlier versions have no entry
         about it, and all of them were."""
         try:
-            state = read_record(self.checkpoint(i) / STATE_FILE, remedy="")  # its error is not shown
+            state = read_record(self.checkpoint_folder(i) / STATE_FILE, remedy="")  # its error is not shown
             return bool(state.get("regular", True))
         except (Damaged, FileNotFoundError):
             # Damaged, or deleted meanwhile. The function that reads the checkpoint reports it.
@@ -235,7 +235,7 @@ class ExperimentDirectory:
 
     def refuse_misplaced_checkpoint(self, i: int) -> None:
         """Raises Damaged if a checkpoint's folder, or a part of it, belongs to another checkpoint."""
-        folder = self.checkpoint(i)
+        folder = self.checkpoint_folder(i)
         state = read_record(folder / STATE_FILE, f"delete {folder}")
         refuse_misplaced(state, folder / STATE_FILE, i)
         for part, digest in state.get("parts", {}).items():
@@ -247,13 +247,13 @@ class ExperimentDirectory:
                     f" {folder}"
                 )
 
-    def resumables(self) -> list[int]:
+    def resumable_checkpoints(self) -> list[int]:
         """Returns the checkpoints that hold a trainer's state, oldest first."""
-        return [i for i in self.checkpoints() if (self.checkpoint(i) / "trainer").is_dir()]
+        return [i for i in self.checkpoints() if (self.checkpoint_folder(i) / "trainer").is_dir()]
 
-    def resumable(self) -> int | None:
+    def newest_resumable(self) -> int | None:
         """Returns the newest checkpoint that holds a trainer's state; None if there is none."""
-        return next(reversed(self.resumables()), None)
+        return next(reversed(self.resumable_checkpoints()), None)
 
     def has_work(self) -> bool:
         """Returns whether anything was sampled or trained."""
@@ -325,7 +325,7 @@ class ExperimentDirectory:
             yield  # closing the file releases the lock, and so does the end of the process
 
     @contextmanager
-    def evaluator(self) -> Iterator[int]:
+    def hold_evaluator_number(self) -> Iterator[int]:
         """Holds the lowest number that no other running evaluator of this experiment has, from 0.
 
         The number keeps the logs and weights of evaluators apart. They share the work by claims: a claim is
@@ -431,12 +431,12 @@ def iterations_of(config: PolicyIteration, directory: ExperimentDirectory, done:
 def is_generated(directory: ExperimentDirectory, iteration: int) -> bool:
     """Returns whether the iteration's episodes are on disk. They are written last, so rollout and credit are
     then finished."""
-    return (directory.iteration(iteration) / EPISODES).is_file()
+    return (directory.iteration_folder(iteration) / EPISODES).is_file()
 
 
 def is_measured(directory: ExperimentDirectory, done: int, evaluation_set: EvaluationSet) -> bool:
     """Returns whether the set has a summary for the weights after `done` iterations."""
-    return (directory.evaluation(done, evaluation_set.label) / SUMMARY).is_file()
+    return (directory.evaluation_folder(done, evaluation_set.label) / SUMMARY).is_file()
 
 
 def missing_sets(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> list[EvaluationSet]:
@@ -522,7 +522,7 @@ def tokens_sampled(directory: ExperimentDirectory, done: int) -> list[int]:
             ) from error
 
     tokens = []
-    for folder in map(directory.iteration, range(done)):
+    for folder in map(directory.iteration_folder, range(done)):
         answers = metrics_of(folder / ROLLOUT_METRICS)
         if SAMPLED_TOKENS not in answers:
             raise ValueError(

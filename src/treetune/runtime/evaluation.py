@@ -83,14 +83,14 @@ def evaluate(
     """
     directory = resources.session.directory
     for evaluation_set in sets:
-        folder = directory.evaluation(done, evaluation_set.label)
+        folder = directory.evaluation_folder(done, evaluation_set.label)
         measure_set(
             resources, done, evaluation_set, folder, f"{evaluation_set.label} after iteration {done}", claim
         )
     metrics: Metrics = {}
     for evaluation_set in resources.session.config.evaluation.sets:
         if is_measured(directory, done, evaluation_set):
-            folder = directory.evaluation(done, evaluation_set.label)
+            folder = directory.evaluation_folder(done, evaluation_set.label)
             summary = read_record(folder / SUMMARY, MEASURE_AGAIN_REMEDY)
             metrics |= _metrics_of_summary(evaluation_set.label, summary)
     return metrics
@@ -505,7 +505,7 @@ def measure_until_end(resources: RunResources, claims: Claims, every_s: float = 
             continue  # there may be new checkpoints by now, so it looks again without a pause
         if claimed_by_others:
             number, label = claimed_by_others[0]
-            holder = claims.holder(directory.evaluation(number, label) / "claims")
+            holder = claims.holder(directory.evaluation_folder(number, label) / "claims")
             message = f"waiting for {holder}, which evaluates {label} after iteration {number}"
             if message != last_message:
                 session.console.say(message)
@@ -528,7 +528,7 @@ def measure_claimed(
     claim: Claim | None = None
     verdict: ClaimVerdict = "measured"
     if session.ranks.is_first and not is_measured(directory, number, evaluation_set):
-        claim = claims.take(directory.evaluation(number, evaluation_set.label) / "claims")
+        claim = claims.take(directory.evaluation_folder(number, evaluation_set.label) / "claims")
         verdict = "ours" if claim else "another's"
     with contextlib.ExitStack() as stack:
         if claim is not None:

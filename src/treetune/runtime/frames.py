@@ -99,18 +99,18 @@ class RunFrames:
 
     def _episodes(self) -> Iterator[tuple[int, Episode]]:
         for iteration in self._directory.iterations_with(EPISODES):
-            for episode in StoredEpisodes(self._directory.iteration(iteration) / EPISODES):
+            for episode in StoredEpisodes(self._directory.iteration_folder(iteration) / EPISODES):
                 yield iteration, episode
 
     def _answers(self) -> Iterator[dict[str, Any]]:
         """Yields the rows of `answers`: first those that were sampled to train on, then those of
         evaluations."""
         for iteration in self._directory.iterations_with(TRAJECTORIES):
-            for answer in read_trajectories(self._directory.iteration(iteration) / TRAJECTORIES):
+            for answer in read_trajectories(self._directory.iteration_folder(iteration) / TRAJECTORIES):
                 origin = {"set": SAMPLED_SET, "iteration": iteration, "answer": answer.id}
                 yield origin | answer_row(answer) | {"correct": answer.grade.correct}
         for done, name in self._directory.evaluations():
-            path = self._directory.evaluation(done, name) / ANSWERS
+            path = self._directory.evaluation_folder(done, name) / ANSWERS
             if not path.is_file():
                 continue
             verify_answers(path)

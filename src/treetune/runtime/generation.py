@@ -104,7 +104,7 @@ def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Col
     """
     session = resources.session
     config, ranks = session.config, session.ranks
-    folder = session.directory.iteration(iteration)
+    folder = session.directory.iteration_folder(iteration)
     if needs_sampling(config, session.directory, iteration):
         # The start of the engine is not part of the iteration's time.
         with clock.stopped():
@@ -162,7 +162,7 @@ def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) ->
     """Samples and grades the answers of the iteration, or reads them from disk. Collective."""
     session = resources.session
     config, ranks = session.config, session.ranks
-    folder = session.directory.iteration(iteration)
+    folder = session.directory.iteration_folder(iteration)
 
     if (folder / TRAJECTORIES).is_file():
         # Raises if the file is of another iteration.
@@ -275,7 +275,7 @@ def _run_credit_phase(
         shaping_memory: What shaping remembers of earlier iterations. Shaping adds this iteration to it.
     """
     session, config = resources.session, resources.session.config
-    folder = session.directory.iteration(iteration)
+    folder = session.directory.iteration_folder(iteration)
     with (
         _count_tokens(resources, "credit", clock),
         resources.phase(f"iteration {iteration + 1}: credit", "continuations") as show_progress,
@@ -494,7 +494,7 @@ def _read_earlier(session: Session, iteration: int, name: str, purpose: str) -> 
     Raises:
         ValueError: The record is gone; the message says its `purpose`.
     """
-    path = session.directory.iteration(iteration) / name
+    path = session.directory.iteration_folder(iteration) / name
     record = None
     if session.ranks.is_first and path.is_file():
         record = read_record(path, BEGIN_AGAIN_REMEDY)
@@ -526,7 +526,7 @@ def _make_carry_over(session: Session, iteration: int) -> CarryOver:
     """
     answers: list[Trajectory] = []
     if iteration > 0:
-        path = session.directory.iteration(iteration - 1) / CARRIED_ANSWERS
+        path = session.directory.iteration_folder(iteration - 1) / CARRIED_ANSWERS
         if not path.is_file():
             raise ValueError(
                 f"{path} is gone, which has the answers that iteration {iteration + 1} continues: put it"
@@ -537,7 +537,8 @@ def _make_carry_over(session: Session, iteration: int) -> CarryOver:
     def keep(carried: Sequence[Trajectory]) -> None:
         carried_by_all_ranks = gather_trajectories_on_first(session.ranks, "carried answers", carried)
         if session.ranks.is_first:
-            write_trajectories(session.directory.iteration(iteration) / CARRIED_ANSWERS, carried_by_all_ranks)
+            folder = session.directory.iteration_folder(iteration)
+            write_trajectories(folder / CARRIED_ANSWERS, carried_by_all_ranks)
 
     return CarryOver(answers, keep)
 

@@ -101,7 +101,7 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
     start = session.ranks.from_first("newest checkpoint", start)
     if start:
         with server.asleep():  # the trainer needs the accelerator's memory while it loads
-            trainer.load(directory.checkpoint(start) / "trainer")
+            trainer.load(directory.checkpoint_folder(start) / "trainer")
         server.offer(trainer, start)
     # Only the first rank writes messages, so only it reads the files for them.
     repetition = describe_repetition(directory, start) if session.ranks.is_first else ""
@@ -128,7 +128,7 @@ def describe_repetition(directory: ExperimentDirectory, start: int) -> str:
     (about 3 min); what was sampled is kept``.
     """
     rows: list[dict[str, Any]] = []
-    while (path := directory.iteration(start + len(rows)) / ITERATION_METRICS).is_file():
+    while (path := directory.iteration_folder(start + len(rows)) / ITERATION_METRICS).is_file():
         rows.append(read_record(path, METRICS_REMEDY))
     if not rows:
         return ""
@@ -151,9 +151,9 @@ def _newest_undamaged_checkpoint(session: Session) -> int:
     """
     directory = session.directory
     damages: list[str] = []
-    for number in reversed(directory.resumables()):
+    for number in reversed(directory.resumable_checkpoints()):
         directory.refuse_misplaced_checkpoint(number)
-        damage = find_damage(directory.checkpoint(number) / "trainer")
+        damage = find_damage(directory.checkpoint_folder(number) / "trainer")
         if damage is None:
             # Damaged newer checkpoints are reported only now that an older one can take their place.
             for message in damages:
@@ -336,7 +336,7 @@ class Record:
         """Writes the iteration's own file of metrics, and returns its row."""
         row = metrics_row(iteration, time.time(), metrics)
         if self._session.ranks.is_first:
-            write_record(self._session.directory.iteration(iteration) / ITERATION_METRICS, row)
+            write_record(self._session.directory.iteration_folder(iteration) / ITERATION_METRICS, row)
         return row
 
     def _write_timed_checkpoint(self, done: int, *, regular: bool) -> None:
@@ -357,7 +357,7 @@ class Record:
         from treetune.models.policy_files import write_critic, write_policy
 
         session, trainer = self._session, self._trainer
-        final_folder = session.directory.checkpoint(done)
+        final_folder = session.directory.checkpoint_folder(done)
         # Everything is written into a hidden folder, which gets its name when it is complete.
         folder = final_folder.with_name(f".{final_folder.name}.partial")
         if session.ranks.is_first:
@@ -564,7 +564,7 @@ def refuse_collapsed(config: PolicyIteration, directory: ExperimentDirectory) ->
 
     Also raises it if the run showed the sign, and was killed before the sign could stop the run.
     """
-    rows = read_metrics_rows(directory, directory.resumable() or 0)
+    rows = read_metrics_rows(directory, directory.newest_resumable() or 0)
     signs = _find_signs(config, rows)
     if find_stopping_signs(config.diagnostics, signs):
         raise Collapsed(_describe_collapse(config, directory, rows, signs))
@@ -573,7 +573,7 @@ def refuse_collapsed(config: PolicyIteration, directory: ExperimentDirectory) ->
 def read_last_good(config: PolicyIteration, directory: ExperimentDirectory) -> int | None:
     """Returns the newest number of finished iterations before any sign of collapse; None if no sign may stop
     the run."""
-    rows = read_metrics_rows(directory, directory.resumable() or 0)
+    rows = read_metrics_rows(directory, directory.newest_resumable() or 0)
     return find_last_good(config.diagnostics, _find_signs(config, rows), _count_finished(rows) - 1)
 
 
@@ -581,7 +581,7 @@ def read_metrics_rows(directory: ExperimentDirectory, done: int) -> list[dict[st
     """Returns the rows of the first `done` iterations, from the iterations' own files."""
     rows = []
     for i in range(done):
-        path = directory.iteration(i) / ITERATION_METRICS
+        path = directory.iteration_folder(i) / ITERATION_METRICS
         if path.is_file():  # a user may have deleted a damaged one (`METRICS_REMEDY`)
             row = read_record(path, METRICS_REMEDY)
             refuse_misplaced(row, path, i)
@@ -615,7 +615,7 @@ def _describe_collapse(
         reasons.append(f"{finding.sign} since iteration {finding.since + 1}: {finding.description}")
     last_good = find_last_good(config.diagnostics, signs, done - 1)
     assert last_good is not None  # None only if no sign may stop a run, and here one does
-    checkpoints = {number: directory.checkpoint(number) for number in directory.checkpoints()}
+    checkpoints = {number: directory.checkpoint_folder(number) for number in directory.checkpoints()}
     good_weights = describe_good_weights(last_good, checkpoints)  # a text that says where they are
     return (
         f"{directory.path} was stopped after iteration {done} of {config.iterations} by"

@@ -96,7 +96,7 @@ class Session:
                 make_private_folder(directory.path, share=config.share)
                 # The lock is held until the stack closes, when the process leaves the experiment.
                 if lock == "evaluation":
-                    purpose = f"evaluation-{stack.enter_context(directory.evaluator())}"
+                    purpose = f"evaluation-{stack.enter_context(directory.hold_evaluator_number())}"
                 else:
                     stack.enter_context(directory.locked(lock, patience_for_last_start()))
                 if lock == "run":
@@ -104,7 +104,7 @@ class Session:
             # The other ranks wait here until the first one has the lock.
             purpose = ranks.from_first("the first rank has the experiment's lock", purpose)
             # Only the first rank keeps a timeline: all ranks do the same at the same time.
-            timeline_file = directory.logs / f"{purpose}{TIMELINE_SUFFIX}" if ranks.is_first else None
+            timeline_file = directory.logs_folder / f"{purpose}{TIMELINE_SUFFIX}" if ranks.is_first else None
             timeline = Timeline(timeline_file)
             log_file = directory.run_log if ranks.is_first else None
             console = Console(log_file, ranks.is_first, timeline)

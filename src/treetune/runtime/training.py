@@ -384,7 +384,7 @@ def train(
         session.console.say(message + "; skipped")
         return trainer.train(iteration, episodes)  # takes no step, and counts 0 steps
     # Every rank knows the signals of all tokens, and the first one writes them.
-    path = session.directory.iteration(iteration) / SIGNALS
+    path = session.directory.iteration_folder(iteration) / SIGNALS
     on_signals = partial(write_token_signals, path) if session.ranks.is_first else None
     # Metrics of the policy that sampled the episodes, if a restart abandons this policy.
     metrics_of_abandoned: Metrics = {}
@@ -547,7 +547,7 @@ class _CheckpointChoice:
         """The pass@1 of each candidate on the set."""
         self._measurements: list[Path] = []
         """The folder of each candidate's measurement."""
-        self._best_state = self.session.directory.iteration(iteration) / "candidates" / "state"
+        self._best_state = self.session.directory.iteration_folder(iteration) / "candidates" / "state"
         """The folder of the trainer's state after the best candidate so far."""
 
     def train_to_next_point(
@@ -582,7 +582,7 @@ class _CheckpointChoice:
         folder = self._find_measurement(point)
         if folder is None:
             self.resources.server.offer(self.trainer, done)
-            folder = session.directory.candidate(self.iteration, point)
+            folder = session.directory.candidate_folder(self.iteration, point)
             name = f"{self.set.label} after {self.unit} {point} of iteration {done}"
             measure_set(self.resources, done, self.set, folder, name)
         self._measurements.append(folder)
@@ -611,7 +611,7 @@ class _CheckpointChoice:
             # Every iteration begins with the same start weights.
             iterations += range(self.iteration)
         for iteration in iterations:
-            folder = self.session.directory.candidate(iteration, point)
+            folder = self.session.directory.candidate_folder(iteration, point)
             if (folder / SUMMARY).is_file():
                 return folder
         return None
@@ -649,7 +649,7 @@ class _CheckpointChoice:
         """Copies the measurement of the chosen weights to the evaluations, as the evaluation after the
         iteration."""
         done = self.iteration + 1
-        folder = self.session.directory.evaluation(done, self.set.label)
+        folder = self.session.directory.evaluation_folder(done, self.set.label)
         if (folder / SUMMARY).is_file():
             return
         summary = read_record(measurement / SUMMARY, MEASURE_AGAIN_REMEDY)

@@ -523,7 +523,7 @@ def _missing_evaluations(run: PlannedRun) -> tuple[str, ...]:
     return tuple(
         f"{label} after {iteration}"
         for iteration, label in shown_evaluations
-        if not (directory.evaluation(iteration, label) / SUMMARY).is_file()
+        if not (directory.evaluation_folder(iteration, label) / SUMMARY).is_file()
     )
 
 

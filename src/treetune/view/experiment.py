@@ -199,7 +199,7 @@ def read_experiment(path: Path) -> StoredExperiment:
         )
     # Results of analyses are read here only to name damaged ones in `missing_facts`.
     for label in directory.analyses():
-        folder = directory.analysis(label)
+        folder = directory.analysis_folder(label)
         read(str((folder / RESULT).relative_to(path)), functools.partial(read_result, folder))
     if (path / TOKENS).is_file():
         read(TOKENS, lambda: verify_once(path / TOKENS, "a resumed run writes it again"))

@@ -173,7 +173,7 @@ def save_note(directory: ExperimentDirectory, note: Note, seen_version: str) -> 
             lost.
         OSError: The folder can't be written.
     """
-    path = directory.notes / note.file_name
+    path = directory.notes_folder / note.file_name
     with directory.locked("notes", PATIENCE_S):
         stored_note = read_note(path) if path.is_file() else None
         if stored_note is not None and (stored_note.labels, stored_note.text) == (note.labels, note.text):
@@ -223,7 +223,7 @@ class Notes:
     """
 
     def __init__(self, run: Run, answers: AnswerStore) -> None:
-        self._folder, self._answers = run.directory.notes, answers
+        self._folder, self._answers = run.directory.notes_folder, answers
         self._lock = threading.Lock()
         self._read: dict[Path, tuple[object, Note | str]] = {}
         """For each file its stat when it was read, and its note, or a message on why it can't be read."""

@@ -28,7 +28,7 @@ def status(viewer: Viewer, name: str = "run") -> RunProgress:
 
 
 def log_line(run: ExperimentDirectory, text: str) -> None:
-    console = Console(run.logs / "run.log", visible=False)
+    console = Console(run.logs_folder / "run.log", visible=False)
     console.say(text)
     console.close()
 
@@ -91,7 +91,7 @@ def test_a_run_says_why_it_ended(viewer: Viewer) -> None:
     begin_run(viewer.folder / "waiting")
     assert status(viewer, "waiting").state == "waiting"
     run = viewer.record("failed", planned=10)
-    (run.logs / "run.log").write_text(
+    (run.logs_folder / "run.log").write_text(
         "2026-11-22 19:03:11,801 INFO iteration 2: sampling\n"
         "Traceback (most recent call last):\n"
         '  File "x.py", line 1, in <module>\n'

@@ -62,7 +62,7 @@ class AdvantageDistribution(OfIterations):
         session, rows = resources.session, list[AdvantageRow]()
         counts = {"episodes": 0, "episodes_without_advantages": 0, "episodes_without_values": 0}
         for point in points:
-            episodes = read_episodes(session.directory.iteration(point) / self.file)
+            episodes = read_episodes(session.directory.iteration_folder(point) / self.file)
             values = self._values(session, point, episodes)
             for episode, state_values in zip(episodes, values, strict=True):
                 # If credit leaves values to the trainer's critic, the episodes have no advantages. These are
@@ -88,7 +88,7 @@ class AdvantageDistribution(OfIterations):
         # iteration 0 is taken only where no other iteration has a critic.
         with_critic = []
         for point in self.stored_iterations(directory):
-            if point in directory.checkpoints() and (directory.checkpoint(point) / "critic").is_dir():
+            if point in directory.checkpoints() and (directory.checkpoint_folder(point) / "critic").is_dir():
                 with_critic.append(point)
         return spread_evenly(with_critic or [0], self.at_most)
 
@@ -105,7 +105,7 @@ class AdvantageDistribution(OfIterations):
             return stored_values
         # The values must be computed with the critic. Checkpoint 0 isn't written: the critic at the start is
         # made anew from the start model and the seed.
-        if point and not (session.directory.checkpoint(point) / "critic").is_dir():
+        if point and not (session.directory.checkpoint_folder(point) / "critic").is_dir():
             return stored_values
         from treetune.lab.analyzers.stored import critic_at, state_values
         from treetune.trainer.tokens import EpisodesOfCritic

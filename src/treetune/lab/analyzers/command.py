@@ -52,7 +52,7 @@ def run_analyzers(root: Runtime, plain: PlainSettings) -> int:
             # The numbers of finished iterations whose weights are analysed.
             points = analyzer.points(config, directory)
             if _is_done(directory, analyzer, settings, points):
-                print(f"{directory.analysis(analyzer.label)} is done")
+                print(f"{directory.analysis_folder(analyzer.label)} is done")
             else:
                 pending.append((analyzer, settings, points))
     if pending:
@@ -99,7 +99,7 @@ def _is_done(
 ) -> bool:
     if not directory.is_analysed(analyzer.label):
         return False
-    result = read_result(directory.analysis(analyzer.label))
+    result = read_result(directory.analysis_folder(analyzer.label))
     return (result["settings"], result["points"]) == (settings, points)
 
 
@@ -110,7 +110,7 @@ def _analyse(resources: RunResources, analyzer: Analyzer, settings: PlainSetting
     """
     session = resources.session
     began = time.monotonic()
-    folder = session.directory.analysis(analyzer.label)
+    folder = session.directory.analysis_folder(analyzer.label)
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     unfinished.mkdir(parents=True, exist_ok=True)
     findings = analyzer.analyse(resources, points, unfinished / JOURNAL_NAME)
@@ -173,7 +173,7 @@ def compare_analyses(name: str, experiments: Sequence[str], output: Path) -> Pat
 def _folder_of_analysis(experiment: Path, name: str) -> Path:
     """Returns the folder of an experiment's analysis. Raises ValueError if the analysis has no result."""
     directory = ExperimentDirectory(experiment)
-    folder = directory.analysis(name)
+    folder = directory.analysis_folder(name)
     if directory.is_analysed(name):
         return folder
     raise ValueError(

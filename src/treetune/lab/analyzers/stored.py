@@ -45,7 +45,8 @@ def policy_at(session: Session, point: int) -> PreTrainedModel:
     """Returns the policy after `point` iterations, for scoring."""
     model = session.model.load()
     if point:  # after 0 iterations it has the start weights, which it was loaded with
-        _copy_weights(model, session.directory.checkpoint(point) / "policy", _trusts_remote_code(session))
+        folder = session.directory.checkpoint_folder(point)
+        _copy_weights(model, folder / "policy", _trusts_remote_code(session))
     return model.eval()
 
 
@@ -60,7 +61,8 @@ def critic_at(session: Session, point: int) -> CriticModule:
     critic = CriticModule(session.model.load(), seed, outputs=loss.outputs, values_of=loss.values)
     critic.head.to(session.ranks.device)  # the rest of the model was loaded there
     if point:
-        _copy_weights(critic, session.directory.checkpoint(point) / "critic", _trusts_remote_code(session))
+        folder = session.directory.checkpoint_folder(point)
+        _copy_weights(critic, folder / "critic", _trusts_remote_code(session))
     return critic.eval()
 
 
@@ -183,7 +185,7 @@ def answers_at(
     iterations.
     """
     session = resources.session
-    stored = session.directory.iteration(point) / TRAJECTORIES
+    stored = session.directory.iteration_folder(point) / TRAJECTORIES
     stored_problems = session.config.problems_per_iteration  # None: all training problems
     if stored.is_file() and (stored_problems is None or stored_problems >= enough):
         trajectories = read_trajectories(stored)

@@ -220,7 +220,7 @@ class Plan:
             return
         settings = self.engine.settings
         gpus_of_servers = settings.tensor_parallel_size * servers_on_a_machine(settings, self.machine)
-        bytes_of_engine, least_bytes = self.engine.share, self.engine.least_share
+        bytes_of_engine, least_bytes = self.engine.reserved_bytes, self.engine.least_bytes
         if least_bytes > bytes_of_engine:
             yield (
                 f"start: engines.policy.gpu_memory_utilization {settings.gpu_memory_utilization} gives the"
@@ -250,11 +250,11 @@ class Plan:
             return
         engine_awake = [
             MemoryItem("engine: weights", engine.weights),
-            # The least share consists of the weights, this item, and the cache of one sequence of the
+            # `least_bytes` are those of the weights, of this item, and of the cache of one sequence of the
             # context's length.
             MemoryItem(
                 "engine: passes and context",
-                engine.least_share - engine.weights - self._bytes_of_one_sequence,
+                engine.least_bytes - engine.weights - self._bytes_of_one_sequence,
             ),
             MemoryItem("engine: KV cache", max(engine.cache, self._bytes_of_one_sequence)),
         ]

@@ -159,7 +159,7 @@ def _why_not_writable(view: PageRequest) -> str:
     """Returns the reason why notes on this experiment can't be written. It is empty if they can."""
     if view.store.read_only:
         return "this viewer was started with --read-only"
-    folder = view.run.directory.notes
+    folder = view.run.directory.notes_folder
     parent = folder if folder.is_dir() else view.run.path  # the folder is created with the first note
     return "" if os.access(parent, os.W_OK) else f"{system_user()} has no permission to write into {parent}"
 

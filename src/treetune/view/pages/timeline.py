@@ -108,7 +108,7 @@ class Times:
 
 def timeline_files(run: Run) -> list[Path]:
     """Returns the files of a run's timelines. The file of the main process comes first."""
-    paths = sorted(run.directory.logs.rglob(f"*{TIMELINE_SUFFIX}"))
+    paths = sorted(run.directory.logs_folder.rglob(f"*{TIMELINE_SUFFIX}"))
     return sorted(paths, key=lambda path: path.name != f"run{TIMELINE_SUFFIX}")
 
 
@@ -156,7 +156,7 @@ def _read_lanes(run: Run, path: Path, now: float, sampled_by_iteration: Mapping[
     `sampled_by_iteration` describes what the servers sampled in each iteration, counted from 0.
     """
     # The file's name without its ending: "run" for the file of the run's main process.
-    file_name = path.relative_to(run.directory.logs).as_posix().removesuffix(TIMELINE_SUFFIX)
+    file_name = path.relative_to(run.directory.logs_folder).as_posix().removesuffix(TIMELINE_SUFFIX)
     processes, _ = _read_processes(path, stat_of(path))
     is_last_alive = bool(processes) and _is_process_alive(run, file_name, processes[-1])
     lanes: dict[str, list[ShownSpan]] = {}

@@ -259,7 +259,9 @@ class DiagnosticsSection(ReportSection):
             last_good = find_last_good(settings, _diagnose(experiment, settings, done), done - 1)
             if last_good is not None:
                 directory = experiment.directory
-                checkpoints = {number: directory.checkpoint(number) for number in directory.checkpoints()}
+                checkpoints = {
+                    number: directory.checkpoint_folder(number) for number in directory.checkpoints()
+                }
                 weights = describe_good_weights(last_good, checkpoints)
         return render(
             "diagnostics.html",

@@ -132,13 +132,13 @@ def parts_of_fingerprint(run: Run) -> list[object]:
         parts.append(str(error))
     records = (directory.config_file, directory.manifest_file, run.path / TOKENS, directory.metrics_file)
     parts += [stat_of(path) for path in (*records, directory.run_log, run.path / ITERATIONS)]
-    parts += [stat_of(directory.analysis(label) / RESULT) for label in directory.analyses()]
+    parts += [stat_of(directory.analysis_folder(label) / RESULT) for label in directory.analyses()]
     iterations = directory.iterations()
     if iterations:
         newest = iterations[-1]
-        parts.append((newest, stat_of(directory.iteration(newest))))
+        parts.append((newest, stat_of(directory.iteration_folder(newest))))
     for number, label in directory.evaluations():
-        parts.append((number, label, stat_of(directory.evaluation(number, label) / SUMMARY)))
+        parts.append((number, label, stat_of(directory.evaluation_folder(number, label) / SUMMARY)))
     return parts
 
 

@@ -166,7 +166,7 @@ def _iteration_sources(run: Run) -> Iterator[AnswerFile]:
     config = run.directory.config_file
     titles = _titles_of_credited_log(config, stat_of(config))
     for iteration in run.directory.iterations():
-        folder = run.directory.iteration(iteration)
+        folder = run.directory.iteration_folder(iteration)
         paths = [folder / name for name in (TRAJECTORIES, EPISODES, SIGNALS)]
         answers, episodes, signals = (path if path.is_file() else None for path in paths)
         if episodes is None:
@@ -204,7 +204,7 @@ def _titles_of_credited_log(config: Path, stat: object) -> Mapping[str, str]:
 def _evaluation_sources(run: Run) -> Iterator[AnswerFile]:
     """Yields the evaluations that have a file of answers."""
     for number, label in run.directory.evaluations():
-        path = run.directory.evaluation(number, label) / ANSWERS
+        path = run.directory.evaluation_folder(number, label) / ANSWERS
         if path.is_file():
             title = f"{label} after {number} iterations"
             yield AnswerFile("evaluation", number, f"e{number}-{label}", title, path, label=label)

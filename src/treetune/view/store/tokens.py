@@ -533,7 +533,7 @@ def credits_of(run: Path, answer: StoredAnswer) -> list[MethodCredit]:
         return []
     methods = list[MethodCredit]()
     directory = ExperimentDirectory(run)
-    for folder in map(directory.analysis, directory.analyses()):
+    for folder in map(directory.analysis_folder, directory.analyses()):
         try:
             methods += [*_credits_of_microscope(folder, answer)] or [*_credits_of_replay(folder, answer)]
         except (OSError, ValueError, KeyError, TypeError):  # still being written, or from another version
@@ -545,7 +545,7 @@ def fingerprint_of_credits(run: Path) -> list[object]:
     """Returns a list that changes whenever the results of analyses do."""
     directory = ExperimentDirectory(run)
     parts: list[object] = []
-    for folder in map(directory.analysis, directory.analyses()):
+    for folder in map(directory.analysis_folder, directory.analyses()):
         for name in (RESULT, ADVANTAGES):
             parts.append((str(folder / name), stat_of(folder / name)))
     return parts
