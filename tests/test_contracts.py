@@ -21,7 +21,7 @@ from treetune.config.build import build, check_root
 from treetune.config.registrable import Registrable
 from treetune.contracts import Feature, Finding, Need, Part
 from treetune.exceptions import ConfigError, Incomplete
-from treetune.findings import UNKNOWN, findings, missing_requirements
+from treetune.findings import UNKNOWN, collect_findings, missing_requirements
 from treetune.main import main
 from treetune.runtime.base import Runtime
 from treetune.tables.settings import Table
@@ -119,7 +119,7 @@ class House(Part):
 
 
 def messages_of_findings(root: House) -> list[str]:
-    return [f"{'.'.join(key)}: {finding.what}" for key, finding in findings(root)]
+    return [f"{'.'.join(key)}: {finding.what}" for key, finding in collect_findings(root)]
 
 
 def test_a_need_is_met_by_what_stands_beside_the_part_or_beside_what_holds_it() -> None:

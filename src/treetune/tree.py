@@ -27,7 +27,7 @@ from treetune.vocabulary import (
     Segment,
     TokenIds,
     Trajectory,
-    joined,
+    concatenate,
     sees,
     token_array,
 )
@@ -218,7 +218,7 @@ class Tree:
                 segment = self.nodes[node].segment
                 mark = self._marks.setdefault((segment.branch, segment.origin), len(self._marks))
                 keys.append(segment.token_ids.astype(np.int64) + (mark << 32))
-            self._prefixes.add(joined(keys) if keys else token_array(()).astype(np.int64))
+            self._prefixes.add(concatenate(keys) if keys else token_array(()).astype(np.int64))
         return self._prefixes
 
 
@@ -278,7 +278,7 @@ def training_rows(
             if sees(branch, earlier_branch):
                 context.append(earlier_ids)
         context_length = sum(map(len, context))
-        row = joined([*context, token_ids])
+        row = concatenate([*context, token_ids])
         trained_positions = context_length + np.flatnonzero(trained_mask)
         yield row, trained_positions - 1
 

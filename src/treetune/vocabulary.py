@@ -58,7 +58,7 @@ def token_array(token_ids: Sequence[int] | TokenIds) -> TokenIds:
     return np.asarray(token_ids, np.int32)
 
 
-def joined(parts: Sequence[TokenIds]) -> TokenIds:
+def concatenate(parts: Sequence[TokenIds]) -> TokenIds:
     """Concatenates the arrays. Does not copy a single array."""
     import numpy as np
 
@@ -484,7 +484,7 @@ class Trajectory(Columnar):
 
     @cached_property
     def response_ids(self) -> TokenIds:
-        return joined([segment.token_ids for segment in self.segments])
+        return concatenate([segment.token_ids for segment in self.segments])
 
     @property
     def score(self) -> float:

@@ -16,7 +16,7 @@ from treetune.config.explain import MISSING_VALUE, Explanation, value_at
 from treetune.config.registrable import Registrable
 from treetune.contracts import KeyPath
 from treetune.exceptions import ConfigError
-from treetune.findings import UNKNOWN, findings
+from treetune.findings import UNKNOWN, collect_findings
 
 F = TypeVar("F", bound=Registrable)
 
@@ -167,7 +167,7 @@ class _Builder:
         if root is UNKNOWN or not isinstance(root, Registrable) or root.root is None:
             return
         keys_with_issues = {key for key, _ in self._issues}
-        for key, finding in findings(root, known_wrong=self._count_mistakes() > 0):
+        for key, finding in collect_findings(root, known_wrong=self._count_mistakes() > 0):
             if finding.level == "warning":
                 self.warnings.append(finding.what)
             # A key that has an issue already, because its own value is wrong, gets no second one.

@@ -14,7 +14,7 @@ from treetune.config.errors import ConfigIssue, did_you_mean, dotted, nearest
 from treetune.config.explain import Explanation
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding, KeyPath
-from treetune.findings import findings
+from treetune.findings import collect_findings
 
 KEY_BY_FOREIGN_NAME = {
     "lr": "learning_rate",
@@ -177,7 +177,7 @@ def issues_of_this_machine(root: Any, explanation: Explanation | None) -> list[C
     """Returns an issue for everything that the parts of a configuration need and this machine doesn't
     have: files, models, GPUs, packages."""
     issues = []
-    for key, finding in findings(root):
+    for key, finding in collect_findings(root):
         if finding.level == "missing":
             where = find_source(key, explanation)
             issues.append(ConfigIssue(finding.what, dotted(key) or None, where, finding.remedy or None))

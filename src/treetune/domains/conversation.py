@@ -27,7 +27,7 @@ from treetune.vocabulary import (
     TextCodec,
     TokenIds,
     Transcript,
-    joined,
+    concatenate,
     token_array,
 )
 
@@ -108,7 +108,7 @@ class Conversation:
         if self.finish is not None:
             return None
         max_tokens = min(self.limits.turn_tokens, self._free_tokens)
-        context_ids = joined([self.prompt_ids, *(segment.token_ids for segment in self.segments)])
+        context_ids = concatenate([self.prompt_ids, *(segment.token_ids for segment in self.segments)])
         return NextTurn(len(self.actions), context_ids, max_tokens)
 
     def take_completion(self, completion: Completion) -> bool:
@@ -189,8 +189,8 @@ class Conversation:
                 return
             self.take_reply(reply)
         self.events = events_before
-        token_ids = joined([segment.token_ids for segment in self.segments]).tolist()
-        if token_ids != joined([segment.token_ids for segment in segments]).tolist():
+        token_ids = concatenate([segment.token_ids for segment in self.segments]).tolist()
+        if token_ids != concatenate([segment.token_ids for segment in segments]).tolist():
             raise ValueError(
                 "the environment replies differently when an answer is played again, so that credit can't"
                 " continue from its middle: let it draw random numbers only from its seed, or set again to"
@@ -224,7 +224,7 @@ class Conversation:
                         call["id"] = result.get("tool_call_id", call["id"])
                         break
             turns.append([policy_message, *observed])
-        text = self.codec.decode(joined([segment.token_ids for segment in self.segments]))
+        text = self.codec.decode(concatenate([segment.token_ids for segment in self.segments]))
         return Transcript(text, turns, self.rewards)
 
     @property

@@ -48,7 +48,7 @@ from treetune.rollouts.single_turn import adapt_to_fixed_problems
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
 from treetune.tasks.mixed import parts_of, task_of
-from treetune.vocabulary import Grade, TextCodec, Trajectory, joined
+from treetune.vocabulary import Grade, TextCodec, Trajectory, concatenate
 
 declare_group(
     NumberGroup(
@@ -374,7 +374,7 @@ class MultiTurn(GrowingRollout):
                 "cut off by max_turns" if conversation.events["turns_spent"] else "cut off by max_tokens"
             )
         segments = tuple(conversation.segments)
-        response_ids = joined([segment.token_ids for segment in segments])
+        response_ids = concatenate([segment.token_ids for segment in segments])
         injected = sum(len(segment.token_ids) for segment in segments if segment.origin == "injected")
         return Trajectory(
             problem=start.problem,

@@ -38,7 +38,7 @@ from treetune.rollouts.single_turn import RolloutAround, SingleTurn
 from treetune.seeds import derive_seed
 from treetune.tasks.mixed import task_of
 from treetune.tree import Tree, trees_of
-from treetune.vocabulary import Metrics, Problem, Segment, TokenIds, Trajectory, joined
+from treetune.vocabulary import Metrics, Problem, Segment, TokenIds, Trajectory, concatenate
 
 AnswersBySample = dict[int, Trajectory]
 """The answers to one problem so far, by `Trajectory.sample`; empty if none has been begun."""
@@ -265,7 +265,7 @@ class PartialAnswers(RolloutAround):
         """Samples more tokens of an answer, and returns the longer answer."""
         problem, remaining_tokens = answer.problem, self._remaining_tokens(context, answer)
         request = Request(
-            joined([answer.prompt_ids, answer.response_ids]),
+            concatenate([answer.prompt_ids, answer.response_ids]),
             # The engine draws sample i of a request with `seed + i`. Here each sample has a request of its
             # own.
             seed=seed + answer.sample,
@@ -295,7 +295,7 @@ class PartialAnswers(RolloutAround):
         completion: Completion,
     ) -> Trajectory:
         """Returns the trajectory of an answer so far. It is graded only if the answer has ended."""
-        response_ids = joined([segment.token_ids for segment in segments])
+        response_ids = concatenate([segment.token_ids for segment in segments])
         text = context.codec.decode(response_ids)
         answer = Trajectory(
             problem=problem,

@@ -80,7 +80,7 @@ RESULT = "result.json"
 """In the folder of an analysis: its numbers with its settings. Written last, so it says that the analysis is
 finished."""
 
-Lock = Literal["run", "evaluation", "analysis", "notes"]
+LockPurpose = Literal["run", "evaluation", "analysis", "notes"]
 """The purpose for which a process locks the experiment: to run it, to evaluate it, to analyse it, or to write
 a note. ``evaluation`` is not in `_LOCK_FILES`, since several processes may evaluate at a time: each has its
 own lock file (`ExperimentDirectory.hold_evaluator_number`)."""
@@ -89,7 +89,7 @@ _END_OF_WHOLE_LINE = re.compile(rb'"checksum": "[0-9a-f]+"\}\Z')
 """The end of a line of metrics that was not cut short: ``"checksum": "5be1…"}``."""
 _NUMBERED_NAME = re.compile(r"\d{4,}")
 
-_LOCK_FILES: dict[Lock, str] = {"run": ".lock", "analysis": ".analysis.lock", "notes": ".notes.lock"}
+_LOCK_FILES: dict[LockPurpose, str] = {"run": ".lock", "analysis": ".analysis.lock", "notes": ".notes.lock"}
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ class ExperimentDirectory:
     # The locks
 
     @contextmanager
-    def locked(self, lock: Lock = "run", patience_s: float = 0.0) -> Iterator[None]:
+    def locked(self, purpose: LockPurpose = "run", patience_s: float = 0.0) -> Iterator[None]:
         """Holds a lock for a block, so that no second process writes the same files.
 
         Args:
@@ -316,11 +316,11 @@ class ExperimentDirectory:
             ValueError: Another process has the lock.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / _LOCK_FILES[lock]).open("w") as file:
+        with (self.path / _LOCK_FILES[purpose]).open("w") as file:
             if not _try_lock(file, LOCK_TRIES + round(patience_s / LOCK_TRY_S)):
                 raise ValueError(
-                    f"another process holds the lock of the {lock} in {self.path}: wait for it, or give this"
-                    " experiment another name (APP_EXPERIMENT_NAME)"
+                    f"another process holds the lock of the {purpose} in {self.path}: wait for it, or give"
+                    " this experiment another name (APP_EXPERIMENT_NAME)"
                 )
             yield  # closing the file releases the lock, and so does the end of the process
 

@@ -21,7 +21,7 @@ from treetune.exceptions import Stopped
 from treetune.rollouts.single_turn import adapt_to_fixed_problems
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console, name_iterations
-from treetune.runtime.directory import ExperimentDirectory, Lock, is_over_after
+from treetune.runtime.directory import ExperimentDirectory, LockPurpose, is_over_after
 from treetune.runtime.manifest import begin_or_resume
 from treetune.runtime.several_machines import refuse_machines_that_differ
 from treetune.store.files import make_private_folder
@@ -72,14 +72,15 @@ class Session:
     @staticmethod
     @contextmanager
     def open(
-        config: PolicyIteration, plain_config: Mapping[str, Any], lock: Lock = "run"
+        config: PolicyIteration, plain_config: Mapping[str, Any], purpose: LockPurpose = "run"
     ) -> Iterator[Session]:
         """Joins the ranks, takes a lock of the experiment, and yields the session. Collective.
 
         An experiment may have one process that runs it, one that analyses it, and several that evaluate it.
 
         Args:
-            lock: The lock for what this process does: ``run``, ``analysis`` or ``evaluation``.
+            purpose: The purpose for which this process takes the lock: ``run``, ``analysis`` or
+                ``evaluation``.
         """
         with contextlib.ExitStack() as stack:
             directory = ExperimentDirectory.of(config)
@@ -89,23 +90,24 @@ class Session:
 
             ranks = Ranks.join(config.rank_deadline, compare_machines)
             stack.callback(ranks.leave)
-            purpose: str = lock
+            numbered_purpose: str = purpose
             remarks: list[str] = []
             # Only the first rank locks: a lock belongs to one process, and the ranks are several.
             if ranks.is_first:
                 make_private_folder(directory.path, share=config.share)
                 # The lock is held until the stack closes, when the process leaves the experiment.
-                if lock == "evaluation":
-                    purpose = f"evaluation-{stack.enter_context(directory.hold_evaluator_number())}"
+                if purpose == "evaluation":
+                    number = stack.enter_context(directory.hold_evaluator_number())
+                    numbered_purpose = f"evaluation-{number}"
                 else:
-                    stack.enter_context(directory.locked(lock, patience_for_last_start()))
-                if lock == "run":
+                    stack.enter_context(directory.locked(purpose, patience_for_last_start()))
+                if purpose == "run":
                     remarks = begin_or_resume(directory, config, plain_config, ranks.world_size)
             # The other ranks wait here until the first one has the lock.
-            purpose = ranks.from_first("the first rank has the experiment's lock", purpose)
+            numbered_purpose = ranks.from_first("the first rank has the experiment's lock", numbered_purpose)
             # Only the first rank keeps a timeline: all ranks do the same at the same time.
-            timeline_file = directory.logs_folder / f"{purpose}{TIMELINE_SUFFIX}" if ranks.is_first else None
-            timeline = Timeline(timeline_file)
+            timeline_file = directory.logs_folder / f"{numbered_purpose}{TIMELINE_SUFFIX}"
+            timeline = Timeline(timeline_file if ranks.is_first else None)
             log_file = directory.run_log if ranks.is_first else None
             console = Console(log_file, ranks.is_first, timeline)
             stack.callback(console.close)
@@ -114,7 +116,7 @@ class Session:
                 console.say(remark)
             _silence_libraries()
             model = StartModel(config, ranks.device)
-            session = Session(config, plain_config, directory, ranks, console, model, purpose)
+            session = Session(config, plain_config, directory, ranks, console, model, numbered_purpose)
             try:
                 yield session
             except (Stopped, KeyboardInterrupt) as stop:

@@ -36,7 +36,7 @@ from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.storage import trajectories_from_bytes, trajectories_to_bytes
 from treetune.tree import ROOT, State, Tree, answers_of, training_rows, trees_of, with_answers
-from treetune.vocabulary import Episode, Fork, Grade, Metrics, Problem, Segment, Trajectory, joined, sees
+from treetune.vocabulary import Episode, Fork, Grade, Metrics, Problem, Segment, Trajectory, concatenate, sees
 
 
 def make_engine(order_seed: int | None = None, fail_after: int | None = None) -> FakeEngine:
@@ -320,8 +320,8 @@ def test_rows_train_each_sampled_segment_once_after_the_segments_that_it_saw(pat
                 seen_ids = [
                     other.token_ids for other in path[:position] if sees(segment.branch, other.branch)
                 ]
-                context = joined([tree.prompt_ids, *seen_ids])
-                expected.append((plain(joined([context, segment.token_ids])), plain(segment.token_ids)))
+                context = concatenate([tree.prompt_ids, *seen_ids])
+                expected.append((plain(concatenate([context, segment.token_ids])), plain(segment.token_ids)))
         parts = [(s.branch, s.token_ids, np.full(len(s.token_ids), s.origin == "sampled")) for s in path]
         rows = list(training_rows(tree.prompt_ids, parts))
         assert [plain(ids) for ids, _ in rows] == [ids for ids, _ in expected]
@@ -329,7 +329,7 @@ def test_rows_train_each_sampled_segment_once_after_the_segments_that_it_saw(pat
 
 
 def test_answers_that_share_a_prefix_can_be_added_one_by_one() -> None:
-    tree = Tree(PROBLEM, joined([]))
+    tree = Tree(PROBLEM, concatenate([]))
     trunk = Segment([1, 2])
     for sample, last in enumerate(([3], [4, 5], [3, 6])):
         end = Segment(last)

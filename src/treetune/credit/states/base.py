@@ -27,7 +27,7 @@ from treetune.engine.requests import SamplingParams
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import mean
 from treetune.tasks.base import Task
-from treetune.vocabulary import Problem, Segment, TokenIds, Trajectory, joined
+from treetune.vocabulary import Problem, Segment, TokenIds, Trajectory, concatenate
 
 TOKENS_OF_A_STEP = 50
 """A guess of the tokens of a step, about those of a line of a mathematical solution. Only plans use it."""
@@ -62,7 +62,7 @@ class AnswerPrefix(NamedTuple):
     @property
     def token_ids(self) -> TokenIds:
         """The answer's tokens, without the prompt's."""
-        return joined([segment.token_ids for segment in self.segments])
+        return concatenate([segment.token_ids for segment in self.segments])
 
     @property
     def key(self) -> bytes:

@@ -37,7 +37,7 @@ from treetune.rollouts.context import AnswerSettings, RolloutContext
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
 from treetune.tasks.mixed import task_of
-from treetune.vocabulary import Grade, Trajectory, joined
+from treetune.vocabulary import Grade, Trajectory, concatenate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ def continuation_request(
         key = (*key, round_number)
     budget = settings.token_budget(prompt_ids, sampling.max_tokens)
     return Request(
-        prompt_ids=joined([prompt_ids, prefix_ids]),
+        prompt_ids=concatenate([prompt_ids, prefix_ids]),
         seed=derive_seed(seed, *key),
         n=count,
         sampling=replace(sampling, max_tokens=budget - len(prefix_ids)),
@@ -228,7 +228,7 @@ class OneLineContinuations:
             if was_cut_off and context.settings.unfinished_reward is not None:
                 self.grades.append(None)  # its reward is known without a grade
                 continue
-            text = context.codec.decode(joined([prefix_ids, completion.token_ids]))
+            text = context.codec.decode(concatenate([prefix_ids, completion.token_ids]))
             graded_text = cut_at_stop(text, self.sampling.stop)
             self.grades.append(context.grader.submit(graded_text, self.prefix.problem))
 

@@ -43,7 +43,7 @@ from treetune.rollouts.context import RolloutContext
 from treetune.runtime.analysis import ONE_LINE_REMEDY, Analyzer, Findings
 from treetune.seeds import derive_seed
 from treetune.tasks.mixed import task_of
-from treetune.vocabulary import Trajectory, joined, token_array
+from treetune.vocabulary import Trajectory, concatenate, token_array
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -138,7 +138,7 @@ class ActionRanking(OfCheckpoints):
             nodes += [(state.trajectory, step) for step in steps]
         truths = iter(continue_prefixes(context, nodes, self.rollouts, TRUTH_PURPOSE))
         estimates = iter(continue_prefixes(context, nodes, sum(self.samples), ESTIMATE_PURPOSE))
-        state_ids = [joined([answer.prompt_ids, token_array(step)]) for answer, step in nodes]
+        state_ids = [concatenate([answer.prompt_ids, token_array(step)]) for answer, step in nodes]
         critic_values = iter(critic(state_ids) if critic else ())
         rows: list[RankedState] = []
         for state, steps in ranked:

@@ -20,7 +20,7 @@ from treetune.lab.analyzers.points import OfIterations, spread_evenly
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import EPISODES, ExperimentDirectory
-from treetune.vocabulary import Episode, joined
+from treetune.vocabulary import Episode, concatenate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -113,7 +113,7 @@ class AdvantageDistribution(OfIterations):
         states = []
         for episode in EpisodesOfCritic(episodes):  # with the critic's prompt, where it has its own
             for start in (0, *episode.step_ends[:-1]):
-                states.append(joined([episode.prompt_ids, episode.response_ids[:start]]))
+                states.append(concatenate([episode.prompt_ids, episode.response_ids[:start]]))
         values = iter(state_values(critic_at(session, point), session.ranks.device, states))
         return [tuple(itertools.islice(values, len(episode.step_ends))) for episode in episodes]
 

@@ -35,7 +35,7 @@ from treetune.trainer.scoring import PolicyScores, Scorer
 from treetune.trainer.teacher import TeacherModel
 from treetune.trainer.tokens import Sequences
 from treetune.tree import answers_of
-from treetune.vocabulary import Column, Episode, TokenIds, Trajectory, joined
+from treetune.vocabulary import Column, Episode, TokenIds, Trajectory, concatenate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -147,7 +147,9 @@ def distributions_at(session: Session, point: int) -> Distributions:
         # `terms` computes further numbers of each position from its logits: here only Σ π².
         policy = PolicyModule(model, terms=lambda logits_CV, _: (logits_CV.softmax(-1).square().sum(-1),))
         for row in rows:
-            ids_T = torch.from_numpy(joined([row.prompt_ids, row.response_ids]).astype("int64")).to(device)
+            ids_T = torch.from_numpy(concatenate([row.prompt_ids, row.response_ids]).astype("int64")).to(
+                device
+            )
             # A position predicts the token after it. So the position of the last prompt token predicts the
             # first token of the response.
             positions_N = torch.arange(len(row.prompt_ids) - 1, len(ids_T) - 1, device=device)

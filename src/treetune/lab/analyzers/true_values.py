@@ -24,7 +24,7 @@ from treetune.rollouts.context import RolloutContext
 from treetune.runtime.base import PolicyIteration
 from treetune.seeds import derive_seed, derived_random
 from treetune.tasks.mixed import task_of
-from treetune.vocabulary import Problem, Segment, TokenIds, Trajectory, joined, token_array
+from treetune.vocabulary import Problem, Segment, TokenIds, Trajectory, concatenate, token_array
 
 if TYPE_CHECKING:
     import numpy as np
@@ -182,7 +182,7 @@ def weights_digest(session: Session, point: int) -> bytes:
 
 def whole_ids(state: StateIds) -> TokenIds:
     """Returns the tokens of the prompt and of the answer so far."""
-    return joined([state.prompt_ids, state.begun_ids])
+    return concatenate([state.prompt_ids, state.begun_ids])
 
 
 TRUTH_PURPOSE, ESTIMATE_PURPOSE = "analysis: truth", "analysis: estimate"
@@ -217,7 +217,7 @@ class ChosenState:
     @property
     def token_ids(self) -> TokenIds:
         """All tokens of the state: those of the prompt, and the answer's tokens that belong to the state."""
-        return joined([self.trajectory.prompt_ids, self.trajectory.response_ids[: self.start]])
+        return concatenate([self.trajectory.prompt_ids, self.trajectory.response_ids[: self.start]])
 
 
 def choose_states(
