@@ -145,7 +145,8 @@ def _grade_rows(
     """Yields the output's rows for rows of the input, in their order. `_ROWS_IN_FLIGHT` of them are graded at
     a time.
 
-    `rows` are the rows with their places (``file:line``), and `first_number` is the number of the first one.
+    `rows` are the rows with their locations (``file:line``), and `first_number` is the number of the first
+    one.
     """
     waiting: deque[_Waiting] = deque()
     for number, (_, row) in enumerate(rows, start=first_number):
@@ -256,9 +257,9 @@ def _check_same_row(
 ) -> dict[str, Any]:
     """Returns the input's row that a row of the output grades.
 
-    `row` is the output's row with the number `index`. `source` has the place (``file:line``) and the content
-    of the input's row with this number; None if the input has fewer rows. Raises ValueError where `row`
-    grades another input row, or has no step boundaries although `steps` asks for them.
+    `row` is the output's row with the number `index`. `source` has the location (``file:line``) and the
+    content of the input's row with this number; None if the input has fewer rows. Raises ValueError where
+    `row` grades another input row, or has no step boundaries although `steps` asks for them.
     """
     output_line = f"{output}:{index + 1}"
     if source is None:

@@ -111,7 +111,7 @@ answers come."""
 class AskingShard:
     """The shard that asks."""
 
-    shard: int
+    number: int
     """Its number."""
     folder: Path
     seed: int
@@ -129,7 +129,7 @@ class Policy(Registrable):
         """Returns the settings that, with the question, determine an answer. Their repr is compared."""
         raise NotImplementedError
 
-    def opened(self, sampling: SamplingParams, place: AskingShard) -> AbstractContextManager[Ask]:
+    def open(self, sampling: SamplingParams, shard: AskingShard) -> AbstractContextManager[Ask]:
         """Opens the policy: it can be asked within the block."""
         raise NotImplementedError
 
@@ -170,7 +170,7 @@ class Served(Policy):
 
     @override
     @contextmanager
-    def opened(self, sampling: SamplingParams, place: AskingShard) -> Iterator[Ask]:
+    def open(self, sampling: SamplingParams, shard: AskingShard) -> Iterator[Ask]:
         """Starts the server with the model's weights, and yields the function that asks it."""
         import torch
 
@@ -183,16 +183,16 @@ class Served(Policy):
         # `_no_alphabet` raises an error for a model that asks for a task's alphabet: rows have none.
         tokenizer = self.model.load_tokenizer(_no_alphabet)
         codec = self.model.codec(tokenizer)
-        memory = _memory_folder(place)
+        memory = _memory_folder(shard)
         weights = memory / "weights"
         try:
-            model = self.model.load_model(place.seed, _no_alphabet)
+            model = self.model.load_model(shard.seed, _no_alphabet)
             write_for_engine(saved_weights(model), model.config, tokenizer, weights)
             del model  # frees its memory before the engine loads the weights
             launch = EngineLaunch(
                 weights=weights,
-                logs=place.folder / "logs",
-                seed=place.seed,
+                logs=shard.folder / "logs",
+                seed=shard.seed,
                 context_length=self.context_length,
                 device=device,
                 end_ids=codec.end_ids,
@@ -276,12 +276,12 @@ def _no_alphabet() -> str:
     )
 
 
-def _memory_folder(place: AskingShard) -> Path:
+def _memory_folder(shard: AskingShard) -> Path:
     """Makes the empty folder for the engine's weights: in memory where the user may write there."""
     held_folders.delete_abandoned_folders()  # removes the folders of jobs that were killed
     if os.access(held_folders.SHARED_MEMORY, os.W_OK):
         return held_folders.make_folder_in_memory()
-    folder = place.folder / "weights-in-the-engine"
+    folder = shard.folder / "weights-in-the-engine"
     remove_folder(folder)
     make_new_private_folder(folder)
     return folder
@@ -313,9 +313,9 @@ class AtAddresses(Policy):
 
     @override
     @contextmanager
-    def opened(self, sampling: SamplingParams, place: AskingShard) -> Iterator[Ask]:
+    def open(self, sampling: SamplingParams, shard: AskingShard) -> Iterator[Ask]:
         """Yields the function that asks one of the addresses. The shards are spread over the addresses."""
-        chosen = self.addresses[place.shard % len(self.addresses)]
+        chosen = self.addresses[shard.number % len(self.addresses)]
         settings = replace(chosen, temperature=sampling.temperature, max_tokens=sampling.max_tokens)
         yield partial(self._ask, settings, sampling)
 
