@@ -83,12 +83,12 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
     """Trains the experiment to its end; resumes it if it was interrupted."""
     preflight(config)
     directory = ExperimentDirectory.of(config)
-    done = directory.newest_resumable() or 0
-    if done and is_over_after(config, directory, done):
+    finished_iterations = directory.newest_resumable() or 0
+    if finished_iterations and is_over_after(config, directory, finished_iterations):
         # Nothing is left to do, but a configuration that a run would refuse is refused all the same.
         check_shaping(config)
         refuse_changed_settings(directory.path, plain, config)
-        _say_once(f"{directory.path} is finished: all {done} iterations are done")
+        _say_once(f"{directory.path} is finished: all {finished_iterations} iterations are done")
         return
     refuse_what_does_not_fit(config)
     refuse_engines_on_exclusive_gpus(config)
@@ -197,11 +197,12 @@ def check_finished(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     """Raises ValueError if the run is not finished. Scripts need it, since DeepSpeed's command returns 0 even
     if its node launcher was killed."""
     directory = ExperimentDirectory.of(config)
-    done = max(directory.checkpoints(), default=0)
-    if not done or not is_over_after(config, directory, done):
+    finished_iterations = max(directory.checkpoints(), default=0)
+    if not finished_iterations or not is_over_after(config, directory, finished_iterations):
+        all_iterations = iterations_of(config, directory, finished_iterations)
         raise ValueError(
-            f"{directory.path} is not finished: {done} of {iterations_of(config, directory, done)} iterations"
-            f" are done, and {directory.run_log} says how it ended; `treetune run` continues it"
+            f"{directory.path} is not finished: {finished_iterations} of {all_iterations} iterations are"
+            f" done, and {directory.run_log} says how it ended; `treetune run` continues it"
         )
 
 

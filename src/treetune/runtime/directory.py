@@ -414,18 +414,20 @@ def verify_answers(path: Path) -> None:
         verify_once(path, MEASURE_AGAIN_REMEDY, digest)
 
 
-def is_over_after(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> bool:
-    """Returns whether the run ends after `done` iterations: there are no more, or the token budget is spent.
+def is_over_after(config: PolicyIteration, directory: ExperimentDirectory, iteration_count: int) -> bool:
+    """Returns whether the run ends after this number of iterations: there are no more, or the token budget is
+    spent.
 
-    With a token budget, the tokens of the `done` iterations are counted. So these iterations must have been
-    sampled, but they need not be trained yet.
+    With a token budget, the tokens of these iterations are counted. So they must have been sampled, but they
+    need not be trained yet.
     """
-    return done >= iterations_of(config, directory, done)
+    return iteration_count >= iterations_of(config, directory, iteration_count)
 
 
-def iterations_of(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> int:
-    """Returns the run's number of iterations; with a token budget, an estimate from the first `done`."""
-    return expected_iterations(config.iterations, config.stop_after, directory, done)
+def iterations_of(config: PolicyIteration, directory: ExperimentDirectory, iteration_count: int) -> int:
+    """Returns the run's number of iterations; with a token budget, an estimate from the tokens of the first
+    `iteration_count`."""
+    return expected_iterations(config.iterations, config.stop_after, directory, iteration_count)
 
 
 def is_generated(directory: ExperimentDirectory, iteration: int) -> bool:
@@ -434,20 +436,24 @@ def is_generated(directory: ExperimentDirectory, iteration: int) -> bool:
     return (directory.iteration_folder(iteration) / EPISODES).is_file()
 
 
-def is_measured(directory: ExperimentDirectory, done: int, evaluation_set: EvaluationSet) -> bool:
-    """Returns whether the set has a summary for the weights after `done` iterations."""
-    return (directory.evaluation_folder(done, evaluation_set.label) / SUMMARY).is_file()
+def is_measured(
+    directory: ExperimentDirectory, finished_iterations: int, evaluation_set: EvaluationSet
+) -> bool:
+    """Returns whether the set has a summary for the weights after `finished_iterations`."""
+    return (directory.evaluation_folder(finished_iterations, evaluation_set.label) / SUMMARY).is_file()
 
 
-def missing_sets(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> list[EvaluationSet]:
-    """Returns the evaluation sets that are due after `done` iterations and not yet measured."""
+def missing_sets(
+    config: PolicyIteration, directory: ExperimentDirectory, finished_iterations: int
+) -> list[EvaluationSet]:
+    """Returns the evaluation sets that are due after `finished_iterations` and not yet measured."""
     evaluation = config.evaluation
-    is_end = is_over_after(config, directory, done)
-    is_due_while_training = evaluation.every is not None and done % evaluation.every == 0
+    is_end = is_over_after(config, directory, finished_iterations)
+    is_due_while_training = evaluation.every is not None and finished_iterations % evaluation.every == 0
     missing = []
     for evaluation_set in evaluation.sets:
         is_due = is_end or (is_due_while_training and evaluation_set.while_training)
-        if is_due and not is_measured(directory, done, evaluation_set):
+        if is_due and not is_measured(directory, finished_iterations, evaluation_set):
             missing.append(evaluation_set)
     return missing
 
@@ -471,35 +477,37 @@ def sampling_version(config: PolicyIteration, iteration: int) -> int:
     return max(0, iteration - 1) if config.overlap == "one_step" else iteration
 
 
-def will_sample_from(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> bool:
-    """Returns whether a later rollout or an evaluation samples from the weights after `done` (one or more)
-    iterations."""
+def will_sample_from(
+    config: PolicyIteration, directory: ExperimentDirectory, finished_iterations: int
+) -> bool:
+    """Returns whether a later rollout or an evaluation samples from the weights after `finished_iterations`,
+    which are one or more."""
     # These weights sample the iteration that begins with them or, with an overlap, the next iteration.
-    sampled_iteration = done + 1 if config.overlap == "one_step" else done
-    is_over = is_over_after(config, directory, done)
+    sampled_iteration = finished_iterations + 1 if config.overlap == "one_step" else finished_iterations
+    is_over = is_over_after(config, directory, finished_iterations)
     a_rollout_samples = not is_over and needs_sampling(config, directory, sampled_iteration)
-    return a_rollout_samples or bool(missing_sets(config, directory, done))
+    return a_rollout_samples or bool(missing_sets(config, directory, finished_iterations))
 
 
 def expected_iterations(
-    max_iterations: int, budget: StopAfter | None, directory: ExperimentDirectory, done: int
+    max_iterations: int, budget: StopAfter | None, directory: ExperimentDirectory, iteration_count: int
 ) -> int:
     """Estimates the number of iterations of a run that a budget of sampled tokens may end.
 
-    The estimate uses the tokens that the first `done` iterations have sampled.
+    The estimate uses the tokens that the first `iteration_count` iterations have sampled.
 
     Args:
         max_iterations: The number of iterations if the budget doesn't end the run earlier.
     """
-    if budget is None or done >= max_iterations:
+    if budget is None or iteration_count >= max_iterations:
         return max_iterations
-    further = budget.further_iterations(tokens_sampled(directory, done))
+    further = budget.further_iterations(tokens_sampled(directory, iteration_count))
     # `further` is None before the first iteration.
-    return max_iterations if further is None else min(max_iterations, done + further)
+    return max_iterations if further is None else min(max_iterations, iteration_count + further)
 
 
-def tokens_sampled(directory: ExperimentDirectory, done: int) -> list[int]:
-    """Returns the number of tokens that each of the first `done` iterations sampled.
+def tokens_sampled(directory: ExperimentDirectory, iteration_count: int) -> list[int]:
+    """Returns the number of tokens that each of the first `iteration_count` iterations sampled.
 
     Raises:
         ValueError: The metrics of one of them are gone, or an earlier version wrote them without tokens.
@@ -522,7 +530,7 @@ def tokens_sampled(directory: ExperimentDirectory, done: int) -> list[int]:
             ) from error
 
     tokens = []
-    for folder in map(directory.iteration_folder, range(done)):
+    for folder in map(directory.iteration_folder, range(iteration_count)):
         answers = metrics_of(folder / ROLLOUT_METRICS)
         if SAMPLED_TOKENS not in answers:
             raise ValueError(

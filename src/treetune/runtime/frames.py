@@ -109,13 +109,13 @@ class RunFrames:
             for answer in read_trajectories(self._directory.iteration_folder(iteration) / TRAJECTORIES):
                 origin = {"set": SAMPLED_SET, "iteration": iteration, "answer": answer.id}
                 yield origin | answer_row(answer) | {"correct": answer.grade.correct}
-        for done, name in self._directory.evaluations():
-            path = self._directory.evaluation_folder(done, name) / ANSWERS
+        for number, name in self._directory.evaluations():
+            path = self._directory.evaluation_folder(number, name) / ANSWERS
             if not path.is_file():
                 continue
             verify_answers(path)
             for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
-                origin = {"set": name, "iteration": done, "answer": f"{row['problem']}#{row['sample']}"}
+                origin = {"set": name, "iteration": number, "answer": f"{row['problem']}#{row['sample']}"}
                 yield origin | row | {"correct": (row["reward"] or 0.0) >= CORRECT_SCORE}
 
 

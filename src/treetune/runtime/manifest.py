@@ -261,13 +261,13 @@ def _warn_of_changed_code(
     resumes with the corrected function.
     """
     files = ", ".join(changed_files.values())
-    done = directory.newest_resumable() or 0
+    finished_iterations = directory.newest_resumable() or 0
     new_name = json.dumps(f"{config.experiment_name}_2", ensure_ascii=False)
     return (
         f"warning: your own code has changed since this run was last started: {files}. Iterations up to"
-        f" {done} were computed with the earlier code, and the following ones are computed with the present"
-        " code. Their rewards and metrics can't be compared with each other, nor this run with others. To"
-        " have one code in all iterations, put the earlier code back, or start a new run:"
+        f" {finished_iterations} were computed with the earlier code, and the following ones are computed"
+        " with the present code. Their rewards and metrics can't be compared with each other, nor this run"
+        " with others. To have one code in all iterations, put the earlier code back, or start a new run:"
         f" {override_option(('experiment_name',), new_name)}"
     )
 

@@ -61,11 +61,11 @@ class Session:
     experiment."""
     iteration: int | None = None
     """The iteration that the loop is in."""
-    done: int = 0
+    finished_iterations: int = 0
     """The number of finished iterations."""
-    checkpointed: int = 0
+    checkpointed_iterations: int = 0
     """The number of iterations that the newest checkpoint holds. A killed run repeats the training of those
-    after it. Example: with `done` 7 and `checkpointed` 5, iterations 6 and 7."""
+    after it. Example: with `finished_iterations` 7 and `checkpointed_iterations` 5, iterations 6 and 7."""
     last_row: Mapping[str, Any] = field(default_factory=dict)
     """The metrics of the last finished iteration."""
 
@@ -129,17 +129,16 @@ class Session:
         position = ""
         if self.iteration is not None:
             # True if the iteration is finished, and the next one has not begun.
-            at_boundary = self.done == self.iteration + 1
+            at_boundary = self.finished_iterations == self.iteration + 1
             if at_boundary:
-                position = f" after iteration {self.done}"
+                position = f" after iteration {self.finished_iterations}"
             else:
                 position = f" in iteration {self.iteration + 1}"
         repetition = ""
-        if self.done > self.checkpointed:
-            repeated = name_iterations(self.checkpointed + 1, self.done)
-            repetition = (
-                f" after iteration {self.checkpointed}, the last checkpoint, and does {repeated} again"
-            )
+        if self.finished_iterations > self.checkpointed_iterations:
+            checkpoint = f"iteration {self.checkpointed_iterations}, the last checkpoint"
+            repeated = name_iterations(self.checkpointed_iterations + 1, self.finished_iterations)
+            repetition = f" after {checkpoint}, and does {repeated} again"
         if isinstance(stop, Stopped) and stop.code != 128 + signal.SIGINT:
             # This may be the launcher's SIGTERM after another rank has failed, and the same command may then
             # fail again. So the message mentions the command only to say which iterations it would repeat.

@@ -578,13 +578,13 @@ class _CheckpointChoice:
     def consider(self, point: int, is_last: bool = False) -> None:
         """Measures the trainer's present weights, and keeps the trainer's state if they are the best so far.
         Collective."""
-        session, done = self.session, self.iteration + 1
+        session, iteration_number = self.session, self.iteration + 1
         folder = self._find_measurement(point)
         if folder is None:
-            self.resources.server.offer(self.trainer, done)
+            self.resources.server.offer(self.trainer, iteration_number)
             folder = session.directory.candidate_folder(self.iteration, point)
-            name = f"{self.set.label} after {self.unit} {point} of iteration {done}"
-            measure_set(self.resources, done, self.set, folder, name)
+            name = f"{self.set.label} after {self.unit} {point} of iteration {iteration_number}"
+            measure_set(self.resources, iteration_number, self.set, folder, name)
         self._measurements.append(folder)
         self.points.append(point)
         self.accuracies.append(read_record(folder / SUMMARY, MEASURE_AGAIN_REMEDY)["pass_at_1"])
@@ -648,14 +648,14 @@ class _CheckpointChoice:
     def _copy_to_evaluations(self, measurement: Path) -> None:
         """Copies the measurement of the chosen weights to the evaluations, as the evaluation after the
         iteration."""
-        done = self.iteration + 1
-        folder = self.session.directory.evaluation_folder(done, self.set.label)
+        iteration_number = self.iteration + 1
+        folder = self.session.directory.evaluation_folder(iteration_number, self.set.label)
         if (folder / SUMMARY).is_file():
             return
         summary = read_record(measurement / SUMMARY, MEASURE_AGAIN_REMEDY)
         verify_answers(measurement / ANSWERS)
         write_text(folder / ANSWERS, (measurement / ANSWERS).read_text())
-        write_record(folder / SUMMARY, summary | {"iteration": done})
+        write_record(folder / SUMMARY, summary | {"iteration": iteration_number})
 
 
 def choose_candidate(accuracies: Sequence[float], rule: ChoiceRule) -> int:

@@ -399,14 +399,14 @@ class _Execution:
         # Without this check, a command that succeeds and writes nothing would be started again without end.
         if command in self.started_commands[run.key]:
             reason = f"{command[0]} succeeded but changed nothing (log {run.log})"
-            status, command = RunStatus("failed", status.done, reason), ()
+            status, command = RunStatus("failed", status.finished_iterations, reason), ()
         if not command:
             if status.state != "finished":
                 self.announce(f"{label}: {status.state}: {status.why}")
             self.ended_runs.append((run, status))
             return
         self.started_commands[run.key].add(command)
-        is_resumed = status.state in ("interrupted", "failed") and status.done
+        is_resumed = status.state in ("interrupted", "failed") and status.finished_iterations
         self.announce(f"{label}: {command[0]} {'continues' if is_resumed else 'starts'} (log {run.log})")
         program, *arguments = self.launcher.command(run, *command)
         shell_line = self.launcher.line(run, *command)
@@ -557,7 +557,7 @@ def estimate_run(plan: TableRuns, run: PlannedRun) -> RunCost:
             return _stated_cost(run, run.recipe.seconds_per_run, "a run")
     if status.state == "unmeasured":
         return RunCost(seconds=None, basis="evaluation alone")
-    iterations_left = run.iterations - status.done
+    iterations_left = run.iterations - status.finished_iterations
     # `template` is the configuration of a run, or None if the configuration is wrong.
     peers = [other_run for other_run in plan.runs if other_run.name == run.name and other_run.template]
     peers.sort(key=lambda other_run: other_run.seed != run.seed)  # the run's own iterations first
@@ -595,7 +595,7 @@ def plan_text(plan: TableRuns, at_once: int = 1) -> str:
             labels_by_reason.setdefault(status.why, []).append(run.label)
         # `template` is the configuration, or None if it is wrong: folder and iterations are then unknown.
         folder = str(run.directory.path) if run.template else DASH
-        iterations = f"{status.done}/{run.iterations}" if run.template else DASH
+        iterations = f"{status.finished_iterations}/{run.iterations}" if run.template else DASH
         seed = "shared" if run.recipe.shared else str(run.seed)
         rows.append([run.name, seed, status.state, iterations, _remaining_need(plan, run), folder])
     lines = [*_align_cells(rows), "", cost_line(plan, at_once)]

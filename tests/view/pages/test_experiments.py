@@ -54,12 +54,8 @@ def test_experiments_of_several_folders_have_different_names(tmp_path: Path) -> 
 def test_a_finished_run_has_its_newest_accuracy_with_its_interval(viewer: Viewer) -> None:
     viewer.record(iterations=3)
     progress = status(viewer)
-    assert (progress.state, progress.done, progress.planned, progress.seconds_left) == (
-        "finished",
-        3,
-        3,
-        None,
-    )
+    assert (progress.state, progress.seconds_left) == ("finished", None)
+    assert (progress.finished_iterations, progress.planned_iterations) == (3, 3)
     [accuracy] = progress.accuracies
     assert (accuracy.label, accuracy.iteration, accuracy.value) == ("validation", 3, 1.0)
     assert accuracy.low <= accuracy.value <= accuracy.high
@@ -106,16 +102,16 @@ def test_a_run_says_why_it_ended(viewer: Viewer) -> None:
 def test_changed_files_are_read_again_and_a_line_that_is_cut_off_is_not_counted(viewer: Viewer) -> None:
     run, store = viewer.record(planned=3), viewer.store
     fingerprints = [store.fingerprint(store.runs())]
-    assert status(viewer).done == 1
+    assert status(viewer).finished_iterations == 1
     record_iteration(run, 1)
     fingerprints.append(store.fingerprint(store.runs()))
-    assert status(viewer).done == 2
+    assert status(viewer).finished_iterations == 2
     record_evaluation(run, 2)
     fingerprints.append(store.fingerprint(store.runs()))
     assert len(set(fingerprints)) == 3 and status(viewer).accuracies[0].iteration == 2
     with run.metrics_file.open("a") as file:
         file.write('{"iteration": 2, "episodes/reward": 0.9')
-    assert status(viewer).done == 2
+    assert status(viewer).finished_iterations == 2
 
 
 @pytest.mark.parametrize(

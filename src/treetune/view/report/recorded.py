@@ -254,9 +254,10 @@ class DiagnosticsSection(ReportSection):
         weights = None
         if experiment.stopped and settings is not None:
             # Looks for the last weights before the sign that ended the run. Iterations count from 0, so the
-            # last one is `done - 1`.
-            done = int(experiment.metrics[-1]["iteration"]) + 1
-            last_good = find_last_good(settings, _diagnose(experiment, settings, done), done - 1)
+            # last one is `finished_iterations - 1`.
+            finished_iterations = int(experiment.metrics[-1]["iteration"]) + 1
+            signs = _diagnose(experiment, settings, finished_iterations)
+            last_good = find_last_good(settings, signs, finished_iterations - 1)
             if last_good is not None:
                 directory = experiment.directory
                 checkpoints = {
