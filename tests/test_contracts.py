@@ -204,12 +204,12 @@ def test_a_part_with_a_method_that_is_no_longer_called_is_refused_by_name(
     former: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        Inhabitant, "_parts", Inhabitant.registered()
+        Inhabitant, "_parts", Inhabitant.parts_by_name()
     )  # what is registered here is gone afterwards
     part = type("Hamster", (Inhabitant,), {former: lambda self, experiment: ["it sleeps by day"]})
     with pytest.raises(TypeError, match=f"has `{former}`, which is no longer called: yield .*Finding"):
         Inhabitant.register("hamster")(part)
-    assert "hamster" not in Inhabitant.registered()
+    assert "hamster" not in Inhabitant.parts_by_name()
     # A key of that name is a part's own affair.
     Inhabitant.register("parrot")(type("Parrot", (Inhabitant,), {former: ("it talks",)}))
 

@@ -231,5 +231,5 @@ def test_a_gap_beyond_rounding_is_wrong_also_where_the_model_is_sensitive(
         name = next(name for name in weights if ".lora_B." in name)
         return merged(lora, {**weights, name: 0 * weights[name]})
 
-    monkeypatch.setattr(Lora, "merged", without_a_layer)
+    monkeypatch.setattr(Lora, "merged_weights", without_a_layer)
     assert check_lora(make("gemma4_text")).kind == "WRONG"

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import ValidationError
 
 from treetune.config import imports, remedies, schema
-from treetune.config.errors import ConfigIssue, dotted, nearest
+from treetune.config.errors import ConfigIssue, dotted_key, nearest
 from treetune.config.explain import MISSING_VALUE, Explanation, value_at
 from treetune.config.registrable import Registrable
 from treetune.contracts import KeyPath
@@ -324,7 +324,7 @@ class _Builder:
     def _note_wrong(self, key: KeyPath, fault: str, remedy: str | None) -> Any:
         """Notes a mistake at a key. Returns UNKNOWN."""
         source = remedies.find_source(key, self._explanation)
-        self._issues.append((key, ConfigIssue(fault, dotted(key) or "configuration", source, remedy)))
+        self._issues.append((key, ConfigIssue(fault, dotted_key(key) or "configuration", source, remedy)))
         return UNKNOWN
 
 

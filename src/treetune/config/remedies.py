@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treetune.config import schema
-from treetune.config.errors import ConfigIssue, did_you_mean, dotted, nearest
+from treetune.config.errors import ConfigIssue, did_you_mean, dotted_key, nearest
 from treetune.config.explain import Explanation
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding, KeyPath
@@ -77,7 +77,8 @@ def issue_of_unknown_key(
         # Often another file sets `type` in an object whose other keys belong to the earlier type.
         remedy = (
             f"it is a key of {' and '.join(types_with_key)}: choose that type or drop the key; where the type"
-            f" was changed over another file's object, write `{dotted(key[-2:-1])}: {{…}}` there, without `+`"
+            f" was changed over another file's object, write `{dotted_key(key[-2:-1])}: {{…}}` there, without"
+            " `+`"
         )
     elif name == "type" and owner.family is None:
         remedy = f"there is only one kind of {owner.label}: leave it out"
@@ -89,7 +90,7 @@ def issue_of_unknown_key(
     source_of_type = find_source((*key[:-1], "type"), explanation)
     if types_with_key and source_of_type and source_of_type != where:
         where = f"{where}; the type is from {source_of_type}"
-    return ConfigIssue(f"unknown key of {owner.label}", dotted(key), where, remedy)
+    return ConfigIssue(f"unknown key of {owner.label}", dotted_key(key), where, remedy)
 
 
 def meant_key(key: KeyPath, owner: Owner) -> str | None:
@@ -129,14 +130,14 @@ def _issue_of_missing(
         # The most common mistake in Jsonnet: `trainer: {…}` instead of `trainer+: {…}`.
         remedy = (
             f"{settings[-1].location} sets it, and {setter_of_object} replaces the whole of"
-            f" {dotted(key[:-1])}: write `{key[-2]}+: {{…}}` there to keep what was set before"
+            f" {dotted_key(key[:-1])}: write `{key[-2]}+: {{…}}` there to keep what was set before"
         )
-        return ConfigIssue(fault, dotted(key), setter_of_object, remedy)
+        return ConfigIssue(fault, dotted_key(key), setter_of_object, remedy)
     where = "no file sets it"
     if setter_of_object:
         where += f"; the object is made by {setter_of_object}"
     remedy = "; ".join(filter(None, [how_to_set(key), further_remedy]))
-    return ConfigIssue(fault, dotted(key), where, remedy)
+    return ConfigIssue(fault, dotted_key(key), where, remedy)
 
 
 def issue_of_refusal(
@@ -153,15 +154,15 @@ def issue_of_refusal(
         f"{name} from {find_source((*key, name), explanation)}" for name in named_keys if name in data
     ]
     if named_keys:
-        paths = " or ".join(dotted((*key, name)) for name in named_keys)
+        paths = " or ".join(dotted_key((*key, name)) for name in named_keys)
         remedy = f"change {paths}, e.g. {override_option((*key, named_keys[0]))}"
     elif key:
-        remedy = f"change {dotted(key)}"
+        remedy = f"change {dotted_key(key)}"
     else:
         # The root object has no path to name. The message names two values that contradict each other.
         remedy = "change one of the two"
     where = ", ".join(sources_of_keys) if explanation and sources_of_keys else find_source(key, explanation)
-    return ConfigIssue(str(error), dotted(key) or "configuration", where, remedy)
+    return ConfigIssue(str(error), dotted_key(key) or "configuration", where, remedy)
 
 
 def issue_of_finding(key: KeyPath, finding: Finding, explanation: Explanation | None) -> ConfigIssue:
@@ -170,7 +171,7 @@ def issue_of_finding(key: KeyPath, finding: Finding, explanation: Explanation | 
     example = ""
     if key and _is_writable(key) and "--override" not in finding.remedy:
         example = f"; e.g. {override_option(key)}"
-    return ConfigIssue(finding.what, dotted(key) or "configuration", where, finding.remedy + example)
+    return ConfigIssue(finding.what, dotted_key(key) or "configuration", where, finding.remedy + example)
 
 
 def issues_of_this_machine(root: Any, explanation: Explanation | None) -> list[ConfigIssue]:
@@ -180,7 +181,7 @@ def issues_of_this_machine(root: Any, explanation: Explanation | None) -> list[C
     for key, finding in collect_findings(root):
         if finding.level == "missing":
             where = find_source(key, explanation)
-            issues.append(ConfigIssue(finding.what, dotted(key) or None, where, finding.remedy or None))
+            issues.append(ConfigIssue(finding.what, dotted_key(key) or None, where, finding.remedy or None))
     return issues
 
 
@@ -207,7 +208,7 @@ def suggest_value(annotation: Any, data: Any) -> str | None:
 
 
 def how_to_set(key: KeyPath) -> str | None:
-    return f"set {dotted(key)} in a file, or {override_option(key)}" if key else None
+    return f"set {dotted_key(key)} in a file, or {override_option(key)}" if key else None
 
 
 def find_source(key: KeyPath, explanation: Explanation | None) -> str | None:

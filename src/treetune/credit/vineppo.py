@@ -273,7 +273,7 @@ class MonteCarlo(ContinuingCredit):
         for answer_state in answer.states:
             estimate = valuation.estimates.get(answer_state.state)
             if estimate is not None:
-                rewards_of_continuations[answer_state.length] = estimate.earned
+                rewards_of_continuations[answer_state.length] = estimate.all_rewards
         return replace(episode, continuations=rewards_of_continuations)
 
     # Declarations for the configuration's checks and plans
@@ -437,12 +437,12 @@ def _value_metrics(estimates: Sequence[Estimate]) -> Metrics:
     ``credit/value_std`` is the mean over states of the standard deviation of a state's rewards;
     ``credit/value_decided`` is the share of states whose continuations all have the same reward.
     """
-    # `Estimate.rewards` has the rewards that count towards a state's value, `Estimate.earned` has one entry
-    # for each continuation.
+    # `Estimate.rewards` has the rewards that count towards a state's value, `Estimate.all_rewards` has one
+    # entry for each continuation.
     rewards_of_states = [estimate.rewards for estimate in estimates if estimate.rewards]
     if not rewards_of_states:
         return {}
-    samples = sum(len(estimate.earned) for estimate in estimates)
+    samples = sum(len(estimate.all_rewards) for estimate in estimates)
     return {
         "credit/value_states": float(len(estimates)),
         "credit/value_samples": float(samples),
@@ -466,8 +466,8 @@ def _report_ungraded(
         unvalued_answers: The number of this rank's answers that are left out, since their prompt has no
             value.
     """
-    # `earned` has None for a continuation that could not be graded.
-    ungraded = sum(estimate.earned.count(None) for estimate in estimates)
+    # `all_rewards` has None for a continuation that could not be graded.
+    ungraded = sum(estimate.all_rewards.count(None) for estimate in estimates)
     answers = sum(context.ranks.exchange("unvalued", unvalued_answers))
     if not ungraded and not answers:
         return {}
@@ -477,7 +477,7 @@ def _report_ungraded(
             " value"
         )
         return {"credit/unvalued": float(answers)}
-    total = sum(len(estimate.earned) for estimate in estimates)
+    total = sum(len(estimate.all_rewards) for estimate in estimates)
     unknown_states = sum(not estimate.rewards for estimate in estimates)
     context.log.say(
         f"iteration {context.iteration + 1}: {ungraded} of {total} continuations could not be graded and"

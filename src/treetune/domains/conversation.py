@@ -90,7 +90,7 @@ class Conversation:
     """The policy's text of each turn so far, as the environment gets it (see `action_of`)."""
     replies: list[Turn] = field(default_factory=list)
     """The environment's replies to the actions."""
-    observed: list[list[dict[str, str]]] = field(default_factory=list)
+    observed_messages: list[list[dict[str, str]]] = field(default_factory=list)
     """The messages that the policy read after each turn, a list for each turn that another turn followed or
     may follow. It is one message of the user, or a message for each result of a native call."""
     segments: list[Segment] = field(default_factory=list)
@@ -156,7 +156,7 @@ class Conversation:
         if len(injected_ids) >= self._free_tokens:  # no token would be left for the next turn
             self._end("length", "tokens_spent")
             return
-        self.observed.append(results or [{"role": "user", "content": observation}])
+        self.observed_messages.append(results or [{"role": "user", "content": observation}])
         if len(injected_ids):
             self.segments.append(Segment(injected_ids, origin="injected"))
         if snapshot is not None:
@@ -164,7 +164,7 @@ class Conversation:
             # turn itself if nothing is injected.
             action_count, state = snapshot
             rewards = [earlier_reply.reward for earlier_reply in self.replies]
-            head = json.dumps([action_count, rewards, self.observed]).encode()
+            head = json.dumps([action_count, rewards, self.observed_messages]).encode()
             self.segments[-1] = replace(self.segments[-1], snapshot=head + END_OF_HEAD + state)
 
     def replay(self, segments: Sequence[Segment], replies: Sequence[Turn]) -> None:
@@ -201,7 +201,7 @@ class Conversation:
     def restore(self, segments: Sequence[Segment]) -> None:
         """Takes over segments of an earlier answer, the last of which has a snapshot."""
         unpacked = unpack_snapshot(segments)
-        self.observed = unpacked.observed
+        self.observed_messages = unpacked.observed_messages
         for segment in segments:
             if segment.origin == "sampled":
                 self._add_turn(segment)
@@ -214,7 +214,7 @@ class Conversation:
         `Environment.message`)."""
         turns = []
         # After the last turn the policy read nothing.
-        for action, observed in zip(self.actions, [*self.observed, []], strict=True):
+        for action, observed in zip(self.actions, [*self.observed_messages, []], strict=True):
             policy_message = message(action)
             # Each call gets the id of the next result of its tool.
             results = iter(observed)
@@ -329,7 +329,7 @@ class UnpackedSnapshot(NamedTuple):
 
     rewards: list[float]
     """The rewards of the turns so far."""
-    observed: list[Any]
+    observed_messages: list[Any]
     """The messages that the policy read after each of these turns."""
     environment: tuple[int, bytes] | None
     """The number of the environment's actions so far, and its state after them."""

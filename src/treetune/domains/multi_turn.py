@@ -42,7 +42,7 @@ from treetune.engine.requests import Request
 from treetune.models.chat import TOOL_RESULT
 from treetune.rollouts.answers import Announcer, GrowingRollout, Start, is_decided
 from treetune.rollouts.base import Rollout
-from treetune.rollouts.context import RolloutContext, required
+from treetune.rollouts.context import RolloutContext, require
 from treetune.rollouts.numbers import Number, NumberGroup, declare_group
 from treetune.rollouts.single_turn import adapt_to_fixed_problems
 from treetune.seeds import derive_seed
@@ -297,7 +297,7 @@ class MultiTurn(GrowingRollout):
         actions = actions_of(context.codec, start.prompt_ids, start.segments, limits)
         snapshot = unpack_snapshot(start.segments).environment
         journal = context.turn_journal
-        play: Play = required(context.environments, "environments").begin(
+        play: Play = require(context.environments, "environments").begin(
             environment,
             start.problem,
             seed=derive_seed(context.seed, context.iteration, start.problem.id, "environment"),

@@ -33,7 +33,7 @@ from treetune.rollouts.answers import (
     split_steps,
 )
 from treetune.rollouts.base import Rollout
-from treetune.rollouts.context import RolloutContext, required
+from treetune.rollouts.context import RolloutContext, require
 from treetune.rollouts.single_turn import RolloutAround, SingleTurn
 from treetune.seeds import derive_seed
 from treetune.tasks.mixed import task_of
@@ -125,7 +125,7 @@ class PartialAnswers(RolloutAround):
 
     @override
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
-        carry_over = required(context.carry_over, "carry-over")
+        carry_over = require(context.carry_over, "carry-over")
         # The carried answers to each problem, by `Trajectory.sample`. The problems have the order of
         # `carry_over.answers`: the one that was begun first comes first.
         in_flight: dict[str, AnswersBySample] = {}

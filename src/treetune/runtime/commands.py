@@ -123,7 +123,7 @@ def run_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     if not directory.is_running() and not find_unmeasured(directory, config.evaluation.sets):
         _say_once(f"{directory.path}: all sets are evaluated on all of its checkpoints")
         return
-    with evaluating(config, plain) as resources:
+    with open_evaluation(config, plain) as resources:
         # A process claims a measurement before it begins: a file shows the others that it is taken.
         measure_until_end(resources, Claims())
 
@@ -132,7 +132,7 @@ def run_evaluation_on_baseline(config: PolicyIteration, plain: Mapping[str, Any]
     """Measures all sets on the start weights, as checkpoint 0."""
     preflight(config)
     _require_sets(config)
-    with evaluating(config, plain) as resources:
+    with open_evaluation(config, plain) as resources:
         claims = Claims()
         for evaluation_set in config.evaluation.sets:
             # A claim is a file that shows other processes that a measurement is taken.
@@ -143,7 +143,7 @@ def run_evaluation_on_baseline(config: PolicyIteration, plain: Mapping[str, Any]
 
 
 @contextmanager
-def evaluating(config: PolicyIteration, plain: Mapping[str, Any]) -> Iterator[RunResources]:
+def open_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> Iterator[RunResources]:
     """Opens the experiment with an engine and without a trainer. Other processes may use the experiment at
     the same time."""
     with (

@@ -415,7 +415,7 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metr
     tokens = sum(tokens_of_rank for tokens_of_rank, _ in counts_by_rank)
     calls_by_rank = [calls for _, calls in counts_by_rank]
     # The times of calls are seconds since the engine was made; the clock wants seconds since 1970.
-    engine_made_at = time.time() - engine.now()
+    engine_made_at = time.time() - engine.elapsed_s()
     # The rollout calls the engine once or several times. In each call, only continuations are sampled from
     # the time when the last rank has its last answer to the end of the slowest rank's call.
     spans = []

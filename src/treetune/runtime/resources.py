@@ -252,6 +252,6 @@ def grader_pool(session: Session, task: Task, service_context: ServiceContext) -
         workers=config.grader_workers,
         deadline=config.grader_deadline,
         context=service_context,
-        # `framed` returns a prompt with the chat template, which may open a thought.
-        whole_prompt=session.model.codec.framed,
+        # `codec.whole_prompt` returns a prompt with the chat template, which may open a thought.
+        whole_prompt=session.model.codec.whole_prompt,
     )

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from treetune.trainer.core import OnSignals, PolicyTrainer, StepDone
+    from treetune.trainer.core import FinishedStep, OnSignals, PolicyTrainer
     from treetune.trainer.ranks import Ranks
     from treetune.trainer.tokens import Sequences
 
@@ -551,12 +551,12 @@ class _CheckpointChoice:
         """The folder of the trainer's state after the best candidate so far."""
 
     def train_to_next_point(
-        self, steps: Iterator[StepDone], show: Callable[[int, int], None]
+        self, steps: Iterator[FinishedStep], show: Callable[[int, int], None]
     ) -> tuple[int, bool]:
         """Trains to the next candidate: the end of the epoch, or `every` steps. Returns the number of epochs
         or steps so far, and whether the training is over. Collective."""
         for step in steps:
-            show(step.number, step.of)
+            show(step.number, step.total_steps)
             if self.every is None:
                 if step.epochs is not None:  # the step ends an epoch
                     return step.epochs, step.is_last

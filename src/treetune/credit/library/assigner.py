@@ -442,13 +442,13 @@ def _read_part(family: type[Family], setting: Family | Mapping[str, Any] | str, 
     if isinstance(setting, family):
         return setting
     if isinstance(setting, str):
-        is_name = setting in family.registered()
+        is_name = setting in family.parts_by_name()
         # A text without "{" is meant as a name, so that `build` reports an unknown one.
         setting = {"type": setting} if is_name or "{" not in setting else _evaluate_jsonnet(setting, name)
     if not isinstance(setting, Mapping):
         raise ValueError(
             f"{name} is of the type {type(setting).__name__}: give a {family.__name__}, or its configuration"
-            f" such as {{'type': '{next(iter(family.registered()))}'}}"
+            f" such as {{'type': '{next(iter(family.parts_by_name()))}'}}"
         )
     return build(family, dict(setting), key=(name,))
 

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 from treetune.contracts import Experiment, Finding, Need, OneLine, TextScores, innermost_rollout
 from treetune.credit.base import MOST_EXAMPLE_PROBLEMS
-from treetune.rollouts.context import RolloutContext, required
+from treetune.rollouts.context import RolloutContext, require
 from treetune.rollouts.model_scores import ScoredText
 from treetune.vocabulary import Column, Metrics, Problem, TokenIds, concatenate, token_array
 
@@ -43,7 +43,7 @@ def score_texts(
         distinct[key] = text
         keys.append(key)
     if scorer == "reference":
-        reference = required(context.model_scores.reference, "reference scores")
+        reference = require(context.model_scores.reference, "reference scores")
         logprobs = reference.logprobs(list(distinct.values()))
     else:
         logprobs = _score_by_engine(context, list(distinct.values()))

@@ -180,13 +180,13 @@ class OneLineContinuations:
         estimate."""
         await self.sample_all_rounds(sample)
         await self._wait_for_grades()
-        earned = self._list_rewards()
-        rewards = [reward for reward in earned if reward is not None]
+        all_rewards = self._list_rewards()
+        rewards = [reward for reward in all_rewards if reward is not None]
         # A budget may leave rewards out: the rewards of a pilot, the first continuations, only decide how
         # many further continuations are sampled.
         rewards_for_value = self.plan.budget.counted(rewards)
         return Estimate(
-            earned=tuple(earned),
+            all_rewards=tuple(all_rewards),
             rewards=tuple(rewards_for_value),
             unfinished=sum(completion.finish_reason == "length" for completion in self.completions),
             tokens=sum(len(completion.token_ids) for completion in self.completions),
@@ -239,16 +239,16 @@ class OneLineContinuations:
 
     def _list_rewards(self) -> list[float | None]:
         """Returns the reward of each continuation in `grades`; None for one that could not be graded."""
-        earned: list[float | None] = []
+        all_rewards: list[float | None] = []
         for future in self.grades:
             # `_submit_to_grader` puts None for a continuation that was cut off and earns `unfinished_reward`.
             # This setting isn't None then, so `or 0.0` has no effect: it satisfies the type checker.
             if future is None:
-                earned.append(self.context.settings.unfinished_reward or 0.0)
+                all_rewards.append(self.context.settings.unfinished_reward or 0.0)
                 continue
             grade = future.result()
-            earned.append(grade.reward if grade.is_known else None)
-        return earned
+            all_rewards.append(grade.reward if grade.is_known else None)
+        return all_rewards
 
     def _list_known_rewards(self) -> list[float]:
         return [reward for reward in self._list_rewards() if reward is not None]

@@ -238,7 +238,7 @@ class Served(Policy):
                 text=codec.decode(completion.token_ids),
                 complete=completion.finish_reason == "stop",
                 tokens=len(completion.token_ids),
-                begins_in_thought=ends_in_thought(codec.framed(question.problem)),
+                begins_in_thought=ends_in_thought(codec.whole_prompt(question.problem)),
             )
             keep(question, reply)
 

@@ -314,7 +314,7 @@ class _Watch:
 
     def _end_if_silent(self, shard: int) -> None:
         """Ends a job whose progress.json hasn't changed for `silence` seconds."""
-        if shard not in self._running.running():  # it waits in the cluster's queue
+        if shard not in self._running.running_shards():  # it waits in the cluster's queue
             return
         try:
             file_time = self._path_of_file(shard, PROGRESS_FILE).stat().st_mtime_ns

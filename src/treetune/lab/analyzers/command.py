@@ -163,7 +163,7 @@ def compare_analyses(name: str, experiments: Sequence[str], output: Path) -> Pat
         )
 
     [analyzer_name] = analyzer_names
-    analyzer: Any = Analyzer.registered()[analyzer_name]
+    analyzer: Any = Analyzer.parts_by_name()[analyzer_name]
     output.parent.mkdir(parents=True, exist_ok=True)
     save_figure(analyzer.draw(result_by_label), output.parent, output.name)
     write_json(output.with_name(f"{output.name}.json"), result_by_label)
@@ -184,8 +184,8 @@ def _folder_of_analysis(experiment: Path, name: str) -> Path:
 
 def _read_result(folder: Path) -> dict[str, Any]:
     result = read_result(folder)
-    if result["analyzer"] not in Analyzer.registered():
-        registered = ", ".join(sorted(Analyzer.registered()))
+    if result["analyzer"] not in Analyzer.parts_by_name():
+        registered = ", ".join(sorted(Analyzer.parts_by_name()))
         raise ValueError(
             f"{folder} is by the analyzer {result['analyzer']!r}, which is not registered: {registered}"
         )

@@ -355,20 +355,21 @@ class Window:
     def length(self) -> float:
         return self.end - self.start
 
-    def moved(self, by: float) -> tuple[str, str]:
-        """Returns the bounds, for an address, of a window of the same length that is `by` lengths later.
+    def moved_bounds(self, lengths: float) -> tuple[str, str]:
+        """Returns the bounds, for an address, of a window of the same length that is `lengths` lengths later.
 
         It stays within the whole time.
         """
-        start = min(max(0.0, self.start + by * self.length), max(0.0, self.whole - self.length))
+        start = min(max(0.0, self.start + lengths * self.length), max(0.0, self.whole - self.length))
         return _format_bound(start), _format_bound(start + self.length)
 
-    def scaled(self, by: float) -> tuple[str, str]:
-        """Returns the bounds, for an address, of a window with the same middle that is `by` times as long.
+    def scaled_bounds(self, factor: float) -> tuple[str, str]:
+        """Returns the bounds, for an address, of a window with the same middle that is `factor` times as
+        long.
 
         What is outside of the whole time is cut off.
         """
-        half = max(SHORTEST_S, by * self.length) / 2
+        half = max(SHORTEST_S, factor * self.length) / 2
         middle = (self.start + self.end) / 2
         return _format_bound(max(0.0, middle - half)), _format_bound(min(self.whole, middle + half))
 

@@ -313,9 +313,10 @@ class AnswerStore:
             relation = f"(SELECT * FROM {relation} JOIN matching USING (source, row))"
         [total] = cursor.execute(f"SELECT count(*) FROM {relation} WHERE {where}", values).fetchone() or (0,)
         clauses = (
-            f"FROM {relation} WHERE {where} ORDER BY {order} LIMIT {question.size} OFFSET {question.skipped}"
+            f"FROM {relation} WHERE {where} ORDER BY {order}"
+            f" LIMIT {question.size} OFFSET {question.rows_before_page}"
         )
-        if question.skipped < DEEP_ROWS:
+        if question.rows_before_page < DEEP_ROWS:
             return RowPage(as_rows(cursor.execute(f"SELECT * {clauses}", values)), total)
         # Sorting many rows with all their columns takes long. So only the keys are sorted, and the columns of
         # this page's rows are read afterwards.
