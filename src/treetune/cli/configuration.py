@@ -289,7 +289,7 @@ def print_schema(options: Options) -> int:
 
 def _describe_part(entry: PartEntry) -> list[str]:
     """Returns the lines about a part: its name, its docstring, and its keys with their defaults."""
-    lines = [f"{entry.title}  ({entry.place})", "", textwrap.indent(entry.text, "  "), ""]
+    lines = [f"{entry.title}  ({entry.qualified_name})", "", textwrap.indent(entry.text, "  "), ""]
     for key in entry.keys:
         default = "no default" if key.default is None else f"default {key.default}"
         lines.append(

@@ -53,7 +53,7 @@ class PartEntry:
         return docstring_of(self.part)
 
     @property
-    def place(self) -> str:
+    def qualified_name(self) -> str:
         return f"{self.part.__module__}.{self.part.__qualname__}"
 
 

@@ -30,14 +30,16 @@ Form = Mapping[str, Sequence[str]]
 class Page:
     """A kind of page.
 
-    Example: `Page("/timeline", "Timeline", show, place="run", key="t", fingerprint=fingerprint_of_timeline)`.
+    Example::
+
+        Page("/timeline", "Timeline", show, navigation="run", key="t", fingerprint=fingerprint_of_timeline)
     """
 
     path: str
     title: str
     show: Callable[[PageRequest], Response]
     """Renders the page. It is called in a thread, so it may read files."""
-    place: Literal["top", "run", "both"] | None = None
+    navigation: Literal["top", "run", "both"] | None = None
     """When the navigation links to the page:
 
     * ``top``: always. The link names no experiments.

@@ -469,13 +469,15 @@ PAGES = (
         "/answers",
         "Answers",
         show,
-        place="run",
+        navigation="run",
         key="a",
         fingerprint=lambda view: short_hash(
             view.store.answers(view.run).fingerprint(), view.store.notes(view.run).fingerprint()
         ),
     ),
     Page("/answers/histograms", "Histograms", show_histograms, fingerprint=fingerprint_of_answers),
-    Page("/problems", "Problems", show_problems, place="run", key="p", fingerprint=fingerprint_of_answers),
+    Page(
+        "/problems", "Problems", show_problems, navigation="run", key="p", fingerprint=fingerprint_of_answers
+    ),
     Page("/problem", "Problem", show_problem, fingerprint=fingerprint_of_answers),
 )

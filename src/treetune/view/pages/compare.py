@@ -246,4 +246,4 @@ def compare_texts(first: str, second: str) -> list[list[Piece]]:
     return [list(pieces(0)), list(pieces(1))]
 
 
-PAGES = (Page("/compare", "Compare", show, place="run", key="m", fingerprint=fingerprint_of_answers),)
+PAGES = (Page("/compare", "Compare", show, navigation="run", key="m", fingerprint=fingerprint_of_answers),)

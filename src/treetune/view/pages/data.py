@@ -237,7 +237,7 @@ def fingerprint_of_rows(view: PageRequest) -> str:
 
 
 PAGES = (
-    Page("/data", "Data", show, place="top", key="d", fingerprint=fingerprint_of_data_sets),
+    Page("/data", "Data", show, navigation="top", key="d", fingerprint=fingerprint_of_data_sets),
     Page("/rows", "Rows", show_rows, fingerprint=fingerprint_of_rows),
     Page("/histograms", "Histograms", show_histograms, fingerprint=fingerprint_of_rows),
     Page("/row", "Row", show_row, fingerprint=fingerprint_of_rows),

@@ -424,5 +424,5 @@ PAGES = (
         "e",
         fingerprint=lambda view: view.store.fingerprint(view.store.runs()),
     ),
-    Page("/run", "Run", show_run, place="run", key="r"),
+    Page("/run", "Run", show_run, navigation="run", key="r"),
 )

@@ -197,6 +197,6 @@ def save_form(view: PageRequest, about: NotedAnswer, form: Form) -> Draft | None
 
 
 PAGES = (
-    Page("/notes", "Notes", show, place="both", key="n", fingerprint=fingerprint_of_notes),
+    Page("/notes", "Notes", show, navigation="both", key="n", fingerprint=fingerprint_of_notes),
     Page("/notes/data", "Notes", download_notes, fingerprint=fingerprint_of_notes),
 )

@@ -593,6 +593,6 @@ def fingerprint_of_timeline(view: PageRequest) -> str:
 
 
 PAGES = (
-    Page("/timeline", "Timeline", show, place="run", key="t", fingerprint=fingerprint_of_timeline),
+    Page("/timeline", "Timeline", show, navigation="run", key="t", fingerprint=fingerprint_of_timeline),
     Page("/timeline/trace", "Chrome trace", download_trace),
 )
