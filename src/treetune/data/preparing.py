@@ -190,7 +190,7 @@ class _Stages:
         self.total = 0
         """The number of rows that were read, those that were left out included."""
 
-    def read(self, read: Callable[[], Iterator[RowRead]], identity: str, reasons: Sequence[str]) -> None:
+    def read(self, read_rows: Callable[[], Iterator[RowRead]], identity: str, reasons: Sequence[str]) -> None:
         """Reads the rows, unless an earlier command has read the same ones.
 
         `reasons` are all reasons for which data may be left out (`LeftOut.rule`), in the order of the
@@ -205,7 +205,7 @@ class _Stages:
             left_out: list[tuple[str, str, str]] = []
             phase = self._console.phase("reading", "rows")
             with phase as progress, write_atomically(self._folder / ROWS_FILE) as file:
-                for index, (location, split, row) in enumerate(read()):
+                for index, (location, split, row) in enumerate(read_rows()):
                     if index % 256 == 0:
                         progress(index, 0)  # 0: the number of all rows isn't known yet
                     if isinstance(row, LeftOut):

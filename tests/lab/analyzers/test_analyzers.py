@@ -210,7 +210,7 @@ def test_the_cost_of_training_is_the_median_over_iterations_that_sampled_and_tra
     }
     stored_result = {"numbers": {"by_checkpoint": {"7": {"solved": 0.5, "methods": scores}}}}
     monkeypatch.setattr("treetune.lab.arena.worth.read_result", lambda path: stored_result)
-    directory: Any = SimpleNamespace(read_metrics=lambda: rows, analysis=lambda name: name)
+    directory: Any = SimpleNamespace(read_metrics=lambda: rows, analysis_folder=lambda name: name)
     assert describe_worth(directory)[-2:] == [
         "In this run, training a token took 4 times as long as sampling one (ρ).",
         "So VinePPO has the highest gain per cost: at least 1.25 times RLOO's.",
