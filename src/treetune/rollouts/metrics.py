@@ -85,7 +85,8 @@ def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajector
             is_hit = any(t.grade.correct for t in graded_of_group)
             columns_of_problems["once_hit"].append(float(is_hit))
         columns_of_problems["unique"].append(len({t.text for t in group}) / len(group))
-        # Each problem adds a value, graded or not, since the column's length is the number of problems below.
+        # A problem without graded answers adds a value, too: the length of this column is the metric
+        # ``episodes/problems``.
         columns_of_problems["mixed"].append(float(len({t.score for t in graded_of_group}) > 1))
     local_values = {f"episodes/{name}": values for name, values in columns_of_answers.items()}
     local_values |= {f"episodes/{name}": values for name, values in columns_of_problems.items()}
@@ -196,8 +197,8 @@ def domain_advantages(episodes: Sequence[Episode]) -> Metrics:
             trained = episode.advantages[episode.trained]
             advantages.setdefault(episode.domain, []).append(trained)
     metrics: Metrics = {}
-    for domain, columns in sorted(advantages.items()):
-        values = np.concatenate(columns)
+    for domain, advantages_by_episode in sorted(advantages.items()):
+        values = np.concatenate(advantages_by_episode)
         metrics[f"{DOMAIN_PREFIX}{domain}/advantage_std"] = math.sqrt(float(values.var()))
         metrics[f"{DOMAIN_PREFIX}{domain}/advantage_zero"] = float((values == 0.0).mean())
     return metrics
