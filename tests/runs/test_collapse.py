@@ -178,7 +178,7 @@ def test_before_its_window_or_beginning_is_over_it_is_too_early_for_a_sign() -> 
         found = diagnose(
             Diagnostics(window=5, beginning=2, **changes), SAMPLED, [healthy(i) for i in range(n)]
         )
-        return {sign for sign, one in found.items() if one.early}
+        return {sign for sign, one in found.items() if one.is_too_early}
 
     assert early(2) == {"entropy_low", "answers_short", "gradient_noise"}
     assert early(2, entropy_share=None) == {"answers_short", "gradient_noise"}, "a floor needs no beginning"

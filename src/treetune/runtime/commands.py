@@ -147,7 +147,7 @@ def open_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> Iterat
     """Opens the experiment with an engine and without a trainer. Other processes may use the experiment at
     the same time."""
     with (
-        Session.open(config, plain, lock="evaluation") as session,
+        Session.open(config, plain, purpose="evaluation") as session,
         PolicyServer.start(session) as server,
         RunResources.open(session, server) as resources,
     ):

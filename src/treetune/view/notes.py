@@ -335,7 +335,7 @@ def notes_of(paths: Sequence[Path]) -> list[tuple[str, Note]]:
     named_notes: list[tuple[str, Note]] = []
     for path in paths:
         experiment = read_experiment(path)
-        notes = read_notes(ExperimentDirectory(path).notes)
+        notes = read_notes(ExperimentDirectory(path).notes_folder)
         if not notes:
             raise ValueError(f"{path} has no notes: `treetune view` writes them, on the page of an answer")
         named_notes += [(experiment.name, note) for note in notes]
