@@ -40,6 +40,9 @@ MOST_UNGRADED = 4096
 """The most answers that may wait for their grades. With more, no further answer is taken from the policy
 until some are graded."""
 
+MESSAGE_CHARACTERS = 500
+"""The most characters of an error's message that are written into a journal."""
+
 
 @dataclass(frozen=True)
 class RowOfInput:
@@ -113,7 +116,7 @@ class _Shard:
         self._total = len(rows) * pipeline.answers.samples
         self._progress_written = 0.0
         self._answered = self._graded = self._unavailable = 0
-        # A key is the number of a row and the number of a sample among the row's answers.
+        # A sample is identified by the number of its row and by its number among the row's answers.
         self._waiting: dict[tuple[int, int], tuple[Future[Grade], dict[str, Any]]] = {}
         """The samples that are being graded, each with its future grade, and with the fields of its answer
         that are written next to the grade."""
@@ -149,6 +152,7 @@ class _Shard:
         pool = GraderPool(
             pipeline.task.grader, workers=pipeline.grader_workers, deadline=pipeline.grader_deadline
         )
+        # Without checksums, other programs can read these journals as JSON lines.
         with (
             closing(Journal(self._folder / ANSWERS_FILE, without_checksums=True)) as self._answers,
             closing(Journal(self._folder / GRADES_FILE, without_checksums=True)) as self._grades,
@@ -184,7 +188,7 @@ class _Shard:
             answer |= {"text": None, "complete": False, "tokens": None}
         elif isinstance(reply, NoReply):
             answer |= {"text": None, "complete": False, "tokens": None}
-            answer |= {"outcome": reply.outcome, "message": reply.why[:500]}
+            answer |= {"outcome": reply.outcome, "message": reply.why[:MESSAGE_CHARACTERS]}
         else:
             answer |= {"text": reply.text, "complete": reply.complete, "tokens": reply.tokens}
             if reply.begins_in_thought:
@@ -203,7 +207,7 @@ class _Shard:
         sample_key = answer["row"], answer["sample"]
         if answer["text"] is None:
             line = {"row": answer["row"], "sample": answer["sample"]}
-            line["outcome"] = answer.get("outcome", NOT_ASKED)
+            line["outcome"] = answer.get("outcome", NOT_ASKED)  # no outcome: the question can't be asked
             if "message" in answer:
                 line["message"] = answer["message"]
             self._grades.add(line)
@@ -212,7 +216,7 @@ class _Shard:
         text = cut_at_stop(answer["text"], self._pipeline.answers.stop)  # graders don't see stop strings
         fields_to_keep = {name: answer[name] for name in ("complete", "tokens")}
         problem = self._problems[answer["row"]]
-        if answer.get("begins_in_thought"):
+        if answer.get("begins_in_thought"):  # the prompt opened the thought, so the text has no opening tag
             problem = replace(problem, is_thought_open=True)
         future = self._pool.submit(text, problem)
         self._waiting[sample_key] = future, fields_to_keep
@@ -239,7 +243,7 @@ class _Shard:
                 "tokens": answer["tokens"],
             }
             if grade.message is not None:
-                line["message"] = grade.message[:500]
+                line["message"] = grade.message[:MESSAGE_CHARACTERS]
             self._grades.add(line)
             self._graded += 1
 
