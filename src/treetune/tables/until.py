@@ -68,26 +68,25 @@ def add_needed_seeds(plan: TableRuns) -> TableRuns:
 
 
 def judge_differences(plan: TableRuns) -> list[DifferenceVerdict]:
-    """Returns a verdict on every difference that the rule names, from the results on disk.
+    """Returns a verdict on every difference that the rule `until` names, from the results on disk.
 
     The order in which results arrived changes nothing: seeds are always looked at in the table's order.
     """
     until = plan.table.until
-    return (
-        []
-        if until is None
-        else [_judge_difference(plan, until, row, other_row) for row, other_row in plan.table.decisive_pairs]
-    )
+    if until is None:
+        return []
+    return [_judge_difference(plan, until, row, other_row) for row, other_row in plan.table.decisive_pairs]
 
 
 def _judge_difference(plan: TableRuns, until: Until, row: str, other_row: str) -> DifferenceVerdict:
     """Adds seed after seed to the difference of two rows, and returns the verdict.
 
-    The last seed is the first one with which there are enough seeds, the first without a result, or the first
-    that isn't planned yet.
+    It stops at the first seed with which there are enough seeds, that has no result, or that isn't planned
+    yet.
     """
     table = plan.table
-    fewest_seeds, most_seeds = until.seeds.at_least, until.seeds.at_most or len(table.seeds)
+    fewest_seeds = until.seeds.at_least
+    most_seeds = until.seeds.at_most or len(table.seeds)
     rows_by_name = {table_row.name: table_row for table_row in table.rows}
     differences: list[float] = []
     sequence: MeanWithInterval | None = None
@@ -96,22 +95,21 @@ def _judge_difference(plan: TableRuns, until: Until, row: str, other_row: str) -
         further = _further_seeds(table.level, until, differences, most_seeds) if reason == "more" else None
         return DifferenceVerdict(row, other_row, count, reason, sequence, next_seed, further)
 
-    names = experiments_of_rows(plan, row, other_row)
+    experiments = experiments_of_rows(plan, row, other_row)
     for count, seed in enumerate(table.seeds[:most_seeds], start=1):
-        if any(not _is_planned(plan, name, seed) for name in names):
-            return verdict(count - 1, "more", seed)
-        # `settings` refuses a table in which one of the rows has no experiment here.
-        row_experiment, other_experiment = names
+        if any(not _is_planned(plan, experiment, seed) for experiment in experiments):
+            return verdict(count - 1, "more", next_seed=seed)
+        # There are two: the check of the table's settings refuses a compared row without an experiment.
+        row_experiment, other_experiment = experiments
         run, other_run = plan.run(row_experiment, seed), plan.run(other_experiment, seed)
-        runs = (run, other_run)
         try:
             value = read_seed_result(plan, run, rows_by_name[row], table.judged_column).value
             other_value = read_seed_result(
                 plan, other_run, rows_by_name[other_row], table.judged_column
             ).value
         except ValueError:  # one of the runs has no result, or none yet
-            is_to_come = any(plan.statuses[run.key].state in (*STATES_TO_DO, "running") for run in runs)
-            if is_to_come:
+            states_before_result = (*STATES_TO_DO, "running")
+            if any(plan.statuses[key].state in states_before_result for key in (run.key, other_run.key)):
                 # No next seed is asked for, since this one is planned already.
                 return verdict(count - 1, "more")
             return verdict(count, "lacking")
@@ -120,11 +118,11 @@ def _judge_difference(plan: TableRuns, until: Until, row: str, other_row: str) -
         if count >= fewest_seeds and sequence.half_width is not None:
             if sequence.half_width <= until.difference:
                 return verdict(count, "narrow")
-            # The better direction of the column's number, or "neither".
-            improves = table.judged_column.improves
-            is_worse = (improves == "higher" and sequence.mean < 0) or (
-                improves == "lower" and sequence.mean > 0
-            )
+            better_direction = table.judged_column.improves  # "higher", "lower" or "neither"
+            if better_direction == "lower":
+                is_worse = sequence.mean > 0
+            else:
+                is_worse = better_direction == "higher" and sequence.mean < 0
             if until.stop_losers and sequence.excludes_zero and is_worse:
                 return verdict(count, "loses")
     return verdict(most_seeds, "at_most")
