@@ -11,12 +11,12 @@ from typing import Annotated, Any, TypeVar
 from pydantic import ValidationError
 
 from treetune.config import imports, remedies, schema
-from treetune.config.errors import ConfigIssue, dotted, nearest
+from treetune.config.errors import ConfigIssue, dotted_key, nearest
 from treetune.config.explain import MISSING_VALUE, Explanation, value_at
 from treetune.config.registrable import Registrable
 from treetune.contracts import KeyPath
 from treetune.exceptions import ConfigError
-from treetune.findings import UNKNOWN, findings
+from treetune.findings import UNKNOWN, collect_findings
 
 F = TypeVar("F", bound=Registrable)
 
@@ -175,9 +175,10 @@ class _Builder:
         if part is UNKNOWN or not isinstance(part, Registrable) or part.root is None:
             return
         keys_with_issues = {key for key, _ in self._issues}
-        # After a mistake, a check may raise an exception because of a wrong value. `findings` ignores that.
+        # After a mistake, a check may raise an exception because of a wrong value. `collect_findings` ignores
+        # that.
         has_mistakes = self._count_mistakes() > 0
-        for key, finding in findings(part, known_wrong=has_mistakes):
+        for key, finding in collect_findings(part, known_wrong=has_mistakes):
             if finding.level == "warning":
                 self.warnings.append(finding.what)
             # A key that has an issue already, because its own value is wrong, gets no second one.
@@ -340,7 +341,7 @@ class _Builder:
     def _note_wrong(self, key: KeyPath, fault: str, remedy: str | None) -> Any:
         """Notes a mistake at a key. Returns UNKNOWN."""
         source = remedies.find_source(key, self._explanation)
-        self._issues.append((key, ConfigIssue(fault, dotted(key) or "configuration", source, remedy)))
+        self._issues.append((key, ConfigIssue(fault, dotted_key(key) or "configuration", source, remedy)))
         return UNKNOWN
 
 

@@ -210,7 +210,7 @@ class RoutedRows(RowsTask, TaskWithDomains):
 
 
 def _check_rows(path: Path, columns: Sequence[str]) -> None:
-    """Raises BadRow, with the place, for the first row of a file that doesn't match the schema."""
+    """Raises BadRow, with the location, for the first row of a file that doesn't match the schema."""
     for file_and_line, row in read_file_rows(path, columns):
         try:
             normalise_row(row)

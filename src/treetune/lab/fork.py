@@ -49,9 +49,9 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
             " --override \"{experiment_name+: '_vineppo'}\""
         )
     stored = read_config(path)
-    finished = run.resumable() if iteration is None else iteration
-    if finished not in run.resumables():
-        possible_iterations = ", ".join(map(str, run.resumables())) or "none"
+    finished = run.newest_resumable() if iteration is None else iteration
+    if finished not in run.resumable_checkpoints():
+        possible_iterations = ", ".join(map(str, run.resumable_checkpoints())) or "none"
         raise ValueError(
             f"{path} can't be forked after iteration {finished}: the trainer's state was deleted (only the"
             f" two newest are kept), and it can be forked after {possible_iterations}"
@@ -69,7 +69,7 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
     why_length_matters = config.length_matters
     if stored.get("iterations") != plain.get("iterations") and why_length_matters is not None:
         raise ValueError(f"the branch can't have another number of iterations: {why_length_matters}")
-    checkpoint = run.checkpoint(finished)
+    checkpoint = run.checkpoint_folder(finished)
     if config.credit.needs_critic and not (checkpoint / "critic").is_dir():
         raise ValueError(f"the run in {path} trained no critic, which the branch's credit needs")
     if isinstance(config.credit, RewardModelCredit) and not (checkpoint / "reward_model").is_dir():
@@ -83,9 +83,9 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
         refuse_damaged(model_folder, "fork after another iteration")
     with make_folder_atomically(branch.path) as unfinished:
         # Iterations are numbered from 0; checkpoints and evaluations by finished iterations, from 1.
-        folders = [run.iteration(i) for i in run.iterations() if i < finished]
-        folders += [run.checkpoint(i) for i in run.checkpoints() if i <= finished]
-        folders += [run.evaluation(i, label) for i, label in run.evaluations() if i <= finished]
+        folders = [run.iteration_folder(i) for i in run.iterations() if i < finished]
+        folders += [run.checkpoint_folder(i) for i in run.checkpoints() if i <= finished]
+        folders += [run.evaluation_folder(i, label) for i, label in run.evaluations() if i <= finished]
         for folder in folders:
             copy = unfinished / folder.relative_to(path)
             shutil.copytree(folder, copy, copy_function=_link_or_copy)

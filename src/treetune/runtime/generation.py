@@ -104,7 +104,7 @@ def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Col
     """
     session = resources.session
     config, ranks = session.config, session.ranks
-    folder = session.directory.iteration(iteration)
+    folder = session.directory.iteration_folder(iteration)
     if needs_sampling(config, session.directory, iteration):
         # The start of the engine is not part of the iteration's time.
         with clock.stopped():
@@ -164,7 +164,7 @@ def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) ->
     """Samples and grades the answers of the iteration, or reads them from disk. Collective."""
     session = resources.session
     config, ranks = session.config, session.ranks
-    folder = session.directory.iteration(iteration)
+    folder = session.directory.iteration_folder(iteration)
 
     if (folder / TRAJECTORIES).is_file():
         # Raises if the file is of another iteration.
@@ -278,7 +278,7 @@ def _run_credit_phase(
         shaping_memory: What shaping remembers of earlier iterations. Shaping adds this iteration to it.
     """
     session, config = resources.session, resources.session.config
-    folder = session.directory.iteration(iteration)
+    folder = session.directory.iteration_folder(iteration)
     with (
         _count_tokens(resources, "credit", clock),
         resources.phase(f"iteration {iteration + 1}: credit", "continuations") as show_progress,
@@ -420,7 +420,7 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metr
     calls_by_rank = [calls for _, calls in counts_by_rank]
     # The times of calls are seconds since the engine was made; the clock wants seconds since 1970. All ranks
     # make their engines at about the same time, so the time of this rank's engine serves for all calls.
-    engine_made_at = time.time() - engine.now()
+    engine_made_at = time.time() - engine.elapsed_s()
     # The rollout calls the engine once or several times. In each call, only continuations are sampled from
     # the time when the last rank has its last answer to the end of the slowest rank's call.
     spans = []
@@ -502,7 +502,7 @@ def _read_earlier(session: Session, iteration: int, name: str, contents: str) ->
     Raises:
         ValueError: The record is gone.
     """
-    path = session.directory.iteration(iteration) / name
+    path = session.directory.iteration_folder(iteration) / name
     record = None
     if session.ranks.is_first and path.is_file():
         record = read_record(path, BEGIN_AGAIN_REMEDY)
@@ -534,7 +534,7 @@ def _make_carry_over(session: Session, iteration: int) -> CarryOver:
     """
     answers: list[Trajectory] = []
     if iteration > 0:
-        path = session.directory.iteration(iteration - 1) / CARRIED_ANSWERS
+        path = session.directory.iteration_folder(iteration - 1) / CARRIED_ANSWERS
         if not path.is_file():
             raise ValueError(
                 f"{path} is gone, which has the answers that iteration {iteration + 1} continues: put it"
@@ -545,7 +545,8 @@ def _make_carry_over(session: Session, iteration: int) -> CarryOver:
     def keep(carried: Sequence[Trajectory]) -> None:
         carried_by_all_ranks = gather_trajectories_on_first(session.ranks, "carried answers", carried)
         if session.ranks.is_first:
-            write_trajectories(session.directory.iteration(iteration) / CARRIED_ANSWERS, carried_by_all_ranks)
+            folder = session.directory.iteration_folder(iteration)
+            write_trajectories(folder / CARRIED_ANSWERS, carried_by_all_ranks)
 
     return CarryOver(answers, keep)
 

@@ -110,7 +110,7 @@ def begin_or_resume(
     if changed_keys or bit_changes or input_changes or changed_files or earlier_inputs is None:
         manifest.setdefault("continued", []).append(
             {
-                "after": directory.resumable() or 0,
+                "after": directory.newest_resumable() or 0,
                 "config": config_hash(plain),
                 "changed": {changed_key.name: str(changed_key) for changed_key in changed_keys},
                 "command": describe_command(),
@@ -163,10 +163,10 @@ def refuse_other_ranks(directory: ExperimentDirectory, ranks: int) -> None:
 
     Every ZeRO stage above 0 shards it. This is checked before anything in the folder is changed.
     """
-    newest = directory.resumable()
+    newest = directory.newest_resumable()
     if newest is None:
         return
-    state_folder = directory.checkpoint(newest) / "trainer" / "policy"
+    state_folder = directory.checkpoint_folder(newest) / "trainer" / "policy"
     n_shards = len(list(state_folder.glob(OPTIMISER_SHARDS)))  # 0 if the state is not sharded
     if n_shards not in (0, ranks):
         raise ValueError(
@@ -261,13 +261,13 @@ def _warn_of_changed_code(
     resumes with the corrected function.
     """
     files = ", ".join(changed_files.values())
-    done = directory.resumable() or 0
+    finished_iterations = directory.newest_resumable() or 0
     new_name = json.dumps(f"{config.experiment_name}_2", ensure_ascii=False)
     return (
         f"warning: your own code has changed since this run was last started: {files}. Iterations up to"
-        f" {done} were computed with the earlier code, and the following ones are computed with the present"
-        " code. Their rewards and metrics can't be compared with each other, nor this run with others. To"
-        " have one code in all iterations, put the earlier code back, or start a new run:"
+        f" {finished_iterations} were computed with the earlier code, and the following ones are computed"
+        " with the present code. Their rewards and metrics can't be compared with each other, nor this run"
+        " with others. To have one code in all iterations, put the earlier code back, or start a new run:"
         f" {override_option(('experiment_name',), new_name)}"
     )
 

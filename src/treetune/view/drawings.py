@@ -451,7 +451,7 @@ class SharedStep:
     thread: str = ""
     """The step's thread: ``1.2`` is the second thread of the first block, and ``1.2 1.1`` is the first thread
     of the first block within it. Empty outside of threads."""
-    earned: float | None = None
+    reward: float | None = None
     """The reward that the step itself earned, such as that of a turn; None if steps have no rewards."""
     continuations: Sequence[float | None] = ()
     """The rewards of the continuations from the state after the step."""
@@ -638,8 +638,8 @@ def _make_tooltip(step: SharedStep, group: Sequence[Episode], texts: Sequence[st
         facts.append(f"of its continuations {earned_by_each(step.continuations)}")
     if step.advantage is not None:
         facts.append(f"advantage {step.advantage:+.3f}")
-    if step.earned is not None:
-        facts.append(f"earned {step.earned:+.3g}")
+    if step.reward is not None:
+        facts.append(f"earned {step.reward:+.3g}")
     correct = sum(group[number].correct for number in step.answers)
     facts.append(f"{_count_text(len(step.answers), 'answer')}, {correct} correct")
     return " · ".join(facts)
@@ -681,7 +681,7 @@ def _new_step(episode: Episode, depth: int, begin: int, end: int, branch: Branch
 
     The step is the `depth`-th of the answer, counted from 1.
     """
-    value, earned = None, None
+    value, reward = None, None
     if not _is_threaded(episode):  # the stretches of threads are not the steps of credit
         # `values[i]` is the value of the state before the step i, counted from 0. So the value after the
         # `depth`-th step, counted from 1, is `values[depth]`.
@@ -693,7 +693,7 @@ def _new_step(episode: Episode, depth: int, begin: int, end: int, branch: Branch
             # The interval of the value is cut off at 0, and at 1 or the answer's reward if that is higher.
             value = Shown.of(values[depth], error, 0.0, max(1.0, episode.reward))
         if depth <= len(episode.step_rewards):
-            earned = episode.step_rewards[depth - 1]
+            reward = episode.step_rewards[depth - 1]
     mean_advantage = None
     if episode.advantages is not None:
         advantages = episode.advantages[begin:end][episode.trained[begin:end]]
@@ -705,7 +705,7 @@ def _new_step(episode: Episode, depth: int, begin: int, end: int, branch: Branch
         value,
         mean_advantage,
         thread=" ".join(f"{block + 1}.{thread + 1}" for block, thread in branch),
-        earned=earned,
+        reward=reward,
         continuations=episode.continuations.get(end, ()),
     )
 

@@ -199,7 +199,7 @@ def read_experiment(path: Path) -> StoredExperiment:
         )
     # Results of analyses are read here only to name damaged ones in `missing_facts`.
     for label in directory.analyses():
-        folder = directory.analysis(label)
+        folder = directory.analysis_folder(label)
         read(str((folder / RESULT).relative_to(path)), functools.partial(read_result, folder))
     if (path / TOKENS).is_file():
         read(TOKENS, lambda: verify_once(path / TOKENS, "a resumed run writes it again"))
@@ -281,9 +281,9 @@ class RunProgress:
     why: str
     """The reason why the run stopped or waits, or the last message in the log of a running one; empty if it
     is finished."""
-    done: int
+    finished_iterations: int
     """The number of finished iterations."""
-    planned: int | None
+    planned_iterations: int | None
     """The number of iterations in all; None if it is unknown."""
     seconds_left: float | None
     """The estimated seconds until the last iteration is finished; None if the run isn't running, or has no
@@ -301,7 +301,8 @@ class RunProgress:
 
 def status_of(experiment: StoredExperiment) -> RunProgress:
     """Returns an experiment's status, computed from the experiment as it was read and the end of its log."""
-    n_done, planned, parts = len(experiment.metrics), experiment.expected_iterations, experiment.method
+    finished_iterations, planned_iterations = len(experiment.metrics), experiment.expected_iterations
+    parts = experiment.method
     log = _read_end_of_log(experiment.directory.run_log)
     # Parts of a progress message are separated by two spaces, which a page shows as one.
     messages = [match[1].replace("  ", " · ") for line in log if (match := _LOG_MESSAGE.match(line))]
@@ -309,7 +310,7 @@ def status_of(experiment: StoredExperiment) -> RunProgress:
     if experiment.running:
         state = "running"
         why = messages[-1] if messages else ""
-    elif planned is not None and n_done >= planned:
+    elif planned_iterations is not None and finished_iterations >= planned_iterations:
         state, why = "finished", ""
     elif not experiment.directory.has_work():
         state, why = "waiting", "nothing was sampled or trained yet"
@@ -331,8 +332,8 @@ def status_of(experiment: StoredExperiment) -> RunProgress:
     return RunProgress(
         state=state,
         why=why,
-        done=n_done,
-        planned=planned,
+        finished_iterations=finished_iterations,
+        planned_iterations=planned_iterations,
         seconds_left=_seconds_left(experiment),
         wall_time=experiment.metrics[-1].get("wall_time") if experiment.metrics else None,
         method=" · ".join(parts[key] for key in ("credit", "objective") if key in parts),
@@ -345,17 +346,20 @@ def status_of(experiment: StoredExperiment) -> RunProgress:
 def _seconds_left(experiment: StoredExperiment) -> float | None:
     """Returns the estimated seconds until a running experiment has finished; None if they can't be
     estimated."""
-    done, planned = len(experiment.metrics), experiment.expected_iterations
+    finished_iterations, planned_iterations = len(experiment.metrics), experiment.expected_iterations
     recent = [
         row["seconds/total"] for row in experiment.metrics[-RECENT_ITERATIONS:] if "seconds/total" in row
     ]
-    if not experiment.running or planned is None or done >= planned or not recent:
+    if not experiment.running or planned_iterations is None or not recent:
+        return None
+    iterations_left = planned_iterations - finished_iterations
+    if iterations_left <= 0:
         return None
     seconds_each = sum(recent) / len(recent)
     # The time since the last iteration ended was spent on the present iteration, so it is subtracted, but not
     # more of it than an iteration takes.
     seconds_since_last = max(0.0, time.time() - experiment.metrics[-1].get("wall_time", time.time()))
-    return max(0.0, (planned - done) * seconds_each - min(seconds_since_last, seconds_each))
+    return max(0.0, iterations_left * seconds_each - min(seconds_since_last, seconds_each))
 
 
 def _why_stopped(experiment: StoredExperiment, log: list[str], messages: list[str]) -> str:

@@ -123,7 +123,8 @@ def _format_state(status: RunProgress) -> Text:
 
 
 def _format_progress(status: RunProgress) -> str:
-    return f"{status.done}/{status.planned if status.planned is not None else '?'}"
+    planned_iterations = "?" if status.planned_iterations is None else status.planned_iterations
+    return f"{status.finished_iterations}/{planned_iterations}"
 
 
 def _format_accuracy(accuracy: Accuracy, *, bounds: bool = True) -> str:

@@ -91,7 +91,7 @@ class CreditService(AbstractContextManager["CreditService"]):
         """
         import treetune.parts  # noqa: F401  # a configuration may name any part
 
-        unknown = [name for name in settings.credits if name not in Credit.registered()]
+        unknown = [name for name in settings.credits if name not in Credit.parts_by_name()]
         if unknown:
             raise ValueError(f"there is no credit {unknown[0]!r}: `treetune parts credit` lists them")
         self._settings = settings

@@ -34,7 +34,7 @@ from treetune.credit.literature.self_distillation import SelfDistillation
 from treetune.credit.states.by_tokens import LowProbability
 from treetune.credit.states.one_line import StepBoundaries
 from treetune.engine.requests import SamplingParams
-from treetune.findings import findings, placed_parts
+from treetune.findings import collect_findings, placed_parts
 from treetune.rollouts.unavailable import least_answers
 from treetune.tasks.base import Task
 
@@ -224,7 +224,7 @@ def check_answers(
     # has substitutes for the rollout, the engine and the trainer.
     rollout = AnswersElsewhere(sampling, smallest_size, has_turns)
     root = CallOfLibrary(rollout, ScoringEngine(), credit, OtherTrainer(), task, context_length)
-    for _, finding in findings(root):
+    for _, finding in collect_findings(root):
         if finding.level == "warning":
             continue
         # The remedy of an unmet need may name another rollout, and a user of the library can't choose one.

@@ -164,7 +164,7 @@ class _Shard:
                 self._submit_answer(answer)
             if questions:  # without questions, no server needs to be started
                 shard = AskingShard(self._shard, self._folder, pipeline.seed)
-                with pipeline.policy.opened(pipeline.answers.params, shard) as ask:
+                with pipeline.policy.open(pipeline.answers.params, shard) as ask:
                     ask(questions, self._keep_answer)
             while self._waiting:
                 self._wait_for_one()

@@ -52,7 +52,7 @@ class KeepWhere(Rule):
             try:
                 stays = evaluate_expression(self.where, row.row)
             except MissingField as error:
-                raise ValueError(f"{row.place}: {error}") from error
+                raise ValueError(f"{row.location}: {error}") from error
             if not stays:
                 dropped[row.number] = f"not {self.where}"
         return Verdict(dropped)
@@ -263,7 +263,7 @@ class PassRates(Rule):
                     why = f"no rate of the {model} model{missing_from}"
                     if self.missing == "stop":
                         raise ValueError(
-                            f"{row.place} has {why}: estimate its difficulty, or say with missing whether"
+                            f"{row.location} has {why}: estimate its difficulty, or say with missing whether"
                             " such rows stay ('keep') or go ('drop')"
                         )
                     if self.missing == "drop":

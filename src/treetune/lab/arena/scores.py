@@ -107,7 +107,7 @@ def methods_of(module: str) -> dict[str, ScoredMethod]:
     full_name = importlib.import_module(module).__name__
     methods = {}
     # `part` is a class of this module, or of any other module that has been imported.
-    for name, part in [*Credit.registered().items(), *ValueEstimator.registered().items()]:
+    for name, part in [*Credit.parts_by_name().items(), *ValueEstimator.parts_by_name().items()]:
         if not f"{part.__module__}.".startswith(f"{full_name}."):  # of another module
             continue
         if issubclass(part, Credit):
