@@ -588,6 +588,21 @@ class _BlockCache:
         return torch.cat([earlier_keys, keys], dim=2), torch.cat([earlier_values, values], dim=2)
 
 
+def _group_by_prefix(tokens_of_prompt: Mapping[bytes, TokenIds], start: int) -> dict[bytes, list[bytes]]:
+    """Returns the prompts that have a block from `start` on, grouped by their tokens up to the block's end.
+
+    The key of a group is the bytes of these tokens, in which all prompts of the group are alike. A prompt
+    without tokens has an empty first block.
+    """
+    prompts_of_prefix: dict[bytes, list[bytes]] = {}
+    for prompt, ids in tokens_of_prompt.items():
+        has_block = start < max(len(ids), 1)
+        if has_block:
+            prefix = ids[: start + BLOCK_TOKENS].tobytes()
+            prompts_of_prefix.setdefault(prefix, []).append(prompt)
+    return prompts_of_prefix
+
+
 class _PromptBlocks:
     """Computes keys and values of prompts block by block, and stores them for prompts that begin alike, such
     as those of an answer's continuations.
@@ -621,12 +636,7 @@ class _PromptBlocks:
         longest = max((len(ids) for ids in tokens_of_prompt.values()), default=0)
         # A prompt of one token has an empty block, from which `_RowBatch` takes the shape of its cache.
         for start in range(0, max(longest, 1), BLOCK_TOKENS):
-            # The prompts that are alike up to the end of this block, by the tokens up to there.
-            prompts_of_prefix: dict[bytes, list[bytes]] = {}
-            for prompt, ids in tokens_of_prompt.items():
-                has_block = start < max(len(ids), 1)
-                if has_block:
-                    prompts_of_prefix.setdefault(ids[: start + BLOCK_TOKENS].tobytes(), []).append(prompt)
+            prompts_of_prefix = _group_by_prefix(tokens_of_prompt, start)
             missing = [prefix for prefix in prompts_of_prefix if prefix not in self._stored]
             for first in range(0, len(missing), MOST_PREFILL_ROWS):
                 prefixes = missing[first : first + MOST_PREFILL_ROWS]

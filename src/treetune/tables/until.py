@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import Literal
 
 from treetune.tables.measure import read_seed_result
-from treetune.tables.runs import STATES_TO_DO, TableRuns, add_seeds, needed_run_keys
-from treetune.tables.settings import Until
+from treetune.tables.runs import STATES_TO_DO, PlannedRun, TableRuns, add_seeds, needed_run_keys
+from treetune.tables.settings import MeasuredColumn, MethodRow, Until
 from treetune.tables.statistics import MeanWithInterval
 
 Reason = Literal["narrow", "loses", "at_most", "lacking", "more"]
@@ -100,34 +100,48 @@ def _judge_difference(plan: TableRuns, until: Until, row: str, other_row: str) -
     for count, seed in enumerate(table.seeds[:most_seeds], start=1):
         if any(not _is_planned(plan, name, seed) for name in names):
             return verdict(count - 1, "more", seed)
-        # `settings` refuses a table in which one of the rows has no experiment here.
-        row_experiment, other_experiment = names
-        run, other_run = plan.run(row_experiment, seed), plan.run(other_experiment, seed)
-        runs = (run, other_run)
-        try:
-            value = read_seed_result(plan, run, rows_by_name[row], table.judged_column).value
-            other_value = read_seed_result(
-                plan, other_run, rows_by_name[other_row], table.judged_column
-            ).value
-        except ValueError:  # one of the runs has no result, or none yet
+        runs = [plan.run(name, seed) for name in names]
+        difference = _read_difference(plan, rows_by_name[row], rows_by_name[other_row], runs)
+        if difference is None:
             is_to_come = any(plan.statuses[run.key].state in (*STATES_TO_DO, "running") for run in runs)
-            if is_to_come:
-                # No next seed is asked for, since this one is planned already.
-                return verdict(count - 1, "more")
-            return verdict(count, "lacking")
-        differences.append(value - other_value)
+            # No next seed is asked for while a result is to come, since this one is planned already.
+            return verdict(count - 1, "more") if is_to_come else verdict(count, "lacking")
+        differences.append(difference)
         sequence = until.sequence(differences, table.level)
         if count >= fewest_seeds and sequence.half_width is not None:
             if sequence.half_width <= until.difference:
                 return verdict(count, "narrow")
-            # The better direction of the column's number, or "neither".
-            improves = table.judged_column.improves
-            is_worse = (improves == "higher" and sequence.mean < 0) or (
-                improves == "lower" and sequence.mean > 0
-            )
-            if until.stop_losers and sequence.excludes_zero and is_worse:
+            if until.stop_losers and _is_worse(sequence, table.judged_column):
                 return verdict(count, "loses")
     return verdict(most_seeds, "at_most")
+
+
+def _read_difference(
+    plan: TableRuns, row: MethodRow, other_row: MethodRow, runs: Sequence[PlannedRun]
+) -> float | None:
+    """Returns the difference of two rows with one seed; None if one of their runs has no result, or none yet.
+
+    `runs` has the two rows' runs with the seed.
+    """
+    # `settings` refuses a table in which one of the rows has no experiment here.
+    run, other_run = runs
+    column = plan.table.judged_column
+    try:
+        value = read_seed_result(plan, run, row, column).value
+        other_value = read_seed_result(plan, other_run, other_row, column).value
+    except ValueError:
+        return None
+    return value - other_value
+
+
+def _is_worse(difference: MeanWithInterval, column: MeasuredColumn) -> bool:
+    """Returns whether a difference shows that the row is worse than the other one."""
+    if not difference.excludes_zero:
+        return False
+    # The better direction of the column's number, or "neither".
+    if column.improves == "higher":
+        return difference.mean < 0
+    return column.improves == "lower" and difference.mean > 0
 
 
 def _is_planned(plan: TableRuns, name: str, seed: int) -> bool:

@@ -537,10 +537,7 @@ def run_arena(
         # `seconds` of CPU time, for each method.
         scores_of_language |= score_methods(language, methods_to_score, seed, most_problems, seconds=5.0)
         for name in methods:
-            score = scores_of_language[name]
-            numbers = f"gain {with_interval(score['gain']):24} cost {score['cost']:7.2f}"
-            say(f"{language_name:16} {name:30} {numbers}  per token {with_interval(score['gain_per_token'])}")
-            say(f"{'':47} finds the decisive step {with_interval(score['decisive'])}")
+            _print_score(language_name, name, scores_of_language[name])
         if scores_file is not None:  # after each language, so that a kill loses the scores of only one
             scores_file.parent.mkdir(parents=True, exist_ok=True)
             write_json(scores_file, {"seed": seed, "problems": most_problems, "scores": scores_by_language})
@@ -554,8 +551,20 @@ def run_arena(
             command.append(f"--methods {shlex.join(names)}")
         if list(scores_by_language) != list(LANGUAGES):
             command.append(f"--languages {shlex.join(scores_by_language)}")
-        # These methods use a critic or exact values, whose cost in tokens is not counted.
-        with_critic = [name for name, method in methods.items() if method.credit.needs_critic]
-        not_recommended = [TRUE_ADVANTAGES, HINDSIGHT_RATIO, *with_critic]
-        write_page(output, scores_by_language, " ".join(command), not_recommended)
-        write_steps_page(output, scores_by_language, " ".join(command))
+        _write_pages(output, scores_by_language, " ".join(command), methods)
+
+
+def _print_score(language_name: str, name: str, score: Mapping[str, Any]) -> None:
+    numbers = f"gain {with_interval(score['gain']):24} cost {score['cost']:7.2f}"
+    say(f"{language_name:16} {name:30} {numbers}  per token {with_interval(score['gain_per_token'])}")
+    say(f"{'':47} finds the decisive step {with_interval(score['decisive'])}")
+
+
+def _write_pages(
+    output: Path, scores_by_language: dict[str, Any], command: str, methods: Mapping[str, ScoredMethod]
+) -> None:
+    # These methods use a critic or exact values, whose cost in tokens is not counted.
+    with_critic = [name for name, method in methods.items() if method.credit.needs_critic]
+    not_recommended = [TRUE_ADVANTAGES, HINDSIGHT_RATIO, *with_critic]
+    write_page(output, scores_by_language, command, not_recommended)
+    write_steps_page(output, scores_by_language, command)
