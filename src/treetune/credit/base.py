@@ -111,7 +111,7 @@ class Credit(Registrable):
 
         The expectation is over the answers that the context's rollout samples to the context's problems. A
         credit overrides this, or has the attribute ``unbiased = True``. A credit that does neither counts as
-        biased: a comparison then measures its bias.
+        biased: where credits are compared with exact advantages (`treetune arena`), its bias is measured.
         """
         return bool(getattr(self, "unbiased", False))
 
@@ -140,8 +140,9 @@ class Credit(Registrable):
     def scores_texts(self) -> bool:
         """True where `assign` asks the engine for the log-probs of given texts (`Engine.score`): where the
         credit or a part of it needs `TextScores`."""
-        # `placed_parts` yields only dataclasses. A credit need not be one, so its needs are added here.
         needs = list(self.needs)
+        # Adds the needs of the parts within this credit. If the credit is a dataclass, `placed_parts` yields
+        # it as well. Its needs are then listed twice, which doesn't change the result.
         for placed in placed_parts(self):
             if isinstance(placed.part, Part):  # other dataclasses need nothing
                 needs += placed.part.needs
@@ -243,9 +244,9 @@ class GroupCredit(Credit):
 
 
 def _describe_wrong_count(returned: Any, expected_count: int) -> str | None:
-    """Describes a return value that does not have `expected_count` items, such as "None" or "2 values".
+    """Returns a description of a return value that does not have `expected_count` items; None if it has.
 
-    Returns None if it has `expected_count` items.
+    Example: with `expected_count` 3, ``[0.5, 1.0]`` is described as ``"2 values"``, and None as ``"None"``.
     """
     try:
         count = len(returned)

@@ -223,4 +223,4 @@ def squared_value_loss(
     clipped_squared_errors_N = (clipped_values_N - returns_N).square()
     clipped_share = (weights_N * (clipped_squared_errors_N > squared_errors_N)).sum()
     larger_N = squared_errors_N.maximum(clipped_squared_errors_N)
-    return 0.5 * (weights_N * larger_N).sum(), clipped_share.detach()
+    return 0.5 * (weights_N * larger_N).sum(), clipped_share

@@ -41,7 +41,8 @@ class Distillation(GroupCredit):
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        # The KL penalty in rewards or advantages. It is None if the KL is a term of the loss.
+        # The KL penalty in rewards or in advantages. The trainer subtracts either from the advantages. It
+        # is None if there is no KL, or if the KL is a term of the loss.
         penalty = experiment.trainer.objective.kl_penalty
         if penalty is None or penalty.estimator != "k1":
             difference = "has no KL penalty there"

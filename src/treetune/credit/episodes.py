@@ -72,7 +72,7 @@ def make_episode(
         step_values=None if step_values is None else tuple(step_values),
         step_errors=None if step_errors is None else tuple(step_errors),
         text=trajectory.text,
-        stretches=_list_stretches(trajectory.segments),  # of an answer with threads
+        stretches=_list_stretches(trajectory.segments),  # empty if the answer has no parallel threads
         step_rewards=trajectory.step_rewards,
         domain=trajectory.problem.domain,
     )
@@ -99,10 +99,13 @@ def _behaviour_logprobs(trajectory: Trajectory) -> Column | None:
 
 
 def _list_stretches(segments: Sequence[Segment]) -> tuple[SegmentSpan, ...]:
-    """Returns, for each segment, its end in the response and its thread; an empty tuple for answers without
-    threads."""
+    """Returns for each segment its end in the response, and its thread (`branch`).
+
+    Threads are parts of an answer that were sampled in parallel, and didn't see each other. For an answer
+    without threads, which is sampled from left to right, returns an empty tuple.
+    """
     if not any(segment.branch for segment in segments):
-        return ()  # `Episode.stretches` is empty where each token was sampled after all tokens before it
+        return ()
     ends = itertools.accumulate(len(segment.token_ids) for segment in segments)
     return tuple(SegmentSpan(end, segment.branch) for end, segment in zip(ends, segments, strict=True))
 
@@ -139,7 +142,7 @@ def advantage_metrics(context: RolloutContext, episodes: Sequence[Episode]) -> M
     # Neighbouring tokens usually have the same advantage, since all tokens of a step do. Ranks exchange runs
     # of equal advantages with their lengths, not single tokens, so that the message stays small.
     local_advantages: list[float] = []
-    local_lengths: list[float] = []
+    local_lengths: list[int] = []
     for episode in episodes:
         assert episode.advantages is not None
         trained = episode.advantages[episode.trained]

@@ -106,7 +106,7 @@ def with_teacher_prompts(
     for tree in trees:
         for leaf, answer in enumerate(tree.leaves):
             prompts[answer.id] = prompt.ids_of_answer(context.codec, tree, leaf)
-    with_prompts = []
+    rows = []
     without_context = 0
     for episode in episodes:
         prompt_ids = prompts[episode.trajectory]
@@ -115,13 +115,13 @@ def with_teacher_prompts(
             and len(prompt_ids) + len(episode.response_ids) <= context.settings.context_length
         )
         if fits:
-            with_prompts.append(replace(episode, teacher_prompt_ids=prompt_ids))
+            rows.append(replace(episode, teacher_prompt_ids=prompt_ids))
         else:
-            with_prompts.append(episode)
+            rows.append(episode)
             without_context += 1
-    counts_by_rank = context.ranks.exchange("teacher's prompts", (without_context, len(with_prompts)))
-    rows_of_ranks = sum(count for _, count in counts_by_rank)
-    if not rows_of_ranks:
-        return with_prompts, {}
-    share_without_context = sum(count for count, _ in counts_by_rank) / rows_of_ranks
-    return with_prompts, {"credit/without_context": share_without_context}
+    counts_by_rank = context.ranks.exchange("teacher's prompts", (without_context, len(rows)))
+    rows_of_all_ranks = sum(row_count for _, row_count in counts_by_rank)
+    if not rows_of_all_ranks:
+        return rows, {}
+    without_context_of_all_ranks = sum(without_count for without_count, _ in counts_by_rank)
+    return rows, {"credit/without_context": without_context_of_all_ranks / rows_of_all_ranks}

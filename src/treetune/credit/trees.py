@@ -120,31 +120,36 @@ class TreeCredit(Credit):
             )
 
     def _make_episodes(self, context: RolloutContext, tree: Tree) -> list[Episode]:
-        """Returns the training rows of a tree's answers. A step is a node, or a turn within one."""
+        """Returns the training rows of a tree's answers.
+
+        A node holds the tokens from one branching to the next. A step of a row is a node, or a turn within a
+        node.
+        """
         sharing = Sharing.of(tree)
         values, advantages = self._compute_values_and_advantages(sharing, tree.leaves)
         episodes = []
         for index, (leaf, path) in enumerate(zip(tree.leaves, sharing.paths, strict=True)):
             steps = _steps_of_nodes(leaf, [sharing.lengths[node] for node in path])
-            step_advantages = [advantages[index][step.node] for step in steps]
+            step_advantages = [advantages[index][step.node_index] for step in steps]
             values_before_steps = []
             for step in steps:
-                # `path[step.node]` is the step's node. `values` has the value of the state after each node,
-                # and under `ROOT` that of the prompt.
-                if not step.begins_node:
+                # `values` has the value of the state after each node, and under `ROOT` that of the prompt.
+                node = path[step.node_index]
+                previous_node = path[step.node_index - 1] if step.node_index > 0 else ROOT
+                if step.begins_node:
+                    values_before_steps.append(values[previous_node])
+                else:
                     # Within a node nothing branches, so its value is the best estimate for the states in it.
-                    values_before_steps.append(values[path[step.node]])
-                elif step.node == 0:
-                    values_before_steps.append(values[ROOT])
-                else:  # the state after the node before
-                    values_before_steps.append(values[path[step.node - 1]])
+                    values_before_steps.append(values[node])
             cut_into_steps = replace(leaf, step_ends=tuple(step.end for step in steps))
             episode = make_episode(context, cut_into_steps, step_advantages, values_before_steps)
             # With "each", every answer trains all of its nodes. Otherwise a shared node is trained only in
-            # the first answer that has it, and its advantages are multiplied by its scale.
-            if self.weight != "each":
-                scales = [1.0] * len(path) if self.weight == "once" else None  # None: by `Sharing.reach`
-                episode = sharing.trained_once(index, episode, scales)
+            # the first answer that has it.
+            if self.weight == "once":
+                episode = sharing.trained_once(index, episode, scales=[1.0] * len(path))
+            elif self.weight == "reach":
+                # Without `scales`, the advantages of each node are multiplied by its `Sharing.reach`.
+                episode = sharing.trained_once(index, episode)
             episodes.append(episode)
         return episodes
 
@@ -166,8 +171,8 @@ class TreeCredit(Credit):
             advantages = []
             for reward, path in zip(rewards, sharing.paths, strict=True):
                 # The answer is compared within several groups: all answers, and the answers below each node
-                # that it shares with others. It shares no last node. It may also have an earlier node alone,
-                # if the other answers below that node could not be graded.
+                # that it shares with others. The last node of a path is never shared. An earlier node isn't
+                # shared either if the other answers below it could not be graded.
                 shared_nodes = [node for node in path[:-1] if len(sharing.below[node]) > 1]
                 baselines = [values[group] for group in (ROOT, *shared_nodes)]
                 advantage = mean([reward - baseline for baseline in baselines])
@@ -194,12 +199,12 @@ class _Step(NamedTuple):
     """A step of an answer of a tree.
 
     Example: an answer has two nodes of 4 and 6 tokens, of which the second consists of two turns that end
-    after 7 and 10 tokens: ``_Step(4, node=0), _Step(7, node=1), _Step(10, node=1, begins_node=False)``.
+    after 7 and 10 tokens: ``_Step(4, 0), _Step(7, 1), _Step(10, 1, begins_node=False)``.
     """
 
     end: int
     """The number of response tokens up to the end of the step."""
-    node: int
+    node_index: int
     """The index of the step's node among the answer's nodes."""
     begins_node: bool = True
     """Whether this is the first step of its node."""
@@ -217,13 +222,14 @@ def _steps_of_nodes(answer: Trajectory, lengths: Sequence[int]) -> list[_Step]:
     has_turns = len(answer.segments) > len(lengths)
     steps: list[_Step] = []
     start = 0
-    for node, end in enumerate(accumulate(lengths)):
+    for node_index, end in enumerate(accumulate(lengths)):
         ends_within_node: list[int] = []
         if has_turns:
             ends_within_node = [turn_end for turn_end in answer.step_ends if start < turn_end < end]
+        begins_node = True
         for step_end in [*ends_within_node, end]:
-            begins_node = not steps or steps[-1].node != node
-            steps.append(_Step(step_end, node, begins_node))
+            steps.append(_Step(step_end, node_index, begins_node))
+            begins_node = False
         start = end
     return steps
 
@@ -238,11 +244,12 @@ def branch_values(sharing: Sharing, rewards: Sequence[float]) -> dict[int, float
     """Returns V of the prompt and of each node: the mean of V over the nodes that follow it. For a node that
     ends an answer, V is the answer's reward."""
     values: dict[int, float] = {}
+    answers_below = sharing.below  # for each node, the indices of the answers below it
     # A node has a larger number than its parent, so from the largest number down, children come first.
-    for node in (*sorted(sharing.below, reverse=True), ROOT):
+    for node in (*sorted(answers_below, reverse=True), ROOT):
         children = sharing.children.get(node)
         if children is None:
-            answer = sharing.below[node][0]  # a node without children is the end of one answer
+            answer = answers_below[node][0]  # a node without children is the end of one answer
             values[node] = rewards[answer]
         else:
             values[node] = _mean([values[child] for child in children])
@@ -272,9 +279,9 @@ def _leave_one_out(
     """
     values = branch_values(sharing, rewards)
     baselines: dict[int, float] = {}
-    # In the order of their numbers, parents come before their children, which use the parent's baseline.
-    for parent in (ROOT, *sorted(sharing.below)):
-        siblings = sharing.children.get(parent, ())
+    # Children use their parent's baseline. In the order of their numbers, parents come before their children,
+    # and the prompt (`ROOT`, −1) comes first.
+    for parent, siblings in sorted(sharing.children.items()):
         for node in siblings:
             others = [values[sibling] for sibling in siblings if sibling != node]
             # The prompt has no baseline, so the nodes that follow it are compared only with their siblings.
@@ -297,19 +304,21 @@ def _intra_and_inter(sharing: Sharing, answers: Sequence[Trajectory]) -> list[fl
     """Returns the advantage of each answer: GRPO's within the answer's tree, plus GRPO's among all answers.
 
     In this function, a tree is an answer that was sampled from the prompt, with all answers that grew from
-    it. The number of the first one is the tree's number. An answer that branched off from it at the prompt
-    belongs to the tree as well, though it shares no response token with it.
+    it. The tree has the number (`sample`) of the answer that was sampled from the prompt. Even an answer that
+    branched off at the prompt itself belongs to the tree, though it shares no response token with the others.
     """
     tree_of_answer: dict[int, int] = {}
     tree_of_first_node: dict[int, int] = {}
     for answer, path in zip(answers, sharing.paths, strict=True):
-        number = answer.sample
-        if answer.fork is not None:
-            # The answer from which this one branched off is missing in `answers` if it could not be graded.
-            # The number of the missing answer then serves as the tree's number.
-            number = tree_of_answer.get(answer.fork.sample, answer.fork.sample)
+        if answer.fork is None:  # the answer was sampled from the prompt
+            tree = answer.sample
+        else:
+            # An answer that could not be graded is missing in `answers`. If the answer from which this one
+            # branched off is missing, its number serves as the tree's number.
+            earlier_answer = answer.fork.sample
+            tree = tree_of_answer.get(earlier_answer, earlier_answer)
         # Answers with the same first node are in one tree, even if the answer that connects them is missing.
-        tree_of_answer[answer.sample] = tree_of_first_node.setdefault(path[0], number)
+        tree_of_answer[answer.sample] = tree_of_first_node.setdefault(path[0], tree)
     indices_by_tree: dict[int, list[int]] = {}  # of the answers in `answers`
     for index, answer in enumerate(answers):
         indices_by_tree.setdefault(tree_of_answer[answer.sample], []).append(index)
@@ -325,7 +334,10 @@ def _intra_and_inter(sharing: Sharing, answers: Sequence[Trajectory]) -> list[fl
 
 
 def _global_and_local(sharing: Sharing, values: dict[int, float]) -> dict[int, float]:
-    """Returns TreeRL's g(n) + (g(n) − g(p)) of each node n that follows p.
+    """Returns TreeRL's advantage of each node n: g(n) + (g(n) − g(p)), where p is the node before n.
+
+    For an answer, take its reward minus the mean reward of all other answers. g(n) is the mean of this
+    difference over the l(n) answers below n, divided by √l(n). g of the prompt is 0.
 
     Args:
         sharing: The nodes of the tree.
@@ -334,13 +346,15 @@ def _global_and_local(sharing: Sharing, values: dict[int, float]) -> dict[int, f
     answer_count = len(sharing.paths)
     global_advantage = {ROOT: 0.0}  # g
     local_advantage: dict[int, float] = {}  # g(n) − g(p)
-    for parent in (ROOT, *sorted(sharing.below)):  # parents before their children
-        for node in sharing.children.get(parent, ()):
+    # Parents come before their children, and the prompt (`ROOT`, −1) comes first.
+    for parent, children in sorted(sharing.children.items()):
+        for node in children:
             # Of k answers, a reward minus the mean of the k − 1 others equals k / (k − 1) times the
             # difference of the reward and the mean of all k. The same holds if such differences are averaged
             # over several answers. With a single answer the difference is 0, whatever the factor is.
             above_others = (values[node] - values[ROOT]) * answer_count / max(1, answer_count - 1)
-            global_advantage[node] = above_others / math.sqrt(len(sharing.below[node]))
+            answers_below = sharing.below[node]
+            global_advantage[node] = above_others / math.sqrt(len(answers_below))
             local_advantage[node] = global_advantage[node] - global_advantage[parent]
             # As in TreeRL's code, a node with the same g as its parent takes the parent's g(n) − g(p). The
             # prompt has none, since nothing precedes it.

@@ -212,9 +212,9 @@ class MonteCarlo(ContinuingCredit):
         """Returns the mean reward of the prompt's continuations and of the other answers to the problem."""
         prompt = answer.states[0].state
         rewards_of_continuations = valuation.estimates[prompt].rewards
-        # `rewards_below` yields the rewards of the other answers that share at least `length` response tokens
-        # with this answer. All answers share the prompt, whose `length` is 0. So the numbers of shared tokens
-        # needn't be counted here, and may all be given as 0.
+        # `rewards_below` takes the other answers that share at least `length` response tokens with this one.
+        # For the prompt, `length` is 0, so all of them do. They needn't be compared: 0 stands for the number
+        # of tokens that two answers share.
         answers = len(answer.tree.leaves)
         shared_tokens = [[0] * answers for _ in range(answers)]
         rewards_of_siblings = rewards_below(answer.tree, shared_tokens, answer.leaf, length=0)
@@ -232,12 +232,14 @@ class MonteCarlo(ContinuingCredit):
         Args:
             context: The context of the credit phase.
             valuation: Has the rewards of the continuations, which are stored with the row.
-            answer: The answer and its states. With `max_states`, the last steps may have no state.
+            answer: The answer and its states; with `max_states`, only its first states.
             estimated_values: The value of each state of the answer; None where it is not known.
         """
         trajectory = answer.trajectory
         values = [None if value is None else value.value for value in estimated_values]
         baselines = [None if value is None else value.baseline_or_value for value in estimated_values]
+        # An infinite error marks a step without a value. For such a step, the training row repeats the value
+        # of the step before it (see `values_of_steps`).
         errors = [math.inf if value is None else math.sqrt(value.variance) for value in estimated_values]
 
         # With `max_states`, `estimated_values` has no entry for the states after the first `max_states`.
@@ -259,11 +261,11 @@ class MonteCarlo(ContinuingCredit):
         values_of_steps: list[float] = []
         for value in values:
             values_of_steps.append(values_of_steps[-1] if value is None else value)
-        # The training row may have more steps than the answer has states. With threads, for example, an
-        # injected segment is a step.
-        rows = self.states.step_rows(trajectory, advantages, values_of_steps, errors)
-        cut_at_states = replace(trajectory, step_ends=rows.ends)
-        episode = make_episode(context, cut_at_states, rows.advantages, rows.values, rows.errors)
+        # The steps of the training row. They may be more than the answer has states: with threads, for
+        # example, an injected segment is a step of the row.
+        steps = self.states.step_rows(trajectory, advantages, values_of_steps, errors)
+        cut_into_steps = replace(trajectory, step_ends=steps.ends)
+        episode = make_episode(context, cut_into_steps, steps.advantages, steps.values, steps.errors)
         if answer.tree.forked:
             # A token that several answers share was sampled once, and is trained in the first of them.
             episode = sharing_of(answer.tree).trained_once(answer.leaf, episode)
@@ -351,14 +353,15 @@ class MonteCarlo(ContinuingCredit):
         # Returns the usual and the largest total. An answer has `tokens` tokens on average, at most `limit`.
         if not self.values.continues:
             return 0, 0
-        # At most, there is a state before every token. `max_states` may be larger than that.
-        most_states = self.max_states or limit
+        most_states = limit  # at most, there is a state before every token
+        if self.max_states is not None:
+            most_states = min(self.max_states, limit)
         usual_states = min(most_states, self.states.usual_states(tokens))
         # The smallest and the largest number of continuations of a state. The usual total counts the smallest
         # for each state.
         least_samples, most_samples = self.values.budget(self.samples).bounds
         usual_continuations = round(answers * usual_states * least_samples)
-        most_continuations = answers * min(most_states, limit) * most_samples
+        most_continuations = answers * most_states * most_samples
         return usual_continuations, most_continuations
 
     @override
@@ -368,8 +371,8 @@ class MonteCarlo(ContinuingCredit):
         # `looks_back`: the position of a state depends only on the tokens before the state.
         if not self.values.unbiased or not self.states.looks_back(context.task):
             return False
-        if self.max_states is not None and self.behind_max_states != "one_step":
-            return False
+        if self.max_states is not None and self.behind_max_states == "no_advantage":
+            return False  # the steps after the last state get the advantage 0, whatever they change
         sampling = context.settings.sampling
         if not self.values.continues or sampling is None:
             return True  # without continuations, none can be sampled in another way than the answers
@@ -384,10 +387,9 @@ class MonteCarlo(ContinuingCredit):
     def early_continuations(self, context: RolloutContext) -> EarlyContinuations | None:
         """Returns what is continued while other answers are still sampled; None if nothing is."""
         # `first_states(n)` returns which of an answer's n states are continued whatever the other answers
-        # are. An estimator that has to see all answers before it chooses states returns none for any n.
-        # So n = 1, an answer whose only state is the prompt, tells the two kinds of estimators apart.
-        continues_early = bool(self.values.first_states(1))
-        if not (self.pipelined and continues_early and self.states.begins_early(context)):
+        # are. It returns none, for any n, if the estimator has to see all answers first.
+        needs_all_answers = not self.values.first_states(1)
+        if not self.pipelined or needs_all_answers or not self.states.begins_early(context):
             return None
         return EarlyContinuations(
             rule=self.states,
@@ -468,24 +470,25 @@ def _report_ungraded(
     """
     # `earned` has None for a continuation that could not be graded.
     ungraded = sum(estimate.earned.count(None) for estimate in estimates)
-    answers = sum(context.ranks.exchange("unvalued", unvalued_answers))
-    if not ungraded and not answers:
+    left_out = sum(context.ranks.exchange("unvalued", unvalued_answers))  # answers of all ranks
+    if not ungraded and not left_out:
         return {}
     if not ungraded:  # the estimator gave prompts no value for another reason
         context.log.say(
-            f"iteration {context.iteration + 1}: {answers} answers are left out, since their prompt has no"
+            f"iteration {context.iteration + 1}: {left_out} answers are left out, since their prompt has no"
             " value"
         )
-        return {"credit/unvalued": float(answers)}
+        return {"credit/unvalued": float(left_out)}
     total = sum(len(estimate.earned) for estimate in estimates)
     unknown_states = sum(not estimate.rewards for estimate in estimates)
+    # "Left out with their prompt's": an answer is left out if its prompt is among the states without a value.
     context.log.say(
         f"iteration {context.iteration + 1}: {ungraded} of {total} continuations could not be graded and"
-        f" don't count; {unknown_states} of {len(estimates)} states have no value, and {answers} answers are"
+        f" don't count; {unknown_states} of {len(estimates)} states have no value, and {left_out} answers are"
         " left out with their prompt's"
     )
     return {
         "credit/value_unavailable": float(ungraded),
         "credit/value_unknown": float(unknown_states),
-        "credit/unvalued": float(answers),
+        "credit/unvalued": float(left_out),
     }

@@ -160,7 +160,10 @@ class CountedSamples:
         self._requested = self._done = earlier_samples
 
     async def sample(self, request: Request) -> list[Completion]:
-        """Samples, and shows how many of the samples that were requested so far are there."""
+        """Samples what a request asks for, and returns it.
+
+        The log then shows how many samples have arrived, of all that were requested so far.
+        """
         self._requested += request.n
         completions = await self._engine.sample(request)
         self._done += request.n
@@ -200,8 +203,8 @@ class GrowingRollout(SampledRollout):
                 seed = derive_seed(context.seed, context.iteration, problem.id, self.seed_name, sample)
                 starts.append(Start(problem, prompts[problem.id], seed))
         answers = context.engine.run(self.answers(context, starts))
-        # `answers` gives each answer the number 0. The starts of a problem are `samples` neighbours, so the
-        # remainder is an answer's number among the answers to its problem.
+        # `self.answers` gives each answer the number 0. Here the answers to each problem are numbered: they
+        # are `samples` neighbours in the list.
         numbered = [replace(answer, sample=index % self.samples) for index, answer in enumerate(answers)]
         return measure_trees(context, trees_of(numbered))
 
@@ -272,7 +275,7 @@ def encode_prompt(
         ValueError: The prompt is empty, longer than `max_prompt_tokens`, or leaves no room for the response.
     """
     prompt_ids = context.codec.encode_prompt(problem)
-    # A chat template gives a prompt tokens even if the problem has no text.
+    # Counting tokens is not enough: a chat template adds some even to a problem without text.
     if not problem.prompt or not len(prompt_ids):
         raise ValueError(f"problem {problem.id!r} has an empty prompt")
     if max_prompt_tokens is not None and len(prompt_ids) > max_prompt_tokens:

@@ -71,8 +71,8 @@ class Rollout(Registrable):
         """Returns the JSON schemas of the tools that all prompts of a run offer through the model's chat
         template.
 
-        Returns none for a rollout without tools, or if the chat template is not used to call them. May start
-        the servers of tools, to ask them for their schemas.
+        Returns none for a rollout without tools, or if answers call the tools in another format than the chat
+        template's. May start the servers of tools, to ask them for their schemas.
         """
         return ()
 
@@ -145,9 +145,10 @@ class Shaping(Registrable):
     def assess(
         self, context: RolloutContext, trajectories: Sequence[Trajectory]
     ) -> tuple[list[float], Mapping[str, Sequence[float]]]:
-        """Returns the trajectories' bonuses (see `bonuses`), and the numbers whose names are in `measures`.
+        """Returns the trajectories' bonuses (see `bonuses`), and numbers that the shaping measures, by name.
 
-        Collective, and called once an iteration. The means of these numbers over all ranks become the metrics
+        Collective, and called once an iteration. A shaping that measures something overrides this, and lists
+        the names in `measures`. The mean of a name's values over all ranks becomes the metric
         ``<label>/<name>``. A rank may have any number of values under each name.
         """
         return self.bonuses(context, trajectories), {}

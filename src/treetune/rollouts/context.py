@@ -206,11 +206,13 @@ class BegunContinuations(Protocol):
     """The continuations that credit has sampled with each answer: `treetune.credit.states.early`."""
 
     def find(self, state_key: bytes, plan: object) -> Any:
-        """Returns the continuations that were begun from a state with this plan; None if none were.
+        """Returns what `StateRule.begin` returned for a state; None if it was not called with this plan.
+
+        The package `rollouts` must not import `credit`, so the types of credit are `object` and `Any` here.
 
         Args:
             state_key: The state's key (`AnswerPrefix.key`).
-            plan: How the state is continued (`ContinuationPlan`).
+            plan: How the state is continued: a `ContinuationPlan`.
         """
 
 
@@ -228,7 +230,10 @@ class EnvironmentPlayer(Protocol):
         seconds: float,
     ) -> Any:
         """Returns the object that plays the turns of an answer: a `Play`. `EnvironmentPool.begin` describes
-        the arguments."""
+        the arguments.
+
+        The package `rollouts` must not import `domains`, so the types of environments are `Any` here.
+        """
 
 
 class TurnStore(Protocol):

@@ -91,6 +91,7 @@ class Demonstrations(Rollout):
             yield from demonstration_format.check(texts, experiment.model.single_tokens())
         whole_texts = [problem.prompt + text for problem, text in zip(problems, texts, strict=True)]
         lengths = experiment.model.prompt_tokens(whole_texts)
+        # `>=` and not `>`: the context must also have room for the end token.
         if lengths and max(lengths) >= experiment.context_length and self.too_long == "stop":
             yield Finding(
                 f"prompt and demonstration have {max(lengths)} tokens and the end token in this task, and"
@@ -120,7 +121,7 @@ class Demonstrations(Rollout):
                 if self.too_long == "leave_out" and length > context.settings.context_length:
                     left_out += 1
                     continue
-                # Raises an error that names the problem if its prompt is too long, and `too_long` is "stop".
+                # Raises an error that names the problem if prompt and response don't fit into the context.
                 prompt_ids = encode_prompt(context, problem, len(response_ids))
                 text = context.codec.decode(response_ids)
                 answer = Trajectory(
@@ -133,15 +134,17 @@ class Demonstrations(Rollout):
                     grade=ASSUMED_RIGHT,
                     step_ends=_find_step_ends(context, problem, segments, text),
                 )
-                grade = context.grader.submit(text, problem) if self.graded else None
-                pending.append(_Pending(answer, grade))
+                future_grade = context.grader.submit(text, problem) if self.graded else None
+                pending.append(_Pending(answer, future_grade))
                 context.log.progress(len(pending), len(share) * self.samples)
 
         # All demonstrations have been submitted before this waits for the first grade, so that the grader's
         # processes work in parallel.
         answers = []
-        for answer, grade in pending:
-            answers.append(answer if grade is None else replace(answer, grade=grade.result()))
+        for answer, future_grade in pending:
+            if future_grade is not None:
+                answer = replace(answer, grade=future_grade.result())
+            answers.append(answer)
         trees, metrics = measure_trees(context, trees_of(answers))
         if self.too_long == "leave_out":
             left_out_by_rank = context.ranks.exchange("left-out", left_out)
@@ -153,7 +156,7 @@ class _Pending(NamedTuple):
     """A demonstration, and its future grade; None if demonstrations aren't graded."""
 
     answer: Trajectory
-    grade: Future[Grade] | None
+    future_grade: Future[Grade] | None
 
 
 class DemonstrationFormat:
@@ -195,7 +198,7 @@ _FORMATS: dict[str, DemonstrationFormat] = {}
 
 
 def _make_segments(codec: TextCodec, problem: Problem, text: str) -> tuple[Segment, ...]:
-    """Returns the segments of a demonstration: those of its format, or a single one if it is in none."""
+    """Returns the segments of a demonstration: those of its format, or a single one if it has none."""
     for demonstration_format in _FORMATS.values():
         segments = demonstration_format.segments(codec, problem, text)
         if segments is not None:

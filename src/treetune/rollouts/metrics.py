@@ -110,7 +110,8 @@ def _columns_of_problems(groups: Mapping[str, Sequence[Trajectory]]) -> dict[str
         if graded:  # without a graded answer, it isn't known whether the problem was solved
             columns["once_hit"].append(float(any(t.grade.correct for t in graded)))
         columns["unique"].append(len({t.text for t in group}) / len(group))
-        # Each problem adds a value, graded or not, since the column's length is the number of problems.
+        # A problem without graded answers adds a value, too: the length of this column is the metric
+        # ``episodes/problems``.
         columns["mixed"].append(float(len({t.score for t in graded}) > 1))
     return columns
 
@@ -205,8 +206,8 @@ def domain_advantages(episodes: Sequence[Episode]) -> Metrics:
             trained = episode.advantages[episode.trained]
             advantages.setdefault(episode.domain, []).append(trained)
     metrics: Metrics = {}
-    for domain, columns in sorted(advantages.items()):
-        values = np.concatenate(columns)
+    for domain, advantages_by_episode in sorted(advantages.items()):
+        values = np.concatenate(advantages_by_episode)
         metrics[f"{DOMAIN_PREFIX}{domain}/advantage_std"] = math.sqrt(float(values.var()))
         metrics[f"{DOMAIN_PREFIX}{domain}/advantage_zero"] = float((values == 0.0).mean())
     return metrics

@@ -101,6 +101,7 @@ class PartialAnswers(RolloutAround):
                 "rollout.stop",
                 "leave it out, and let an end token end answers",
             )
+        # With `groups`, something would be carried over even so: problems beyond this number wait.
         if self.tokens_per_iteration >= self.rollout.max_tokens and self.groups is None:
             yield Finding(
                 f"answers have {self.rollout.max_tokens} tokens at most and may have"
@@ -115,6 +116,7 @@ class PartialAnswers(RolloutAround):
                 "groups",
                 "lower it, or raise problems_per_iteration",
             )
+        # `Experiment` doesn't declare `problem_sampling`: a runtime may have no such setting.
         if getattr(experiment, "problem_sampling", None) == "epochs":
             yield Finding(
                 "problems in flight take the place of drawn problems, which are skipped, and problem_sampling"
@@ -132,13 +134,16 @@ class PartialAnswers(RolloutAround):
         for answer in carry_over.answers:
             in_flight.setdefault(answer.problem.id, {})[answer.sample] = answer
 
-        # Carried problems come first, and new ones take the places that are free.
-        free_places = max(0, len(problems) - len(in_flight))
-        new_problems = [problem for problem in problems if problem.id not in in_flight][:free_places]
+        # As many problems are in flight as the iteration has: the carried ones, and then new ones.
+        most_new = max(0, len(problems) - len(in_flight))
+        new_problems = [problem for problem in problems if problem.id not in in_flight][:most_new]
         for problem in new_problems:  # every rank checks all prompts, so that all stop if one is too long
             max_tokens = self._sampling_of_problem(context, problem).max_tokens
             encode_prompt(context, problem, max_tokens, self.max_prompt_tokens)
-        carried_problems = [next(iter(answers.values())).problem for answers in in_flight.values()]
+        carried_problems = []
+        for answers_of_problem in in_flight.values():
+            any_answer = next(iter(answers_of_problem.values()))
+            carried_problems.append(any_answer.problem)
         all_problems = carried_problems + new_problems
         groups = [
             _GroupInFlight(problem, in_flight.get(problem.id, {}))
@@ -189,12 +194,12 @@ class PartialAnswers(RolloutAround):
         return not any(self._remaining_tokens(context, answer) for answer in group.answers.values())
 
     def _sampling_of_problem(self, context: RolloutContext, problem: Problem) -> SamplingParams:
-        """Returns the task's sampling parameters.
+        """Returns the sampling parameters of answers to a problem, as the problem's task adjusts them.
 
         Raises:
-            ValueError: The task has its own stop strings.
+            ValueError: The task adds stop strings.
         """
-        assert self.sampling is not None
+        assert self.sampling is not None, "a rollout that samples has sampling parameters"
         sampling = task_of(context.task, problem).adjust_sampling(self.sampling)
         if sampling.stop:
             raise ValueError(
@@ -222,8 +227,8 @@ class PartialAnswers(RolloutAround):
         sampler = CountedSamples(context)  # samples, and shows in the run's log how many samples are there
 
         async def sample_all() -> list[_GroupInFlight]:
-            programs = [self._sample_group(context, group, sampling_round, sampler) for group in groups]
-            return await asyncio.gather(*programs)
+            coroutines = [self._sample_group(context, group, sampling_round, sampler) for group in groups]
+            return await asyncio.gather(*coroutines)
 
         return context.engine.run(sample_all())
 
@@ -266,8 +271,8 @@ class PartialAnswers(RolloutAround):
         problem, remaining_tokens = answer.problem, self._remaining_tokens(context, answer)
         request = Request(
             joined([answer.prompt_ids, answer.response_ids]),
-            # The engine draws sample i of a request with `seed + i`. Here each sample has a request of its
-            # own.
+            # The engine draws sample i of a request with `seed + i`. This request has only one sample, for
+            # which i is 0. So the answer's number is added here.
             seed=seed + answer.sample,
             n=1,
             sampling=self._sampling_of_iteration(context, problem, remaining_tokens),
@@ -310,6 +315,8 @@ class PartialAnswers(RolloutAround):
         has_ended = not self._remaining_tokens(context, answer)
         if not has_ended:
             return answer
+        # If the answer was cut off and `unfinished_reward` is set, its reward is decided, whatever its grade
+        # is. A grader that is a service is then not asked.
         decided = is_decided(answer.finish_reason, self.unfinished_reward)
         grade = await result_of(context.grader.submit(text, problem, decided=decided))
         return replace(

@@ -48,10 +48,12 @@ def list_column(rows: Sequence[Column | None], arrow_type: pa.ListType) -> pa.Li
     lengths = np.fromiter((0 if row is None else len(row) for row in rows), np.int64, len(rows))
     values = [row for row in rows if row is not None]
     flat = joined(values) if values else np.empty(0)
+    value_type = arrow_type.value_type
+    flat = flat.astype(value_type.to_pandas_dtype(), copy=False)
     missing = pa.array([row is None for row in rows]) if len(values) < len(rows) else None
     return pa.ListArray.from_arrays(
         pa.array(_offsets(lengths), pa.int32()),
-        pa.array(flat.astype(arrow_type.value_type.to_pandas_dtype(), copy=False), arrow_type.value_type),
+        pa.array(flat, value_type),
         type=arrow_type,
         mask=missing,
     )
@@ -242,13 +244,14 @@ def trajectory_schema(trajectories: Sequence[Trajectory]) -> pa.Schema:
     them.
     """
     text = pa.string()
-    problem: dict[str, pa.DataType] = {"id": text, "prompt": text, "gold": text, "data": text}
+    problem_fields: dict[str, pa.DataType] = {"id": text, "prompt": text, "gold": text, "data": text}
     problems = [trajectory.problem for trajectory in trajectories]
-    if any(row.domain for row in problems):
-        problem["domain"] = text
-    if any(row.messages or row.as_is for row in problems):
-        problem |= {"messages": pa.list_(pa.struct({"role": text, "content": text})), "as_is": pa.bool_()}
-    grade = {
+    if any(problem.domain for problem in problems):
+        problem_fields["domain"] = text
+    if any(problem.messages or problem.as_is for problem in problems):
+        problem_fields["messages"] = pa.list_(pa.struct({"role": text, "content": text}))
+        problem_fields["as_is"] = pa.bool_()
+    grade_fields = {
         "reward": pa.float64(),
         "outcome": text,
         "extracted": text,
@@ -256,7 +259,7 @@ def trajectory_schema(trajectories: Sequence[Trajectory]) -> pa.Schema:
         "message": text,
     }
     if any(trajectory.grade.numbers for trajectory in trajectories):
-        grade["numbers"] = pa.map_(text, pa.float64())
+        grade_fields["numbers"] = pa.map_(text, pa.float64())
     segments = list(itertools.chain.from_iterable(trajectory.segments for trajectory in trajectories))
     segment_fields = {
         "token_ids": IDS_TYPE,
@@ -270,13 +273,13 @@ def trajectory_schema(trajectories: Sequence[Trajectory]) -> pa.Schema:
         segment_fields["snapshot"] = pa.binary()
     schema = pa.schema(
         {
-            "problem": pa.struct(problem),
+            "problem": pa.struct(problem_fields),
             "sample": pa.int64(),
             "prompt_ids": IDS_TYPE,
             "segments": pa.list_(pa.struct(segment_fields)),
             "finish_reason": text,
             "text": text,
-            "grade": pa.struct(grade),
+            "grade": pa.struct(grade_fields),
             "step_ends": IDS_TYPE,
             "bonus": pa.float64(),
             "numbers": pa.map_(text, pa.float64()),
@@ -285,8 +288,8 @@ def trajectory_schema(trajectories: Sequence[Trajectory]) -> pa.Schema:
     if any(trajectory.step_rewards for trajectory in trajectories):
         schema = schema.append(pa.field("step_rewards", NUMBERS_TYPE))
     if any(trajectory.fork is not None for trajectory in trajectories):
-        fork = pa.struct({"sample": pa.int64(), "tokens": pa.int64()})
-        schema = schema.append(pa.field("fork", fork))
+        fork_type = pa.struct({"sample": pa.int64(), "tokens": pa.int64()})
+        schema = schema.append(pa.field("fork", fork_type))
     return schema
 
 
@@ -420,7 +423,7 @@ def _mark_tuples(value: Any) -> Any:
     """Returns the value with its tuples marked, so that `_restore_tuple` restores them.
 
     Raises:
-        TypeError: Keys of an object are not strings, or look like a mark.
+        TypeError: An object has a key that is not a string, or the key that marks a tuple.
     """
     if isinstance(value, dict):
         if _TUPLE_KEY in value or not all(isinstance(key, str) for key in value):

@@ -90,12 +90,12 @@ class CorrectOnly(Selection):
     @override
     def select(self, context: RolloutContext, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
         kept_by_group: Counter[str] = Counter()
-        capped_groups: set[str] = set()  # the groups with more episodes that score high enough than the bound
+        capped_groups: set[str] = set()  # groups that lost episodes because of `max_per_problem`
         kept_episodes = []
         for episode in episodes:
             if episode.score < self.reward_threshold:
                 continue
-            if kept_by_group[episode.group] == self.max_per_problem:  # False if there is no bound (None)
+            if self.max_per_problem is not None and kept_by_group[episode.group] == self.max_per_problem:
                 capped_groups.add(episode.group)
                 continue
             kept_by_group[episode.group] += 1
@@ -176,9 +176,10 @@ class PreferencePairs(Selection):
         answers_per_problem = answers // max(1, problems)
         # A problem has the most pairs if half of its answers are accepted.
         accepted = answers_per_problem // 2
-        pairs = accepted * (answers_per_problem - accepted)
-        bound = self.max_pairs_per_problem
-        return problems * (pairs if bound is None else min(pairs, bound))
+        most_pairs = accepted * (answers_per_problem - accepted)
+        if self.max_pairs_per_problem is not None:
+            most_pairs = min(most_pairs, self.max_pairs_per_problem)
+        return problems * most_pairs
 
     @override
     def select(self, context: RolloutContext, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
@@ -190,19 +191,19 @@ class PreferencePairs(Selection):
         for problem_id, group in groups.items():
             accepted = [episode for episode in group if episode.score >= self.reward_threshold]
             rejected = [episode for episode in group if episode.score < self.reward_threshold]
-            # Pair i * len(rejected) + j is of accepted answer i and rejected answer j.
-            pairs_of_group = len(accepted) * len(rejected)
-            numbers: Sequence[int] = range(pairs_of_group)
-            if self.max_pairs_per_problem is not None and pairs_of_group > self.max_pairs_per_problem:
+            n_pairs = len(accepted) * len(rejected)
+            # The number i * len(rejected) + j stands for the pair of accepted[i] and rejected[j].
+            kept_pairs: Sequence[int] = range(n_pairs)
+            if self.max_pairs_per_problem is not None and n_pairs > self.max_pairs_per_problem:
                 draw = derived_random(context.seed, context.iteration, problem_id, "pairs")
-                numbers = sorted(draw.sample(numbers, self.max_pairs_per_problem))
+                kept_pairs = sorted(draw.sample(kept_pairs, self.max_pairs_per_problem))
                 capped_groups += 1
-            for number in numbers:
-                accepted_index, rejected_index = divmod(number, len(rejected))
-                pair = len(rows) // 2
+            for number_in_group in kept_pairs:
+                accepted_index, rejected_index = divmod(number_in_group, len(rejected))
+                pair = len(rows) // 2  # the pair's number among the pairs of all groups
                 rows.append(replace(accepted[accepted_index], pair=pair, chosen=True))
                 rows.append(replace(rejected[rejected_index], pair=pair, chosen=False))
-            possible_pairs += pairs_of_group
+            possible_pairs += n_pairs
         # An answer may be in several pairs, and counts once.
         kept_episodes = list({row.trajectory: row for row in rows}.values())
         return rows, selection_metrics(episodes, kept_episodes) | {

@@ -36,16 +36,16 @@ def apply_shaping(
         return list(trees), {}
     trajectories = answers_of(trees)
     columns: dict[str, Sequence[float]] = {}
-    bonuses_of_answers: list[list[float]] = [[] for _ in trajectories]
+    bonuses_by_shaping: list[Sequence[float]] = []
     for shaping in shapings:
         bonuses, measures = shaping.assess(context, trajectories)
+        bonuses_by_shaping.append(bonuses)
         columns[f"shaping/{shaping.label}"] = bonuses
         for name, values in measures.items():
             columns[f"{shaping.label}/{name}"] = values
-        for bonuses_of_answer, bonus in zip(bonuses_of_answers, bonuses, strict=True):
-            bonuses_of_answer.append(bonus)
+    bonuses_by_answer = zip(*bonuses_by_shaping, strict=True)
     answers_with_bonuses = []
-    for trajectory, bonuses_of_answer in zip(trajectories, bonuses_of_answers, strict=True):
+    for trajectory, bonuses_of_answer in zip(trajectories, bonuses_by_answer, strict=True):
         answers_with_bonuses.append(replace(trajectory, bonus=math.fsum(bonuses_of_answer)))
     columns["episodes/reward"] = [trajectory.reward for trajectory in answers_with_bonuses]
     all_columns = pool_columns(context, "shaping-metrics", columns)
@@ -150,16 +150,16 @@ class OverlongPenalty(Shaping):
         sampling = experiment.rollout.sampling
         if sampling is None:
             return  # `needs` reports it
-        # A domain of a mixture may have fewer tokens than the rollout.
-        smallest = sampling.max_tokens
+        # The task may be a mixture of tasks (domains), which may set a lower `max_tokens` than the rollout.
+        lowest_limit = sampling.max_tokens
         for task in trained_parts_of(experiment.task):
-            smallest = min(smallest, task.adjust_sampling(sampling).max_tokens)
-        if self.cache > smallest:
+            lowest_limit = min(lowest_limit, task.adjust_sampling(sampling).max_tokens)
+        if self.cache > lowest_limit:
             limit_text = "the rollout's max_tokens is"
-            if smallest < sampling.max_tokens:
+            if lowest_limit < sampling.max_tokens:
                 limit_text = "the smallest max_tokens of a domain is"
             yield Finding(
-                f"the cache has {self.cache} tokens, and {limit_text} {smallest}: an answer of no token"
+                f"the cache has {self.cache} tokens, and {limit_text} {lowest_limit}: an answer of no token"
                 " would be punished",
                 "cache",
                 "make it smaller",
@@ -168,7 +168,7 @@ class OverlongPenalty(Shaping):
     @override
     def bonuses(self, context: RolloutContext, trajectories: Sequence[Trajectory]) -> list[float]:
         sampling = context.settings.sampling
-        assert sampling is not None, "`check` has seen that something is sampled"
+        assert sampling is not None, "`needs` asks for a rollout that samples"
         bonuses = []
         for trajectory in trajectories:
             max_tokens = task_of(context.task, trajectory.problem).adjust_sampling(sampling).max_tokens

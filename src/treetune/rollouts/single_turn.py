@@ -66,7 +66,7 @@ def sample_each_in_one_turn(
     rollout: SampledRollout, context: RolloutContext, problems: Sequence[Problem]
 ) -> tuple[list[Tree], Metrics]:
     """Returns the trees of this rank's share of the problems, and the metrics of all ranks. Each answer is
-    sampled by one request, without turns. Collective."""
+    sampled in one go, from the prompt to its end. Collective."""
     # Every rank encodes the prompts of all ranks here, only to check them. So a prompt that is too long stops
     # all ranks, and no rank waits for one that has stopped.
     rollout.encode_prompts(context, problems)
@@ -130,11 +130,11 @@ def sample_answers(
     announcer = Announcer(context, answers=len(requests) * samples)
 
     async def sample_trees() -> list[Tree]:
-        programs = (
+        coroutines = (
             _sample_tree(context, problem, request, unfinished_reward, announcer)
             for problem, request in zip(problems, requests, strict=True)
         )
-        return await asyncio.gather(*programs)
+        return await asyncio.gather(*coroutines)
 
     return context.engine.run(sample_trees())
 
@@ -147,8 +147,8 @@ async def _sample_tree(
     announcer: Announcer,
 ) -> Tree:
     """Samples and grades the answers that a problem's request asks for, and returns their tree."""
-    # The requests that are sent, by the number of their first sample: the given request, or one for each of
-    # its samples.
+    # The requests that are sent to the engine, by the number of their first sample: a single request for all
+    # samples, or a request for each sample.
     requests = {0: request}
     if context.answer_observer is not None:
         # An observer must get each answer as soon as it is sampled, but a request is answered when all of its
@@ -160,7 +160,7 @@ async def _sample_tree(
         assert context.engine is not None, "a rollout that samples needs an engine"
         completions = await context.engine.sample(sent_request)
         graded_answers = (
-            _grade_answer(context, problem, request, sample, completion, unfinished_reward, announcer)
+            _grade_answer(context, problem, sent_request, sample, completion, unfinished_reward, announcer)
             for sample, completion in enumerate(completions, first_sample)
         )
         return await asyncio.gather(*graded_answers)
@@ -206,16 +206,16 @@ async def _grade_answer(
 
 
 def adapt_to_fixed_problems(rollout: Rollout) -> Rollout:
-    """Returns the rollout that makes `samples` answers to each of fixed problems, as in evaluation.
+    """Returns a rollout that makes `samples` answers to each problem of a fixed list, as in evaluation.
 
-    A rollout may name this rollout itself (`rollout_for_fixed_problems`). Example: ``until_mixed`` draws
-    further problems, so it names the rollout inside it.
+    It is a `SingleTurn` with the settings of `rollout`, unless `rollout` has a `rollout_for_fixed_problems`.
+    Example: ``until_mixed`` draws further problems, so the rollout inside it answers the list.
     """
     if rollout.rollout_for_fixed_problems is not None:
         return rollout.rollout_for_fixed_problems
     sampling = rollout.sampling
     if sampling is None:
-        return rollout  # it doesn't sample
+        return rollout  # a rollout that samples nothing, such as `demonstrations`
     return SingleTurn(
         samples=rollout.samples,
         max_tokens=sampling.max_tokens,

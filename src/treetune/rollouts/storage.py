@@ -80,8 +80,8 @@ class StoredEpisodes(Collection[Episode]):
         with path.open("rb") as file:
             verify_stream(file, str(path), REMAKE_REMEDY)
             # Only the metadata is read here: the kind of the file, and the number of its rows.
-            with _open_rows(file, str(path), "episodes", REMAKE_REMEDY) as (_, self._count):
-                pass
+            with _open_rows(file, str(path), "episodes", REMAKE_REMEDY) as (_, count):
+                self._count = count
 
     @override
     def __len__(self) -> int:
@@ -177,8 +177,11 @@ def trajectories_from_bytes(data: bytes) -> list[Trajectory]:
 
 
 def answer_row(trajectory: Trajectory) -> dict[str, Any]:
-    """Returns an answer as a row of an evaluation's ``answers.jsonl``. The row has the keys ``domain``,
-    ``message`` and ``grade`` only if they have a value for this answer."""
+    """Returns an answer as a row of an evaluation's ``answers.jsonl``.
+
+    The row has ``domain`` and ``grade`` (the grader's numbers) only if they are not empty, and ``message``
+    only if the answer could not be graded.
+    """
     return {
         "problem": trajectory.problem.id,
         "sample": trajectory.sample,
@@ -193,7 +196,7 @@ def answer_row(trajectory: Trajectory) -> dict[str, Any]:
         "tokens": len(trajectory.response_ids),
         **({"message": trajectory.grade.message} if not trajectory.grade.is_known else {}),
         **({"grade": dict(trajectory.grade.numbers)} if trajectory.grade.numbers else {}),
-        **group_numbers(trajectory.numbers),
+        **group_numbers(trajectory.numbers),  # {"g/x": 1.0} -> {"g": {"x": 1.0}}
     }
 
 
@@ -237,15 +240,15 @@ def write_token_signals(path: Path, rows: Sequence[TokenSignals]) -> None:
 
     from treetune.rollouts.rows import list_column
 
-    numbers = pa.list_(pa.float32())
+    list_of_floats = pa.list_(pa.float32())
 
     def signal_columns(rows: Sequence[TokenSignals], schema: pa.Schema) -> list[pa.Array]:
         columns = [pa.array([row.trajectory for row in rows], pa.string())]
         for name in SIGNAL_NAMES:
-            columns.append(list_column([getattr(row, name) for row in rows], numbers))
+            columns.append(list_column([getattr(row, name) for row in rows], list_of_floats))
         return columns
 
-    schema = pa.schema({"trajectory": pa.string(), **dict.fromkeys(SIGNAL_NAMES, numbers)})
+    schema = pa.schema({"trajectory": pa.string(), **dict.fromkeys(SIGNAL_NAMES, list_of_floats)})
     with _open_sealed(path) as file:
         _write_stream(file, "token signals", rows, schema, signal_columns)
 
@@ -262,9 +265,9 @@ def signals_of(batch: pa.RecordBatch) -> Iterator[TokenSignals]:
     # Files of earlier versions lack the last column (`ref_logprobs`), or the last two (`log_ratios`, too).
     columns = (rows_of(batch[name]) for name in SIGNAL_NAMES if name in batch.schema.names)
     rows = zip(batch["trajectory"].to_pylist(), *columns, strict=True)
-    for trajectory, logprobs, entropies, *optional_columns in rows:
+    for trajectory, logprobs, entropies, *optional_signals in rows:
         assert logprobs is not None and entropies is not None, "these columns have no null"
-        yield TokenSignals(trajectory, logprobs, entropies, *optional_columns)
+        yield TokenSignals(trajectory, logprobs, entropies, *optional_signals)
 
 
 def write_tokens(path: Path, codec: TextCodec, count: int) -> None:
@@ -283,7 +286,7 @@ def read_tokens(path: Path) -> list[str]:
     import pyarrow as pa
 
     verify_once(path, "delete it, and the same command writes it again")
-    with path.open("rb") as file, _open_reader(file, str(path), "tokens", remedy="") as reader:
+    with path.open("rb") as file, _open_reader(file, str(path), "tokens") as reader:
         try:
             table = reader.read_all()
         except MemoryError as error:  # a damaged file may have any sizes in it
@@ -383,13 +386,14 @@ def _open_rows(source: Any, name: str, content: str, remedy: str) -> Iterator[tu
     stream of another kind."""
     with _open_reader(source, name, content, remedy) as reader:
         metadata = reader.schema.metadata or {}
-        if metadata.get(b"treetune") != content.encode():
-            raise ValueError(f"{name} holds no {content}, but {metadata.get(b'treetune')!r}")
+        kind = metadata.get(b"treetune")
+        if kind != content.encode():
+            raise ValueError(f"{name} holds no {content}, but {kind!r}")
         yield reader, int(metadata[b"rows"])
 
 
 @contextmanager
-def _open_reader(source: Any, name: str, content: str, remedy: str) -> Iterator[Any]:
+def _open_reader(source: Any, name: str, content: str, remedy: str = "") -> Iterator[Any]:
     """Opens an Arrow stream. Errors of Arrow within the block become ValueErrors that name the file."""
     import pyarrow as pa
 

@@ -40,7 +40,7 @@ RETRY_REMEDY = "the same command grades the stored answers again"
 class _Failures(NamedTuple):
     """The grader's failures on one domain's answers on one rank."""
 
-    answers: int
+    n_answers: int
     """The number of answers on which the grader failed."""
     problem: str
     """The id of the first such answer's problem."""
@@ -50,7 +50,7 @@ class _Failures(NamedTuple):
 
 def report_ungraded(context: RolloutContext, name: str, answers: Sequence[Trajectory]) -> None:
     """Logs how many of all ranks' answers could not be graded, and on how many each domain's grader failed.
-    Collective.
+    The former are left out, the latter earn 0. Collective.
 
     Args:
         context: The context of the phase.
@@ -109,7 +109,7 @@ def _report_failures(
 ) -> None:
     """Logs on how many of a domain's answers grading failed. Raises NothingGraded if it failed on nearly all
     of them."""
-    failed = sum(failures_of_rank.answers for failures_of_rank in failures)
+    failed = sum(failures_of_rank.n_answers for failures_of_rank in failures)
     first_failure = failures[0]
     domain_text = f" of the domain {domain}" if domain else ""
     message = (
@@ -188,9 +188,9 @@ def drop_ungraded(context: RolloutContext, trees: Sequence[Tree], credit: Part) 
     dropped_of_all = sum(context.ranks.exchange("ungraded", dropped))
     if not dropped_of_all:
         return kept_trees, {}
-    graded = "none" if fewest_answers == 1 else f"fewer than {fewest_answers}"
+    graded_text = "none" if fewest_answers == 1 else f"fewer than {fewest_answers}"
     context.log.say(
-        f"iteration {context.iteration + 1}: {dropped_of_all} problems are left out, because {graded} of"
+        f"iteration {context.iteration + 1}: {dropped_of_all} problems are left out, because {graded_text} of"
         " their answers could be graded"
     )
     return kept_trees, {"episodes/groups_ungraded": float(dropped_of_all)}

@@ -76,7 +76,7 @@ class UntilMixed(RolloutAround):
             yield Finding(
                 "the rollout asks for further problems where answers don't differ, and"
                 " problems_per_iteration null has none left",
-                "$.problems_per_iteration",
+                "$.problems_per_iteration",  # "$" is the configuration's root
                 "set it to a number below that of the training problems",
             )
         elif first_round == experiment.task.size("train"):
@@ -86,8 +86,8 @@ class UntilMixed(RolloutAround):
                 "lower it",
             )
         else:
-            further_problems = (self.max_rounds - 1) * (self.problems_per_round or first_round)
-            most_problems = first_round + further_problems
+            further_round = self.problems_per_round or first_round
+            most_problems = first_round + (self.max_rounds - 1) * further_round
             if self.groups > most_problems:
                 yield Finding(
                     f"{self.groups} groups are asked for, and {self.max_rounds} rounds have"
@@ -181,23 +181,23 @@ def _average_metrics(rounds: Sequence[_Round]) -> Metrics:
     """Returns the means of the rounds' metrics, weighted by the number of problems."""
     values: dict[str, list[float]] = {}
     weights: dict[str, list[float]] = {}
-    for finished in rounds:
-        for name, value in finished.metrics.items():
+    for finished_round in rounds:
+        for name, value in finished_round.metrics.items():
             values.setdefault(name, []).append(value)
-            weights.setdefault(name, []).append(float(finished.problems))
+            weights.setdefault(name, []).append(float(finished_round.problems))
     return {name: mean(values[name], weights[name]) for name in values}
 
 
-def _context_after(context: RolloutContext, answers: int) -> RolloutContext:
+def _context_after(context: RolloutContext, earlier_answers: int) -> RolloutContext:
     """Returns the context for a round of this rank. Its display of progress also counts earlier answers.
 
     Args:
         context: The context of the rollout.
-        answers: The number of answers that this rank has sampled in earlier rounds.
+        earlier_answers: The number of answers that this rank has sampled in earlier rounds.
     """
 
     def show_progress(done: int, total: int) -> None:
-        context.log.progress(answers + done, answers + total)
+        context.log.progress(earlier_answers + done, earlier_answers + total)
 
     return replace(context, log=replace(context.log, progress=show_progress))
 
@@ -223,4 +223,8 @@ def _share_between_ranks(
         for message in context.ranks.hand_out("rounds", messages_to_ranks):
             answers += trajectories_from_bytes(message)
         by_problem = {tree.problem.id: tree for tree in trees_of(answers)}
-    return [by_problem[problem.id] for problem in rank_share(context, problems) if problem.id in by_problem]
+    share_of_trees = []
+    for problem in rank_share(context, problems):
+        if problem.id in by_problem:  # a problem without answers may have no tree
+            share_of_trees.append(by_problem[problem.id])
+    return share_of_trees

@@ -36,8 +36,8 @@ ANALYSE_AGAIN_REMEDY = "delete its folder, and run the analysis again"
 def write_result(
     folder: Path, result: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], name: str
 ) -> None:
-    """Writes the rows of an analysis into the file `name`, and then its numbers (`result`), with the digest
-    of that file, into `result.json`."""
+    """Writes the rows of an analysis into the file `name`, and its numbers (`result`) into ``result.json``,
+    which also holds the digest of the file of rows."""
     with write_atomically(folder / name) as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
     # The result is written last, since an analysis with a result counts as finished.
@@ -105,7 +105,7 @@ class Analyzer(Registrable):
         must import nothing slow.
 
         Raises:
-            ValueError: The experiment doesn't have the files that it needs.
+            ValueError: The experiment doesn't have the files that the analysis needs.
         """
         raise NotImplementedError
 
@@ -117,7 +117,7 @@ class Analyzer(Registrable):
             work: A folder for files that an interrupted analysis needs again, such as journals of requests.
 
         Raises:
-            ValueError: The experiment doesn't have the files that it needs.
+            ValueError: The experiment doesn't have the files that the analysis needs.
         """
         raise NotImplementedError
 

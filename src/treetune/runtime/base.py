@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -102,7 +101,7 @@ class EvaluationSet(Part):
         except ValueError as error:
             yield Finding.of(error, self._find_key(str(error)))
             return
-        # The rollout checks its own `max_tokens` itself. Here that of the set is checked.
+        # A rollout checks its `max_tokens` itself, but not the one that this set puts in its place.
         if self.max_tokens is not None and rollout.sampling is not None:
             yield from check_lengths(rollout, experiment.context_length)
 
@@ -144,7 +143,7 @@ class Evaluation(Part):
                 "give evaluation.rollout, e.g. {type: 'single_turn', max_tokens: 256}",
             )
         elif self.rollout is not None and adapt_to_fixed_problems(self.rollout) != self.rollout:
-            # `adapt_to_fixed_problems` returns another rollout for one that can't answer a fixed list.
+            # If a rollout can't answer a fixed list, `adapt_to_fixed_problems` returns another rollout.
             yield Finding(
                 f"{type(self.rollout).__name__} can't answer a fixed list of problems, and every set needs"
                 " the same number of samples for each problem of such a list",
@@ -245,7 +244,7 @@ class Preset(Part):
     @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         kind_of_experiment = "sampled answers" if experiment.rollout.needs_engine else "demonstrations"
-        # An experiment sets both keys. `self.after` has those that were set before the preset.
+        # `self.after` lists the keys that are set before the preset. Every experiment sets these two.
         comes_after_experiment = {"rollout", "trainer"}.issubset(self.after)
         if not comes_after_experiment:
             yield Finding(
@@ -407,8 +406,8 @@ class PolicyIteration(Runtime):
 
     def missing_for_grades(self) -> list[str]:
         """Returns a message for each requirement of graders, rollouts and environments, such as a package or
-        bubblewrap, that this machine doesn't have. The graders are those of all tasks."""
-        graders = list(itertools.chain.from_iterable(task.grader.parts() for task in self.all_tasks))
+        bubblewrap, that this machine doesn't have. Tasks of evaluation sets count, too."""
+        graders = [part for task in self.all_tasks for part in task.grader.parts()]
         rollouts = [rollout for rollout in (self.rollout, self.evaluation.rollout) if rollout is not None]
         # A rollout in turns has its own environment, or else uses those of the tasks.
         uses_environments_of_tasks = any(
@@ -417,14 +416,15 @@ class PolicyIteration(Runtime):
         )
         environments: list[Environment] = []
         if uses_environments_of_tasks:
-            for part in itertools.chain.from_iterable(map(parts_of, self.all_tasks)):
-                environment = environment_of(part)
-                if environment is not None:
-                    environments.append(environment)
+            for task in self.all_tasks:
+                for part in parts_of(task):
+                    environment = environment_of(part)
+                    if environment is not None:
+                        environments.append(environment)
         return missing_requirements([*graders, *rollouts, *environments], self)
 
     def missing_devices(self) -> Iterator[Finding]:
-        """Yields the GPUs that engines need and that this machine doesn't have."""
+        """Yields a finding for each setting of an engine that needs GPUs which this machine doesn't have."""
         engines = {"engines.policy": self.engines.policy}
         if self.engines.judge is not None:
             engines["engines.judge.server"] = self.engines.judge.server
@@ -455,11 +455,12 @@ class PolicyIteration(Runtime):
 
     @override
     def examine(self, plain: Mapping[str, Any]) -> Iterator[str]:
-        """Yields messages on programs without a sandbox, on batches, on the first prompt and its reward."""
+        """Yields notes: on programs that run without a sandbox, on a smaller last training step in each
+        epoch, and on the first prompt and its reward."""
         yield from describe_unsafe_keys(plain)
-        uneven = self.trainer.uneven_steps(self)
-        if uneven is not None:
-            yield uneven
+        note_on_last_step = self.trainer.uneven_steps(self)
+        if note_on_last_step is not None:
+            yield note_on_last_step
         yield from describe_first_prompt(self.model, self.task, self.stop_strings())
         yield from describe_first_reward(self.task, self.grader_deadline)
 
@@ -501,12 +502,13 @@ class PolicyIteration(Runtime):
         yield from check_split(self.task, "train", self.problems_per_iteration, "problems_per_iteration")
         # Two fragments may add the same analyzer, which counts once.
         yield from check_unique("analyzers", [analyzer.label for analyzer in dict.fromkeys(self.analyzers)])
-        names = list(dict.fromkeys(preset.name for preset in self.presets))
-        if len(names) > 1:
+        preset_names = list(dict.fromkeys(preset.name for preset in self.presets))
+        if len(preset_names) > 1:
+            last_index = len(self.presets) - 1
             yield Finding(
-                f"the experiment has two presets, {' and '.join(names)}: a mixture of both is neither of the"
-                " published methods",
-                ("presets", str(len(self.presets) - 1), "name"),
+                f"the experiment has two presets, {' and '.join(preset_names)}: a mixture of both is neither"
+                " of the published methods",
+                f"presets.{last_index}.name",
                 "append one of them only, to an experiment without a preset",
             )
         labels = [shaping.label for shaping in self.shaping]
@@ -557,8 +559,8 @@ def check_name(name: str, key: str, expected: str, nested: bool = True) -> Itera
         nested: Whether the name may have several parts, separated by slashes.
     """
     parts = name.split("/") if nested else [name]
-    # A part of dots and spaces alone is empty, or means another folder: "." and "..".
-    has_unusable_part = any("/" in part or not part.strip(" .") for part in parts)
+    # `strip` leaves "" of an empty part, of "." and of "..": none of them can be the name of a folder.
+    has_unusable_part = any("/" in part or part.strip(" .") == "" for part in parts)
     if has_unusable_part or not name.isprintable():
         yield Finding(
             f"{name!r} can't be the name of a folder",
@@ -586,7 +588,7 @@ def check_name(name: str, key: str, expected: str, nested: bool = True) -> Itera
 
 
 def check_split(task: Task, split: Split, n_problems: int | None, key: str) -> Iterator[Finding]:
-    """Yields a finding if a task doesn't have a split, or fewer problems in it than `n_problems`.
+    """Yields a finding if a task doesn't have a split, or if the split has fewer problems than `n_problems`.
 
     Args:
         n_problems: The number of problems that are needed; None for all.
@@ -660,7 +662,7 @@ def check_overlap(experiment: PolicyIteration) -> Iterator[Finding]:
             "choose_checkpoint",
             f"leave it out, {NO_OVERLAP_REMEDY}",
         )
-    if getattr(experiment.engines.policy, "sleep", False):
+    if getattr(experiment.engines.policy, "sleep", False):  # not every type of engine has the setting
         yield Finding(
             "engines.policy.sleep lends the engine's memory to the trainer, and overlap 'one_step' needs both"
             " at the same time",

@@ -57,18 +57,18 @@ def tidy_checkpoints(
     The two newest checkpoints are kept whole. Some older checkpoints keep their weights and lose the
     trainer's state:
 
-    * every `keep_every`-th checkpoint;
+    * those due by iterations whose number is a multiple of `keep_every`;
+    * the two newest of those due by iterations, since an evaluation may still wait for them;
     * the newest checkpoint up to `last_good`, the number of iterations after which the weights last showed no
-      sign of a collapse (`diagnostics.find_last_good`);
-    * the two newest checkpoints that were due by iterations, since an evaluation may still wait for them.
+      sign of a collapse (`diagnostics.find_last_good`).
 
     All others are deleted.
     """
     numbers = directory.checkpoints()
-    regular = directory.regular_checkpoints()
-    kept_weights = set(regular[-MOST_WHOLE_CHECKPOINTS:])
+    due_by_iterations = directory.regular_checkpoints()  # not those written by time or after a signal
+    kept_weights = set(due_by_iterations[-2:])
     if keep_every is not None:
-        kept_weights |= {number for number in regular if number % keep_every == 0}
+        kept_weights |= {number for number in due_by_iterations if number % keep_every == 0}
     if last_good is not None:
         good_numbers = [number for number in numbers if number <= last_good]
         if good_numbers:

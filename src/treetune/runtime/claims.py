@@ -75,9 +75,10 @@ class Claims:
     """
 
     def __init__(self, lease_s: float = LEASE_S, beat_s: float = BEAT_S) -> None:
-        """Makes the claims of this process.
+        """Prepares to take claims for this process.
 
-        A holder shows that it is alive by changes of its claim's file, its signs of life.
+        The holder of a claim shows that it is alive: it touches the claim's file again and again. Each time
+        is a sign of life.
 
         Args:
             lease_s: The seconds without a sign of life after which a holder on another machine loses its
@@ -128,16 +129,18 @@ class Claims:
         if content.get("machine") == _read_machine_name():
             return not ProcessIdentity(content["pid"], content["started"]).is_alive()
         # The holder is on another machine, whose processes can't be listed, or has not written its identity
-        # yet. So its signs of life count: changes of the file's time.
-        with file.open("rb") as opened:  # a network file system asks its server for the present state then
+        # yet. A living holder touches the file again and again, so the time of its last change counts. The
+        # file is opened to get that time, since a network file system then asks its server for it.
+        with file.open("rb") as opened:
             last_change = os.fstat(opened.fileno()).st_mtime_ns
-        # Other machines' clocks may be wrong. So it counts when this process first saw the last change.
+        # `last_change` comes from another machine's clock, which may be wrong. So this process measures by
+        # its own clock how long it has seen no new change.
         now = time.monotonic()
-        known_change, seen_at = self._seen.get(file, (None, now))
-        if last_change != known_change:
-            seen_at = now
-        self._seen[file] = (last_change, seen_at)
-        return now - seen_at > self._lease_s
+        previous_change, first_seen_at = self._seen.get(file, (None, now))
+        if last_change != previous_change:
+            first_seen_at = now
+        self._seen[file] = (last_change, first_seen_at)
+        return now - first_seen_at > self._lease_s
 
 
 def _find_newest(folder: Path) -> Path | None:
@@ -151,17 +154,18 @@ def _read_claim(file: Path) -> dict[str, Any]:
     The content is empty if the holder has not written it yet, or died before it could.
     """
     try:
-        return dict(json.loads(file.read_text()))
+        content: dict[str, Any] = json.loads(file.read_text())
     except ValueError:
         return {}
+    return content
 
 
 def _own_identity() -> dict[str, Any]:
     """Returns the content of a claim of this process, by which others judge whether it is alive."""
     process = ProcessIdentity.of(os.getpid())
-    assert process is not None
+    assert process is not None, "this process exists"
     return {
-        "host": platform.node(),
+        "host": platform.node(),  # for messages
         "machine": _read_machine_name(),
         "pid": process.pid,
         "started": process.started,

@@ -60,15 +60,14 @@ def preflight(config: PolicyIteration) -> None:
     reward_model = reward_model_of(config.credit)
     if reward_model is not None and reward_model.start is not None:
         reward_model.start.check_at_start()
-    # These calls are made for their errors: the judge's model or a set's problems may be missing.
     if config.engines.judge is not None:
-        resolve_policy(config.engines.judge.model)
+        resolve_policy(config.engines.judge.model)  # raises if the model is missing
     for finding in config.missing_devices():
         raise SameOnAllRanks(f"{finding.key}: {finding.what}: {finding.remedy}")
     if missing := config.missing_for_grades():
         raise ValueError("grading answers needs what is missing here: " + "; ".join(missing))
     for evaluation_set in config.evaluation.sets:
-        problems_of_set(config, evaluation_set)
+        problems_of_set(config, evaluation_set)  # raises if they are missing or too few
 
 
 def check_shaping(config: PolicyIteration) -> None:
@@ -93,9 +92,9 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
     refuse_what_does_not_fit(config)
     refuse_engines_on_exclusive_gpus(config)
     check_shaping(config)
-    # These errors end the start here, before PyTorch is imported and the ranks join. If another process runs
-    # the experiment, its files change, and are not read here: `Session.open` refuses this start.
-    if directory.resumable() and not directory.is_running():
+    # A resumed run is checked here, before PyTorch is imported and the ranks join. If another process runs
+    # the experiment, its files still change, so they are not read: `Session.open` refuses this start anyway.
+    if done and not directory.is_running():
         refuse_changed_settings(directory.path, plain, config)
         refuse_collapsed(config, directory)
     with (
@@ -124,7 +123,7 @@ def run_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
         _say_once(f"{directory.path}: all sets are evaluated on all of its checkpoints")
         return
     with evaluating(config, plain) as resources:
-        # A process claims a measurement before it begins: a file shows the others that it is taken.
+        # A process claims a measurement before it begins, so that no other process makes it as well.
         measure_until_end(resources, Claims())
 
 
@@ -135,8 +134,9 @@ def run_evaluation_on_baseline(config: PolicyIteration, plain: Mapping[str, Any]
     with evaluating(config, plain) as resources:
         claims = Claims()
         for evaluation_set in config.evaluation.sets:
-            # A claim is a file that shows other processes that a measurement is taken.
-            if measure_claimed(resources, 0, evaluation_set, claims) == "another's":
+            # A process claims a measurement before it begins, so that no other process makes it as well.
+            verdict = measure_claimed(resources, 0, evaluation_set, claims)
+            if verdict == "another's":  # another process has claimed it
                 resources.session.console.say(
                     f"{evaluation_set.label} is skipped: another process is evaluating it"
                 )
@@ -147,7 +147,7 @@ def evaluating(config: PolicyIteration, plain: Mapping[str, Any]) -> Iterator[Ru
     """Opens the experiment with an engine and without a trainer. Other processes may use the experiment at
     the same time."""
     with (
-        Session.open(config, plain, "evaluation") as session,
+        Session.open(config, plain, lock="evaluation") as session,
         PolicyServer.start(session) as server,
         RunResources.open(session, server) as resources,
     ):
@@ -171,7 +171,7 @@ def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) ->
             return
         if server.engine is not None:
             server.load_checkpoint(iteration)
-        # Some credit asks the trainer for numbers of critic, reference or next-token distributions.
+        # Some credit needs the trainer: its critic, its reference model or its next-token distributions.
         if config.credit.asks_trainer:
             # Before the first checkpoint, the trainer has the start model.
             state_folder = directory.checkpoint(iteration) / "trainer" if iteration else None

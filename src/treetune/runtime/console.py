@@ -60,11 +60,11 @@ class Console:
         # Handlers of the root logger, which libraries may add, would otherwise print each message again.
         self.log.propagate = False
         self._handlers: list[logging.Handler] = []
-        self._file: logging.Handler | None = None
+        self._file_handler: logging.Handler | None = None
         if log_file is not None:
             log_file.parent.mkdir(parents=True, exist_ok=True)
-            self._file = LogFile(log_file)
-            self._add(self._file, "%(asctime)s %(levelname)s %(message)s")
+            self._file_handler = LogFile(log_file)
+            self._add(self._file_handler, "%(asctime)s %(levelname)s %(message)s")
         if visible:
             self._add(logging.StreamHandler(sys.stderr), "%(message)s")
 
@@ -78,15 +78,17 @@ class Console:
 
     def note(self, message: str) -> None:
         """Writes a message to the log file only."""
-        if self._file is not None:
+        if self._file_handler is not None:
             # The message goes to the file's handler directly: the logger would also pass it to standard
             # error.
-            self._file.handle(self.log.makeRecord(self.log.name, logging.INFO, "", 0, message, (), None))
+            record = self.log.makeRecord(self.log.name, logging.INFO, "", 0, message, (), None)
+            self._file_handler.handle(record)
 
     def for_thread(self) -> Console:
         """Returns a console for a second thread, which shows messages but no phases, since the first thread's
         phase has the live line."""
         quiet = copy.copy(self)
+        # This hides phases only: messages go to the handlers of the logger, which both consoles share.
         quiet._visible = quiet._live = False
         quiet._lane = "work during training"
         return quiet
@@ -137,15 +139,15 @@ class Console:
     ) -> None:
         """Writes the traceback of a failure to the log file; standard error shows only its message. An exit
         and a Ctrl-C are no failures. The arguments are those of ``__exit__``."""
-        if error is None or isinstance(error, SystemExit | KeyboardInterrupt) or self._file is None:
+        if error is None or isinstance(error, SystemExit | KeyboardInterrupt) or self._file_handler is None:
             return
         text = "".join(traceback.format_exception(error_type, error, trace))
         record = self.log.makeRecord(self.log.name, logging.ERROR, "", 0, text, (), None)
-        self._file.handle(record)
+        self._file_handler.handle(record)
 
     def close(self) -> None:
         """Closes the log file and the timeline. The logger is global, so its handlers are removed, too."""
-        stream = patient_stream()
+        stream = patient_stream()  # stands in for standard error, and never waits long; None if not in use
         if self._visible and stream is not None and stream.is_behind:
             self.note(
                 "standard error takes no output at present, since its terminal is paused or nothing reads the"
@@ -213,10 +215,11 @@ def _live_line(title: str, unit: str, describe: Callable[[], str]) -> Iterator[P
     it. The arguments are those of `Console.phase`."""
     from rich.console import Console as RichConsole
 
-    stream = patient_stream()
+    stream = patient_stream()  # stands in for standard error, and never waits long; None if not in use
     console = RichConsole(stderr=True)
     with contextlib.ExitStack() as stack:
         if stream is not None:
+            # If the terminal is paused, the line's states are dropped.
             live_stream = LiveStream(stream)
             stack.callback(live_stream.end)
             console.file = cast(IO[str], live_stream)

@@ -92,13 +92,14 @@ class Diagnostics:
         values = {key: getattr(self, key) for key in _THRESHOLDS_OF_SIGN[sign]}
         return {key: value for key, value in values.items() if value is not None}
 
-    def needs(self, sign: Sign) -> int:
+    def rows_needed(self, sign: Sign) -> int:
         """Returns the number of iterations with the sign's metric that are needed to check the sign."""
         if sign == "gradient_noise":
             return self.window
-        is_compared_with_beginning = (sign == "entropy_low" and self.entropy_share is not None) or (
-            sign == "answers_short" and self.length_share is not None
-        )
+        if sign == "entropy_low":
+            is_compared_with_beginning = self.entropy_share is not None
+        else:
+            is_compared_with_beginning = sign == "answers_short" and self.length_share is not None
         # The mean of the first `beginning` iterations is compared with a later one.
         return self.beginning + 1 if is_compared_with_beginning else 1
 
@@ -170,22 +171,22 @@ def _check_sign(
 ) -> CollapseSign:
     """Checks a sign after the last row.
 
-    The sign counts if the last `patience` rows show it.
+    A sign that the last row shows begins to count, and may then stop the run, once the last `patience` rows
+    show it.
     """
     check = _CHECK_OF_SIGN[sign]
     message = check(settings, watched, rows)
     if message is None:
         # `early`: there may be no message only because there are too few rows to check the sign.
-        return CollapseSign(sign, early=len(rows) < settings.needs(sign))
+        return CollapseSign(sign, early=len(rows) < settings.rows_needed(sign))
     # Goes backwards from the last row. The check of `rows[:-n]` gives the result that the check gave n rows
     # earlier.
     n_rows_with_sign = 1
     while n_rows_with_sign < len(rows) and check(settings, watched, rows[:-n_rows_with_sign]) is not None:
         n_rows_with_sign += 1
     first_iteration = int(rows[-n_rows_with_sign]["iteration"])
-    return CollapseSign(
-        sign, first_iteration, counts=n_rows_with_sign >= settings.patience, description=message
-    )
+    does_count = n_rows_with_sign >= settings.patience
+    return CollapseSign(sign, since=first_iteration, counts=does_count, description=message)
 
 
 def find_stopping_signs(settings: Diagnostics, findings: Mapping[Sign, CollapseSign]) -> list[CollapseSign]:
@@ -209,10 +210,13 @@ def find_last_good(
     Returns:
         None if no sign may stop the run; a number below 0 if the start weights show one.
     """
-    if not settings.stops:
+    stopping_signs = settings.stops
+    if not stopping_signs:
         return None
-    last_good = iteration  # no metrics describe the weights that the last iteration has trained
-    for sign in settings.stops:
+    # The last metrics describe the weights after `iteration` iterations. The last iteration has trained newer
+    # weights, which no metrics describe yet.
+    last_good = iteration
+    for sign in stopping_signs:
         since = findings[sign].since if sign in findings else None
         if since is not None:
             last_good = min(last_good, since - 1)
@@ -220,7 +224,7 @@ def find_last_good(
 
 
 def describe_good_weights(last_good_number: int, checkpoints: Mapping[int, Path]) -> str:
-    """Returns a message on where the newest weights are that show no sign.
+    """Returns a message that says where the newest weights without a sign of collapse are.
 
     Args:
         last_good_number: The number of iterations after which the weights were good (`find_last_good`). It is
@@ -273,11 +277,12 @@ def _describe_if_low(
     Example: ``below 0.05 of what it was at the beginning (0.02 of 0.7)``.
 
     Args:
-        floor: A lower bound; None for none.
-        share: Another lower bound: a share of the metric's mean over the beginning; None for none.
+        floor: A lower bound. With None, the metric is not compared with it.
+        share: Another lower bound, as a share of the metric's mean over the beginning. With None, the metric
+            is not compared with its beginning.
         beginning: The number of first rows that are the beginning.
     """
-    (metric,) = METRICS_OF_SIGN[sign]
+    (metric,) = METRICS_OF_SIGN[sign]  # only the sign `no_spread` has several metrics
     value = rows[-1][metric]
     if floor is not None and value < floor:
         return f"below {floor:g} ({value:.3g})"
@@ -291,19 +296,19 @@ def _describe_if_low(
 def _describe_low_entropy(
     settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]
 ) -> str | None:
-    low = _describe_if_low(
+    description = _describe_if_low(
         "entropy_low", rows, settings.entropy_floor, settings.entropy_share, settings.beginning
     )
-    return low and f"entropy in nats per token is {low}"
+    return None if description is None else f"entropy in nats per token is {description}"
 
 
 def _describe_short_answers(
     settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]
 ) -> str | None:
-    low = _describe_if_low(
+    description = _describe_if_low(
         "answers_short", rows, settings.length_floor, settings.length_share, settings.beginning
     )
-    return low and f"the mean length of answers in tokens is {low}"
+    return None if description is None else f"the mean length of answers in tokens is {description}"
 
 
 def _describe_answers_at_limit(
@@ -339,12 +344,14 @@ def _describe_missing_spread(
     assert floor is not None
     if share is not None and share < floor:
         reward = row.get("episodes/reward")
-        earned = "" if reward is None else f", at a mean reward of {reward:.3g}"
-        return f"answers differ in score for fewer than {floor:g} of the problems ({share:.3g}{earned})"
+        reward_text = "" if reward is None else f", at a mean reward of {reward:.3g}"
+        return f"answers differ in score for fewer than {floor:g} of the problems ({share:.3g}{reward_text})"
     # Answers that differ in score may earn the same once they are shaped.
     if row.get("credit/advantage_zero") == 1:
-        differ = "" if share is None else f", though answers differ in score for {share:.3g} of the problems"
-        return f"every advantage is 0{differ}"
+        share_text = ""
+        if share is not None:
+            share_text = f", though answers differ in score for {share:.3g} of the problems"
+        return f"every advantage is 0{share_text}"
     return None
 
 

@@ -185,7 +185,7 @@ class ExperimentDirectory:
                 continue
             try:
                 summary = {**read_record(path, MEASURE_AGAIN_REMEDY), "iteration": i}
-                float(summary["pass_at_1"])
+                float(summary["pass_at_1"])  # raises if it is missing, or no number
             except (ValueError, KeyError, TypeError, OverflowError) as error:
                 raise ValueError(
                     f"{path} is not an evaluation's summary ({error!r}): {MEASURE_AGAIN_REMEDY}"
@@ -224,10 +224,11 @@ class ExperimentDirectory:
         return [i for i in self.checkpoints() if self._is_regular(i)]
 
     def _is_regular(self, i: int) -> bool:
-        """Returns whether a checkpoint was due by iterations. Checkpoints of earlier versions have no entry
-        about it, and all of them were."""
+        """Returns whether a checkpoint was due by its number of iterations. Others were written by time, or
+        because of a signal."""
         try:
             state = read_record(self.checkpoint(i) / STATE_FILE, remedy="")  # its error is not shown
+            # Checkpoints of earlier versions have no such entry. All of them were due.
             return bool(state.get("regular", True))
         except (Damaged, FileNotFoundError):
             # Damaged, or deleted meanwhile. The function that reads the checkpoint reports it.
@@ -236,11 +237,12 @@ class ExperimentDirectory:
     def refuse_misplaced_checkpoint(self, i: int) -> None:
         """Raises Damaged if a checkpoint's folder, or a part of it, belongs to another checkpoint."""
         folder = self.checkpoint(i)
-        state = read_record(folder / STATE_FILE, f"delete {folder}")
+        state = read_record(folder / STATE_FILE, remedy=f"delete {folder}")
         refuse_misplaced(state, folder / STATE_FILE, i)
         for part, digest in state.get("parts", {}).items():
             sums = folder / part / CHECKSUMS_FILE
-            # A part without checksums was deleted: old checkpoints lose the trainer's state.
+            # A part without a file of checksums was deleted: a run deletes the trainer's state of its older
+            # checkpoints.
             if sums.is_file() and digest_of(sums) != digest:
                 raise Damaged(
                     f"{folder / part} is not what this checkpoint was written with: put it back, or delete"
@@ -326,14 +328,14 @@ class ExperimentDirectory:
 
     @contextmanager
     def evaluator(self) -> Iterator[int]:
-        """Holds the lowest number that no other running evaluator of this experiment has, from 0.
+        """Yields the lowest number, from 0, that no other running evaluator of this experiment has.
 
-        The number keeps the logs and weights of evaluators apart. They share the work by claims: a claim is
-        a file that says which process does a piece of the work (`runtime.claims`).
+        The number is locked until the block ends. It keeps the logs and weights of evaluators apart.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         for number in range(MAX_EVALUATORS):
             with (self.path / f".evaluation-{number}.lock").open("w") as file:
+                # One try is enough: if the file is locked, another evaluator has this number.
                 if _try_lock(file, tries=1):
                     yield number
                     return
@@ -472,8 +474,11 @@ def sampling_version(config: PolicyIteration, iteration: int) -> int:
 
 
 def will_sample_from(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> bool:
-    """Returns whether a later rollout or an evaluation samples from the weights after `done` (one or more)
-    iterations."""
+    """Returns whether a later rollout or an evaluation samples from the weights after `done` iterations.
+
+    `done` is 1 or more. With an overlap, the start weights sample both of the first two iterations, and only
+    one iteration is checked here.
+    """
     # These weights sample the iteration that begins with them or, with an overlap, the next iteration.
     sampled_iteration = done + 1 if config.overlap == "one_step" else done
     is_over = is_over_after(config, directory, done)
@@ -508,8 +513,9 @@ def tokens_sampled(directory: ExperimentDirectory, done: int) -> list[int]:
     def metrics_of(path: Path) -> Metrics:
         """Returns the metrics in a file of an iteration's folder.
 
-        They have the number of sampled tokens, which is counted against the budget `stop_after`. The error
-        for a missing file tells the user so.
+        Raises:
+            ValueError: The file is gone. The number of sampled tokens, which is counted against the budget
+                `stop_after`, is lost with it.
         """
         # The journal stays, since it has the answered requests, which are then not sampled again.
         remedy = f"delete {path.parent} but for its journal/, and give the command again"
@@ -523,13 +529,13 @@ def tokens_sampled(directory: ExperimentDirectory, done: int) -> list[int]:
 
     tokens = []
     for folder in map(directory.iteration, range(done)):
-        answers = metrics_of(folder / ROLLOUT_METRICS)
-        if SAMPLED_TOKENS not in answers:
+        rollout_metrics = metrics_of(folder / ROLLOUT_METRICS)
+        if SAMPLED_TOKENS not in rollout_metrics:
             raise ValueError(
                 f"{folder} was sampled by a version that did not count its tokens: leave stop_after out, or"
                 " begin again under another experiment_name"
             )
         # Credit without continuations samples no tokens, and has no such metric.
-        continuations = metrics_of(folder / CREDIT_METRICS).get(VALUE_TOKENS, 0.0)
-        tokens.append(round(answers[SAMPLED_TOKENS] + continuations))
+        tokens_of_continuations = metrics_of(folder / CREDIT_METRICS).get(VALUE_TOKENS, 0.0)
+        tokens.append(round(rollout_metrics[SAMPLED_TOKENS] + tokens_of_continuations))
     return tokens

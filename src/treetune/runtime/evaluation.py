@@ -107,7 +107,9 @@ def _metrics_of_summary(label: str, summary: Mapping[str, Any]) -> Metrics:
         metrics |= pick(f"evaluation/{label}/{DOMAIN_PREFIX}{domain}/", summary_of_domain)
     if summary.get("unavailable"):
         metrics[f"evaluation/{label}/unavailable"] = float(summary["unavailable"])
-    return metrics | evaluation_metrics(label, summary)
+    # Rollouts and graders may declare further numbers, such as ``evaluation/test/threads/parallel_count``.
+    declared_metrics = evaluation_metrics(label, summary)
+    return metrics | declared_metrics
 
 
 def problems_of_set(config: PolicyIteration, evaluation_set: EvaluationSet) -> list[Problem]:
@@ -185,7 +187,8 @@ def measure_set(
             if answerable:
                 trees, _ = rollout.run(context, answerable)
                 answers_of_rank = answers_of(trees)
-            services = group_numbers(resources.service_metrics(grader))
+            # {"judge/asked": 5.0} -> {"judge": {"asked": 5.0}}
+            service_numbers = group_numbers(resources.service_metrics(grader))
         unavailable.report_ungraded(context, f"evaluating {name}", answers_of_rank)
 
         trajectories = gather_trajectories_on_first(ranks, "evaluation", answers_of_rank)
@@ -219,7 +222,7 @@ def measure_set(
                     "top_p": rollout.sampling.top_p,
                     "seed": seed,
                     **group_numbers(number_metrics(collect_number_columns(trajectories))),
-                    **services,
+                    **service_numbers,
                 }
                 write_evaluation(folder, summary, trajectories)
                 session.console.say(f"{name}: {_describe_summary(summary)}")
@@ -326,13 +329,14 @@ def summarise(
       include them. The other numbers are those of the graded samples: problems without any are left out, and
       problems with fewer than k are left out of ``pass_at_k``.
     """
-    n_samples: Counter[str] = Counter()  # by problem, graded or not
     graded_samples: dict[str, list[Trajectory]] = {}  # by problem
     for trajectory in trajectories:
-        n_samples[trajectory.problem.id] += 1
         if trajectory.grade.is_known:
             graded_samples.setdefault(trajectory.problem.id, []).append(trajectory)
     groups = list(graded_samples.values())
+    # Graded or not, every problem has the same number of samples, as `measure_set` has checked.
+    first_problem = trajectories[0].problem.id
+    n_samples = sum(trajectory.problem.id == first_problem for trajectory in trajectories)
 
     # pass@1
     counts: list[int] = []
@@ -346,10 +350,9 @@ def summarise(
     low, high = interval_of_mean(correct_shares, seed)
 
     # pass@k. A k above every problem's number of graded samples would leave no problem for it.
-    n = min(n_samples.values())  # that of every problem, as `measure_set` has checked
     mean_pass_at: dict[str, float] = {}  # by k
     k = 1
-    while k <= min(n, max(counts)):
+    while k <= max(counts):
         estimates = []
         for count, correct in zip(counts, correct_counts, strict=True):
             if count >= k:
@@ -371,7 +374,7 @@ def summarise(
 
     return {
         "n_problems": len(groups),
-        "samples": n,
+        "samples": n_samples,
         "pass_at_1": math.fsum(correct_shares) / len(correct_shares),
         "ci_low": low,
         "ci_high": high,
@@ -482,13 +485,14 @@ def measure_until_end(resources: RunResources, claims: Claims, every_s: float = 
     """Measures every set on every checkpoint, until the run has ended and all are measured. Collective.
 
     It waits for sets that another evaluator has claimed, and takes them over if that evaluator dies. An
-    evaluator that lives makes progress, since all of its waiting has deadlines.
+    evaluator that is alive can't hang, since whatever it waits for has a deadline.
     """
-    session, last_message = resources.session, ""
+    last_message = ""
+    session = resources.session
     directory, sets = session.directory, session.config.evaluation.sets
     while True:
-        # `is_running` is read before the checkpoints are listed. If the run ends in between, the loop turns
-        # once more, and finds the last checkpoint.
+        # `is_running` is read before the checkpoints are listed. If the run ends in between, `is_running` is
+        # still True, so the loop runs once more and finds the last checkpoint.
         is_running = session.ranks.from_first("is it running", directory.is_running())
         numbers = session.ranks.from_first("checkpoints", find_unmeasured(directory, sets))
         verdicts: dict[tuple[int, str], ClaimVerdict] = {}

@@ -52,16 +52,20 @@ def describe_first_prompt(model: ModelSource, task: Task, stop_strings: Sequence
     prompt = tokenizer.decode(prompt_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     shown = repr(prompt)
     if len(shown) > MOST_PROMPT_CHARACTERS:
-        shown = f"{shown[: MOST_PROMPT_CHARACTERS // 2]} … {shown[-MOST_PROMPT_CHARACTERS // 2 :]}"
+        half = MOST_PROMPT_CHARACTERS // 2
+        shown = f"{shown[:half]} … {shown[-half:]}"
     yield f"the first prompt as the model gets it ({len(prompt_ids)} tokens): {shown}"
     # A control token structures a conversation, such as <|im_end|>. Without a chat template, text of the
-    # prompt that looks like a control token becomes this token. An `as_is` problem never gets a template.
-    control = ControlTokens(tokenizer)
-    if model.chat is None and not problem.as_is and control.is_marked(control.mark(problem.prompt)):
-        yield (
-            "the prompt contains control tokens, and model.chat is null: they are read as control tokens,"
-            " from the task's template and from its rows alike"
-        )
+    # prompt that looks like a control token becomes this token. An `as_is` problem gets no template whatever
+    # `model.chat` is, so nothing is said about it.
+    if model.chat is None and not problem.as_is:
+        control = ControlTokens(tokenizer)
+        marked_prompt = control.mark(problem.prompt)  # has a mark in place of each such text
+        if control.is_marked(marked_prompt):
+            yield (
+                "the prompt contains control tokens, and model.chat is null: they are read as control tokens,"
+                " from the task's template and from its rows alike"
+            )
 
 
 def _describe_ends(tokenizer: PreTrainedTokenizerBase, codec: TextCodec, stop_strings: Sequence[str]) -> str:

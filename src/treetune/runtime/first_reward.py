@@ -51,6 +51,9 @@ def _try_function(path: str, task: Task, problem: Problem, deadline: float) -> I
 
     If the function returns None for the bare answer, it also gets the answer in common forms, and the task's
     demonstration. Yields a warning if it returns None for all of them.
+
+    Args:
+        path: The function's file or module and its name, for messages: ``rewards.py:score``.
     """
     responses = _responses_with_the_answer(task, problem)
     with GraderPool(task.grader, workers=1, deadline=deadline) as pool:
@@ -85,7 +88,11 @@ def _responses_with_the_answer(task: Task, problem: Problem) -> list[str]:
 
 
 def _refuse_failure(grade: Grade, path: str, problem: Problem) -> None:
-    """Raises ConfigError if the function raised an exception or took too long."""
+    """Raises ConfigError if the function raised an exception or took too long.
+
+    Args:
+        path: The function's file or module and its name, for the message: ``rewards.py:score``.
+    """
     if grade.outcome in ("error", "timeout"):
         issue = ConfigIssue(
             f"{path} can't grade the reference answer of {problem.id} as a response"

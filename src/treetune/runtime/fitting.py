@@ -40,7 +40,7 @@ def refuse_exclusive_gpus(sharing_processes: str) -> None:
         return  # `this_machine` reports this error
     exclusive = [mode for mode in modes if mode.startswith(("Exclusive", "Prohibited"))]
     if exclusive:
-        raise SameOnAllRanks(
+        raise SameOnAllRanks(  # a ValueError that only the first rank prints
             f"the GPUs' compute mode is {exclusive[0]}, which allows one process, but {sharing_processes}"
             " share a GPU: set the mode to Default (sudo nvidia-smi -c 0; on a cluster, request it with the"
             " job), or give the engine GPUs of its own (engines.policy.devices)"

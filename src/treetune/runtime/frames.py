@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -89,7 +90,8 @@ class RunFrames:
 
         A step covers the response tokens from `start` up to and without `end`. `value` is the value of the
         state before the step (NaN if the credit has no values). `error` is the standard error of this value.
-        The error is infinite for a step that is credited together with the step before it. `advantage` is the
+        The error is infinite if the value was not estimated from samples of this state. For example, a step
+        that is credited together with the step before it repeats the value of that step. `advantage` is the
         mean over the step's trained tokens (NaN if there are none).
         """
         rows: list[dict[str, Any]] = []
@@ -116,13 +118,16 @@ class RunFrames:
             verify_answers(path)
             for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
                 origin = {"set": name, "iteration": done, "answer": f"{row['problem']}#{row['sample']}"}
-                yield origin | row | {"correct": (row["reward"] or 0.0) >= CORRECT_SCORE}
+                reward = row["reward"]  # None if the answer could not be graded
+                is_correct = reward is not None and reward >= CORRECT_SCORE
+                yield origin | row | {"correct": is_correct}
 
 
 def _rows_of_steps(iteration: int, episode: Episode) -> Iterator[dict[str, Any]]:
     """Yields the rows of `values` for an episode."""
-    ends = episode.step_ends
-    for number, (start, end) in enumerate(zip((0, *ends[:-1]), ends, strict=True)):
+    # Each step begins where the step before it ends: the ends (4, 6) give the steps (0, 4) and (4, 6).
+    steps = itertools.pairwise((0, *episode.step_ends))
+    for number, (start, end) in enumerate(steps):
         trained = episode.trained[start:end]
         advantage = np.nan
         if episode.advantages is not None and trained.any():

@@ -194,6 +194,7 @@ def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) ->
             unavailable.report_ungraded(context, f"iteration {iteration + 1}", answers_of(trees))
             unavailable.refuse_only_none(context, answers_of(trees))
     if early is not None:
+        # `resources.context` made such an engine, since it got the path of a journal.
         assert isinstance(context.engine, JournaledEngine), "a run's answers are kept"
         metrics |= _move_to_credit(ranks, clock, context.engine)
 
@@ -242,11 +243,11 @@ def _make_drawing_context(session: Session, iteration: int) -> DrawingContext:
 
     @cache
     def read_metrics(earlier_iteration: int) -> Metrics:
-        return _read_earlier(session, earlier_iteration, ROLLOUT_METRICS, PURPOSE_OF_DRAWING)["metrics"]
+        return _read_earlier(session, earlier_iteration, ROLLOUT_METRICS, CONTENTS_FOR_DRAWING)["metrics"]
 
     @cache
     def read_pass_rates(earlier_iteration: int) -> dict[str, float]:
-        return _read_earlier(session, earlier_iteration, PASS_RATES, PURPOSE_OF_DRAWING)
+        return _read_earlier(session, earlier_iteration, PASS_RATES, CONTENTS_FOR_DRAWING)
 
     config = session.config
     return DrawingContext(config.seed, iteration, config.problem_sampling, read_metrics, read_pass_rates)
@@ -273,11 +274,13 @@ def _write_credit_phase(
     folder = session.directory.iteration(iteration)
     _write_phase(folder / CREDIT_METRICS, metrics, clock, "credit")
     if _needs_memory(session.config):
+        # Shaping has added this iteration to the memory.
         write_record(folder / MEMORY_FILE, shaping_memory)
-    tokens, model = session.directory.path / TOKENS, session.model
-    if not tokens.is_file():  # readers of episodes look up the text of tokens there
+    model = session.model
+    tokens_file = session.directory.path / TOKENS
+    if not tokens_file.is_file():  # readers of episodes look up the text of tokens there
         n_token_ids = 1 + max(model.tokenizer.get_vocab().values())  # ids begin with 0
-        write_tokens(tokens, model.codec, n_token_ids)
+        write_tokens(tokens_file, model.codec, n_token_ids)
     # A user may have deleted the episodes to have them made again. A file of token signals that is still
     # there then belongs to the deleted episodes.
     (folder / SIGNALS).unlink(missing_ok=True)
@@ -314,7 +317,8 @@ def _run_credit_phase(
             progress=show_progress,
         )
         context = replace(context, shaping_memory=shaping_memory)
-        # If the trees were read from disk, the journal has the continuations that an earlier process began.
+        # If the trees were read from disk, this process has begun no continuations. The same ones are then
+        # requested again here, and the journal has those that an earlier process has sampled.
         early = rollout.early_continuations
         if early is None and isinstance(config.credit, ContinuingCredit):
             early = config.credit.early_continuations(context)
@@ -327,7 +331,7 @@ def _run_credit_phase(
                 (folder / TRAJECTORIES).unlink(missing_ok=True)
             raise
         if config.credit.needs_engine:
-            metrics |= resources.service_metrics(context.grader, "values_")
+            metrics |= resources.service_metrics(context.grader, name_prefix="values_")
     return selected, metrics
 
 
@@ -433,11 +437,12 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metr
         ``credit/value_overlap_seconds``: the seconds in which a rank sampled both continuations and answers,
         the longest of all ranks. They stay with generation.
     """
-    tokens_and_calls = engine.sampled[CONTINUATION_PRIORITY], engine.calls
+    tokens_and_calls = (engine.sampled[CONTINUATION_PRIORITY], engine.calls)
     counts_by_rank = ranks.exchange("continuations among answers", tokens_and_calls)
     tokens = sum(tokens_of_rank for tokens_of_rank, _ in counts_by_rank)
     calls_by_rank = [calls for _, calls in counts_by_rank]
-    # The times of calls are seconds since the engine was made; the clock wants seconds since 1970.
+    # The times of calls are seconds since the engine was made; the clock wants seconds since 1970. All ranks
+    # make their engines at about the same time, so the time of this rank's engine serves for all calls.
     engine_made_at = time.time() - engine.now()
     # The rollout calls the engine once or several times. In each call, only continuations are sampled from
     # the time when the last rank has its last answer to the end of the slowest rank's call.
@@ -504,18 +509,21 @@ def _read_phase(path: Path, clock: Clock, phase: str, begun_phase: str | None = 
     return record["metrics"]
 
 
-PURPOSE_OF_DRAWING = "which has the policy's results on earlier problems"
-"""The purpose of the files that the drawing of problems reads, for the message that one of them is gone."""
+CONTENTS_FOR_DRAWING = "which has the policy's results on earlier problems"
+"""What the files have that the drawing of problems reads, for the message that one of them is gone."""
 
 
-def _read_earlier(session: Session, iteration: int, name: str, purpose: str) -> dict[str, Any]:
+def _read_earlier(session: Session, iteration: int, name: str, contents: str) -> dict[str, Any]:
     """Returns a record of an earlier iteration. Collective.
 
     It is always read from disk, never kept in memory, so that a restarted run uses the same record as an
     uninterrupted one.
 
+    Args:
+        contents: What the record has, for the message that it is gone: ``which has the memory of shaping``.
+
     Raises:
-        ValueError: The record is gone; the message says its `purpose`.
+        ValueError: The record is gone.
     """
     path = session.directory.iteration(iteration) / name
     record = None
@@ -523,7 +531,7 @@ def _read_earlier(session: Session, iteration: int, name: str, purpose: str) -> 
         record = read_record(path, BEGIN_AGAIN_REMEDY)
     record = session.ranks.from_first(f"earlier {name}", record)
     if record is None:
-        raise ValueError(f"{path} is gone, {purpose}: {BEGIN_AGAIN_REMEDY}")
+        raise ValueError(f"{path} is gone, {contents}: {BEGIN_AGAIN_REMEDY}")
     return record
 
 
@@ -536,8 +544,8 @@ def read_shaping_memory(session: Session, iteration: int) -> ShapingMemory:
     """Returns what shaping remembers of all iterations before this one. Collective."""
     if iteration == 0 or not _needs_memory(session.config):
         return ShapingMemory()
-    purpose = "which has the memory of shaping"
-    return ShapingMemory(_read_earlier(session, iteration - 1, MEMORY_FILE, purpose))
+    contents = "which has the memory of shaping"
+    return ShapingMemory(_read_earlier(session, iteration - 1, MEMORY_FILE, contents))
 
 
 def _make_carry_over(session: Session, iteration: int) -> CarryOver:

@@ -35,7 +35,7 @@ def judge_server(session: Session) -> Iterator[RunningJudge | None]:
     if settings is None:
         yield None
         return
-    assert isinstance(settings, JudgeModel)
+    assert isinstance(settings, JudgeModel)  # the only kind of `engines.judge`
     machines = sorted(set(ranks.machines()))
     if len(machines) > 1:
         raise ValueError(
@@ -95,6 +95,7 @@ def make_judge(settings: JudgeModel, servers: Sequence[Server]) -> RunningJudge:
         report_failure=report_failure,
         report_success=report_success,
     )
+    # `refuse_unusable` asks this judge a question, so it is added once the judge has been made.
     return replace(judge, refuse_unusable=partial(refuse_unusable_judge, judge))
 
 
@@ -110,10 +111,11 @@ def refuse_unusable_judge(judge: RunningJudge, task: Task, problems: Sequence[Pr
         return
     problem, grader = first_use
     assert isinstance(grader, JudgeGrader)
-    system: list[EndpointMessage] = [] if grader.system is None else [("system", grader.system)]
+    messages: list[EndpointMessage] = [] if grader.system is None else [("system", grader.system)]
+    messages.append(("user", grader.question("", problem)))
     # Without retries, a judge that can't answer is reported at once.
     request_settings = replace(judge.request_settings, retries=0)
-    body = request_settings.request_body(judge.name, [*system, ("user", grader.question("", problem))], {})
+    body = request_settings.request_body(judge.name, messages, extra={})
 
     async def ask() -> None:
         async with EndpointClient(request_settings, judge.choose_server, is_stopping=lambda: False) as client:

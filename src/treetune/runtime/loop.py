@@ -109,6 +109,7 @@ class Lookahead:
         self._overlaps = resources.session.config.overlap == "one_step"
         self._resources_of_thread = resources.for_thread() if self._overlaps else resources
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        """The functions that the thread calls one after another; None ends it."""
         # One thread for the whole run: child processes that a thread starts die with it (PDEATHSIG).
         self._thread = threading.Thread(target=self._run_thread, name="lookahead", daemon=True)
         self._in_flight: dict[int, Future[Generated]] = {}
@@ -149,7 +150,7 @@ class Lookahead:
     def _generate_now(self, iteration: int, clock: Clock) -> Generated:
         """Generates an iteration that the second thread hasn't begun, in the main thread.
 
-        Such an iteration is the first one, or the first one after a restart.
+        Such an iteration is the first one of this process, or one whose episodes are on disk.
         """
         session = self._resources.session
         is_on_disk = is_generated(session.directory, iteration)
@@ -161,13 +162,14 @@ class Lookahead:
                 " was to end there, or its episodes were deleted): it is sampled from the weights that"
                 " it begins with"
             )
+        # Most episodes on disk were made while the previous iteration was trained. Their seconds then count
+        # for no iteration, so they go to a clock of the second thread.
         generation_clock = self._clock_of_thread(iteration) if is_on_disk else clock
         episodes, metrics = generate(self._resources, iteration, generation_clock)
-        # Most episodes on disk were made while the previous iteration was trained, and their seconds count
-        # for no iteration. But an earlier process may have made them within this iteration, from the weights
-        # that it begins with.
-        was_made_within = iteration == 0 or any(episode.policy_version == iteration for episode in episodes)
-        if is_on_disk and was_made_within:
+        # But an earlier process may have made them within this iteration, from the weights that it begins
+        # with. Then their seconds count for this iteration.
+        made_in_iteration = iteration == 0 or any(episode.policy_version == iteration for episode in episodes)
+        if is_on_disk and made_in_iteration:
             for phase in ("generation", "credit"):
                 clock.add_earlier(phase, generation_clock.seconds[phase])
         return episodes, metrics, generation_clock

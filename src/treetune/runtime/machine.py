@@ -133,6 +133,7 @@ def this_machine(environment: Mapping[str, str] = os.environ, *, is_rank: bool =
     world_ranks = int(environment.get("WORLD_SIZE", "0"))
     local_ranks = int(environment.get("LOCAL_SIZE") or environment.get("LOCAL_WORLD_SIZE", "0"))
     ranks_without_launcher = 1 if is_rank else max(1, len(memories))
+    # If only WORLD_SIZE is set, all ranks are taken to be on this machine.
     ranks = local_ranks or world_ranks or ranks_without_launcher
     return Machine(
         device="cuda" if memories else "cpu",
@@ -217,8 +218,10 @@ def read_processor() -> tuple[str, frozenset[str]]:
         first_core, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
     except OSError:
         return platform.processor() or platform.machine(), frozenset()
-    lines = (line.partition(":") for line in first_core.splitlines())
-    facts = {name.strip(): value.strip() for name, _, value in lines}
+    facts: dict[str, str] = {}
+    for line in first_core.splitlines():
+        name, _, value = line.partition(":")
+        facts[name.strip()] = value.strip()
     description = [facts.get("model name", platform.machine())]
     description += [
         f"{name} {facts[name]}" for name in ("cpu family", "model", "stepping", "cache size") if name in facts

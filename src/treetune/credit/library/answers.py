@@ -210,7 +210,7 @@ def to_numpy(values: Any) -> Column:
 
     if hasattr(values, "detach"):  # a PyTorch tensor, on any device
         tensor = values.detach().cpu()
-        # NumPy has no bfloat16.
+        # NumPy has no bfloat16. So floating-point tensors of every precision become float32.
         return np.asarray(tensor.float() if tensor.is_floating_point() else tensor)
     return np.asarray(values)
 
@@ -315,8 +315,9 @@ def _cuts_at_forks(name: str, group: Sequence[GradedAnswer]) -> list[set[int]]:
                 " answers share these tokens (None: the policy sampled all tokens)"
             )
         cuts_by_answer[number].add(tokens)
-        # The origin is cut at the same position. If the origin itself branched off from an earlier answer at
-        # this position or later, the tokens up to the cut are that answer's, which is cut as well; and so on.
+        # The origin is cut at the same position. The origin may itself have branched off from an earlier
+        # answer. If it did so at this position or later, the two share the tokens up to the cut, so that the
+        # earlier answer is cut there, too; and so on.
         ancestor: int | None = origin
         while ancestor is not None:
             cuts_by_answer[ancestor].add(tokens)
@@ -337,7 +338,7 @@ def _sampled_mask(answer: GradedAnswer) -> Column:
 
     if answer.sampled is None:
         return np.ones(len(answer.response_ids), np.bool_)
-    mask: Column = answer.sampled
+    mask: Column = answer.sampled  # the field has the type Any; a checked answer has an array
     return mask
 
 
@@ -360,7 +361,8 @@ def _make_trajectory(
 
     tokens = len(answer.response_ids)
     sampled = _sampled_mask(answer)
-    # A segment ends at each cut, and at each change between sampled tokens and those of an environment.
+    # A segment ends at each cut, and at each change between sampled tokens and those of an environment. No
+    # segment starts at a cut at the answer's end, from which another answer continues.
     changes = (np.flatnonzero(np.diff(sampled)) + 1).tolist()
     starts = sorted({0, *changes, *cuts} - {tokens})
     segments = []

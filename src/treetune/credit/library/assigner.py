@@ -186,7 +186,7 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
 
         Raises:
             ConfigError: A configuration is wrong.
-            ValueError: The credit needs more than it is given, or can't be used as a library.
+            ValueError: The credit needs more than it is given, or works only in a run of treetune.
         """
         import treetune.parts  # noqa: F401  # a configuration may name any part
 
@@ -232,10 +232,11 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         Args:
             answers: `GradedAnswer` objects, or dictionaries with the same keys. Give all answers to a problem
                 in the same call.
-            iteration: The trainer's step, from which the seeds of continuations derive, too. With the same
-                number, equal states get equal continuations.
+            iteration: The number of the trainer's step. The seeds of continuations derive from it. With the
+                same number, equal states get equal continuations.
             budget: The largest number of sampled tokens. Samples in flight may exceed it. None: no limit.
-            deadline: The seconds after which the call is given up while it waits or samples. None: no limit.
+            deadline: The seconds after which the call fails, if it still waits or samples then. None: no
+                limit.
 
         Raises:
             ValueError: An answer is wrong, or the credit can't be assigned to it.
@@ -285,8 +286,8 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
             iteration: As in `advantages`.
             budget: As in `advantages`.
             deadline: As in `advantages`.
-            wrap_engine: Takes the engine, and returns another one that samples with it, such as an engine
-                with a journal.
+            wrap_engine: Takes the engine, and returns another one that samples with it, such as one that
+                also stores the samples in a file (`JournaledEngine`).
         """
         limits = CreditLimits(budget, deadline)
         return self._assign_trees(list(answers), iteration, limits, wrap_engine)
@@ -442,9 +443,10 @@ def _read_part(family: type[Family], setting: Family | Mapping[str, Any] | str, 
     if isinstance(setting, family):
         return setting
     if isinstance(setting, str):
-        is_name = setting in family.registered()
-        # A text without "{" is meant as a name, so that `build` reports an unknown one.
-        setting = {"type": setting} if is_name or "{" not in setting else _evaluate_jsonnet(setting, name)
+        if "{" in setting:
+            setting = _evaluate_jsonnet(setting, name)
+        else:  # a name; `build` reports an unknown one
+            setting = {"type": setting}
     if not isinstance(setting, Mapping):
         raise ValueError(
             f"{name} is of the type {type(setting).__name__}: give a {family.__name__}, or its configuration"
@@ -458,6 +460,7 @@ def _evaluate_jsonnet(text: str, name: str) -> Any:
     from treetune.config.jsonnet import sum_of
     from treetune.config.layers import Layer
 
+    # A configuration is the sum of its layers. Here, the text is the only layer.
     return sum_of([Layer(name, text)], variables={})
 
 
@@ -501,7 +504,7 @@ def _make_codec_without_text() -> TextCodec:
         raise ValueError("the credit reads the text of answers: give the tokenizer")
 
     def encode(text: str) -> Sequence[int]:
-        # Only credit that scores texts encodes some, and the constructor asks for its tokenizer.
+        # Only a credit that uses an engine encodes texts. Without a tokenizer, `CreditAssigner` refuses it.
         raise AssertionError("credit without an engine encodes nothing")
 
     return TextCodec(encode=encode, decode=decode, eos_id=0)  # any id would do, since no answer is sampled

@@ -109,7 +109,8 @@ def check_credit(
             " such as 'group' or 'monte_carlo'"
         )
     scores = credit.trainer_scores
-    # `reference_model` is a model that a run's trainer scores in place of the start model.
+    # `reference_model` is a model that a run's trainer runs for the credit. Example: `distillation` gives the
+    # advantages 0, and the trainer adds log-probs of this model to them.
     if Advantages(before_training=True) not in credit.gives or scores.reference_model is not None:
         raise ValueError(
             f"the credit {name!r} leaves advantages to the trainer of a run: choose one that gives them, such"
@@ -135,16 +136,18 @@ def check_credit(
         raise ValueError(
             f"the credit {name!r} scores given texts, and the engine can't: give {ACCEPTED_ENGINES}"
         )
-    samples = Continuations() in credit.gives
+    samples_continuations = Continuations() in credit.gives
     missing = []
-    if not has_engine and (samples or credit.scores_texts):
+    if not has_engine and (samples_continuations or credit.scores_texts):
         missing.append(f"engine ({ACCEPTED_ENGINES})")
-    if not has_grader and samples:
+    if not has_grader and samples_continuations:
         missing.append("grader (a function (prompt, text) -> reward, or {'type': 'math'})")
-    if not has_sampling and samples:
+    if not has_sampling and samples_continuations:
         missing.append("sampling (SamplingParams(max_tokens=…), as the answers were sampled)")
     if missing:
-        work = "samples and grades continuations of answers" if samples else "scores given texts"
+        work = "scores given texts"
+        if samples_continuations:
+            work = "samples and grades continuations of answers"
         raise ValueError(f"the credit {name!r} {work}: give {', '.join(missing)}")
 
 
@@ -255,6 +258,7 @@ def _check_call(root: CallOfLibrary) -> None:
         if finding.level == "warning":
             continue
         # The remedy of an unmet need may name another rollout, and a user of the library can't choose one.
+        # The key shows that a finding is of this kind: it is a tuple that begins at the configuration's root.
         is_unmet_need = isinstance(finding.key, tuple) and finding.key[:1] == (CONFIG_ROOT,)
         remedy = "choose another credit, or other settings of it" if is_unmet_need else finding.remedy
         raise ValueError(f"{finding.what}: {remedy}" if remedy else finding.what)

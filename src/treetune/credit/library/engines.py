@@ -45,8 +45,8 @@ class FunctionEngine(Engine):
     def generate(
         self, requests: Sequence[Request | Deferred], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
-        """Samples the requests with the user's function. Each call of it gets all requests that are known by
-        then."""
+        """Samples the requests with the user's function. Each call of the function gets all requests that can
+        be sampled by then."""
         results: list[list[Completion]] = []
         unsent: list[Request] = []
         deferred: list[Deferred] = []
@@ -170,18 +170,19 @@ def _make_launch(
         seed: The engine's seed. Requests have seeds of their own.
         device: ``cpu`` or ``cuda``.
     """
-    ends = None if generation_config is None else generation_config.eos_token_id
-    end_ids: list[int] = []
-    if isinstance(ends, int):
-        end_ids = [ends]
-    elif ends is not None:
-        end_ids = list(ends)
+    further_end_ids: list[int] = []
+    if generation_config is not None:
+        eos = generation_config.eos_token_id  # None, an id, or a list of ids
+        if isinstance(eos, int):
+            further_end_ids = [eos]
+        elif eos is not None:
+            further_end_ids = list(eos)
     return EngineLaunch(
         weights=weights,
         logs=Path(),  # unused: an engine in this process writes no log
         seed=seed,
         context_length=getattr(config, "max_position_embeddings", None) or UNBOUNDED_CONTEXT_LENGTH,
         device=device,
-        end_ids=(*codec.end_ids, *end_ids),
+        end_ids=(*codec.end_ids, *further_end_ids),
         special_ids=special_ids,
     )

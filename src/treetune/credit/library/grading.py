@@ -20,7 +20,7 @@ RewardFunction = Callable[..., Any]
 
 
 def open_grading(grader: Grader | GraderPool | Mapping[str, Any] | RewardFunction | None) -> GraderPool:
-    """Returns the pool that grades continuations. The caller closes it.
+    """Returns the pool that grades continuations. The caller closes it if it is a new one.
 
     Args:
         grader: A function, a `Grader`, the configuration of a grader, such as ``{"type": "math"}``, or a
@@ -76,8 +76,9 @@ class FunctionPool(GraderPool):
         self, response: str, problem: Problem, *, decided: bool = False, follows_prompt: bool = True
     ) -> Future[Grade]:
         """Grades the response by the user's function at once, and returns a future that is done."""
-        # The function is called at once, for every response. It has no use for `decided` and
-        # `follows_prompt`, which are for graders of treetune.
+        # `decided` says whether the reward is known without the grade, and `follows_prompt` whether the
+        # response comes directly after the prompt. Both are for graders of treetune. The user's function
+        # takes neither, and is called for every response.
         arguments = (problem.prompt, response, problem) if self._takes_problem else (problem.prompt, response)
         try:
             result = self._function(*arguments)
@@ -108,7 +109,7 @@ class FunctionPool(GraderPool):
 
 
 def _takes_problem_too(function: RewardFunction) -> bool:
-    """Returns whether the function can be called with prompt, text and problem."""
+    """Returns whether the function gets the problem as well, after prompt and text."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some built-in functions have no signature
@@ -117,8 +118,9 @@ def _takes_problem_too(function: RewardFunction) -> bool:
         signature.bind("prompt", "text", None)
     except TypeError:
         return False
-    # A function may accept both two and three arguments. With `*args` it gets the problem. With a third
-    # parameter that has a default it doesn't, since the parameter may be a setting of the function.
+    # The function can be called with three arguments, and perhaps with two as well.
     parameters = list(signature.parameters.values())
-    has_third = len(parameters) >= 3  # if not, `*args` takes the problem
-    return not has_third or parameters[2].default is inspect.Parameter.empty
+    if len(parameters) < 3:
+        return True  # its `*args` takes the problem
+    # A third parameter with a default may be a setting of the function, so it doesn't get the problem.
+    return parameters[2].default is inspect.Parameter.empty

@@ -67,9 +67,8 @@ class CreditLimits:
         self.has_alarm = can_be_cancelled or deadline is not None
         self._samples = self._tokens = 0
         self._started = time.monotonic()
-        self._reason = ""
-        """The reason why the call has to end; empty as long as it may continue."""
-        self._limit: Literal["deadline", "cancelled"] = "deadline"
+        self._reached_limit: tuple[str, Literal["deadline", "cancelled"]] | None = None
+        """The reason why the call has to end, and the kind of limit; None as long as it may continue."""
         self._alarm: Future[None] = Future()
 
     @property
@@ -84,16 +83,14 @@ class CreditLimits:
 
     def end(self, reason: str, limit: Literal["deadline", "cancelled"]) -> None:
         """Makes the call end as soon as the engine notices the alarm. Any thread may call this."""
-        # The limit is set before the reason: another thread reads the limit as soon as there is a reason.
-        self._limit = limit
-        self._reason = reason
+        self._reached_limit = reason, limit
         self.set_off_alarm()
 
     def renew_alarm(self) -> Future[None]:
         """Makes a new alarm for the next call of the engine, and returns it: a future that ends the engine's
         wait when it is set."""
         self._alarm = Future()
-        if self._reason:  # `end` was called between two calls of the engine
+        if self._reached_limit is not None:  # `end` was called between two calls of the engine
             self.set_off_alarm()
         return self._alarm
 
@@ -120,8 +117,9 @@ class CreditLimits:
 
     def raise_if_over(self) -> None:
         """Raises CreditLimitReached if the call has to end."""
-        if self._reason:
-            raise self._error(self._reason, self._limit)
+        if self._reached_limit is not None:
+            reason, limit = self._reached_limit
+            raise self._error(reason, limit)
 
     def count(self, completions: Sequence[Completion]) -> None:
         """Counts the samples of a request. Raises CreditLimitReached if they exceed the budget."""
@@ -178,26 +176,29 @@ class _CountedCall:
     def __init__(self, limits: CreditLimits, on_result: OnResult | None) -> None:
         self._limits, self._on_result = limits, on_result
         self._unanswered = 0
-        self._are_scores: list[bool] = []
-        """For each request, by its number, whether it scores given tokens. Nothing is sampled for such a
+        self._only_scores: list[bool] = []
+        """For each request, by its number, whether it only scores given tokens. Nothing is sampled for such a
         request, so it is not counted."""
 
     def watch(self, requests: Sequence[Request | Deferred]) -> list[Request | Deferred]:
         """Notes the requests, and returns them. Each `Deferred` is replaced by one whose requests are
-        watched, too. The order stays, since engines number requests in it."""
+        watched, too.
+
+        The requests stay in their order, since engines number requests by their position in the list.
+        """
         watched: list[Request | Deferred] = []
         for request in requests:
             if isinstance(request, Deferred):
                 watched.append(Deferred(request.ready, partial(self._follow, request)))
             else:
-                self._are_scores.append(isinstance(request, ScoreRequest))
+                self._only_scores.append(isinstance(request, ScoreRequest))
                 watched.append(request)
         self._unanswered += len(watched)
         return watched
 
     def count_result(self, number: int, completions: list[Completion]) -> Sequence[Request | Deferred]:
         """Counts the samples of an answered request, and returns the new requests that follow from it."""
-        if not self._are_scores[number]:
+        if not self._only_scores[number]:  # a request that scores given tokens samples nothing
             self._limits.count(completions)
         new_requests = self._on_result(number, completions) if self._on_result is not None else None
         return self._replace_answered(new_requests or ())

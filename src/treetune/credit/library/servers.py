@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -84,8 +84,8 @@ def read_servers(engine: Any) -> CallersServers | None:
             "engine.weight_transfer is 'file', and the library loads no weights into servers: leave it out"
         )
     values = {field.name: getattr(settings, field.name) for field in fields(settings)}
-    servers = CallersServers(**values)
-    return replace(servers, weight_transfer="none")  # ``auto`` would look for a way to load weights
+    values["weight_transfer"] = "none"  # in place of ``auto``, which would look for a way to load weights
+    return CallersServers(**values)
 
 
 def is_address(engine: Any) -> bool:
@@ -131,7 +131,7 @@ def open_servers(
     _check_servers(settings, codec, example_ids, timeout)
     launch = EngineLaunch(
         weights=PATH_WITHOUT_WEIGHTS,
-        logs=Path(),
+        logs=Path(),  # unused: servers that run already have their own logs
         seed=0,  # each request has a seed of its own
         context_length=context_length,
         device="cuda",  # the servers' device, on which the precision is bfloat16 unless `dtype` is set
@@ -155,7 +155,7 @@ def _check_servers(settings: CallersServers, codec: TextCodec, example_ids: Toke
     client = PlainClient(settings)
     try:
         for url in settings.addresses:
-            address = Address(url, epoch=0, key=key)
+            address = Address(url, epoch=0, key=key)  # `epoch` counts the server's restarts
             try:
                 # `settings.servers` are the servers behind a router, whose address is in `addresses`.
                 facts = client.meet(address, timeout, is_router=settings.servers is not None)

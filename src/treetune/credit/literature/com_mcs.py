@@ -48,9 +48,9 @@ class CompoundValues(OverAnother):
 
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
-        values = self.over.values(valuation)
+        unmixed_values = self.over.values(valuation)  # `over` is the estimator whose values are mixed
         mixed_values = []
-        for step_values, answer in zip(values, valuation.answers, strict=True):
+        for step_values, answer in zip(unmixed_values, valuation.answers, strict=True):
             mixed_values.append(self._mix(step_values, answer.reward))
         return mixed_values
 

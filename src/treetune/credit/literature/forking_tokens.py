@@ -45,8 +45,9 @@ class ForkingTokens(OverAnotherCredit):
 
     @override
     def weigh_tokens(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
-        """Sets the advantages of all tokens to 0 but those of the tokens with the largest entropies."""
+        """Sets the advantages of all tokens to 0, except for the tokens with the largest entropies."""
         distributions = required(context.model_scores.distributions, "distributions")
+        # `along` returns two columns for each row: Σ π² and the entropy of the policy's distributions.
         entropies = [entropies_T for _, entropies_T in distributions.along(episodes)]
         # 1 for the `share` of the iteration's trained tokens with the largest entropies, 0 for the others.
         weights = top_share_weights(context, episodes, entropies, self.share)

@@ -58,8 +58,9 @@ class GroupInGroup(TokenCredit):
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         rollout = experiment.rollout
-        # Only rollouts of a run are checked, and not another trainer's answers
-        # (`treetune.credit.advantages`): by chance, no answer of a batch may have a reply.
+        # `OneLine()`, without `turns`, declares that the policy writes whole answers, without replies of an
+        # environment. A batch of another trainer (`treetune.credit.advantages`) may have no replies by
+        # chance, so it is not refused: there, `rollout` is a substitute that isn't a `Rollout`.
         if isinstance(rollout, Rollout) and OneLine() in rollout.gives:
             _, key = innermost_rollout(rollout)
             yield Finding(
@@ -78,16 +79,19 @@ class GroupInGroup(TokenCredit):
             for answer, turns in zip(answers, turns_by_answer, strict=True)
         ]
         # A turn's anchor is the tokens of the environment just before the turn. A turn is compared with the
-        # turns that have the same anchor. Here, a turn is named by the numbers of its answer and of itself.
+        # turns that have the same anchor. Each turn is represented by a pair: the number of its answer, and
+        # its number in the answer.
         turns_by_anchor: dict[bytes, list[tuple[int, int]]] = {}
         for answer_number, turns in enumerate(turns_by_answer):
             for turn_number, turn in enumerate(turns):
                 turns_by_anchor.setdefault(turn.anchor, []).append((answer_number, turn_number))
-        turn_advantages: dict[tuple[int, int], float] = {}
+        advantage_by_turn: dict[tuple[int, int], float] = {}
         for compared_turns in turns_by_anchor.values():
-            returns = [returns_by_answer[answer_number][turn] for answer_number, turn in compared_turns]
-            advantages_of_turns = group_advantages(returns, self.std, self.eps)
-            turn_advantages.update(zip(compared_turns, advantages_of_turns, strict=True))
+            returns = []
+            for answer_number, turn_number in compared_turns:
+                returns.append(returns_by_answer[answer_number][turn_number])
+            compared_advantages = group_advantages(returns, self.std, self.eps)
+            advantage_by_turn.update(zip(compared_turns, compared_advantages, strict=True))
 
         rewards = [answer.reward for answer in answers]
         answer_advantages = group_advantages(rewards, self.std, self.eps)
@@ -95,7 +99,7 @@ class GroupInGroup(TokenCredit):
         for answer_number, turns in enumerate(turns_by_answer):
             row: list[float] = []
             for turn_number, turn in enumerate(turns):
-                turn_advantage = turn_advantages[answer_number, turn_number]
+                turn_advantage = advantage_by_turn[answer_number, turn_number]
                 advantage = answer_advantages[answer_number] + self.weight * turn_advantage
                 # The environment's tokens before the turn get this advantage as well; they aren't trained.
                 row += [advantage] * (turn.end - len(row))

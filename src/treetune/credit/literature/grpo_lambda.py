@@ -103,10 +103,12 @@ def sum_traces(tokens: int, decay: float, trace: TraceForm = "recent", floor: fl
         # decay^t is `decayed_T[t]`. So here the array is indexed by the token, and not by the lag.
         least_T = np.maximum(least_T, decayed_T)
     # The number of lags of each token: from 0 at the token itself to that of the last token.
-    lags_T: Column = tokens - np.arange(tokens)
-    # The number of these lags at which the decayed trace is above the least one. Both arrays are negated,
-    # because `searchsorted` needs ascending values.
-    decaying_lags_T = np.minimum(np.searchsorted(-decayed_T, -least_T), lags_T)
+    lag_counts_T: Column = tokens - np.arange(tokens)
+    # The number of these lags at which the decayed trace is above the least one. Example: of the decayed
+    # traces [1, 0.5, 0.25], two are above the least trace 0.4. Both arrays are negated, because
+    # `searchsorted` needs ascending values.
+    decayed_counts_T = np.minimum(np.searchsorted(-decayed_T, -least_T), lag_counts_T)
+    least_counts_T = lag_counts_T - decayed_counts_T
     # For each number n of lags, the sum of the first n decayed traces.
     sums_of_decayed = np.concatenate([[0.0], np.cumsum(decayed_T)])
-    return sums_of_decayed[decaying_lags_T] + (lags_T - decaying_lags_T) * least_T
+    return sums_of_decayed[decayed_counts_T] + least_counts_T * least_T

@@ -88,6 +88,7 @@ class ImplicitReward(Credit):
     @property
     @override
     def needs(self) -> tuple[Need, ...]:
+        # `OneLine(turns=True)`: answers without parallel threads, with or without an environment's turns.
         return (
             Need(SampledAnswers(), "it compares the reward model with the probabilities of sampling"),
             Need(OneLine(turns=True), "it scores an answer token by token", THREADS_REMEDY),
@@ -151,11 +152,12 @@ class ImplicitReward(Credit):
 
         answers = answers_of(trees)
         texts = [ScoredText(answer.prompt_ids, answer.response_ids) for answer in answers]
-        scores, metrics = score_texts(context, texts, "reference")
+        # The trainer's reference model is the reward model (`trainer_scores`).
+        model_logprobs, metrics = score_texts(context, texts, "reference")
         plain_episodes = [make_episode(context, answer) for answer in answers]
         # The process rewards of the sampled tokens of each answer. _T: an array over an answer's tokens.
         rewards_by_answer: list[Column] = []
-        for episode, model_T in zip(plain_episodes, scores, strict=True):
+        for episode, model_T in zip(plain_episodes, model_logprobs, strict=True):
             assert episode.behaviour_logprobs is not None, "sampled answers have log-probs"
             policy_T = np.asarray(episode.behaviour_logprobs, np.float64)
             # The model may give a sampled token the probability 0. The clip keeps the reward finite.
@@ -164,12 +166,13 @@ class ImplicitReward(Credit):
             rewards_by_answer.append(rewards_T[episode.trained])
         advantages: list[Column] = []
         for tree in trees:
-            # `answers_of` lists the answers tree by tree, and the trees before this one are done.
+            # `rewards_by_answer` lists the answers tree by tree. `advantages` has the answers of the trees
+            # before this one, so its length is the position of this tree's first answer.
             first = len(advantages)
             rewards_of_tree = rewards_by_answer[first : first + len(tree.leaves)]
-            advantages_of_process = process_advantages(rewards_of_tree, self.gamma)
-            outcomes = leave_one_out_advantages([leaf.reward for leaf in tree.leaves])
-            for process_T, outcome in zip(advantages_of_process, outcomes, strict=True):
+            process_of_tree = process_advantages(rewards_of_tree, self.gamma)
+            outcomes_of_tree = leave_one_out_advantages([leaf.reward for leaf in tree.leaves])
+            for process_T, outcome in zip(process_of_tree, outcomes_of_tree, strict=True):
                 advantages.append(self.weight * process_T + self.outcome_weight * outcome)
         episodes = []
         for episode, advantages_of_sampled in zip(plain_episodes, advantages, strict=True):
@@ -180,7 +183,8 @@ class ImplicitReward(Credit):
 
 
 def process_advantages(rewards: Sequence[Column], gamma: float) -> list[Column]:
-    """Returns Σ_{s≥t} γ^(s−t) (r_i,s − mean_{j≠i} r̄_j) for each token of a group's answers.
+    """Returns Σ_{s≥t} γ^(s−t) (r_i,s − mean_{j≠i} r̄_j) for each token t of each answer i of a group, where
+    r̄_j is the mean reward of the tokens of answer j.
 
     Example, with γ = 1: two answers have the rewards ``[0.2, 0.0]`` and ``[0.1]``. The mean of each is 0.1,
     which is the baseline of the other. Their advantages are ``[0.0, -0.1]`` and ``[0.0]``.
@@ -193,8 +197,8 @@ def process_advantages(rewards: Sequence[Column], gamma: float) -> list[Column]:
 
     means = [float(rewards_T.mean()) for rewards_T in rewards]
     advantages = []
-    for answer, rewards_T in enumerate(rewards):
-        means_of_others = means[:answer] + means[answer + 1 :]
+    for number, rewards_T in enumerate(rewards):
+        means_of_others = means[:number] + means[number + 1 :]
         centred_T = rewards_T - sum(means_of_others) / len(means_of_others)
         returns_T = np.zeros(len(centred_T))
         later_return = 0.0  # the return from the next token on

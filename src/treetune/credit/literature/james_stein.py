@@ -76,6 +76,9 @@ def shrinkage_and_target(others: Sequence[Sequence[float]]) -> tuple[float, floa
         return 0.0, 0.0
     means = [mean(rewards) for rewards in others]
     target = mean(means)
-    variance_of_means = mean([variance(rewards) / len(rewards) for rewards in others])
+    # How far a problem's mean reward is from its expectation, since it has only a few answers.
+    sampling_variance = mean([variance(rewards) / len(rewards) for rewards in others])
+    # How far the mean rewards of problems are from their mean.
     variance_among_problems = mean([(problem_mean - target) ** 2 for problem_mean in means])
-    return variance_of_means / (variance_of_means + variance_among_problems + EPS), target
+    shrinkage = sampling_variance / (sampling_variance + variance_among_problems + EPS)
+    return shrinkage, target

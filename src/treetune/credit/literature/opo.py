@@ -38,8 +38,8 @@ class OptimalBaseline(Credit):
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
-        """Gives all tokens of an answer its reward minus the mean reward, weighted by the answers' sampled
-        tokens."""
+        """Gives all tokens of an answer the same advantage: its reward minus a mean of the rewards, in which
+        each answer has its number of sampled tokens as its weight."""
         advantages: list[float] = []
         for tree in trees:
             rewards = [answer.reward for answer in tree.leaves]

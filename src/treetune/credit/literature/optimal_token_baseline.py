@@ -106,8 +106,9 @@ def optimal_token_advantages(rewards: Sequence[float], squared_norms: Sequence[C
     for weights_T, norms_T in zip(weights_GT, squared_norms, strict=True):
         weights_T[: len(norms_T)] = np.cumsum(norms_T)
     baseline_T = np.array(rewards) @ weights_GT / (weights_GT.sum(0) + EPS)
-    # After the end of the second longest answer, only one answer has tokens. Its baseline would be its own
-    # reward, so it is set to 0. With a single answer, this holds from token 0 on.
+    # After the end of the second longest answer, only the longest answer has tokens. With its own reward as
+    # the baseline, these tokens would all get the advantage 0. So the baseline is 0 there. With a single
+    # answer, this holds from token 0 on.
     second_longest = sorted([0, *lengths])[-2]
     baseline_T[second_longest:] = 0.0
     return [reward - baseline_T[:length] for reward, length in zip(rewards, lengths, strict=True)]

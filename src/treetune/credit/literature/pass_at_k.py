@@ -79,7 +79,10 @@ def pass_at_k_advantages(
     std: bool = False,
     eps: float = 1e-6,
 ) -> list[float]:
-    """Returns each answer's mean of the best reward of `k` answers, minus a baseline; see `PassAtK`.
+    """Returns each answer's advantage: a mean of best rewards, minus a baseline (see `PassAtK`).
+
+    For each set of `k` answers that contains the answer, take the best reward in the set. The mean is over
+    these sets.
 
     Example: ``pass_at_k_advantages([1.0, 0.0, 0.0, 0.0], 2)`` is about ``[0.5, -0.17, -0.17, -0.17]``.
     With fewer than `k` answers, which happens where some could not be graded, the advantages are 0.

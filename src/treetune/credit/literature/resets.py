@@ -60,9 +60,11 @@ class Resets(Credit):
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         rollout, key = innermost_rollout(experiment.rollout)
-        # Of the rollouts, only `tree` has a branching, and of the branchings only `resets` needs grades.
+        # Of the rollouts, only `tree` has a branching. Of the branchings, only `resets` needs grades: they
+        # tell it which answers are wrong.
         branching = getattr(rollout, "branching", None)
-        if not getattr(branching, "needs_grades", False):
+        continues_wrong_answers = getattr(branching, "needs_grades", False)
+        if not continues_wrong_answers:
             yield Finding(
                 "it trains the continuations of wrong answers, which only the rollout 'tree' with the"
                 " branching 'resets' samples",

@@ -42,8 +42,8 @@ class RolloutTree(Siblings):
 
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
-        """Returns the mean reward of all answers that went through each state, with a baseline nearer to the
-        group's mean."""
+        """Returns the mean reward of all answers that went through each state. The baseline is this mean,
+        shrunk towards the group's mean."""
         # For each state of an answer, the rewards of the other answers that went through the state.
         others = valuation.sibling_rewards()
         values: list[StepValues] = []
@@ -51,10 +51,12 @@ class RolloutTree(Siblings):
             group_mean = mean([leaf.reward for leaf in answer.tree.leaves])
             step_values: StepValues = []
             for answer_state in answer.states:
-                value = value_of_rewards([answer.reward, *others[answer_state]])
-                assert value is not None, "an answer went through its own states"
-                # The baseline is the mean if `prior` more answers had come here and earned the group's mean.
-                total = value.value * value.samples + self.prior * group_mean
-                step_values.append(value._replace(baseline=total / (value.samples + self.prior)))
+                state_value = value_of_rewards([answer.reward, *others[answer_state]])
+                assert state_value is not None, "an answer went through its own states"
+                # The baseline is a mean in which `prior` further answers count, each with the group's mean as
+                # its reward.
+                sum_of_rewards = state_value.value * state_value.samples + self.prior * group_mean
+                baseline = sum_of_rewards / (state_value.samples + self.prior)
+                step_values.append(state_value._replace(baseline=baseline))
             values.append(step_values)
         return values

@@ -126,6 +126,7 @@ class GoldScores:
 
     def gold_needs(self) -> tuple[Need, ...]:
         """Returns what the part needs for its scores."""
+        # Answers in one line have no parallel threads. With `turns=True`, they may have several turns.
         one_line = Need(
             OneLine(turns=True),
             "it scores the reference answer after the tokens so far",

@@ -119,6 +119,7 @@ class SelfDistillation(Credit):
     def needs(self) -> tuple[Need, ...]:
         needs = [
             Need(SampledAnswers(), "it compares the teacher with the probabilities of sampling"),
+            # Answers in one line have no parallel threads. With `turns=True`, they may have several turns.
             Need(OneLine(turns=True), "it scores an answer token by token", THREADS_REMEDY),
             Need(UseOfAdvantages(), "it scores all answers to compute advantages", UNUSED_ADVANTAGES_REMEDY),
         ]
@@ -181,8 +182,9 @@ class SelfDistillation(Credit):
         # The teacher's log-probs, one entry for each answer that has a text, in the order of the answers.
         upcoming_scores = iter(scores)
         episodes = []
-        # The sum of −δ over this rank's tokens that the teacher scored, and the number of these tokens. δ is
-        # the teacher's log-prob of a token minus the policy's.
+        # δ is the teacher's log-prob of a token minus the policy's. The mean of −δ over the tokens that the
+        # teacher scored estimates the KL divergence of the policy from the teacher. Each rank adds up −δ, and
+        # counts these tokens.
         logprob_gap, compared_tokens = 0.0, 0
         for answer, text, outcome_advantage in zip(answers, texts, outcome_advantages, strict=True):
             episode = make_episode(context, answer)
@@ -228,7 +230,7 @@ class SelfDistillation(Credit):
         if self.clip is not None:
             differences_T = differences_T.clip(-self.clip, self.clip)
         advantages_T = self.weight * differences_T + self.outcome_weight * outcome_advantage
-        if self.keeps_sign and outcome_advantage:
+        if self.keeps_sign and outcome_advantage != 0:  # 0 has no sign that could be kept
             has_sign_of_outcome_T = advantages_T * outcome_advantage > 0
             advantages_T = np.where(has_sign_of_outcome_T, advantages_T, 0.0)
         return advantages_T
@@ -237,12 +239,10 @@ class SelfDistillation(Credit):
 def _mean_over_ranks(context: RolloutContext, name: str, total: float, count: int) -> float | None:
     """Returns the mean over all ranks, from the sum and the number of this rank's values. Returns None if no
     rank has a value. Collective."""
-    total_and_count_by_rank = context.ranks.exchange(name, (total, count))
-    count_of_ranks = sum(count_of_rank for _, count_of_rank in total_and_count_by_rank)
-    if not count_of_ranks:
+    totals, counts = zip(*context.ranks.exchange(name, (total, count)), strict=True)  # by rank
+    if sum(counts) == 0:
         return None
-    total_of_ranks = sum(total_of_rank for total_of_rank, _ in total_and_count_by_rank)
-    return total_of_ranks / count_of_ranks
+    return sum(totals) / sum(counts)
 
 
 def _subtract_policy_logprobs(episode: Episode, teacher_T: Column) -> Column:

@@ -134,16 +134,18 @@ class Trace(GoldScores, Credit):
         step_credits = td_credits(values, self.td_steps, self.discount, terminal)
         steps = len(logprobs_of_states)
         advantages = [self.outcome_weight * outcome_advantage] * steps
+        # A step has a credit if the states before and after it have values. So the last step never has one.
         for step, step_credit in enumerate(step_credits):
             advantages[step] += self.step_weight * step_credit
         # Steps without a value get the last value before them, for the viewer.
         last_value = values[-1] if values else 0.0
         values_of_steps = values + [last_value] * (steps - len(values))
-        unknown_errors = [math.inf] * steps  # the values are not means of samples, which have standard errors
+        # The values are not means of samples, so their standard errors are unknown (inf).
+        unknown_errors = [math.inf] * steps
         rows = self.states.step_rows(answer, advantages, values_of_steps, unknown_errors)
-        # The steps end at the states.
-        cut_at_states = replace(answer, step_ends=rows.ends)
-        return make_episode(context, cut_at_states, rows.advantages, rows.values, rows.errors)
+        # The row has the steps of the rule `states`, which may differ from the answer's.
+        cut_into_steps = replace(answer, step_ends=rows.ends)
+        return make_episode(context, cut_into_steps, rows.advantages, rows.values, rows.errors)
 
 
 def log_gap_values(mean_logprobs: Sequence[float], offset: float) -> list[float]:

@@ -157,6 +157,8 @@ class WeightedBy(OverAnotherCredit):
             compared_with |= {"reference"}
         elif self.signal == "group_divergence":
             compared_with |= {"group"}
+        # The surprise is −log p of the sampled token. The other signals are computed from whole distributions
+        # over the vocabulary.
         return replace(
             scores,
             reference=scores.reference or self.signal == "deviation",
@@ -173,6 +175,7 @@ class WeightedBy(OverAnotherCredit):
             needs.append(Need(SampledAnswers(), "it reads the probabilities that tokens were sampled with"))
         if self.weights == "group_share" or self.signal == "group_divergence":
             needs.append(Need(Answers(2), "it compares a token with those of the other answers"))
+            # Answers in one line have no parallel threads. With `turns=True`, they may have several turns.
             needs.append(Need(OneLine(turns=True), "it compares tokens at the same position", THREADS_REMEDY))
         return tuple(needs)
 
@@ -284,12 +287,13 @@ def group_share_weights(
     sums: dict[_ComparedSet, float] = {}
     counts: dict[_ComparedSet, int] = {}
     for token in tokens:
-        sums[token.compared] = sums.get(token.compared, 0.0) + token.signal_or_inverse
-        counts[token.compared] = counts.get(token.compared, 0) + 1
+        sums[token.compared_set] = sums.get(token.compared_set, 0.0) + token.signal_or_inverse
+        counts[token.compared_set] = counts.get(token.compared_set, 0) + 1
     weights = [np.ones(len(episode.response_ids)) for episode in episodes]
     for token in tokens:
-        weight = base + bonus * counts[token.compared] * token.signal_or_inverse / sums[token.compared]
-        weights[token.episode][token.compared.position] = weight
+        count = counts[token.compared_set]
+        weight = base + bonus * count * token.signal_or_inverse / sums[token.compared_set]
+        weights[token.episode][token.compared_set.position] = weight
     return weights
 
 
@@ -305,19 +309,21 @@ class _WeightedToken(NamedTuple):
     """A token with an advantage other than 0, and its summand in the sum over its compared set.
 
     Example: the token at position 7 of the third episode has a negative advantage and the entropy 0.5:
-    ``_WeightedToken(episode=2, compared=_ComparedSet("train/17", -1, 7), signal_or_inverse=2.0)``.
+    ``_WeightedToken(episode=2, compared_set=_ComparedSet("train/17", -1, 7), signal_or_inverse=2.0)``.
     """
 
     episode: int
     """The index of the token's episode."""
-    compared: _ComparedSet
+    compared_set: _ComparedSet
     """The set of tokens with which it is compared. It also has the token's position."""
     signal_or_inverse: float
     """The token's signal s, or 1/s if its advantage is negative."""
 
 
 def _tokens_with_advantage(episodes: Sequence[Episode], signals: Sequence[Column]) -> list[_WeightedToken]:
-    """Returns the trained tokens whose advantage isn't 0, episode after episode."""
+    """Returns the trained tokens whose advantage isn't 0, episode after episode. Each has the set of tokens
+    with which it is compared: those at its position, in the answers to its problem, with an advantage of the
+    same sign."""
     import numpy as np
 
     tokens = []
@@ -325,13 +331,14 @@ def _tokens_with_advantage(episodes: Sequence[Episode], signals: Sequence[Column
         assert episode.advantages is not None
         for position in np.flatnonzero(episode.trained & (episode.advantages != 0)).tolist():
             signal = float(signals_T[position]) + EPS
-            # Where the advantage is negative, the formula has 1/s in place of the signal s.
+            # GTPO computes the weight from the signal s where the advantage is positive, and from 1/s where
+            # it is negative.
             if episode.advantages[position] > 0:
-                compared = _ComparedSet(episode.group, sign=1, position=position)
-                token = _WeightedToken(index, compared, signal_or_inverse=signal)
+                compared_set = _ComparedSet(episode.group, sign=1, position=position)
+                token = _WeightedToken(index, compared_set, signal_or_inverse=signal)
             else:
-                compared = _ComparedSet(episode.group, sign=-1, position=position)
-                token = _WeightedToken(index, compared, signal_or_inverse=1 / signal)
+                compared_set = _ComparedSet(episode.group, sign=-1, position=position)
+                token = _WeightedToken(index, compared_set, signal_or_inverse=1 / signal)
             tokens.append(token)
     return tokens
 

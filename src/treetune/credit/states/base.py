@@ -66,7 +66,8 @@ class AnswerPrefix(NamedTuple):
 
     @property
     def key(self) -> bytes:
-        """A digest that is equal for equal states on all ranks, and for no others."""
+        """A digest of the prefix. Equal prefixes have the same digest, also on different ranks; different
+        prefixes have different digests."""
         digest = hashlib.blake2b(repr(self.problem.id).encode(), digest_size=16)
         for segment in self.segments:
             digest.update(repr((segment.branch, segment.origin, len(segment.token_ids))).encode())
@@ -232,7 +233,7 @@ class StateRule(Registrable):
     ) -> list[Estimate]:
         """Continues each state, and returns the estimates in the order of the states.
 
-        The seed of each continuation derives from the state and `plan.purpose`, and neither from the rank
-        that samples the continuation nor from the time. So the result does not depend on these.
+        The seed of each continuation derives from the state and `plan.purpose`, but not from the rank or the
+        time. So the result doesn't depend on which rank samples the continuation, or when.
         """
         raise NotImplementedError

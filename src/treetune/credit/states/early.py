@@ -91,7 +91,7 @@ class EarlyContinuations:
                 prefix = AnswerPrefix.of(ready.problem, ready.prompt_ids, ready.segments, starts[index])
                 # Answers share states, at least that of the prompt. Each state is begun once.
                 if prefix.key not in self.begun:
-                    self.begun[prefix.key] = None
+                    self.begun[prefix.key] = None  # until `_begin` has the continuations
                     new_states.append(prefix)
         return new_states
 

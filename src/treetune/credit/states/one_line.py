@@ -77,16 +77,21 @@ class OneLineStates(StateRule):
         """Continues each state. Prefix and continuation together may have as many tokens as an answer."""
         assert context.engine is not None, "Monte-Carlo values need an engine"
         early = context.early_continuations
-        states: list[OneLineContinuations] = []
+        continuations_by_state: list[OneLineContinuations] = []
         for prefix in prefixes:
             # The continuations that were sampled during the rollout; the others are sampled here.
             continuations = None if early is None else early.find(prefix.key, plan)
-            states.append(continuations or OneLineContinuations(context, prefix, plan))
-        sampled_early = sum(len(state.completions) for state in states)
+            if continuations is None:
+                continuations = OneLineContinuations(context, prefix, plan)
+            continuations_by_state.append(continuations)
+        sampled_early = sum(len(continuations.completions) for continuations in continuations_by_state)
         counted_samples = CountedSamples(context, earlier_samples=sampled_early)
 
         async def estimate_all() -> list[Estimate]:
-            return await asyncio.gather(*(state.estimate(counted_samples.sample) for state in states))
+            sample = counted_samples.sample
+            return await asyncio.gather(
+                *(continuations.estimate(sample) for continuations in continuations_by_state)
+            )
 
         return context.engine.run(estimate_all())
 
@@ -136,14 +141,15 @@ def continuation_request(
     """
     problem, prompt_ids, _ = prefix
     prefix_ids = prefix.token_ids
-    key: tuple[int | str, ...] = (iteration, problem.id, repr(tuple(prefix_ids.tolist())), purpose)
-    # The seed of round 0, the only one of a fixed budget such as VinePPO's, doesn't contain the round number.
+    seed_key: tuple[int | str, ...] = (iteration, problem.id, repr(tuple(prefix_ids.tolist())), purpose)
+    # Each later round adds its number, so it samples other continuations than the rounds before it. A fixed
+    # budget such as VinePPO's has only round 0.
     if round_number > 0:
-        key = (*key, round_number)
+        seed_key = (*seed_key, round_number)
     budget = settings.token_budget(prompt_ids, sampling.max_tokens)
     return Request(
         prompt_ids=joined([prompt_ids, prefix_ids]),
-        seed=derive_seed(seed, *key),
+        seed=derive_seed(seed, *seed_key),
         n=count,
         sampling=replace(sampling, max_tokens=budget - len(prefix_ids)),
         priority=CONTINUATION_PRIORITY,
@@ -166,7 +172,7 @@ class OneLineContinuations:
     """The number of rounds of the budget so far. Each is one request."""
     completions: list[Completion] = field(default_factory=list)
     """All continuations so far, in the order of sampling."""
-    grades: list[Future[Grade] | None] = field(default_factory=list)
+    grade_futures: list[Future[Grade] | None] = field(default_factory=list)
     """One entry for each of the first `completions`; the later ones have not been submitted to the grader
     yet. None for a continuation that was cut off and whose reward is known without a grade."""
 
@@ -222,29 +228,30 @@ class OneLineContinuations:
     def _submit_to_grader(self) -> None:
         """Submits to the grader the continuations that it has not seen yet."""
         context, prefix_ids = self.context, self.prefix.token_ids
-        unsubmitted = self.completions[len(self.grades) :]
+        unsubmitted = self.completions[len(self.grade_futures) :]
         for completion in unsubmitted:
             was_cut_off = completion.finish_reason == "length"
             if was_cut_off and context.settings.unfinished_reward is not None:
-                self.grades.append(None)  # its reward is known without a grade
+                self.grade_futures.append(None)  # its reward is known without a grade
                 continue
             text = context.codec.decode(joined([prefix_ids, completion.token_ids]))
             graded_text = cut_at_stop(text, self.sampling.stop)
-            self.grades.append(context.grader.submit(graded_text, self.prefix.problem))
+            self.grade_futures.append(context.grader.submit(graded_text, self.prefix.problem))
 
     async def _wait_for_grades(self) -> None:
-        for grade in self.grades:
-            if grade is not None:
-                await result_of(grade)
+        for future in self.grade_futures:
+            if future is not None:
+                await result_of(future)
 
     def _list_rewards(self) -> list[float | None]:
-        """Returns the reward of each continuation in `grades`; None for one that could not be graded."""
+        """Returns the reward of each continuation that has an entry in `grade_futures`; None for one that
+        could not be graded."""
+        unfinished_reward = self.context.settings.unfinished_reward
         earned: list[float | None] = []
-        for future in self.grades:
-            # `_submit_to_grader` puts None for a continuation that was cut off and earns `unfinished_reward`.
-            # This setting isn't None then, so `or 0.0` has no effect: it satisfies the type checker.
-            if future is None:
-                earned.append(self.context.settings.unfinished_reward or 0.0)
+        for future in self.grade_futures:
+            if future is None:  # the continuation was cut off, so it earns `unfinished_reward` ungraded
+                assert unfinished_reward is not None, "without this setting, every continuation is graded"
+                earned.append(unfinished_reward)
                 continue
             grade = future.result()
             earned.append(grade.reward if grade.is_known else None)

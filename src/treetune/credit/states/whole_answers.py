@@ -60,13 +60,14 @@ class WholeAnswers(StateRule):
     ) -> list[Estimate]:
         """Continues each state by whole answers that begin with it, round by round."""
         assert context.engine is not None, "Monte-Carlo values need an engine"
-        rollout, budget = _rollout_of_continuations(context, plan.sampling), plan.budget
+        budget = plan.budget
+        rollout = _rollout_of_continuations(context, plan.sampling)
         context_of_continuations = _context_of_continuations(context)
         early = context.early_continuations
         answers_by_state: list[list[Trajectory]] = []
         for prefix in prefixes:
             early_answers = None if early is None else early.find(prefix.key, plan)
-            answers_by_state.append(list(early_answers or ()))
+            answers_by_state.append([] if early_answers is None else list(early_answers))
         # A state with early answers has gone through its first round already.
         rounds_by_state = [1 if answers else 0 for answers in answers_by_state]
         # All states go through their rounds together, in one call of the rollout for each round. So the
@@ -84,7 +85,7 @@ class WholeAnswers(StateRule):
             sampled = context.engine.run(rollout.answers(context_of_continuations, starts))
             for state, answer in zip(state_of_start, sampled, strict=True):
                 answers_by_state[state].append(answer)
-            # A state for which the budget asked for nothing is finished.
+            # Each state that had a start, once. A state for which the budget asked for nothing is finished.
             unfinished_states = list(dict.fromkeys(state_of_start))
             for state in unfinished_states:
                 rounds_by_state[state] += 1
@@ -96,7 +97,7 @@ class WholeAnswers(StateRule):
     def _make_starts(
         self, context: RolloutContext, prefix: AnswerPrefix, purpose: str, numbers: Sequence[int]
     ) -> list[Start]:
-        """Returns a start for each of these numbers, which number the continuations of a state from 0 on.
+        """Returns the starts of the state's continuations with these `numbers`; its first one has number 0.
 
         A start describes an answer to be sampled: it begins with the segments of the state (`prefix`), and
         has a seed that derives from the state and the number.

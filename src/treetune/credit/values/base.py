@@ -146,10 +146,10 @@ class Valuation:
 
     def __post_init__(self) -> None:
         self.answers = []
-        for number, tree in enumerate(self.trees):
+        for tree_index, tree in enumerate(self.trees):
             for leaf, answer in enumerate(tree.leaves):
                 starts = self.rule.step_starts(answer)[: self.max_states]
-                states = [AnswerState(number, leaf, start, tree.state(leaf, start)) for start in starts]
+                states = [AnswerState(tree_index, leaf, start, tree.state(leaf, start)) for start in starts]
                 self.answers.append(ValuedAnswer(tree, leaf, states))
 
     @property
@@ -193,12 +193,12 @@ class Valuation:
                 states.append(StateOfPath(answer_state.leaf, answer_state.length))
             problems.append(ProblemStates(tree.problem, tree.prompt_ids, paths, states))
         plan = ContinuationPlan(budget or FixedBudget(self.samples), self.sampling)
-        estimates_by_tree, estimates_of_all = estimate_states(
+        estimates_by_tree, estimates_of_all_ranks = estimate_states(
             self.context, problems, self.rule, plan, balanced
         )
         for new_states, tree_estimates in zip(new_states_by_tree, estimates_by_tree, strict=True):
             self.estimates.update(zip(new_states, tree_estimates, strict=True))
-        self.all_estimates += estimates_of_all
+        self.all_estimates += estimates_of_all_ranks
 
     def sample_first(self, estimator: ValueEstimator) -> None:
         """Samples continuations of the states that the estimator continues whatever the other answers are
@@ -236,9 +236,10 @@ class Valuation:
         shared_by_tree = [shared_tokens(tree) for tree in self.trees]
         rewards = {}
         for answer_state in self.states:
-            tree, leaf, length, _ = answer_state  # `tree` is an index
-            below = rewards_below(self.trees[tree], shared_by_tree[tree], leaf, length)
-            rewards[answer_state] = list(below)
+            tree_index = answer_state.tree
+            tree, shared_counts = self.trees[tree_index], shared_by_tree[tree_index]
+            rewards_of_others = rewards_below(tree, shared_counts, answer_state.leaf, answer_state.length)
+            rewards[answer_state] = list(rewards_of_others)
         return rewards
 
     def values_with(self, others: Mapping[AnswerState, Sequence[float]]) -> list[StepValues]:
@@ -277,7 +278,8 @@ def rewards_below(
         yield from (tree.leaves[other].reward for other in same_beginning)
         return
     sharing = sharing_of(tree)
-    # An answer's branch is the node of the tree that holds the answer's next token after the state.
+    # An answer's branch is the node of the tree that holds the answer's next token after the state, the token
+    # at index `length`. `stretch_at` returns this node.
     leaves_by_branch: dict[int, list[int]] = {}
     for other in same_beginning:
         leaves_by_branch.setdefault(sharing.stretch_at(other, length), []).append(other)

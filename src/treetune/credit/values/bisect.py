@@ -71,12 +71,13 @@ class _Search:
     ) -> None:
         self.settings, self.valuation, self.states, self.reward = settings, valuation, states, reward
         self.valued: list[int] = []
-        """The states that have a value."""
+        """The indices in `states` of the states that have a value."""
         self.parts: list[tuple[int, int]] = []
-        """The parts of the answer that are being halved. A part goes from one state with a value to the next
-        such state."""
+        """The parts of the answer that are being halved, each with the indices of its two ends: states with a
+        value, or `len(states)` for the answer's end."""
         self.middles = [0]
-        """The states that are being continued: the prompt, and then the middle of each of `parts`."""
+        """The indices of the states that are being continued: first the prompt, and then the middle of each
+        part."""
 
     def next_wave(self) -> list[AnswerState]:
         """Returns the states to continue next: the middle of each part of the answer whose ends differ in

@@ -100,7 +100,7 @@ def _value_at(values_T: Column, length: int) -> float | None:
     value is the value before the next sampled token.
     """
     for value in values_T[length:].tolist():
-        if not math.isnan(value):  # NaN before injected tokens
+        if not math.isnan(value):
             return float(value)
     return None
 
@@ -193,7 +193,9 @@ class ControlVariate(OverAnother):
             moments_by_tree.append(_sum_moments(differences_of_tree))
         moments_by_rank = valuation.context.ranks.exchange("value-moments", moments_by_tree)
         all_moments = list(itertools.chain.from_iterable(moments_by_rank))
-        sums = Sums(all_moments, columns=3)
+        sums = Sums(all_moments, columns=len(_Moments._fields))
+        # `_Moments.share` is the weight of a state's estimated value in its baseline. The critic's value has
+        # the weight 1 - share.
         total_moments = _Moments(*sums.as_floats())
         if total_moments.states:
             # The noise of a state's two differences is independent, so the mean of their products estimates
@@ -201,18 +203,18 @@ class ControlVariate(OverAnother):
             critic_error = math.sqrt(max(total_moments.products / total_moments.states, 0.0))
             valuation.metrics["credit/critic_error"] = critic_error
             valuation.metrics["credit/critic_weight"] = 1 - total_moments.share
-        # The share is c, the weight of the other estimator's value in the baseline. For each tree's answers,
-        # it is learnt from all other trees.
-        weight_of_tree = []
+        # The share for a tree's answers is learnt from all other trees.
+        share_by_tree = []
         for moments in moments_by_tree:
             moments_of_other_trees = _Moments(*sums.without(moments))
-            weight_of_tree.append(moments_of_other_trees.share)
+            share_by_tree.append(moments_of_other_trees.share)
         values_with_baselines: list[StepValues] = []
         for step_values, critic, answer in zip(values, values_of_critic, valuation.answers, strict=True):
-            weight = weight_of_tree[answer.states[0].tree]
+            tree_index = answer.states[0].tree  # the same in all states of an answer
+            share = share_by_tree[tree_index]
             pairs = zip(step_values, critic, strict=True)
             values_with_baselines.append(
-                [_mix_baseline(value, value_of_critic, weight) for value, value_of_critic in pairs]
+                [_mix_baseline(value, value_of_critic, share) for value, value_of_critic in pairs]
             )
         return values_with_baselines
 

@@ -47,11 +47,11 @@ class ProblemStates(NamedTuple):
     states: Sequence[StateOfPath]
 
     def without_logprobs(self) -> ProblemStates:
-        """Returns the same states without log-probs. No continuation needs log-probs, and without them the
-        messages between ranks are smaller."""
+        """Returns the same states, with segments that have no log-probs. No continuation needs log-probs, and
+        without them the messages between ranks are smaller."""
         paths = []
-        for path in self.paths:
-            paths.append([replace(segment, logprobs=None) for segment in path])
+        for segments_of_answer in self.paths:
+            paths.append([replace(segment, logprobs=None) for segment in segments_of_answer])
         return self._replace(paths=paths)
 
     def prefixes(self) -> Iterator[AnswerPrefix]:
@@ -108,16 +108,17 @@ def _assign_to_ranks(
     All ranks compute the same dictionaries, in the same order. With `balanced`, the states are assigned to
     the ranks in turn; without it, each state to the first rank that has it.
     """
-    problems: list[tuple[int, ProblemStates]] = []
+    # The states of each problem, and the rank that has them.
+    ranks_and_states: list[tuple[int, ProblemStates]] = []
     for rank, problems_of_rank in enumerate(problems_by_rank):
-        problems += [(rank, problem) for problem in problems_of_rank]
-    problems.sort(key=lambda rank_and_problem: rank_and_problem[1].problem.id)
+        ranks_and_states += [(rank, problem_states) for problem_states in problems_of_rank]
+    ranks_and_states.sort(key=lambda rank_and_states: rank_and_states[1].problem.id)
     rank_of_key: dict[bytes, int] = {}
     prefix_of_key: dict[bytes, AnswerPrefix] = {}
-    for rank, problem in problems:
+    for rank, problem_states in ranks_and_states:
         # Assigning the states in turn balances the work: neighbours in the order of their token ids share
         # most of their tokens, so they are about equally far from the end of an answer.
-        for prefix in sorted(problem.prefixes(), key=_big_endian_ids):
+        for prefix in sorted(problem_states.prefixes(), key=_sortable_ids):
             key = prefix.key
             if key not in prefix_of_key:
                 prefix_of_key[key] = prefix
@@ -125,6 +126,6 @@ def _assign_to_ranks(
     return rank_of_key, prefix_of_key
 
 
-def _big_endian_ids(prefix: AnswerPrefix) -> bytes:
+def _sortable_ids(prefix: AnswerPrefix) -> bytes:
     """Returns the state's token ids as bytes that sort as the ids do: with the high byte of each id first."""
     return prefix.token_ids.astype(">i4").tobytes()

@@ -96,7 +96,8 @@ class Filtered(OverAnother):
             gains_by_tree.append(self._choose_gains(errors_of_others))
         filtered = []
         for step_values, answer in zip(estimates, valuation.answers, strict=True):
-            g, h = gains_by_tree[answer.states[0].tree]
+            tree_index = answer.states[0].tree  # the same in all states of an answer
+            g, h = gains_by_tree[tree_index]
             filtered.append(filter_values(step_values, answer.reward, gain_from_later=g, gain_from_earlier=h))
         return filtered
 

@@ -75,8 +75,8 @@ class ToppedUp(ValueEstimator):
         so many continuations that there are at least `samples` rewards."""
         rewards = valuation.sibling_rewards()
         # The number of continuations that each state needs: each reward of another answer that went through
-        # the state replaces one of the `samples` continuations. Answers that go through the same state may
-        # have different numbers of such rewards. The one with the fewest decides.
+        # the state replaces one of the `samples` continuations. `rewards` has an entry for each answer that
+        # goes through the state. The entry with the fewest rewards decides.
         missing: dict[State, int] = {}
         for answer_state, sibling_rewards in rewards.items():
             count = max(0, valuation.samples - len(sibling_rewards))

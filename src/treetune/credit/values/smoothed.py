@@ -87,11 +87,12 @@ def _fit_walk(
         return LEAST_STEP_VARIANCE, 1.0
     mean_lag = mean(list(mean_square_by_lag))
     spread = sum((lag - mean_lag) ** 2 for lag in mean_square_by_lag)
-    slope = sum((lag - mean_lag) * square for lag, square in mean_square_by_lag.items()) / spread
+    covariation = sum((lag - mean_lag) * mean_square for lag, mean_square in mean_square_by_lag.items())
+    slope = covariation / spread
     # By chance, the fitted slope or intercept may be negative, but a variance has to be positive.
     step_variance = max(slope, LEAST_STEP_VARIANCE)
-    mean_square = mean(list(mean_square_by_lag.values()))
-    intercept = mean_square - step_variance * mean_lag  # the line goes through the point of the means
+    mean_over_lags = mean(list(mean_square_by_lag.values()))
+    intercept = mean_over_lags - step_variance * mean_lag  # the line goes through the point of the means
     noise_variance = max(intercept / 2, LEAST_STEP_VARIANCE)
     return step_variance, noise_variance / mean(binomial_variances)
 
@@ -134,13 +135,14 @@ def smooth_walk(path: Sequence[Value | None], step_variance: float) -> StepValue
     # variance here.
     filtered: list[Value] = []
     predicted: list[Value] = []  # the expectation at the same times, given only the observations before
-    for number, (time, observation) in enumerate(observed):
-        if number == 0:
-            predicted.append(observation)
+    for index, (time, observation) in enumerate(observed):
+        if index == 0:
+            predicted.append(observation)  # there is no prediction yet, and this entry is never read
             filtered.append(observation)
             continue
         previous_value = filtered[-1]
-        steps = time - observed[number - 1][0]
+        previous_time, _ = observed[index - 1]
+        steps = time - previous_time
         prediction = Value(previous_value.value, previous_value.variance + step_variance * steps)
         gain = prediction.variance / (prediction.variance + observation.variance)
         predicted.append(prediction)
@@ -154,10 +156,10 @@ def smooth_walk(path: Sequence[Value | None], step_variance: float) -> StepValue
     # Backwards (the pass of Rauch, Tung and Striebel): from the end on, each expectation is corrected by the
     # one after it.
     smoothed = list(filtered)
-    for number in reversed(range(len(observed) - 1)):
-        current_value, prediction, next_value = filtered[number], predicted[number + 1], smoothed[number + 1]
+    for index in reversed(range(len(observed) - 1)):
+        current_value, prediction, next_value = filtered[index], predicted[index + 1], smoothed[index + 1]
         backward_gain = current_value.variance / prediction.variance
-        smoothed[number] = Value(
+        smoothed[index] = Value(
             current_value.value + backward_gain * (next_value.value - prediction.value),
             current_value.variance + backward_gain**2 * (next_value.variance - prediction.variance),
         )
