@@ -203,7 +203,7 @@ def test_a_key_takes_a_part_or_a_list_of_parts_whichever_its_type_names_first() 
     assert build(collage, {"first": [square], "second": square}, key=key) == Collage(
         first=(Square(),), second=Square()
     )
-    with pytest.raises(ConfigError, match="first should be a list"):
+    with pytest.raises(ConfigError, match="first: should be a list"):
         build(collage, {"first": 3, "second": square}, key=key)
 
 
