@@ -30,7 +30,7 @@ def test_each_load_after_the_first_packs_the_experts_and_only_on_a_cpu(
     def set_kernel_up(self: Any, layer: nn.Module, w13: Any, w2: Any) -> None:
         self.moe_kernel = self.moe_kernel or Kernel()
 
-    monkeypatch.setattr(packed_experts, "_set_kernel_up", set_kernel_up)
+    monkeypatch.setattr(packed_experts, "_setup_kernel_of_vllm", set_kernel_up)
     layer = nn.Module()
     layer.w13_weight = nn.Parameter(torch.zeros(2, device=device))
     method: Any = SimpleNamespace(moe_kernel=None)

@@ -70,7 +70,7 @@ def test_the_coefficient_rises_while_entropy_is_too_low_and_stays_within_its_bou
 def test_a_resumed_run_goes_on_with_the_coefficient_that_it_had(tmp_path):
     settings = {"entropy_target": EntropyTarget(target=10.0, rate=0.01), "minibatch_size": 4, "iterations": 2}
     through, first = trained(**settings)
-    assert 0 < first["train/entropy_coef"] < through.entropy.value
+    assert 0 < first["train/entropy_coef"] < through.entropy_coef.value
     through.save(tmp_path)
     expected_metrics = through.train(1, episodes(16))
     resumed, _ = trained(**settings)

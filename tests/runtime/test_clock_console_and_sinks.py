@@ -36,7 +36,7 @@ from treetune.runtime.record import format_summary_line
 from treetune.runtime.sinks import (
     MIRRORS_RECORD,
     WANDB_BLOCK,
-    WANDB_CHUNK,
+    WANDB_CHUNK_HEAD,
     Sink,
     TensorboardSink,
     TrackioSink,
@@ -615,15 +615,15 @@ def test_a_point_that_spans_several_blocks_of_wandbs_file_is_read(tmp_path: Path
         cut, is_first = b"", True
         while True:
             left_in_block = WANDB_BLOCK - offset % WANDB_BLOCK
-            if left_in_block < WANDB_CHUNK.size:
+            if left_in_block < WANDB_CHUNK_HEAD.size:
                 cut += b"\0" * left_in_block
                 offset += left_in_block
                 continue
-            room = left_in_block - WANDB_CHUNK.size
+            room = left_in_block - WANDB_CHUNK_HEAD.size
             part, content = content[:room], content[room:]
             is_last = not content
-            cut += WANDB_CHUNK.pack(0, len(part), kinds[is_first, is_last]) + part
-            offset += WANDB_CHUNK.size + len(part)
+            cut += WANDB_CHUNK_HEAD.pack(0, len(part), kinds[is_first, is_last]) + part
+            offset += WANDB_CHUNK_HEAD.size + len(part)
             if is_last:
                 return cut
             is_first = False

@@ -180,7 +180,7 @@ class TwoThreadRanks:
 
 class _ThreadRank(Ranks):
     def exchange(self, name: str, value: Any) -> list[Any]:
-        pair: TwoThreadRanks = self.objects
+        pair: TwoThreadRanks = self.object_group
         pair.said[self.rank] = value
         pair.meeting.wait()
         values = list(pair.said)

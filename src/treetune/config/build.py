@@ -59,7 +59,10 @@ def build_with_warnings(
 
 
 def check_root(root: F) -> F:
-    """Returns a root that was made in Python, without a configuration. Raises ConfigError if it is wrong."""
+    """Checks a root that was made in Python, without a configuration, and returns it.
+
+    Raises ConfigError if the root or a part of it is wrong.
+    """
     builder = _Builder(None)
     builder.check(root)
     if issues := builder.issues():
@@ -84,9 +87,9 @@ def part_at(family: type[Registrable], data: Any, path: KeyPath) -> type | None:
         inner = schema.split_constraints(annotation)[0]
         part = _part_class(inner, value_at(data, path[:depth]))
         keys = schema.keys_of(part) if part else {}
-        # The first container among the alternatives, such as the list of `None | list[Part]`
-        containers = filter(None, map(schema.item_types, schema.alternatives_of(inner)))
-        kind, item_annotations = next(containers, ("", ()))
+        # Of `None | list[Part]`, the first container among the alternatives is ("list", (Part,)).
+        containers = [schema.item_types(alternative) for alternative in schema.alternatives_of(inner)]
+        kind, item_annotations = next(filter(None, containers), ("", ()))
         if name in keys:
             annotation = keys[name].annotation
         elif kind == "tuple" and name.isdecimal() and int(name) < len(item_annotations):
@@ -174,25 +177,29 @@ class _Builder:
         if data is None and alternatives.allows_null:
             return None
         if alternatives.plain and not isinstance(data, dict | list):
-            plain_type = functools.reduce(operator.or_, alternatives.plain)
-            return self._build_plain_value(plain_type, data, key)
+            plain_union = functools.reduce(operator.or_, alternatives.plain)  # such as `int | str`
+            return self._build_plain_value(plain_union, data, key)
         # If there are only families, `_build_family_part` also gets data that is no object. It then notes
         # that the data should be an object with a `type`.
         if alternatives.families and (isinstance(data, dict) or not alternatives.further):
             return self._build_family_part(alternatives.families, data, key)
+        # Without a `type`, nothing tells several such alternatives apart. So the first one is taken.
         further = alternatives.further[0]
         if schema.is_plain_part(further):
             return self._build_object(remedies.Owner(further), data, key)
         return self._build_container(schema.split_constraints(further)[0], data, key)
 
-    def check(self, root: Any) -> None:
+    def check(self, part: Any) -> None:
         """Notes the errors and warnings that the parts of a whole configuration find. Things that are missing
         on this machine are left to `treetune check` and to the commands that need them."""
-        # Only a whole configuration has a `root`. A part alone can't be checked against other parts.
-        if root is UNKNOWN or not isinstance(root, Registrable) or root.root is None:
+        # The attribute `root` is the name of a whole configuration, such as "an experiment". A part alone has
+        # no such name. It can't be checked against other parts.
+        if part is UNKNOWN or not isinstance(part, Registrable) or part.root is None:
             return
         keys_with_issues = {key for key, _ in self._issues}
-        for key, finding in findings(root, known_wrong=self._count_mistakes() > 0):
+        # After a mistake, a check may raise an exception because of a wrong value. `findings` ignores that.
+        has_mistakes = self._count_mistakes() > 0
+        for key, finding in findings(part, known_wrong=has_mistakes):
             if finding.level == "warning":
                 self.warnings.append(finding.what)
             # A key that has an issue already, because its own value is wrong, gets no second one.
@@ -219,16 +226,19 @@ class _Builder:
         registered: dict[str, type] = {}
         for family in families:
             registered |= schema.registered_parts(family)
-        word, names = schema.family_word(families[0]), schema.list_names(registered)
+        # Of several families, the first one decides the default `type`, and is named in messages.
+        main_family = families[0]
+        word = schema.family_word(main_family)
+        names = schema.list_names(registered)
         if not isinstance(data, dict):
             fault = f"should be an object {{type: …}}, is {remedies.shorten_value(data)}"
             # Looked up in a list: `data` may be a list itself, and a dictionary can't look up a list.
             is_type = data in list(registered)
             remedy = f"write {{type: '{data}'}}" if is_type else remedies.how_to_set(key)
             return self._note_wrong(key, fault, f"{remedy}; types of {word}: {names}")
-        name = data.get("type", families[0].default)
-        if name is None and "type" not in data:
-            self._issues.append((key, remedies.issue_of_missing_type(key, families[0], self._explanation)))
+        name = data.get("type", main_family.default)
+        if name is None and "type" not in data:  # ``type: null`` isn't missing, but a wrong type
+            self._issues.append((key, remedies.issue_of_missing_type(key, main_family, self._explanation)))
             return UNKNOWN
         if not isinstance(name, str) or name not in registered:
             near = nearest(str(name), registered)
@@ -240,7 +250,7 @@ class _Builder:
                 (*key, "type"), f"there is no {word} {remedies.shorten_value(name)}", remedy
             )
         without_type = {field: item for field, item in data.items() if field != "type"}
-        return self._build_object(remedies.Owner(registered[name], name, families[0]), without_type, key)
+        return self._build_object(remedies.Owner(registered[name], name, main_family), without_type, key)
 
     def _build_object(self, owner: remedies.Owner, data: Any, key: KeyPath) -> Any:
         """Makes an object of one class, and notes unknown, missing and wrong keys."""
@@ -280,7 +290,8 @@ class _Builder:
         container = schema.item_types(annotation)
         assert container is not None
         kind, item_annotations = container
-        if not isinstance(data, dict if kind == "object" else list):
+        expected_type: type = dict if kind == "object" else list
+        if not isinstance(data, expected_type):
             fault = f"should be {schema.describe_type(annotation)}, is {remedies.shorten_value(data)}"
             return self._note_wrong(key, fault, remedies.how_to_set(key))
         if isinstance(data, dict):
@@ -293,8 +304,8 @@ class _Builder:
         values = []
         for index, (item_annotation, item) in enumerate(zip(annotations, data, strict=True)):
             values.append(self.value(item_annotation, item, (*key, str(index))))
-        origin = getattr(annotation, "__origin__", list)
-        # A `Sequence` becomes a tuple.
+        origin = getattr(annotation, "__origin__", list)  # of `set[Part]`: set
+        # Any other origin, such as `Sequence`, becomes a tuple.
         return origin(values) if origin in (list, set, frozenset) else tuple(values)
 
     def _build_plain_value(self, annotation: Any, data: Any, key: KeyPath) -> Any:
@@ -308,13 +319,15 @@ class _Builder:
             return schema.validator_of(annotation).validate_json(json.dumps(data), strict=True)
         except ValidationError as error:
             details = error.errors()[0]
-        for step in details["loc"]:  # in a list or object of plain values, name the item that is wrong
+        # In a list or object of plain values, the message names the item that is wrong. `loc` is the path to
+        # it, such as ("sizes", 2). The path may go on in a value that isn't a list or object.
+        for step in details["loc"]:
             container = schema.item_types(schema.split_constraints(annotation)[0])
             item = value_at(data, (str(step),))
             if container is None or item is MISSING_VALUE:
                 break
             kind, item_annotations = container
-            if not item_annotations:
+            if not item_annotations:  # a container of anything
                 break
             data = item
             key = (*key, str(step))
@@ -339,7 +352,7 @@ class _Builder:
         for constraint in constraints:
             plain_type = Annotated[plain_type, constraint]
         try:
-            schema.validator_of(plain_type).validate_json(json.dumps(data), strict=True)
+            schema.validator_of(plain_type).validate_python(data, strict=True)
         except ValidationError:
             fault = f"should be {schema.describe_type(annotation)}, has {len(data)}"
             self._note_wrong(key, fault, remedies.how_to_set(key))

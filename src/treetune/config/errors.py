@@ -89,14 +89,7 @@ def dotted(path: Sequence[str]) -> str:
 
 
 def wrap_text(label: str, text: str) -> str:
-    """Returns a text wrapped to a terminal, with its later lines indented by the width of `label`."""
-    indent = " " * max(len(label), 2)
-    return "\n".join(
-        textwrap.wrap(
-            label + text,
-            MESSAGE_WIDTH,
-            subsequent_indent=indent,
-            break_on_hyphens=False,
-            break_long_words=True,
-        )
-    )
+    """Returns a label and its text, wrapped to a terminal. Later lines are indented by the label's width."""
+    indent = " " * max(len(label), 2)  # at least 2, so that a later line doesn't look like a new message
+    lines = textwrap.wrap(label + text, MESSAGE_WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+    return "\n".join(lines)

@@ -106,8 +106,8 @@ class Explanation:
         self._files: dict[Path, Layer] = {}  # the imported files that were read, by path
         # The object that each file makes without its imports; None until `_object_of_file` needs one of them.
         self._objects_of_files: dict[Layer, Any] | None = None
-        # The results of `_probe`, by file, expression and path.
-        self._probes: dict[tuple[Layer, str, KeyPath], Any] = {}
+        # The results of `_probe`, by file, expression, replacements (as JSON) and path.
+        self._probes: dict[tuple[Layer, str, str, KeyPath], Any] = {}
 
     @property
     def folders(self) -> list[Path]:
@@ -139,10 +139,11 @@ class Explanation:
         for layer in self._config.layers:
             settings += self._settings_in_layer(layer, key, active=())
         final_value = self.value(key)
-        # If the file is evaluated alone, `$.x * 2` uses the file's own x. The whole configuration may have
-        # another x. So if the last setting has another value than the key in the end, it is a computed one.
-        is_value = final_value is not MISSING_VALUE and not isinstance(final_value, dict)
-        if settings and is_value and settings[-1].value != final_value:
+        # The last setting has the value that its file computes alone, where `$.x * 2` uses the file's own x.
+        # The whole configuration may have another x. If the two values differ, the value is a computed one.
+        # An object isn't compared, since several files may set keys in it.
+        is_comparable = final_value is not MISSING_VALUE and not isinstance(final_value, dict)
+        if settings and is_comparable and settings[-1].value != final_value:
             settings[-1] = replace(settings[-1], value=COMPUTED_VALUE)
         return settings
 
@@ -165,7 +166,8 @@ class Explanation:
         overridden_imports: list[Setting] = []
         winning_imports: list[Setting] = []
         of_file = self._settings_of_file(layer, key)
-        # An import may be merged into the whole object, or into one of the objects on the way to the key.
+        # An import may be merged into the file's whole object (depth 0), or into an object on the way to the
+        # key.
         for depth in range(len(key) + 1):
             for name, imported in self._merged_imports(layer, key[:depth]):
                 of_import = self._settings_in_layer(imported, key[depth:], (*active, layer))
@@ -192,10 +194,8 @@ class Explanation:
                 return []
         value = self._value_in_file(layer, key)
         # A key that begins with `_MARK_PREFIX` stands for an import that is merged into the object.
-        if isinstance(value, dict) and any(name.startswith(_MARK_PREFIX) for name in value):
-            value = {name: item for name, item in value.items() if not name.startswith(_MARK_PREFIX)}
-            if not value:
-                return []  # it consists of imports, whose settings `_settings_in_layer` adds
+        if isinstance(value, dict) and value and all(name.startswith(_MARK_PREFIX) for name in value):
+            return []  # the object consists of imports, whose settings `_settings_in_layer` adds
         return [Setting(setter.name, line, _without_marks(value), caller)]
 
     def _text_that_sets(self, layer: Layer, key: KeyPath) -> Layer:
@@ -211,17 +211,20 @@ class Explanation:
 
     def _merged_imports(self, layer: Layer, prefix: KeyPath) -> Iterator[tuple[str, Layer]]:
         """Yields the imports whose content is merged into the object at `prefix`, in the order of merging."""
+        # In the object, a key stands for each import: its mark. The mark's value is the import's number in
+        # the order of merging. If a number depends on other files, it is COMPUTED_VALUE, and the imports stay
+        # in the order in which the file names them.
         names = self._keys_of_object(layer, prefix) or ()
         merged = [(name, imported) for name, imported in self._imports(layer) if _MARK_PREFIX + name in names]
-        # A mark is the key that stands for an import. The mark's value is the import's number in the order of
-        # merging, except where the value depends on other files (COMPUTED_VALUE).
         numbers = {name: self._value_in_file(layer, (*prefix, _MARK_PREFIX + name)) for name, _ in merged}
-        if COMPUTED_VALUE not in numbers.values():
+        has_all_numbers = COMPUTED_VALUE not in numbers.values()
+        if has_all_numbers:
             merged.sort(key=lambda name_and_layer: numbers[name_and_layer[0]])
         yield from merged
 
     def _keys_of_object(self, layer: Layer, prefix: KeyPath) -> list[str] | None:
-        """Returns the keys of the object at `prefix`; None if the object depends on other files.
+        """Returns the keys of the object at `prefix`, or the indices of the list there; None if the object or
+        list depends on other files.
 
         Some of the keys are marks: a mark stands for an import that is merged into the object.
         """
@@ -283,10 +286,12 @@ class Explanation:
     def _imports(self, layer: Layer) -> list[tuple[str, Layer]]:
         """Returns the files that this file may be merged with: its imports, and those of the libraries that
         it calls."""
-        imports = self._imported_files(layer, libraries=False)
+        files_by_name = dict(self._imported_files(layer, libraries=False))
         for library in self._libraries(layer):
-            imports += [(file.name, file) for _, file in self._imported_files(library, libraries=False)]
-        return list(dict(imports).items())  # each name once
+            for _, file in self._imported_files(library, libraries=False):
+                # The name that the library uses is relative to the library's folder, so it is not kept.
+                files_by_name[file.name] = file
+        return list(files_by_name.items())
 
     def _libraries(self, layer: Layer) -> list[Layer]:
         """Returns the libraries that a file calls, directly or not."""
@@ -328,11 +333,14 @@ class Explanation:
         """
         if not key_in_import:
             return False  # the import is merged into the key's own object, and does not replace this object
-        content = json.dumps(_SET_BY_IMPORT)
-        for part in reversed(key_in_import):
-            merges = "+" if content.startswith("{") else ""
-            content = f"{{{json.dumps(part)}{merges}: {content}}}"
-        return bool(self._probe(layer, "at", key, {name: content}) == _SET_BY_IMPORT)
+        # The object is written from the inside out: first `{"b": sentinel}`, then `{"a"+: …}` around it.
+        *outer_parts, last_part = key_in_import
+        replacement = f"{{{json.dumps(last_part)}: {json.dumps(_SET_BY_IMPORT)}}}"
+        for part in reversed(outer_parts):
+            replacement = f"{{{json.dumps(part)}+: {replacement}}}"
+        # The expression `at` is the value at the path.
+        value = self._probe(layer, expression="at", path=key, replacements={name: replacement})
+        return bool(value == _SET_BY_IMPORT)
 
     def _probe(
         self, layer: Layer, expression: str, path: KeyPath, replacements: dict[str, str] | None = None
@@ -344,7 +352,7 @@ class Explanation:
                 function ``keys`` lists the keys of a value (`_JSONNET_FUNCTIONS`).
             replacements: Texts that take the place of some imports, as for `_mark_imports`.
         """
-        probe_key = (layer, expression + json.dumps(replacements), path)
+        probe_key = (layer, expression, json.dumps(replacements), path)
         if probe_key not in self._probes:
             # A part of the path, such as "3", is the key of an object or the index of a list. A part that is
             # no number gets the index -1, which no item of a list has.
@@ -367,7 +375,7 @@ class Explanation:
 
         Example: in place of the first such import, of ``b.jsonnet``, the text has the object ``{"<import>
         b.jsonnet": 1, "<import> ": 1}``. The first key marks the import. Its number is the import's place in
-        the order of merging. From the second key, the import that is merged next gets its own number, 2.
+        the order of merging. The import that is merged next reads the second key, and gets the number 2.
 
         Args:
             replacements: Jsonnet texts that replace some marks, by the name in the mark.
@@ -384,10 +392,11 @@ class Explanation:
             if keyword == "import" and name in mark_names:
                 if replacements and mark_names[name] in replacements:
                     return replacements[mark_names[name]]
-                # n is the number of imports that have been merged so far. The first key marks this import.
-                # From the second key, the mark of the next import reads n.
-                mark_of_import = json.dumps(_MARK_PREFIX + mark_names[name])
-                return f"{{ local n = {_MERGE_NUMBER}, {mark_of_import}: n, {json.dumps(_MARK_PREFIX)}: n }}"
+                # The first key marks this import. Its value n is the import's number in the order of merging.
+                # The import that is merged next reads n from the second key (in `_MERGE_NUMBER`), and adds 1.
+                mark_key = json.dumps(_MARK_PREFIX + mark_names[name])
+                counter_key = json.dumps(_MARK_PREFIX)
+                return f"{{ local n = {_MERGE_NUMBER}, {mark_key}: n, {counter_key}: n }}"
             # Libraries and texts (``importstr``) are still imported. They get their whole paths, since the
             # text may be evaluated outside of the file's folder.
             return f"{keyword} {json.dumps(str(_find_import(name, layer) or name))}"
@@ -423,12 +432,14 @@ def _find_failed_text(texts: Sequence[str], error: RuntimeError) -> int | None:
     The texts were evaluated as one text, in this order.
     """
     for frame in read_frames(str(error)):
+        if frame.file != _NAME_OF_EVALUATED_TEXT:  # a file that one of the texts imports
+            continue
         # The message's line is counted from the beginning of the first text. So the lines of the texts are
         # subtracted one after the other, until none is left.
         lines_left = frame.line
         for number, text in enumerate(texts):
             lines_left -= text.count("\n")
-            if frame.file == _NAME_OF_EVALUATED_TEXT and lines_left <= 0:
+            if lines_left <= 0:
                 return number
     return None
 
@@ -453,8 +464,13 @@ def value_at(data: Any, key: KeyPath) -> Any:
 
 
 def as_plain(value: Any) -> Any:
-    """Returns a default value as it is written in a configuration: a part as an object with its `type`."""
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+    """Returns a value that isn't of JSON's types, such as a default, as it is written in a configuration.
+
+    A part becomes an object with its `type`, and a path becomes a text.
+    """
+    # `is_dataclass` is also true for the class itself.
+    is_dataclass_instance = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    if not is_dataclass_instance:
         return str(value)
     keys = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
     if not isinstance(value, Registrable):
@@ -532,17 +548,17 @@ def describe_overridden_files(config: Config) -> Iterator[str]:
 
 
 def _files_that_set(paths: Sequence[KeyPath], layers: Sequence[Layer], config: Config) -> Iterator[str]:
-    """Yields the names of the layers that set one of the keys, or replace one of the objects around it."""
-    paths_or_around: list[KeyPath] = []
+    """Yields the names of the layers that set one of the keys, or an object around one of them."""
+    paths_and_parents: list[KeyPath] = []  # of ("a", "b"): ("a", "b") itself, and ("a",)
     for path in paths:
-        paths_or_around += [path[:depth] for depth in range(len(path), 0, -1)]
+        paths_and_parents += [path[:depth] for depth in range(len(path), 0, -1)]
     for layer in layers:
         explanation = Explanation(replace(config, layers=(layer,)))
-        if any(map(explanation.settings, paths_or_around)):
+        if any(explanation.settings(path) for path in paths_and_parents):
             yield layer.name
 
 
-def _sum_or_none(layers: Any, config: Config) -> Any:
+def _sum_or_none(layers: Sequence[Layer], config: Config) -> Any:
     """Returns the sum of some of the layers; None if they can't be evaluated without the others."""
     try:
         return add_layers(layers, config.variables) if layers else {}

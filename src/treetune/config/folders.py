@@ -81,6 +81,8 @@ def own_modules() -> dict[str, str]:
     hashes = {}
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if name.partition(".")[0] in _OWN_FOLDERS.used_modules and file is not None and Path(file).is_file():
+        top_level_name = name.partition(".")[0]
+        is_users_module = top_level_name in _OWN_FOLDERS.used_modules
+        if is_users_module and file is not None and Path(file).is_file():
             hashes[name] = hashlib.blake2b(Path(file).read_bytes()).hexdigest()[:DIGITS_OF_HASH]
     return hashes

@@ -127,8 +127,10 @@ def _import_and_check(name: str, key: KeyPath, source: str | None) -> Iterator[C
     """Imports a module, or all of a package, and yields what is wrong with it or with a part in it."""
     label = ".".join(key) or name
     if not _MODULE_NAME.fullmatch(name):
-        near = re.sub(r"[/\\]+", ".", name.removesuffix(".py")).strip(".")
-        remedy = f"write {near!r}" if _MODULE_NAME.fullmatch(near) else "such as 'my_package.my_part'"
+        # Of a path such as "my_package/my_part.py", this is "my_package.my_part".
+        corrected = re.sub(r"[/\\]+", ".", name.removesuffix(".py")).strip(".")
+        is_valid = _MODULE_NAME.fullmatch(corrected) is not None
+        remedy = f"write {corrected!r}" if is_valid else "such as 'my_package.my_part'"
         yield ConfigIssue(f"should be the name of a Python module, is {name!r}", label, source, remedy)
         return
     folders.add_configured_module(name)  # so that it is looked for in the user's folders
@@ -140,9 +142,9 @@ def _import_and_check(name: str, key: KeyPath, source: str | None) -> Iterator[C
         yield _issue_of_failed_import(name, label, source, error)
         return
     for family in Registrable.__subclasses__():
-        for registered, part in family.registered().items():
+        for part_type, part in family.registered().items():
             if part.__module__ == name or part.__module__.startswith(f"{name}."):
-                yield from _issues_of_part(family, registered, part, label, source)
+                yield from _issues_of_part(family, part_type, part, label, source)
 
 
 def _issues_of_part(
@@ -151,9 +153,10 @@ def _issues_of_part(
     """Yields mistakes in a part's class because of which its keys can't be read."""
     part_name = f"{schema.family_word(family)} {name!r} ({_file_of(part.__module__)})"
     if not issubclass(part, family):
-        fault = f"is registered as {schema.family_word(family)} and isn't a sub-class of {family.__name__}"
+        word = schema.family_word(family)
+        fault = f"{part_name} is registered as {word} and isn't a sub-class of {family.__name__}"
         remedy = f"class {part.__name__}({family.__name__}): …"
-        yield ConfigIssue(f"{part_name} {fault}", label, source, remedy)
+        yield ConfigIssue(fault, label, source, remedy)
     elif not getattr(getattr(part, "__dataclass_params__", None), "frozen", False):
         fault = f"{part_name} must be decorated with @dataclass(frozen=True, kw_only=True)"
         remedy = f"put the decorator between @….register(…) and class {part.__name__}"
@@ -189,10 +192,13 @@ def _unwritten_methods(part: type) -> dict[str, Callable[..., Any]]:
     unwritten: dict[str, Callable[..., Any]] = {}
     for name, method in methods.items():
         is_abstract = method.__code__.co_names == ("NotImplementedError",)
-        # A method that no base class calls must be for code outside of the class. A method that only base
-        # classes call isn't needed: the part has overridden all of its callers.
-        is_called = name in called_by_part or name not in called_by_bases
-        if is_abstract and is_called:
+        is_called_by_part = name in called_by_part
+        # If no base class calls a method, code outside of the class must call it: it would have no use
+        # otherwise.
+        is_called_from_outside = name not in called_by_bases
+        # Any other method is called by base classes alone, in methods that the part has overridden. So it
+        # isn't needed.
+        if is_abstract and (is_called_by_part or is_called_from_outside):
             unwritten[name] = method
     return unwritten
 
@@ -249,23 +255,23 @@ def _issue_of_missing_module(name: str, missing_module: str, label: str, source:
     found: all of it, or a package in it."""
     package, _, last_part = missing_module.rpartition(".")
     if not package:
-        searched: Sequence[str] = folders.import_folders()
+        searched_folders: Sequence[str] = folders.import_folders()
         fault = f"there is no module {missing_module!r}"
-        looked = f"looked among the installed packages, then in {_describe_folders()}"
+        where_looked = f"looked among the installed packages, then in {_describe_folders()}"
     else:
         parent = sys.modules.get(package)
-        searched = getattr(parent, "__path__", [])
+        searched_folders = getattr(parent, "__path__", [])
         fault = f"there is no module {last_part!r} in the package {package!r}"
-        looked = f"looked in {_file_of(package)}"
+        where_looked = f"looked in {_file_of(package)}"
         if parent is not None and not hasattr(parent, "__path__"):
-            looked = f"{package} is {_file_of(package)}, which is a module, not a package"
-    near = nearest(last_part, [module.name for module in pkgutil.iter_modules(searched)])
+            where_looked = f"{package} is {_file_of(package)}, which is a module, not a package"
+    near = nearest(last_part, [module.name for module in pkgutil.iter_modules(searched_folders)])
     suggestion = ""
     if near:
         corrected = ".".join(filter(None, [package, near[0]]))
         after_missing = name[len(missing_module) :]
         suggestion = f"did you mean {corrected + after_missing!r}? "
-    return ConfigIssue(fault, label, source, f"{suggestion}{looked}")
+    return ConfigIssue(fault, label, source, f"{suggestion}{where_looked}")
 
 
 def _describe_folders() -> str:

@@ -131,14 +131,18 @@ def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]
             break
         except RuntimeError as error:
             message = str(error)
-            variable = _MISSING_VARIABLE.search(message)
-            if variable is None or variable[1] in values:
-                # With placeholders, the evaluation may fail because of them. So the variables come first.
-                issues = unset or [_issue_of_failure(message, layers, variables, unread_file)]
-                raise ConfigError(issues) from error
-            # With a placeholder, the evaluation continues to the next variable that isn't set.
-            unset.append(_issue_of_unset_variable(variable[1], message))
-            values[variable[1]] = "0"
+            match = _MISSING_VARIABLE.search(message)
+            # A message about a variable that has a value comes from a file's own `error`. Another value would
+            # not change it.
+            if match and match[1] not in values:
+                unset.append(_issue_of_unset_variable(match[1], message))
+                # With a placeholder, the evaluation continues to the next variable that isn't set.
+                values[match[1]] = "0"
+                continue
+            if unset:
+                # A placeholder may be the cause of this failure. So only the unset variables are reported.
+                raise ConfigError(unset) from error
+            raise ConfigError([_issue_of_failure(message, layers, variables, unread_file)]) from error
     if unset:
         raise ConfigError(unset)
     return data
@@ -156,8 +160,9 @@ def _issue_of_failure(
         # No single file has the error, so the sum of the files failed: one of them isn't an object.
         return _issue_of_no_object(layers, variables)
     if "couldn't open import" in message and unread_file:
-        unread, importing = unread_file[0], read_frames(message)
-        imported_in = f"imported in {location_of(importing[0])}" if importing else None
+        unread = unread_file[0]
+        frames = read_frames(message)  # the places of the error, the import first
+        imported_in = f"imported in {location_of(frames[0])}" if frames else None
         source = "; ".join(filter(None, [imported_in, unread.source]))
         return replace(unread, source=source or None)
     return issue_of_message(message, layers, variables)
@@ -207,26 +212,26 @@ def _issue_of_unset_variable(variable: str, message: str) -> ConfigIssue:
 
 def _issue_of_endless_layer(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
     """Returns the issue of the layer whose evaluation alone doesn't end, or else of all layers together."""
-    endless = ", ".join(layer.name for layer in layers)
+    label = ", ".join(layer.name for layer in layers)
     layers_to_try = layers if len(layers) > 1 else ()  # a single layer needs no search
     for layer in layers_to_try:
         try:
             evaluate_flattened([layer], variables)
         except Endless:
-            endless = layer.name
+            label = layer.name
             break
         except (RuntimeError, ConfigError, OSError, UnicodeDecodeError):
             continue  # it needs the other layers
     remedy = "look in it, and in its imports, for an endless loop, such as a function that calls itself"
     return ConfigIssue(
-        f"evaluating it took more than {EVALUATION_DEADLINE_S:.0f} s and was stopped", endless, remedy=remedy
+        f"evaluating it took more than {EVALUATION_DEADLINE_S:.0f} s and was stopped", label, remedy=remedy
     )
 
 
 def _issue_of_no_object(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
-    """Returns the issue of a sum of layers that isn't an object. It names the layer that isn't an object.
+    """Returns the issue of a configuration that isn't an object. The issue names the layer at fault.
 
-    A layer is a file, the environment's settings or an override.
+    A configuration is the sum of its layers. A layer is a file, the environment's settings or an override.
     """
     fault = "should be an object {…}"
     for layer in layers:
@@ -237,6 +242,6 @@ def _issue_of_no_object(layers: Sequence[Layer], variables: Mapping[str, str]) -
             # `super`, so this layer is an object.
             continue
         if not isinstance(alone, dict):
-            shown_value = json.dumps(alone)[:60]
+            shown_value = json.dumps(alone)[:60]  # a list or a text may be long
             return ConfigIssue(f"{fault}, is {shown_value}", layer.name, remedy="put braces around it")
     return ConfigIssue(f"the configuration {fault}")

@@ -95,13 +95,13 @@ def _describe_origin(
         error_frames: The places of the error, innermost first.
         texts: The texts of the layers, by file.
     """
-    key_and_setters = _describe_computed_key(error_frames, texts, layers, variables)
-    caller = next((location_of(frame) for frame in error_frames if frame.file in texts), None)
+    key_and_setters = _describe_computed_key(error_frames, texts, layers, variables) or ""
+    caller = next((location_of(frame) for frame in error_frames if frame.file in texts), "")
     is_outside_of_layers = error_frames[0].file not in texts
-    is_named_already = caller is not None and caller in (key_and_setters or "")
-    if caller and is_outside_of_layers and not is_named_already:
+    # The key's description may name the same place already.
+    if caller and is_outside_of_layers and caller not in key_and_setters:
         return "; ".join(filter(None, [key_and_setters, f"called from {caller}"]))
-    return key_and_setters
+    return key_and_setters or None
 
 
 def _describe_computed_key(
@@ -164,7 +164,9 @@ def _excerpt_at(frame: Frame, texts: Mapping[str, str]) -> str | None:
     lines = _read_text_of(frame.file, texts).splitlines()
     if not 0 < frame.line <= len(lines):
         return None
-    line, column = lines[frame.line - 1].replace("\t", " "), frame.column - 1
+    # A tab becomes one space, so that every character is one column wide.
+    line = lines[frame.line - 1].replace("\t", " ")
+    column = frame.column - 1
     # The column is in the middle of the part that is shown, unless the line begins or ends there.
     start = max(0, min(column - SHOWN_COLUMNS // 2, len(line) - SHOWN_COLUMNS))
     shown = line[start : start + SHOWN_COLUMNS]

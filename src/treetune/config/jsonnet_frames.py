@@ -37,6 +37,7 @@ class Frame:
         lines = file_text.splitlines()[self.line - 1 : self.last_line]
         if not lines:
             return ""
+        # The end is cut first. In a single line, cutting the beginning first would shift `last_column`.
         lines[-1] = lines[-1][: self.last_column]
         lines[0] = lines[0][self.column - 1 :]
         return "\n".join(lines)
@@ -51,8 +52,9 @@ def read_frames(message: str) -> list[Frame]:
     for match in matches:
         line, column = int(match["line"]), int(match["column"])
         last_position = int(match["last_line"] or line), int(match["last_column"] or column)
-        enclosing_object = match.groupdict().get("within") or ""
-        all_frames.append(Frame(match["file"], line, column, *last_position, enclosing_object))
+        # What is around the place, such as "object <anonymous>". The other form has no such group.
+        within = match.groupdict().get("within") or ""
+        all_frames.append(Frame(match["file"], line, column, *last_position, within))
     users_frames = []
     for frame in all_frames:
         # `NAME_OF_SUM` is the program's own text that adds the configuration's files. The other two are

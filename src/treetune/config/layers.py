@@ -74,7 +74,7 @@ def find_file(name: str, base: Path) -> Path:
     own_folder = CONFIGS_FOLDER.parent if names_own_folder else CONFIGS_FOLDER
     folders = list(dict.fromkeys([base, own_folder]))
     for folder in folders:
-        candidate = Path(os.path.abspath(folder / name))
+        candidate = Path(os.path.abspath(folder / name))  # without "..", and without following links
         if candidate.is_file():
             return candidate
     raise ConfigError([_no_such_file(name, folders)])
@@ -181,8 +181,8 @@ def evaluate_flattened(layers: Sequence[Layer], variables: Mapping[str, str]) ->
     texts_and_directories = [(layer.text, layer.directory) for layer in layers]
     text_of_sum = flatten_imports(texts_and_directories, find_file, read_as_jsonnet)
 
-    # `flatten_imports` has replaced every `import`. Jsonnet calls `importer` for `importstr` and `importbin`
-    # alone. The names in these two are whole paths by now.
+    # `flatten_imports` has put the file's text in place of every `import`. So Jsonnet calls `importer` only
+    # for `importstr` and `importbin`, in which `flatten_imports` has written whole paths.
     def importer(directory: str, path: str) -> tuple[str, bytes]:
         return path, Path(path).read_bytes()
 

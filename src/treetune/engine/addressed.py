@@ -97,7 +97,7 @@ class AddressedServer(Server):
         self._reason_away = "it has not answered yet"
         self._away_since = time.monotonic()
         self._is_loading = False
-        """Whether the main thread is loading weights. The server's own thread then leaves it alone."""
+        """Whether the main thread is loading weights. Meanwhile `_thread` leaves the server alone."""
         self._must_load = True
         """Whether weights are loaded even if the server has weights of the right name already: True at the
         start, and after a sync that failed."""
@@ -172,8 +172,10 @@ class AddressedServer(Server):
 
     @override
     def begin_weights(self, address: Address) -> Address:
-        """Begins to load new weights: takes the name of the old ones from the server. Returns the server's
-        address for requests that work with any weights. Raises ServerFailure."""
+        """Begins to load new weights: tells the server that its weights have no name until `end_weights`.
+
+        Returns the server's address for requests that work with any weights. Raises ServerFailure.
+        """
         # `_weights_lock` waits until the thread has loaded the older weights, if it is just doing so.
         with self._weights_lock, self._changed:
             # The thread may have lost the server since the caller read its address. The thread then has to
@@ -193,23 +195,22 @@ class AddressedServer(Server):
     @override
     def end_weights(self, address: Address, weights: Path) -> Address:
         """Gives the server the name of its new weights. Returns its address for requests that ask for these
-        weights."""
+        weights, also if the server was lost meanwhile: a request then shows whether it is back."""
         self._weights = weights  # `_weights_name` is made from this folder
         self._name_weights(address, self._weights_name)
         with self._changed:
             self._is_loading = False
-            # If the server was lost meanwhile, `_meet` sets the address.
-            if self._address is not None:
+            if self._address is not None:  # if it is None, the server was lost, and `_meet` sets it later
                 self._address = self._make_address()
             self._changed.notify_all()
             return self._make_address()
 
     @override
     def set_newest_weights(self, weights: Path) -> None:
-        """Notes the newest weights. Until a check has shown that the server has them, it counts as away."""
+        """Notes the newest weights. If they are new to this rank, the server counts as away until a check has
+        shown that it has them."""
         with self._changed:
-            # On the first rank, `end_weights` has set these weights already. The other ranks learn of the new
-            # weights here. They use the server again when it has these weights.
+            # They are new to all ranks but the first, where `end_weights` has noted them already.
             if weights != self._weights:
                 self._weights = weights
                 self._set_away("it was not checked yet whether it has the newest weights")
@@ -317,6 +318,7 @@ class AddressedServer(Server):
 
         Raises:
             ServerFailure: The server can't be used yet.
+            EngineError: This run can't use the server at all.
         """
         state = self._introduce()
         weights_name = self._weights_name  # the main thread may change it meanwhile

@@ -208,8 +208,8 @@ class Engine:
         restarted, and its requests are sent again.
 
         Returns:
-            The completions of each request: first those of `requests`, then those of the requests that
-            `on_result` returned, in the order of the indices with which `on_result` is called for them.
+            The completions of each request, by the request's index: `requests` have the first indices, and
+            the requests that `on_result` returns the next ones. `on_result` is called with the same indices.
 
         Raises:
             ValueError: A prompt doesn't fit into the context.
@@ -334,7 +334,7 @@ def _check_text(index: int, request: ScoreRequest, context_length: int) -> None:
         raise ValueError(f"request {index} has no tokens to score")
     if ids.min() < 0:
         raise ValueError(f"request {index} scores the token {ids.min()}: token ids are 0 or larger")
-    # vLLM samples one token after the text, for which it needs room.
+    # When vLLM scores a text, it also samples one token after it. So there must be room for that token.
     if len(ids) + 1 > context_length:
         raise ValueError(
             f"request {index}: a prompt of {len(request.prompt_ids)} tokens, {text_tokens} tokens to score"

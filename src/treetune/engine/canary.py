@@ -95,8 +95,8 @@ def is_stale(probes: Sequence[Probe], previous_probes: Sequence[Probe]) -> bool:
       than the engine's. A constant difference between engine and trainer, which could make the first
       difference positive, cancels out here.
     """
-    # For each common token, the two differences of the docstring.
-    nearer_to_old, stayed = [], []
+    # The two differences of the docstring, for each common token.
+    nearer_to_old, engine_stayed = [], []
     # `previous_probes` is empty at first.
     for probe, previous_probe in zip(probes, previous_probes, strict=False):
         if probe.prompt_ids.tolist() != previous_probe.prompt_ids.tolist():
@@ -108,9 +108,9 @@ def is_stale(probes: Sequence[Probe], previous_probes: Sequence[Probe]) -> bool:
             engine_before = previous_probe.engine_logprobs[token]
             trainer_before = previous_probe.trainer_logprobs[token]
             nearer_to_old.append(abs(engine - trainer) - abs(engine - trainer_before))
-            stayed.append(abs(trainer - trainer_before) - abs(engine - engine_before))
+            engine_stayed.append(abs(trainer - trainer_before) - abs(engine - engine_before))
     has_enough_tokens = len(nearer_to_old) >= FEWEST_TOKENS
-    return has_enough_tokens and _is_positive(nearer_to_old) and _is_positive(stayed)
+    return has_enough_tokens and _is_positive(nearer_to_old) and _is_positive(engine_stayed)
 
 
 def _is_positive(values: Sequence[float]) -> bool:

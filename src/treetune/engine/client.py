@@ -203,10 +203,12 @@ class Client:
         """Posts one request, and waits for the answer.
 
         Args:
-            answers: ``text`` for a route that answers with a text that isn't JSON.
+            answers: The form in which the route answers. ``text``: any text, of which only the beginning is
+                returned, under the key ``answer``.
 
         Returns:
-            The JSON object of the answer; an answer of another type under the key ``answer``.
+            The JSON object of the answer. Another JSON value, such as a list, is returned under the key
+            ``answer``.
 
         Raises:
             ServerFailure: The server failed, or didn't answer within `timeout` seconds.
@@ -259,9 +261,9 @@ class Client:
         timeout: float,
         answers: str = "JSON",
     ) -> dict[str, Any]:
-        """Posts one request; see `post`. It is called in the client's thread."""
-        status, text = await self.exchange("POST", address, path, body, timeout)
-        return self.read_answer(path, status, text, answers)
+        """Posts one request; see `post`, also for `answers`. It is called in the client's thread."""
+        status, content = await self.exchange("POST", address, path, body, timeout)
+        return self.read_answer(path, status, content, answers)
 
     async def exchange(
         self, method: str, address: Address, path: str, body: Mapping[str, Any] | None, timeout: float
@@ -273,20 +275,20 @@ class Client:
         if timeout <= 0:  # aiohttp would wait without a limit
             raise ServerFailure(f"{path}: no time is left for a request")
         if self._session is None:
-            # Without a limit, since the caller limits the requests in flight. `ssl=True` verifies servers
-            # with the system's certificates.
             connector = aiohttp.TCPConnector(
-                limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=self.certificates or True
+                limit=0,  # any number of connections, since the caller limits the requests in flight
+                keepalive_timeout=KEEP_ALIVE_S,
+                ssl=self.certificates or True,  # True: the system's certificates
             )
             self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
-        limit = aiohttp.ClientTimeout(total=timeout)
+        client_timeout = aiohttp.ClientTimeout(total=timeout)
         headers = self.headers(address)
         try:
             async with self._session.request(
-                method, address.url + path, json=body, timeout=limit, headers=headers
+                method, address.url + path, json=body, timeout=client_timeout, headers=headers
             ) as response:
-                text = await response.read()
-                return response.status, text
+                content = await response.read()
+                return response.status, content
         except TimeoutError as error:
             # Not a TemporaryFailure, after which a client may try again: no time is left for that.
             raise ServerFailure(f"{path}: no answer in {timeout:.0f} s") from error
@@ -298,13 +300,13 @@ class Client:
         return key_header(address.key, address.weights)
 
     def read_answer(self, path: str, status: int, text: bytes, answers: str = "JSON") -> dict[str, Any]:
-        """Returns the JSON object of an answer; see `post`."""
+        """Returns the JSON object of an answer. With ``answers="text"`` the answer isn't JSON; see `post`."""
         beginning = text[:500].decode(errors="replace")
         if status != 200:
             self.raise_for_status(path, status, beginning)
         if not text:  # some of vLLM's routes answer with nothing
             return {}
-        if answers == "text":
+        if answers == "text":  # no caller needs more of the text than its beginning
             return {"answer": beginning}
         try:
             answer = json.loads(text)
@@ -314,9 +316,12 @@ class Client:
 
     def raise_for_status(self, path: str, status: int, beginning: str) -> NoReturn:
         """Raises the error for an answer whose status isn't 200: EngineError if the request is wrong, since a
-        restarted server would refuse it again, and ServerFailure for all other statuses."""
-        # 409 is about the server and not about the request: it has other weights than the request names
-        # (`engine.key`), and gets the right ones when it is started again.
+        restarted server would refuse it again, and ServerFailure for all other statuses.
+
+        `beginning` is the beginning of the answer's text.
+        """
+        # With 409 the request is right, but the server has other weights than the request names. It gets the
+        # right ones when it is started again.
         is_request_wrong = 400 <= status < 500 and status != 409
         if is_request_wrong:
             raise EngineError(f"the server refused {path} with HTTP {status}: {beginning}")

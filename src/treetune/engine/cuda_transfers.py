@@ -63,7 +63,7 @@ class CudaIpc(ByRoutes):
     """The handle of the buffer, by which another process opens the same memory."""
 
     @override
-    def meet(self, address: Address) -> None:
+    def prepare(self, address: Address) -> None:
         self._post(address, "/init_weight_transfer_engine", {"init_info": {"packed": True}})
 
     @override
@@ -74,7 +74,7 @@ class CudaIpc(ByRoutes):
     @override
     def send(self, address: Address, chunk: Chunk) -> None:
         """Copies a chunk into the buffer that this rank shares with the server, and has the server read it
-        there."""
+        there. `_handle` tells the server where the buffer is."""
         import torch
 
         bytes_of_weights = [
@@ -125,20 +125,20 @@ class Nccl(ByRoutes):
     """Broadcasts each chunk to the server's workers, in a process group of this rank and the workers."""
 
     _group: Any = None
-    """The process group; None before `meet` and after `close`."""
+    """The process group; None before `prepare` and after `close`."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         import torch
 
-        # `meet` joins the process group in a new thread. vLLM binds the group to that thread's GPU, which
+        # `prepare` joins the process group in a new thread. vLLM binds the group to that thread's GPU, which
         # would be the machine's first GPU. So this rank's GPU is kept here, and set in the new thread.
         self._device = torch.cuda.current_device()
 
     @override
-    def meet(self, address: Address) -> None:
+    def prepare(self, address: Address) -> None:
         """Makes an NCCL process group of this rank and the server's workers."""
-        self.close()
+        self.close()  # ends the group with an earlier process of the server, if there is one
         # The process group consists of this rank, with the number 0, and the workers, with the numbers from
         # 1 on.
         rendezvous = {
@@ -186,7 +186,7 @@ class Nccl(ByRoutes):
         if self._group is not None:
             self._group.destroy()
             self._group = None
-        self._met_epoch = None  # the next update makes a new group with the server
+        self._prepared_epoch = None  # the next update makes a new group with the server
 
     def _post_while_working(
         self, work: Callable[[], None], address: Address, path: str, body: dict[str, Any]

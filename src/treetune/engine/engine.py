@@ -105,7 +105,7 @@ def start_engine(settings: EngineSettings, launch: EngineLaunch) -> Engine:
 
 def start_vllm(settings: VllmSettings, launch: EngineLaunch) -> VllmEngine:
     """Begins to start vLLM servers, or connects to those at `addresses`; see `start_engine`."""
-    settings = add_reading_time(settings, launch.weights)
+    settings = add_reading_time(settings, launch.weights)  # longer timeouts for larger weights
     if settings.sleep and launch.device != "cuda":
         raise ValueError(
             "engines.policy.sleep is true, but the engine runs on a CPU, where vLLM's sleep frees no memory:"
@@ -119,7 +119,9 @@ def start_vllm(settings: VllmSettings, launch: EngineLaunch) -> VllmEngine:
     else:
         per_rank = settings.servers == "per_rank"
         log = launch.logs / f"server-{ranks.rank if per_rank else 0}.log"
-        servers = make_servers(ServerLaunch(settings, launch), log, None if per_rank else ranks.folder)
+        # In this folder all ranks find the servers that they share. A rank's own servers need no folder.
+        shared_folder = None if per_rank else ranks.folder
+        servers = make_servers(ServerLaunch(settings, launch), log, shared_folder)
     return VllmEngine(settings, launch, servers)
 
 
@@ -153,7 +155,7 @@ class VllmEngine(Engine):
     ) -> None:
         self.version = 0
         self.tokens = 0
-        self.scores = True
+        self.scores = True  # this engine answers a `ScoreRequest`
         self.sleeps = settings.sleep
         self.at_once = settings.max_num_seqs * len(servers)
         self._settings, self._ranks, self._device = settings, launch.ranks, launch.device
@@ -171,9 +173,9 @@ class VllmEngine(Engine):
         self._transfer: TransferMethod = launch.transfer
         self._logs = launch.logs
         self._new_servers_in_a_row = 0
+        """The number of the latest syncs in a row that each needed a new server."""
         self._threads = ThreadPoolExecutor(len(servers), "engine-replica")
-        self._prefixes: Prefixes | None = None
-        self._forget_prefixes()
+        self._prefixes = self._make_prefixes()
         self._recent: list[tuple[float, int]] = []
         """The times at which completions arrived lately, and the tokens of each."""
         atexit.register(self.close)
@@ -246,7 +248,7 @@ class VllmEngine(Engine):
                 all_open = self._open_servers(scheduler, addresses)
                 # If a server is away, the wait for an event is short, to see soon that it is back.
                 event = scheduler.next() if all_open else scheduler.next(CHECK_LOST_SERVERS_EVERY_S)
-                if event is None:
+                if event is None:  # nothing has happened for a while, perhaps since a server is gone
                     self._lose_gone_servers(scheduler, addresses)
                 elif isinstance(event, Lost):
                     lost_server = self._asked_replicas[event.server].server
@@ -374,7 +376,7 @@ class VllmEngine(Engine):
                 f" one because {last_problems}. See the servers' logs in {self._logs}"
             )
         self.version = version
-        self._forget_prefixes()
+        self._prefixes = self._make_prefixes()  # the servers have dropped their caches
         for replica in self._targets:
             replica.server.set_newest_weights(directory)
             replica.server.report_success()
@@ -419,10 +421,10 @@ class VllmEngine(Engine):
                 updates[replica] = Update(directory, deliveries.get(replica))
 
         # Let the servers drop their caches of the old weights, and sample for the canary.
-        def take(replica: Replica) -> None:
-            replica.take(updates[replica], version, canary, self._context_length)
+        def complete(replica: Replica) -> None:
+            replica.complete(updates[replica], version, canary, self._context_length)
 
-        self._call_for_each(list(updates), take)
+        self._call_for_each(list(updates), complete)
 
         # Compare the log-probs of the canary's few samples with the trainer's.
         gap_of_replica, part_seconds = self._verify(updates, canary)
@@ -440,7 +442,7 @@ class VllmEngine(Engine):
     def _send(
         self, replicas: Sequence[Replica], directory: Path, chunks: Iterable[Chunk] | None, by_transfer: bool
     ) -> dict[Replica, Delivery]:
-        """Sends this rank's servers their new weights, all at the same time. Returns the result of each."""
+        """Sends this rank's servers their new weights, all at the same time. Returns the delivery of each."""
         loading = [replica for replica in replicas if replica.server.loads_weights]
         deliveries = self._call_for_each(loading, lambda replica: replica.prepare_delivery(by_transfer))
         try:
@@ -478,25 +480,23 @@ class VllmEngine(Engine):
         gaps = {}
         for replica, update in updates.items():
             scores_of_trainer = [scores[key] for key in update.pairs_by_key()]
-            probes = [
-                Probe(prompt, completion.token_ids, completion.logprobs.tolist(), trainer_logprobs)
-                for (prompt, completion), trainer_logprobs in zip(
-                    update.sampled, scores_of_trainer, strict=True
-                )
-                if completion.logprobs is not None
-            ]
-            # `replica.verified` holds the probes of the previous weights. If the log-probs fit those better,
-            # the server still has the previous weights.
-            gaps[replica] = judge_gap(probes, replica.verified, tolerance)
+            probes = []
+            for (prompt, completion), trainer_logprobs in zip(update.sampled, scores_of_trainer, strict=True):
+                assert completion.logprobs is not None, "a canary's requests read log-probs"
+                engine_logprobs = completion.logprobs.tolist()
+                probes.append(Probe(prompt, completion.token_ids, engine_logprobs, trainer_logprobs))
+            # Until now, the verified probes are those of the previous weights. If the server's log-probs fit
+            # them better, it still has the previous weights.
+            gaps[replica] = judge_gap(probes, replica.verified_probes, tolerance)
             if not (update.problem or gaps[replica].problem):
-                replica.verified = probes
+                replica.verified_probes = probes
         return gaps, seconds
 
-    def _forget_prefixes(self) -> None:
-        """Forgets which prefixes the servers have cached, since they have dropped their caches."""
+    def _make_prefixes(self) -> Prefixes | None:
+        """Returns an empty index of the prefixes that the servers have cached; None if none is needed."""
         # The index tells which server has the prefix of a request. With a single server, there is no choice.
         needs_index = len(self._asked_replicas) > 1 and self._settings.caches_prefixes(self._device)
-        self._prefixes = Prefixes() if needs_index else None
+        return Prefixes() if needs_index else None
 
     # Memory
 
@@ -551,7 +551,7 @@ class _Results:
         """Gives requests their indices, and cuts them into parts that are sent to one server each.
 
         A `Deferred` holds requests that can't be made yet, for example before an environment has replied.
-        Each `Deferred` is returned as it is. It comes back as an event once its requests can be made.
+        Each `Deferred` is returned as it is.
         """
         parts: list[RequestPart] = []
         deferred: list[Deferred] = []
@@ -623,8 +623,8 @@ class Update:
         Their keys are equal for two servers if these sampled the same tokens for the same probe.
         """
         pairs = {}
-        for number, (prompt, completion) in enumerate(self.sampled):
-            key = number, prompt.tobytes(), completion.token_ids.tobytes()
+        for probe_number, (prompt, completion) in enumerate(self.sampled):
+            key = probe_number, prompt.tobytes(), completion.token_ids.tobytes()
             pairs[key] = prompt, completion.token_ids
         return pairs
 
@@ -635,7 +635,7 @@ class Replica:
 
     Attributes:
         number: The number of the server among the engine's, from 0.
-        verified: The canary's probes of the present weights; empty without a canary.
+        verified_probes: The canary's probes of the present weights; empty without a canary.
     """
 
     def __init__(
@@ -648,12 +648,12 @@ class Replica:
     ) -> None:
         self.number, self.server = number, server
         self.transfer = TRANSFER_CLASSES[method](client, settings.sync_timeout, settings.tensor_parallel_size)
-        self.verified: list[Probe] = []
+        self.verified_probes: list[Probe] = []
         self._client, self._timeout = client, settings.sync_timeout
         # Each start of a server has its own epoch. A restarted server is awake and has weights again.
         self._asleep_epoch: int | None = None
         """The epoch of the server that was put to sleep and hasn't been woken; None if none was."""
-        self._emptied_epoch: int | None = None
+        self._epoch_without_weights: int | None = None
         """The epoch of the server whose weights were dropped; None if none were."""
         self._lock = threading.RLock()
 
@@ -669,7 +669,7 @@ class Replica:
             try:
                 self._client.post(address, f"/sleep?level={level}", timeout=self._timeout)
                 self._asleep_epoch = address.epoch
-                self._emptied_epoch = address.epoch if level == 2 else None
+                self._epoch_without_weights = address.epoch if level == 2 else None
             except ServerFailure as failure:
                 self.server.report_failure(address, str(failure))
 
@@ -679,7 +679,7 @@ class Replica:
         with self._lock:
             if (address := self.server.current_address()) is None:
                 return None
-            if address.epoch == self._emptied_epoch:
+            if address.epoch == self._epoch_without_weights:
                 self.server.report_failure(address, "it was asked to sample after its weights were dropped")
                 return None
             # Weights and cache are woken separately, as in a sync. Until the new weights have come, a sync
@@ -699,7 +699,7 @@ class Replica:
                     self._client.post(address, f"/wake_up?tags={tag}", timeout=self._timeout)
                 except ServerFailure as failure:
                     self.server.report_failure(address, str(failure))
-        if tag == "kv_cache":
+        if tag == "kv_cache":  # the last part, so the whole server is awake
             self._asleep_epoch = None
 
     def prepare_delivery(self, by_transfer: bool) -> Delivery:
@@ -717,9 +717,10 @@ class Replica:
         except (EngineError, ServerFailure) as failure:
             return Delivery(transfer, address=None, problem=str(failure))
 
-    def take(self, update: Update, version: int, canary: Canary | None, context_length: int) -> None:
-        """Completes an update: drops the server's cache of the old weights, and samples after the prompts of
-        the canary, by which the new weights are verified. Does nothing for a server of another rank."""
+    def complete(self, update: Update, version: int, canary: Canary | None, context_length: int) -> None:
+        """Completes an update: drops the server's cache of the old weights, and samples after the canary's
+        prompts. The caller verifies the new weights by these samples. Does nothing for a server whose weights
+        another rank loads."""
         if not self.server.loads_weights:
             return
         delivery = update.delivery
@@ -729,8 +730,8 @@ class Replica:
         try:
             started = time.monotonic()
             with self._lock:
-                # Without a delivery, the server was just started on the weights: it is awake, and has cached
-                # nothing.
+                # Without a delivery, the server was just started with the weights: it is awake, and has
+                # cached nothing.
                 if delivery is not None:
                     self._wake("kv_cache")
                 address = self.server.wait_until_ready()
@@ -739,7 +740,7 @@ class Replica:
                     # server gets the new name in `end_weights`, so this request has no name.
                     drop_cache(self._client, replace(address, weights=""), self._timeout)
                     address = self.server.end_weights(address, update.weights)
-                    self._emptied_epoch = None
+                    self._epoch_without_weights = None
                     update.seconds["reset_cache"] = time.monotonic() - started
             if canary is not None:
                 started = time.monotonic()
@@ -751,8 +752,8 @@ class Replica:
     def _sample_probes(
         self, address: Address, requests: Sequence[Request], version: int
     ) -> list[tuple[TokenIds, Completion]]:
-        """Samples a canary's requests, by which weights are verified, on one server. Returns pairs of prompt
-        and sample."""
+        """Samples a canary's requests on the server at `address`. Returns pairs of prompt and sample, by
+        which the server's weights are verified."""
         answers = {}
         with RequestScheduler(
             self._client,

@@ -51,6 +51,8 @@ killed."""
 END_NOW = b"k"
 """The byte on standard input that ends the server at once. Any other byte, or the end of the input, ends it
 cleanly."""
+STANDARD_INPUT = 0
+"""The file descriptor of standard input."""
 POLL_EVERY_S = 0.5
 SHARED_MEMORY_PREFIX = "/dev/shm/psm_"
 """The beginning of the paths of files with which Python's multiprocessing shares memory."""
@@ -67,6 +69,7 @@ def main(arguments: list[str]) -> int:
     The command runs until one of these happens: it ends, its engine core is gone, this process gets a signal,
     the parent is gone, or the parent asks for the end on standard input.
     """
+    # The parent passes its ID: if it has ended already, `os.getppid()` returns the ID of another process.
     parent, scratch, command = int(arguments[0]), arguments[1], arguments[2:]
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
@@ -99,11 +102,11 @@ def main(arguments: list[str]) -> int:
             grace = 0.0
             break
 
-        readable, _, _ = select.select([0, wake_read], [], [], POLL_EVERY_S)
+        readable, _, _ = select.select([STANDARD_INPUT, wake_read], [], [], POLL_EVERY_S)
         if wake_read in readable:
             os.read(wake_read, 4096)  # empties the pipe
-        if 0 in readable:  # the parent has written, or has closed its end
-            if os.read(0, 1) == END_NOW:
+        if STANDARD_INPUT in readable:  # the parent has written, or has closed its end
+            if os.read(STANDARD_INPUT, 1) == END_NOW:
                 grace = 0.0
             break
     shared_memory |= _find_shared_memory(find_descendants(os.getpid()))
@@ -165,6 +168,7 @@ def _spawn(libc: ctypes.CDLL, command: list[str]) -> int:
         return pid
     # The child
     try:
+        # The guard handles these signals (`_catch_signals`), and the command must not.
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
@@ -173,7 +177,7 @@ def _spawn(libc: ctypes.CDLL, command: list[str]) -> int:
         # If the guard died before that call, no signal comes any more, so nothing is started.
         if os.getppid() == guard:
             # The guard's standard input is only for the guard, so the server gets an empty one.
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), STANDARD_INPUT)
             os.execvp(command[0], command)
     finally:
         os._exit(127)  # only reached if the command could not be started
@@ -182,13 +186,13 @@ def _spawn(libc: ctypes.CDLL, command: list[str]) -> int:
 def _reap(server: int, status: int | None) -> int | None:
     """Collects all children that have ended. Returns the server's wait status if the server is among them,
     and `status` if it isn't."""
-    with contextlib.suppress(ChildProcessError):
+    with contextlib.suppress(ChildProcessError):  # there is no child any more
         while True:
-            pid, ended = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
+            pid, status_of_child = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:  # the children that are left have not ended
                 break
             if pid == server:
-                status = ended
+                status = status_of_child
     return status
 
 
@@ -220,17 +224,17 @@ def _end_tree(server: int, status: int | None, grace: float) -> int | None:
         # The server has had its time to end its children. Those that are left are asked here.
         for pid in find_descendants(os.getpid()):
             _send_signal(pid, signal.SIGTERM)
-        status = _reap_until(_is_last, server, status, ORPHAN_GRACE_S)
+        status = _reap_until(_are_all_gone, server, status, ORPHAN_GRACE_S)
     # A resource tracker of Python's multiprocessing deletes shared memory that its killed owner left, and
     # then ends by itself. So it is killed only after some time.
     for pid in find_descendants(os.getpid()):
         if b"resource_tracker" not in _read_command_line(pid):
             _send_signal(pid, signal.SIGKILL)
-    status = _reap_until(_is_last, server, status, TRACKER_GRACE_S)
+    status = _reap_until(_are_all_gone, server, status, TRACKER_GRACE_S)
     while remaining_pids := find_descendants(os.getpid()):
         for pid in remaining_pids:
             _send_signal(pid, signal.SIGKILL)
-        status = _reap_until(_is_last, server, status, 0.2)
+        status = _reap_until(_are_all_gone, server, status, 0.2)
     return _reap(server, status)
 
 
@@ -239,7 +243,7 @@ def _has_ended(status: int | None) -> bool:
     return status is not None
 
 
-def _is_last(status: int | None) -> bool:
+def _are_all_gone(status: int | None) -> bool:
     """Returns whether no process below this one is left. It takes the server's status as every `is_done` of
     `_reap_until` does, and doesn't need it."""
     return not find_descendants(os.getpid())
@@ -317,9 +321,11 @@ def find_descendants(root: int) -> list[int]:
             continue
         try:
             with open(f"/proc/{name}/stat", "rb") as file:
-                state, parent = file.read().rpartition(b")")[2].split()[:2]
+                # The name in parentheses comes before these fields. It may contain spaces and parentheses.
+                fields_after_name = file.read().rpartition(b")")[2].split()
         except OSError:
             continue  # it has ended since the folder was listed
+        state, parent = fields_after_name[:2]
         if state not in (b"Z", b"X"):  # those have ended (`_is_alive`)
             children.setdefault(int(parent), []).append(int(name))
     pids, frontier = [], [root]

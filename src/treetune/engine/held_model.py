@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from treetune.engine.base import Canary, Chunk, EngineLaunch, SyncReport
-from treetune.engine.in_process import InProcessEngine, longest_window
+from treetune.engine.in_process import InProcessEngine, sliding_window_of
 from treetune.engine.requests import Completion, Deferred, OnResult, Request
 from treetune.engine.settings import InProcessSettings
 from treetune.vocabulary import TextCodec
@@ -24,28 +24,32 @@ if TYPE_CHECKING:
 
 
 class HeldModelEngine(InProcessEngine):
-    """An engine that samples with a model of other code. The model is in evaluation mode while the engine
-    samples, and in its earlier mode again after that."""
+    """An engine that samples with a model that other code holds and trains. The model is in evaluation mode
+    while the engine samples, and in its earlier mode again after that."""
 
     def __init__(self, model: PreTrainedModel, codec: TextCodec, launch: EngineLaunch) -> None:
-        """Makes the engine.
+        """Makes an engine that samples with `model`, which other code holds and trains.
 
         Raises:
             ValueError: This engine can't sample with the model.
         """
+        import torch
+
         name = type(model).__name__
-        if str(model.dtype) != "torch.float32":
+        if model.dtype != torch.float32:
             raise ValueError(
                 f"the weights of the {name} are {model.dtype}, and this engine computes in float32: give a"
                 " folder with the weights, or the engine of a server"
             )
-        if longest_window(model) is not None:
+        # Windows need the engine's attention in the model (`attach_attention`), which the trainer uses, too.
+        if sliding_window_of(model) is not None:
             raise ValueError(
                 f"the {name} has sliding windows, for which this engine would change the model: give a folder"
                 " with its weights"
             )
         self._held_model, self._codec = model, codec
-        with _evaluating(model):  # the base class compares its own log-probs with the model's
+        # The base class compares its log-probs with the model's, which must be without dropout.
+        with _evaluating(model):
             super().__init__(InProcessSettings(), launch)
 
     @override
@@ -64,6 +68,7 @@ class HeldModelEngine(InProcessEngine):
         canary: Canary | None = None,
         chunks: Iterable[Chunk] | None = None,
     ) -> SyncReport:
+        """Raises ValueError: the code that holds the model also trains it, so there is nothing to load."""
         raise ValueError("this engine samples with a model of other code, which changes its weights itself")
 
     @override
@@ -74,7 +79,7 @@ class HeldModelEngine(InProcessEngine):
 
 @contextmanager
 def _evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Puts a model into evaluation mode for the block, and then each module back into its own mode."""
+    """Puts a model into evaluation mode for the block, and then each module back into its earlier mode."""
     # Not `model.train(…)` at the end, which would also set modules that the trainer keeps in evaluation mode.
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

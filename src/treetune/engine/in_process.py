@@ -85,7 +85,7 @@ class InProcessEngine(Engine):
         self._end_ids = frozenset(launch.end_ids)
         self._special_ids = dict(launch.special_ids)
         self._closed = False
-        self._probes: list[Probe] = []
+        self._probes: list[Probe] = []  # the last canary's samples, with log-probs of engine and trainer
         self._trust_remote_code = launch.trust_remote_code
         self._read(launch.weights)
         # Refuses a model whose log-probs aren't those that this engine computes with its cache.
@@ -109,20 +109,21 @@ class InProcessEngine(Engine):
             if self._closed:
                 raise EngineError("the engine was closed while it sampled")
             # Texts are scored before the next sampling step, in few forward passes.
-            score_requests, call.scores = call.scores, []
+            score_requests, call.waiting_texts = call.waiting_texts, []
             for index, completion in self._score_texts(score_requests, started):
                 call.add_completion(index, number=0, completion=completion)
-            if not (batch.rows or call.samples or call.scores):
-                # There is nothing to compute until the requests of one `Deferred` are known.
+            # After a score, `add_completion` may have added requests that follow from it. If not even these
+            # are waiting, there is nothing to compute until the requests of one `Deferred` are known.
+            if not (batch.rows or call.waiting_samples or call.waiting_texts):
                 call.wait_for_deferred()
             call.add_known_requests()
             free = self.at_once - batch.count_samples()
             # Samples of the same prompt share a row only if they are admitted together. So if not all
             # waiting samples fit, none is admitted until half of the batch has ended: if they were admitted
             # one by one, each would need a separate row.
-            if len(call.samples) > free and 2 * free < self.at_once:
+            if len(call.waiting_samples) > free and 2 * free < self.at_once:
                 free = 0
-            batch.admit(call.samples.take(free))
+            batch.admit(call.waiting_samples.take(free))
             if not batch.rows:
                 continue
             for sample in self._step(batch):
@@ -207,6 +208,7 @@ class InProcessEngine(Engine):
             for sample, token, logprob in zip(samples, tokens, logprobs, strict=True):
                 sample.ids.append(token)
                 sample.logprobs.append(logprob)
+                # Stop strings that are special tokens become `stop_ids`, since texts lack special tokens.
                 sampling = sample.request.sampling.with_special_stops(self._special_ids)
                 if token in self._end_ids or token in sampling.stop_ids or self._has_stop(sample):
                     sample.finish_reason = "stop"
@@ -244,9 +246,8 @@ class InProcessEngine(Engine):
         forward pass; prompts that begin alike are computed again for each text."""
         requests_by_length: dict[int, list[tuple[int, ScoreRequest]]] = {}
         for index, request in requests:
-            requests_by_length.setdefault(_round_up_to_blocks(len(request.all_ids)), []).append(
-                (index, request)
-            )
+            padded_length = _round_up_to_blocks(len(request.all_ids))
+            requests_by_length.setdefault(padded_length, []).append((index, request))
         for length, requests_of_length in sorted(requests_by_length.items()):
             fitting_rows = MOST_SCORED_TOKENS // length
             # At least `FEWEST_ROWS`, since smaller batches are filled up to that many rows.
@@ -256,6 +257,7 @@ class InProcessEngine(Engine):
                 logprobs_of_batch = self._text_logprobs([request for _, request in batch], length)
                 for (index, request), logprobs_T in zip(batch, logprobs_of_batch, strict=True):
                     seconds = time.monotonic() - started
+                    # Given tokens always have the finish reason "length".
                     yield index, Completion(request.text_ids, logprobs_T, "length", self.version, seconds)
 
     def _text_logprobs(self, requests: Sequence[ScoreRequest], length: int) -> list[Column]:
@@ -269,7 +271,8 @@ class InProcessEngine(Engine):
 
         from treetune.logits import backbone_of
 
-        # As many rows as the smallest batch, so that the last bits don't depend on the number of texts.
+        # At least `FEWEST_ROWS` rows, of which some may be unused. With fewer rows, a row's last bits would
+        # depend on their number.
         ids_BT = torch.zeros((max(len(requests), FEWEST_ROWS), length), dtype=torch.long)
         for row, request in enumerate(requests):
             ids = request.all_ids
@@ -327,7 +330,7 @@ class InProcessEngine(Engine):
         """Samples after the canary's few prompts, and has the trainer score the samples. A probe is such a
         sample with the engine's log-probs and the trainer's, which show whether the weights are the same."""
         requests = canary.requests(self._context_length)
-        # `tokens` counts what the run samples, and the canary only checks the weights.
+        # The canary's tokens don't count in `self.tokens`, since they only check the weights.
         tokens_of_run = self.tokens
         sampled = [completions[0] for completions in self.generate(requests)]
         self.tokens = tokens_of_run
@@ -335,12 +338,11 @@ class InProcessEngine(Engine):
             (request.prompt_ids, sample.token_ids) for request, sample in zip(requests, sampled, strict=True)
         ]
         scores = canary.score(pairs)
-        return [
-            Probe(
-                prompt_ids, ids, [] if sample.logprobs is None else sample.logprobs.tolist(), trainer_logprobs
-            )
-            for (prompt_ids, ids), sample, trainer_logprobs in zip(pairs, sampled, scores, strict=True)
-        ]
+        probes = []
+        for (prompt_ids, ids), sample, trainer_logprobs in zip(pairs, sampled, scores, strict=True):
+            assert sample.logprobs is not None, "a canary's requests read log-probs"
+            probes.append(Probe(prompt_ids, ids, sample.logprobs.tolist(), trainer_logprobs))
+        return probes
 
 
 CACHED_ATTENTION = "treetune_cached"
@@ -353,8 +355,8 @@ PROBE_LIMIT = 1e-3
 """The largest difference between log-probs, in nats, that rounding in float32 explains."""
 
 
-def longest_window(model: Any) -> int | None:
-    """Returns the width in tokens of the model's sliding windows; None if no layer has one."""
+def sliding_window_of(model: Any) -> int | None:
+    """Returns the width in tokens of the model's sliding window; None if no layer has a window."""
     config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None)
     layer_types = getattr(config, "layer_types", None)  # None: all layers have the window
@@ -377,7 +379,7 @@ def attach_attention(model: Any) -> None:
         # Without this registration, transformers would drop the engine's masks.
         AttentionMaskInterface.register(CACHED_ATTENTION, sdpa_mask)
         model.set_attn_implementation(CACHED_ATTENTION)
-    elif longest_window(model) is not None:
+    elif sliding_window_of(model) is not None:
         # The engine's masks show a token all tokens before it, so the attention itself has to apply the
         # window, as `cached_attention` does.
         raise ValueError(
@@ -398,6 +400,8 @@ def cached_attention(
     **settings: Any,
 ) -> Any:
     """Computes attention within the layer's window, [B, T, H, D]; see transformers' ``AttentionInterface``.
+
+    The second value, for which transformers has the attention's weights, is None.
 
     H query heads share G heads of keys and values.
 
@@ -476,7 +480,7 @@ def refuse_wrong_engine_logprobs(model: Any, device: str, context_length: int) -
             f" more than {rule.limit} tokens: set context_length to {rule.limit} or less"
         )
     # A few more tokens than a block and the window have, so that tokens after the ends of both are compared.
-    longest_part = max(BLOCK_TOKENS, longest_window(model) or 0)
+    longest_part = max(BLOCK_TOKENS, sliding_window_of(model) or 0)
     length = min(longest_part + 8, LONGEST_PROBE, context_length)
     # The shorter row has half as many tokens: a prompt of one token at least, and then the steps that are
     # compared.
@@ -548,7 +552,7 @@ class _Cache:
         self.layers: _Layers = {}
         self.positions: Any = None
         """The position of each row's new token: a step computes one token of each row."""
-        self.used = 0
+        self.used_tokens = 0
         """The tokens of the longest row, rounded up to a multiple of `BLOCK_TOKENS`."""
 
     def update(self, keys: Any, values: Any, layer: int, *_: Any, **__: Any) -> tuple[Any, Any]:
@@ -559,7 +563,7 @@ class _Cache:
         for cached, new in zip(self.layers[layer], (keys, values), strict=True):
             cached[rows, :, self.positions] = new[:, :, 0]
         cached_keys, cached_values = self.layers[layer]
-        return cached_keys[:, :, : self.used], cached_values[:, :, : self.used]
+        return cached_keys[:, :, : self.used_tokens], cached_values[:, :, : self.used_tokens]
 
 
 class _BlockCache:
@@ -591,8 +595,8 @@ class _BlockCache:
 def _group_by_prefix(tokens_of_prompt: Mapping[bytes, TokenIds], start: int) -> dict[bytes, list[bytes]]:
     """Returns the prompts that have a block from `start` on, grouped by their tokens up to the block's end.
 
-    The key of a group is the bytes of these tokens, in which all prompts of the group are alike. A prompt
-    without tokens has an empty first block.
+    The key of a group is the bytes of these tokens. The prompts of a group share the block. A prompt without
+    tokens has an empty first block.
     """
     prompts_of_prefix: dict[bytes, list[bytes]] = {}
     for prompt, ids in tokens_of_prompt.items():
@@ -653,7 +657,7 @@ class _PromptBlocks:
                 self._stored[prefix] = block  # now it is the one that was used last
                 for prompt in prompts_of_block:
                     blocks_of_prompt[prompt].append(block)
-        self._forget()
+        self._drop_oldest_blocks()
         layers_of_prompts = {}
         for prompt, blocks in blocks_of_prompt.items():
             layers_of_prompts[prompt] = {layer: _join_blocks(blocks, layer) for layer in blocks[0]}
@@ -662,12 +666,13 @@ class _PromptBlocks:
     def _compute(
         self, tokens_of_rows: Sequence[TokenIds], earlier_of_rows: Sequence[Sequence[_Layers]]
     ) -> list[_Layers]:
-        """Returns the layers of one block of each row.
+        """Computes one block of each row, and returns the keys and values of each block by layer.
 
         Args:
             tokens_of_rows: The tokens of each row's block, at most `BLOCK_TOKENS`. Fewer are padded at the
                 end, where no token sees the padding.
-            earlier_of_rows: For each row, the blocks before its block. All rows have equally many.
+            earlier_of_rows: For each row, the keys and values of the blocks before its block. All rows have
+                equally many such blocks.
         """
         import torch
 
@@ -712,7 +717,7 @@ class _PromptBlocks:
         self._stored[prefix] = block
         self._stored_bytes += _bytes_of(block)
 
-    def _forget(self) -> None:
+    def _drop_oldest_blocks(self) -> None:
         """Removes the blocks that were not used for the longest time, until the others fit."""
         while self._stored_bytes > MOST_STORED_BYTES:
             oldest = next(iter(self._stored))
@@ -739,8 +744,8 @@ class _GenerateCall:
         self._check_request, self._on_result = check_request, on_result
         self.results: list[list[Completion | None]] = []
         """The completions of each request, by its index; None for those that aren't there yet."""
-        self.samples = _WaitingSamples()
-        self.scores: list[tuple[int, ScoreRequest]] = []
+        self.waiting_samples = _WaitingSamples()
+        self.waiting_texts: list[tuple[int, ScoreRequest]] = []
         """The texts to score, with the indices of their requests."""
         self._deferred: list[Deferred] = []
         """Requests that aren't known yet."""
@@ -749,22 +754,22 @@ class _GenerateCall:
     def has_waiting(self) -> bool:
         """Whether there are samples that have no row yet, texts to score, or requests that aren't known
         yet."""
-        return bool(self.samples or self.scores or self._deferred)
+        return bool(self.waiting_samples or self.waiting_texts or self._deferred)
 
     def add_requests(self, requests: Sequence[Request | Deferred]) -> None:
         """Gives requests their indices, and puts their samples before waiting ones of the same priority.
 
-        Requests that follow from a result continue an answer, and answers that have begun are finished first.
+        New requests often continue an answer. By coming first, they finish this answer before others begin.
         """
         new_samples: dict[int, list[_Sample]] = {}  # by priority
         for request in requests:
-            if isinstance(request, Deferred):
+            if isinstance(request, Deferred):  # requests that aren't known yet
                 self._deferred.append(request)
                 continue
             index = len(self.results)
             self._check_request(index, request)
             if isinstance(request, ScoreRequest):
-                self.scores.append((index, request))
+                self.waiting_texts.append((index, request))
                 self.results.append([None])
                 continue
             for number in range(request.n):
@@ -776,7 +781,7 @@ class _GenerateCall:
                 new_samples.setdefault(request.priority, []).append(sample)
             self.results.append([None] * request.n)
         for priority, samples in new_samples.items():
-            self.samples.add_in_front(priority, samples)
+            self.waiting_samples.add_in_front(priority, samples)
 
     def add_completion(self, index: int, number: int, completion: Completion) -> None:
         """Stores a completion of a request. If it is the request's last one, adds the requests that
@@ -792,7 +797,7 @@ class _GenerateCall:
             wait([deferred.ready for deferred in self._deferred], return_when=FIRST_COMPLETED)
 
     def add_known_requests(self) -> None:
-        """Adds the requests that a `Deferred` stands for, if they are known by now."""
+        """Adds the requests of each `Deferred` whose requests are known by now."""
         ready = [deferred for deferred in self._deferred if deferred.ready.done()]
         for deferred in ready:
             self._deferred.remove(deferred)
@@ -849,13 +854,13 @@ class _RowBatch:
         logits. If the cache is too small, it first gets room for more rows or tokens. If half of its rows are
         free, it gets fewer rows.
         """
-        new_rows = _group_by_distribution(samples)
-        row_count = len(self.rows) + len(new_rows)
+        samples_of_new_rows = _group_by_distribution(samples)
+        row_count = len(self.rows) + len(samples_of_new_rows)
         if not row_count:
             return
         # A batch never has fewer than `FEWEST_ROWS` rows.
         is_half_empty = 2 * max(row_count, FEWEST_ROWS) <= self._height
-        if not samples and not is_half_empty:
+        if not samples and not is_half_empty:  # without samples, the cache can only get fewer rows
             return
         prompts = {sample.request.prompt_ids.tobytes(): sample.request.prompt_ids for sample in samples}
         computed = self._prompts.layers_of(prompts)
@@ -872,7 +877,7 @@ class _RowBatch:
             examples = next(iter(computed.values()), self._cache.layers)
             self._resize(max(FEWEST_ROWS, row_count), width, examples)
         # Not strict: there may be more free rows than new ones.
-        for row, samples_of_row in zip(self._free_rows(), new_rows, strict=False):
+        for row, samples_of_row in zip(self._free_rows(), samples_of_new_rows, strict=False):
             layers_of_prompt = computed[samples_of_row[0].request.prompt_ids.tobytes()]
             for layer, keys_and_values in layers_of_prompt.items():
                 for cached, new in zip(self._cache.layers[layer], keys_and_values, strict=True):
@@ -934,7 +939,7 @@ class _RowBatch:
 
     def next_logits(self) -> Any:
         """Returns the logits of each row's next token, [rows, V], and stores the keys and values of the row's
-        last token. Rows without a sample have arbitrary values."""
+        last token. The logits of rows without a sample are arbitrary."""
         import torch
 
         ids, positions = [0] * self._height, [0] * self._height
@@ -943,10 +948,10 @@ class _RowBatch:
             ids[row] = sample.ids[-1] if sample.ids else int(prompt_ids[-1])
             positions[row] = len(prompt_ids) + len(sample.ids) - 1
         self._cache.positions = torch.tensor(positions, device=self._device)
-        self._cache.used = _round_up_to_blocks(max(positions) + 1)
-        # K counts the tokens of the cache that attention reads, `used`. A row's token sees itself and the
-        # row's tokens before it.
-        mask_BK = torch.arange(self._cache.used, device=self._device) <= self._cache.positions[:, None]
+        self._cache.used_tokens = _round_up_to_blocks(max(positions) + 1)
+        # K counts the tokens of the cache that attention reads. A row's token sees itself and the row's
+        # tokens before it.
+        mask_BK = torch.arange(self._cache.used_tokens, device=self._device) <= self._cache.positions[:, None]
         with torch.no_grad():
             return self._model(
                 input_ids=torch.tensor(ids, device=self._device)[:, None],

@@ -96,15 +96,15 @@ class JournaledEngine(EngineWrapper):
         self._continuations = (
             Journal(continuations, flush_s=FLUSH_EVERY_S) if continuations else self._answers
         )
-        self.sampled: Counter[int] = Counter()
+        self.sampled: Counter[int] = Counter()  # the numbers of tokens, by the priority of their requests
         self.calls: list[CallTimes] = []
         self._made = time.perf_counter()  # `now` counts the seconds from here
         self._last_answer_at = 0.0
         self._first_continuation_at: float | None = None
         self._completions_by_key: dict[str, list[Completion]] = {}
         self._in_flight: dict[str, asyncio.Future[None]] = {}
-        """The requests that the engine samples now, by key: a future that is done when the request is
-        answered."""
+        """The requests that the engine samples now, by key: a future that is done when the engine has
+        answered or has failed."""
         self._widest: dict[str, tuple[int, str]] = {}
         """The number of samples and the key of the request for the most samples, among requests that differ
         only in their number of samples. The key of this dictionary is equal for all of these."""
@@ -127,7 +127,7 @@ class JournaledEngine(EngineWrapper):
         overlap = 0.0
         if self._first_continuation_at is not None:
             overlap = max(0.0, self._last_answer_at - self._first_continuation_at)
-        self.calls.append(CallTimes(self._last_answer_at, self.now(), overlap))
+        self.calls.append(CallTimes(answers_end=self._last_answer_at, end=self.now(), overlap=overlap))
         return result
 
     @override
@@ -155,7 +155,8 @@ class JournaledEngine(EngineWrapper):
     async def _sample_and_store(self, key: str, request: Request) -> None:
         """Samples a request by the engine, and stores its completions in memory and in its journal."""
         # Set before the engine is awaited, so that a task with the same request finds it.
-        is_answered = self._in_flight[key] = asyncio.get_running_loop().create_future()
+        is_done = asyncio.get_running_loop().create_future()
+        self._in_flight[key] = is_done
         try:
             completions = await self.engine.sample(request)
             if not isinstance(request, ScoreRequest):
@@ -166,7 +167,7 @@ class JournaledEngine(EngineWrapper):
         finally:
             # Also if this task was cancelled: a task that waits for the future then samples the request.
             self._in_flight.pop(key, None)
-            is_answered.set_result(None)
+            is_done.set_result(None)
 
     @override
     def generate(
@@ -261,10 +262,10 @@ def request_key(request: Request, version: int, *, n: int | None = None) -> str:
         n: Replaces the request's number of samples. With 0, requests that differ only in their number of
             samples have the same hash.
     """
-    samples = request.n if n is None else n
+    sample_count = request.n if n is None else n
     # Not `dataclasses.astuple`, which copies deeply and would take longer than all the rest.
     sampling = list(vars(request.sampling).values())
-    content = (request.prompt_ids.tolist(), request.seed, samples, sampling)
+    content = (request.prompt_ids.tolist(), request.seed, sample_count, sampling)
     key_parts: list[Any] = [content, version]
     if not request.reads_logprobs:
         # The journal's row of such a request has no log-probs, and can't answer a request that needs them.
@@ -278,8 +279,8 @@ def request_key(request: Request, version: int, *, n: int | None = None) -> str:
 def journal_row(key: str, completions: Sequence[Completion]) -> list[Any]:
     """Returns the row of a finished request in a journal.
 
-    The ids and the log-probs of a sample are written as little-endian bytes in base64: ids as int32,
-    log-probs as float32, or as float64 if they have twice as many bytes as the ids.
+    The ids and the log-probs of a sample are written as little-endian bytes in base64: ids as int32, and
+    log-probs as float32 or float64, as the engine returned them.
 
     Example: ``["9f0c…", [["FAAAAAIAAAA=", "rkfhvQrXo7w=", "stop", 3, 0.8]]]``.
     """
@@ -310,13 +311,13 @@ def completions_of_row(row: Any) -> list[Completion]:
     completions = []
     for token_ids, logprobs, *other_fields in samples:
         if isinstance(token_ids, str):
-            ids = base64.b64decode(token_ids)
-            token_ids = np.frombuffer(ids, "<i4")
+            id_bytes = base64.b64decode(token_ids)
+            token_ids = np.frombuffer(id_bytes, "<i4")
             if logprobs is not None:
-                numbers = base64.b64decode(logprobs)
+                logprob_bytes = base64.b64decode(logprobs)
                 # An engine may give log-probs of 4 or of 8 bytes. Each belongs to an id, which has 4.
-                has_doubles = len(numbers) == 2 * len(ids)
-                logprobs = np.frombuffer(numbers, "<f8" if has_doubles else "<f4")
+                has_doubles = len(logprob_bytes) == 2 * len(id_bytes)
+                logprobs = np.frombuffer(logprob_bytes, "<f8" if has_doubles else "<f4")
         completions.append(Completion(token_ids, logprobs, *other_fields))
     return completions
 

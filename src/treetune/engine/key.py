@@ -61,8 +61,8 @@ class ServerDescription:
         self._description = json.loads(environment.get(DESCRIPTION_VARIABLE, "{}"))
 
     def describe(self, query: str) -> bytes:
-        """Returns the answer of `WEIGHTS_ROUTE`. A query such as ``are=step-7`` first sets the weights'
-        name."""
+        """Returns the answer of `WEIGHTS_ROUTE`. The query ``are=step-7`` ("the weights are step-7") sets the
+        weights' name first."""
         # The name may be empty. The server then refuses every request that expects named weights.
         if (names := parse_qs(query, keep_blank_values=True).get("are")) is not None:
             self.weights = names[0]

@@ -134,14 +134,16 @@ class ServerLaunch:
         command += ["--max-num-batched-tokens", str(tokens)]
         # Answers and continuations wait in the same queue, and answers come first.
         command += ["--scheduling-policy", "priority"]
-        # Answers are only needed complete, and vLLM's statistics of each token aren't needed at all.
+        # Either scheduler returns an answer only when it is complete.
         scheduler = "AsyncWholeAnswers" if cuda and settings.async_scheduling else "WholeAnswersScheduler"
-        command += ["--scheduler-cls", f"{WHOLE_ANSWERS_MODULE}.{scheduler}", "--disable-log-stats"]
+        command += ["--scheduler-cls", f"{WHOLE_ANSWERS_MODULE}.{scheduler}"]
+        command += ["--disable-log-stats"]  # nobody reads vLLM's statistics of each token
         command += ["--tensor-parallel-size", str(settings.tensor_parallel_size)]
         # Without this argument, the model's generation_config would change temperature, top-p and top-k.
         command += ["--generation-config", "vllm"]
-        # vLLM keeps a packed copy of a tied head, which loading new weights wouldn't update. The folders of
-        # weights for the engine have the head as a weight of its own.
+        # vLLM keeps a packed copy of a head that is tied to the embeddings, and loading new weights wouldn't
+        # update the copy. So vLLM is told that the head isn't tied. The folders of weights that it loads have
+        # the head as a separate tensor.
         if self.is_trained:
             command += ["--hf-overrides", '{"tie_word_embeddings": false}']
         # The log-probs of the distribution that is sampled from, after temperature and top-p.
@@ -167,9 +169,9 @@ class ServerLaunch:
             command += ["--gpu-memory-utilization", str(memory_share)]
         if settings.sleep:
             command += ["--enable-sleep-mode"]
-        transfer = self.run.transfer if self.is_trained else "file"
-        if transfer != "file":
-            command += ["--weight-transfer-config", json.dumps({"backend": BACKEND_OF_METHOD[transfer]})]
+        if self.is_trained and self.run.transfer != "file":
+            backend = BACKEND_OF_METHOD[self.run.transfer]
+            command += ["--weight-transfer-config", json.dumps({"backend": backend})]
             command += ["--worker-extension-cls", WORKER_EXTENSION]
         elif self.is_trained and not cuda:
             # On a CPU, vLLM packs the weights of experts for its kernel only when the server starts. With
@@ -209,7 +211,12 @@ class ServerLaunch:
             ValueError: The server needs GPUs that this process doesn't have.
         """
         settings, device = self.settings, self.run.device
-        temporary_folder = tempfile.gettempdir()
+        # By default, PyTorch keeps compiled code in the folder for temporary files. The server's own such
+        # folder, `scratch`, is deleted with the server, and the code has to outlive it. So the code is kept
+        # in the folder where this process would keep it.
+        folder_of_compiled_code = inherited.get("TORCHINDUCTOR_CACHE_DIR")
+        if not folder_of_compiled_code:
+            folder_of_compiled_code = str(Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}")
         environment = {}
         # The launcher started the ranks. With its variables, such as RANK, vLLM would try to join the ranks'
         # process group.
@@ -224,10 +231,7 @@ class ServerLaunch:
             "HF_HUB_OFFLINE": "1",
             "TMPDIR": str(scratch),
             "VLLM_RPC_BASE_PATH": str(scratch),
-            # PyTorch's default. The server's own folder for temporary files is deleted with the server, and
-            # the compiled code has to outlive it.
-            "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-            or str(Path(temporary_folder) / f"torchinductor_{getpass.getuser()}"),
+            "TORCHINDUCTOR_CACHE_DIR": folder_of_compiled_code,
             # Much longer than the client's `KEEP_ALIVE_S`. If the server closed a connection just when the
             # client uses it again, that would look like a failure of the server.
             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60",
@@ -290,10 +294,10 @@ class ServerLaunch:
 
     @property
     def _engine_core_is_forked(self) -> bool:
-        """Whether the engine core is a fork of the HTTP server, in which vLLM is imported already.
+        """Whether the engine core is a fork of the HTTP server, so that vLLM is imported only once.
 
-        vLLM itself forks none on a CPU. It sets variables for the engine core, some of which compiled code
-        and worker processes would read too late in a fork.
+        The fork is made when the server starts, before vLLM sets environment variables for the engine core.
+        For an engine core with compiled code or with worker processes, some of these would come too late.
         """
         return self._one_process_computes and self._is_eager and not self.settings.extra_arguments
 
@@ -370,8 +374,9 @@ class ServerProcess:
             file.write(f"\n=== {time.strftime('%F %T')} {' '.join(command)}\n".encode())
             file.flush()
             self.log_start = file.tell()
-            # The guard is a small program. It starts the server, and ends the server when this process is
-            # gone. It needs neither Python's settings in the environment (-I) nor installed packages (-S).
+            # The guard is a small program. It starts the server, and ends the server when this process
+            # (`os.getpid()`) is gone. Then it deletes the folder. It needs neither Python's settings in the
+            # environment (-I) nor installed packages (-S).
             start_guard = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(folder)]
             self._guard = subprocess.Popen(
                 [*start_guard, *command],
@@ -412,7 +417,8 @@ class ServerProcess:
         if self._guard.poll() is None:
             assert self._guard.stdin is not None
             with contextlib.suppress(OSError):  # the guard has just ended
-                self._guard.stdin.write(guard.END_NOW if at_once else b"q")  # any other byte would do
+                # Any byte but `END_NOW` asks for a clean end.
+                self._guard.stdin.write(guard.END_NOW if at_once else b"q")
             try:
                 self._guard.wait(SERVER_END_TIMEOUT_S)
             except subprocess.TimeoutExpired:
@@ -452,7 +458,7 @@ def make_scratch_folder() -> Path:
     folder, the next start of a server deletes it (`held_folders.delete_abandoned_folders`)."""
     held_folders.delete_abandoned_folders()
     folder = Path(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX))
-    held_folders.hold_folder(folder)
+    held_folders.hold_folder(folder)  # so that it isn't deleted while this process lives
     return folder
 
 

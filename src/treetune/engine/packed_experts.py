@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
-_set_kernel_up = UnquantizedFusedMoEMethod._setup_kernel
+_setup_kernel_of_vllm = UnquantizedFusedMoEMethod._setup_kernel
 
 
 def _set_kernel_up_and_pack(self: Any, layer: torch.nn.Module, w13: Any, w2: Any) -> None:
-    """Replaces vLLM's method `_setup_kernel`, which vLLM calls whenever weights of experts (`w13`, `w2`) have
-    come."""
+    """Replaces vLLM's method `_setup_kernel`, which vLLM calls whenever it has loaded weights of experts
+    (`w13`, `w2`)."""
     # A kernel exists already if these are not the first weights.
     is_update = self.moe_kernel is not None
-    _set_kernel_up(self, layer, w13, w2)
+    _setup_kernel_of_vllm(self, layer, w13, w2)
     on_cpu = layer.w13_weight.device.type == "cpu"
     # vLLM itself packs the first weights: it reorders them for its kernel on a CPU.
     if is_update and on_cpu:

@@ -240,6 +240,7 @@ class PlainClient(Client):
         sampling = part.request.sampling.with_special_stops(self.special_ids)
         parameters = {
             "n": part.n,
+            # Sample i of a request has the seed `seed + i`, and the part begins with sample `first`.
             "seed": part.request.seed + part.first,
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
@@ -451,10 +452,10 @@ class PlainClient(Client):
             samples = samples_of_answer(answer, route, expected_weights="")
         except ServerFailure as failure:
             raise EngineError(f"the server at {address.url} can't be used: {path}: {failure}") from failure
-        sample = samples[0]
-        tokens = len(sample["token_ids"])
-        is_whole = tokens > 0 and len(sample["logprobs"]) == tokens
-        if len(samples) != 1 or not is_whole:
+        sample = samples[0]  # `samples_of_answer` returns at least one sample
+        token_count = len(sample["token_ids"])
+        has_all_logprobs = token_count > 0 and len(sample["logprobs"]) == token_count
+        if len(samples) != 1 or not has_all_logprobs:
             raise EngineError(
                 f"the server at {address.url} can't be used: {path}: expected one sample with tokens and a"
                 f" log-prob for each token, got {_shorten_answer(answer)}"
@@ -487,7 +488,11 @@ class PlainClient(Client):
     @override
     def raise_for_status(self, path: str, status: int, beginning: str) -> NoReturn:
         """Raises the error for a status other than 200: TemporaryFailure if a later attempt may succeed, and
-        otherwise EngineError with a remedy."""
+        otherwise EngineError with a remedy.
+
+        Args:
+            beginning: The beginning of the server's answer, for the message.
+        """
         if status in TEMPORARY_STATUSES:
             raise TemporaryFailure(f"{path}: HTTP {status}: {beginning}")
         if status in REFUSED_KEY_STATUSES:

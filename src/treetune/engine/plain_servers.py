@@ -101,15 +101,17 @@ class PlainServer(AddressedServer):
         self._tolerance = TOLERANCE_FACTOR * settings.tolerance(launch.device).mean
         self._first_facts: ServerFacts | None = None
         """The facts about the server when it was met first."""
-        self._meetings = 0  # how often this process has met the server: at first, and after each absence
+        self._meetings = 0
+        """The number of attempts to meet the server, which are made only while it is away."""
         super().__init__(url, key, settings, launch.weights, run, client, loads_weights=loads_weights)
 
     @override
     def start_anew(self, weights: Path, reason: str) -> None:
-        """Does what the base class does, but gives up a server that has no routes to load weights."""
+        """Has the server's thread load the weights again. Gives up a server that has no routes for that."""
         with self._changed:
             if not self._takes_weights:
-                self._error = self._cannot_load()
+                self._error = self._explain_no_loading()
+        # Also notifies threads that wait for a server which was given up. They then raise its error.
         super().start_anew(weights, reason)
 
     @override
@@ -123,11 +125,12 @@ class PlainServer(AddressedServer):
         """Asks the server for the facts about it, and refuses one that this run can't use."""
         facts_before = self._plain_client.facts.get(self._url)
         facts = self._plain_client.meet(self._unnamed_address, ANSWER_TIMEOUT_S)
-        if self.loads_weights and facts != facts_before:  # the first rank logs for all
-            weights = "gets new weights as files" if facts.takes_weights else "keeps its weights"
+        # Only the first rank loads weights. It logs for all ranks.
+        if self.loads_weights and facts != facts_before:
+            about_weights = "gets new weights as files" if facts.takes_weights else "keeps its weights"
             logger.info(
                 f"the server at {self._url} has the model {facts.root}, samples by"
-                f" {PATH_OF_ROUTE[facts.route]} and {weights}"
+                f" {PATH_OF_ROUTE[facts.route]} and {about_weights}"
             )
         says_length = facts.context_length > 0
         if says_length and self._context_length > facts.context_length:
@@ -137,7 +140,7 @@ class PlainServer(AddressedServer):
                 f" {self._context_length}, or lower context_length"
             )
         if self._trains and not facts.takes_weights:
-            raise EngineError(f"{self._cannot_load()}. This run trains, so it needs new weights")
+            raise EngineError(f"{self._explain_no_loading()}. This run trains, so it needs new weights")
         self._refuse_change(facts)
         return self._describe()
 
@@ -164,8 +167,8 @@ class PlainServer(AddressedServer):
     @override
     def _describe(self) -> ServerState:
         """Returns the server's process and the name of its weights, as far as vLLM's routes show them."""
-        # No route of vLLM shows whether the server was restarted. So the number of times that this process
-        # has met the server stands for the server's process.
+        # No route of vLLM shows whether the server was restarted. So a server that comes back after an
+        # absence counts as a new process. `_meetings`, which has grown by then, serves as the process's name.
         process = str(self._meetings)
         if not self._takes_weights:
             # This only shows whether the server answers. `_refuse_change` notices a restart with other
@@ -183,7 +186,7 @@ class PlainServer(AddressedServer):
     @override
     def _name_weights(self, address: Address, name: str) -> None:
         if not self._takes_weights:
-            raise ServerFailure(self._cannot_load())
+            raise ServerFailure(self._explain_no_loading())
         body = {"new_version": name or NAME_WHILE_REPLACED}
         self._client.post(address, "/update_weight_version", body, timeout=ANSWER_TIMEOUT_S)
 
@@ -191,7 +194,7 @@ class PlainServer(AddressedServer):
     def _weights_name_of(self, weights: Path) -> str:
         return super()._weights_name_of(weights) if self._takes_weights else ""
 
-    def _cannot_load(self) -> str:
+    def _explain_no_loading(self) -> str:
         """Returns why no weights can be loaded into the server, and the remedy."""
         if self._plain_client.keeps_weights:
             return (
@@ -245,11 +248,12 @@ class RouterOfServers(PlainServer):
         for server in self._servers:
             if server.error is not None:
                 raise EngineError(server.error)
-        # The router may answer with any server's state, so only the servers are asked for it.
+        # This only shows whether the router answers. Each server is asked for its weights by its own thread,
+        # since a question to the router may reach any of the servers.
         self._plain_client.get(self._unnamed_address, "/v1/models", ANSWER_TIMEOUT_S)
-        # No route shows whether the router was restarted. So the number of times that this process has met
-        # the router stands for the router's process, as in `PlainServer._describe`.
-        return ServerState(str(self._meetings), self._weights_name)
+        # No route shows whether the router was restarted. So a router that comes back after an absence counts
+        # as a new process. `_meetings`, which has grown by then, serves as the process's name.
+        return ServerState(process=str(self._meetings), weights=self._weights_name)
 
     @property
     @override

@@ -57,7 +57,8 @@ class ProgramLoop(asyncio.AbstractEventLoop):
         self._generate = generate
         self._ready: deque[asyncio.Handle] = deque()
         self._new_requests: list[Request | Deferred] = []
-        """The requests that the engine hasn't got yet."""
+        """The requests that the engine hasn't got yet. A `Deferred` stands for requests that wait for another
+        thread's result, such as a grade."""
         self._samples: list[asyncio.Future[list[Completion]] | None] = []
         """The future of each request's samples; None once it is answered. The index is the number that the
         engine gives the request, since engines number requests in the order in which they get them. A
@@ -87,14 +88,15 @@ class ProgramLoop(asyncio.AbstractEventLoop):
 
         All of these requests are `Deferred`: each waits for the result of another thread, such as a grade.
         """
-        # All requests are `Deferred`; the check is for the type checker.
+        # This keeps all of the requests. The condition is only for the type checker.
         deferred = [request for request in requests if isinstance(request, Deferred)]
         wait([request.ready for request in deferred], return_when=FIRST_COMPLETED)
         first_ready = next(request for request in deferred if request.ready.done())
-        return [*(request for request in deferred if request is not first_ready), *first_ready.requests()]
+        others = [request for request in deferred if request is not first_ready]
+        return [*others, *first_ready.requests()]
 
     def sample(self, request: Request) -> asyncio.Future[list[Completion]]:
-        """Sends a request to the engine when all tasks wait. Returns the future of its samples."""
+        """Returns the future of a request's samples. The engine gets the request once all tasks wait."""
         samples: asyncio.Future[list[Completion]] = self.create_future()
         self._new_requests.append(request)
         self._samples.append(samples)

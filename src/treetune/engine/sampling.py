@@ -112,7 +112,8 @@ class RequestScheduler:
         # Limits for each server: of parts of requests, and of samples, that are in flight.
         self._most_parts, self._most_samples = most_parts, most_samples
         self.outstanding = 0
-        """The number of parts and `Deferred` that `next` hasn't returned yet."""
+        """The number of parts and of `Deferred` that `next` hasn't returned yet. A `Deferred` stands for
+        requests that wait for something, such as an environment's reply."""
         self.opened: set[int] = set()
         """The numbers of the servers that take requests."""
         # A SimpleQueue, so that the event loop never waits for the caller.
@@ -220,9 +221,9 @@ class RequestScheduler:
         if self._prefixes is not None:
             # The server that has the beginning of the prompt in its cache is chosen if it isn't much busier.
             holder = self._prefixes.find(part.request.prompt_ids)
-            most_samples = BUSIER_FACTOR * idlest.samples + BUSIER_SAMPLES
+            most_samples_of_holder = BUSIER_FACTOR * idlest.samples + BUSIER_SAMPLES
             for server in free:
-                if server.number == holder and server.samples <= most_samples:
+                if server.number == holder and server.samples <= most_samples_of_holder:
                     return server
         return idlest
 
@@ -276,32 +277,32 @@ class RequestScheduler:
 class Prefixes:
     """An index of the servers that probably have a prefix in their cache of keys and values.
 
-    A block is identified by a hash of its tokens and of all tokens before it. If there are more than `most`
-    blocks, all of them are forgotten.
+    A block is identified by a hash of its tokens and of all tokens before it. If there are more than
+    `most_blocks` blocks, all of them are forgotten.
     """
 
     def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
-        self._most = most_blocks
+        self._most_blocks = most_blocks
         self._holders: dict[int, int] = {}
         """The number of the server that was last added for a block, by the block's hash."""
 
     def add(self, holder: int, ids: TokenIds) -> None:
         """Remembers that the server with the number `holder` has computed all of `ids`."""
-        if len(self._holders) >= self._most:  # a bound on memory; servers have smaller caches
+        if len(self._holders) >= self._most_blocks:  # bounds this index's memory; a server's cache is smaller
             self._holders.clear()
-        for block in _hash_blocks(ids):
-            self._holders[block] = holder
+        for block_hash in _hash_blocks(ids):
+            self._holders[block_hash] = holder
 
     def find(self, ids: TokenIds) -> int | None:
         """Returns the number of the server that has computed the longest prefix of `ids`; None if no server
         has computed any.
 
-        If several servers have computed this prefix, returns the one that was added last, since the index
-        keeps one server for each block of tokens.
+        If several servers have computed this prefix, returns the last of them. The index keeps only the last
+        server for each block of tokens.
         """
         holder_of_longest = None
-        for block in _hash_blocks(ids):
-            holder = self._holders.get(block)
+        for block_hash in _hash_blocks(ids):
+            holder = self._holders.get(block_hash)
             if holder is None:
                 break
             holder_of_longest = holder
@@ -309,7 +310,9 @@ class Prefixes:
 
     def forget(self, holder: int) -> None:
         """Forgets a server whose cache is gone."""
-        self._holders = {block: server for block, server in self._holders.items() if server != holder}
+        self._holders = {
+            block_hash: server for block_hash, server in self._holders.items() if server != holder
+        }
 
 
 def _hash_blocks(ids: TokenIds) -> Iterator[int]:

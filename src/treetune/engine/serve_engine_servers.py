@@ -78,6 +78,7 @@ def servers_at_addresses(settings: VllmSettings, launch: EngineLaunch) -> list[S
     assert settings.addresses is not None and settings.key_file is not None
     key = read_key(Path(settings.key_file).expanduser())
     interface = os.environ.get("NCCL_SOCKET_IFNAME")
+    # The addresses of a loopback begin with 127.
     are_here = all("//127." in url for url in settings.addresses)
     # NCCL takes "=lo" as the whole name of an interface, and "lo" as the beginning of its name.
     if launch.transfer == "nccl" and interface in ("lo", "=lo") and not are_here:

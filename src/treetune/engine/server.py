@@ -71,7 +71,7 @@ class Server:
         self._epoch = 0
         """The number of starts that succeeded. It identifies the running server process."""
         self._failures_in_a_row = 0
-        """The number of failures since work was last finished."""
+        """The number of failures since `report_success` was last called."""
         self._closed = False
 
     @property
@@ -132,7 +132,7 @@ class Server:
     def begin_to_close(self) -> None:
         """Begins to end the server if this process started it, and returns at once."""
         with self._changed:
-            self._closed = True
+            self._closed = True  # the thread of an `OwnServer` sees this, and ends the server
             self._address = None
             self._changed.notify_all()
 
@@ -232,7 +232,7 @@ class OwnServer(Server):
                 # While the server is held (`set_held`), the trainer uses its memory, and no server is
                 # started.
                 while not self._closed and (self._held or not self._start_wanted):
-                    self._changed.wait(0.5)
+                    self._changed.wait()
                 if self._closed:
                     return
                 self._start_wanted = False
@@ -253,7 +253,8 @@ class OwnServer(Server):
                     self._changed.notify_all()
                 start, pid = self._epoch, process.pid()
                 with self._timeline.span("server", "answers", start=start, pid=pid) as details:
-                    details["why"] = reason = self._watch(process)
+                    reason = self._watch(process)
+                    details["why"] = reason
             except Exception as error:
                 process.end(at_once=True)
                 self._give_up(error)
@@ -289,7 +290,9 @@ class OwnServer(Server):
             # If `start_anew` was called meanwhile, the error is of a start that isn't wanted any more.
             if not self._start_wanted:
                 self._error = message
-            with contextlib.suppress(OSError):  # such as a full disk: then this rank's error ends the others
+            # If the disk is full, the other ranks don't read the message. They still end, since the main
+            # thread of this rank raises the error.
+            with contextlib.suppress(OSError):
                 self._publish()
             self._changed.notify_all()
 
@@ -344,6 +347,7 @@ class OwnServer(Server):
         deadline = time.monotonic() + self._settings.start_timeout
         listens = False
         while True:
+            # `start_anew` sets `_start_wanted`: another server is wanted in place of this one.
             if self._closed or self._start_wanted:
                 raise ServerFailure("no longer wanted")
             if (code := process.exit_code()) is not None:
@@ -418,8 +422,7 @@ class RemoteServer(Server):
         if state.get("url") and state["epoch"] > self._failed_epoch:
             self._epoch, self._waits_since = state["epoch"], None
             return Address(state["url"], state["epoch"], state["key"])
-        # The first rank tries up to `MOST_PORT_TRIES` ports, for up to `start_timeout` each, and then gives
-        # up, too.
+        # The first rank tries up to `MOST_PORT_TRIES` ports, for up to `start_timeout` each.
         self._waits_since = self._waits_since or time.monotonic()
         longest_wait_s = MOST_PORT_TRIES * self._settings.start_timeout + SERVER_END_TIMEOUT_S
         if time.monotonic() > self._waits_since + longest_wait_s:
@@ -460,10 +463,12 @@ def start_servers(settings: EngineSettings, run: EngineLaunch, log: Path) -> lis
             " over HTTP: set it to 'vllm'"
         )
     if run.device == "cpu" and settings.replicas is None and settings.addresses is None:
-        # By default, the policy's servers fill the cores, so a judge gets a single server.
+        # By default, the policy's servers fill the cores, so a judge gets a single server. `devices` lists
+        # GPUs, and `VllmSettings` would refuse a list for more servers than `replicas`.
         settings = replace(settings, replicas=1, devices=None)
-    # `run` has the judge's context length.
-    settings = add_reading_time(replace(settings, context_length=None), run.weights)
+    # The context length is that of `run`. A context length in the settings would replace it.
+    settings = replace(settings, context_length=None)
+    settings = add_reading_time(settings, run.weights)
     launch = ServerLaunch(settings, run, is_trained=False)
     return make_servers(launch, log, run.ranks.folder if run.ranks.world_size > 1 else None)
 

@@ -213,17 +213,17 @@ class VllmSettings(EngineSettings):
                 f"devices lists {len(self.devices)} GPUs, which tensor_parallel_size"
                 f" {self.tensor_parallel_size} doesn't divide: each server needs as many GPUs as that"
             )
-        servers = len(self.devices) // self.tensor_parallel_size
-        if self.servers == "one" and self.replicas not in (None, servers):
+        servers_on_devices = len(self.devices) // self.tensor_parallel_size
+        if self.servers == "one" and self.replicas not in (None, servers_on_devices):
             raise ValueError(
-                f"devices lists {len(self.devices)} GPUs, which hold {servers} servers with"
+                f"devices lists {len(self.devices)} GPUs, which hold {servers_on_devices} servers with"
                 f" tensor_parallel_size = {self.tensor_parallel_size}, and replicas is {self.replicas}:"
                 " make them equal, or leave replicas out"
             )
 
     def _check_addresses(self, addresses: Sequence[str]) -> None:
-        """Raises ValueError for wrong addresses, if the file with their key isn't named, and if a setting of
-        servers that the run starts is set as well."""
+        """Raises ValueError if an address is wrong, if `key_file` is missing, or if a setting is set that is
+        only for servers that the run starts."""
         problem = _problem_of_addresses(addresses, _ADDRESS)
         if problem is not None:
             raise ValueError(
@@ -277,10 +277,9 @@ class VllmSettings(EngineSettings):
             )
         if self.weight_transfer not in ("auto", "file"):
             # Device, ranks and machines are known only when the run starts. So the transfer is checked for
-            # one rank, on a device on which it may be possible.
-            device = "cpu" if self.weight_transfer == "shared_memory" else "cuda"
+            # one rank on a GPU, where each transfer may be possible.
             try:
-                self.transfer_method(device=device, machines=["here"], adapters=_sends_adapters(experiment))
+                self.transfer_method(device="cuda", machines=["here"], adapters=_sends_adapters(experiment))
             except ValueError as error:
                 yield Finding.of(error, "weight_transfer")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -310,7 +309,8 @@ class VllmSettings(EngineSettings):
         return self.max_num_seqs
 
     def replicas_on(self, device: str) -> int:
-        """Returns the number of servers of an engine on `device`."""
+        """Returns the number of servers of an engine on `device`. With `servers` ``per_rank``, this is the
+        number of each rank's servers."""
         if self.addresses is not None:
             return len(self.addresses)
         if self.replicas is not None:
@@ -319,7 +319,8 @@ class VllmSettings(EngineSettings):
             return 1
         if device == "cuda":  # as many as fit on `devices`, or one on the trainer's GPUs
             return len(self.devices) // self.tensor_parallel_size if self.devices else 1
-        return choose_server_count((self.omp_threads or 1) * self.tensor_parallel_size, self.kv_cache_gib)
+        threads_of_worker = self.omp_threads or 1
+        return choose_server_count(threads_of_worker * self.tensor_parallel_size, self.kv_cache_gib)
 
     def caches_prefixes(self, device: str) -> bool:
         """Returns whether a server keeps the keys and values of earlier prompts."""
@@ -328,20 +329,25 @@ class VllmSettings(EngineSettings):
     def tokens_of_a_step(self, device: str, context_length: int) -> int:
         """Returns the most tokens that a server computes in one step (``--max-num-batched-tokens``).
 
-        A step has room for at least one token of each sequence. On a CPU prompts aren't cut into steps, so
-        that a step also has room for the longest sequence.
+        A step has room for at least one token of each sequence.
         """
-        longest_prompt = 0 if device == "cuda" else context_length
-        return max(self.max_num_batched_tokens, self.max_num_seqs, longest_prompt)
+        tokens = max(self.max_num_batched_tokens, self.max_num_seqs)
+        if device == "cuda":
+            return tokens
+        # On a CPU a prompt is computed in a single step, and may be as long as the context.
+        return max(tokens, context_length)
 
     @override
     def threads(self, ranks: int) -> int:
+        if self.omp_threads:
+            return self.omp_threads
         # Each server gets an equal share of the cores. One core of the share is left for the server's HTTP
         # process and its clients. If there are more threads than free cores, OpenMP's threads spin while they
         # wait for each other.
-        servers = self.replicas_on("cpu") * (ranks if self.servers == "per_rank" else 1)
-        threads_of_server = len(os.sched_getaffinity(0)) // servers
-        return self.omp_threads or max(1, threads_of_server - 1)
+        engines = ranks if self.servers == "per_rank" else 1
+        servers = engines * self.replicas_on("cpu")
+        cores_of_server = len(os.sched_getaffinity(0)) // servers
+        return max(1, cores_of_server - 1)
 
     def resolved_dtype(self, device: str) -> Dtype:
         """Returns the precision that the server computes in on `device`."""
@@ -394,9 +400,10 @@ class VllmSettings(EngineSettings):
                 "the trainer is on a CPU: choose 'shared_memory' or 'file'"
             )
         else:
-            # Whether several ranks have the same servers. `machines` has an entry for each rank.
-            is_shared = self.servers != "per_rank" and len(machines) > 1
-            if self.devices or is_shared or self.replicas_on(device) > 1 or self.tensor_parallel_size > 1:
+            ranks = len(machines)  # `machines` has an entry for each rank
+            ranks_share_servers = self.servers != "per_rank" and ranks > 1
+            has_several_workers = self.replicas_on(device) > 1 or self.tensor_parallel_size > 1
+            if self.devices or ranks_share_servers or has_several_workers:
                 obstacles["cuda_ipc"] = (
                     "that transfer needs a server for each rank, on the rank's own GPU: leave devices out,"
                     " set replicas and tensor_parallel_size to 1 and, with several ranks, servers to"
@@ -654,9 +661,9 @@ def choose_server_count(
         return 1
     cores = len(os.sched_getaffinity(0))
     # OpenMP also takes a list, such as "8,2": threads at the outer level, and within each of them.
-    threads_set = environment.get("OMP_NUM_THREADS", "").partition(",")[0]
-    if threads_set.isdecimal() and int(threads_set):
-        cores = min(cores, int(threads_set))
+    omp_threads = environment.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if omp_threads.isdecimal() and int(omp_threads):
+        cores = min(cores, int(omp_threads))
     memory = read_host_memory() if memory is None else memory
     servers_in_memory = int(SHARE_OF_HOST_MEMORY * memory / ((SERVER_GIB + cache_gib) * GIB))
     return max(1, min(cores // threads, servers_in_memory, MOST_SERVERS))
@@ -675,12 +682,13 @@ def vllm_tolerance(mean: float | None, dtype: Dtype, device: str) -> Tolerance:
     exact = dtype == "float32"
     mean = mean or (1e-4 if exact else 5e-2)
     # `factor` is the bound of a single token's difference, divided by the bound of the mean.
-    # Measured with a policy in bfloat16: the differences between engine and trainer had a standard deviation
-    # of 0.05, and the largest was 0.48. The policy's log-probs by one set of kernels and by another differed
-    # by up to 0.66. In float32, the engine's kernels on a GPU sum in another order than the trainer's.
     if not exact:
+        # Measured with a policy in bfloat16: the differences between engine and trainer had a standard
+        # deviation of 0.05, and the largest was 0.48. The policy's log-probs by one set of kernels and by
+        # another differed by up to 0.66. By default, a token may differ by 40 * 0.05 = 2.
         factor = 40
     else:
+        # The engine's kernels on a GPU sum in another order than the trainer's.
         factor = 1 if device == "cpu" else 100
     return Tolerance(mean, factor * mean)
 
@@ -718,7 +726,8 @@ def read_host_memory() -> int:
 
 def _findings_on_temperatures(engine: EngineSettings, experiment: Experiment) -> Iterator[Finding]:
     """Yields a finding for each temperature at which the engine of the policy can't sample."""
-    engines = getattr(experiment, "engines", None)  # a pipeline that `_temperatures` describes has none
+    # A pipeline that estimates the difficulty of rows has no `engines`.
+    engines = getattr(experiment, "engines", None)
     if engines is not None and engines.policy is not engine:
         return  # a judge's server, which never samples from the policy
     for key, temperature in _find_temperatures(experiment):
@@ -728,13 +737,13 @@ def _findings_on_temperatures(engine: EngineSettings, experiment: Experiment) ->
 def _find_temperatures(experiment: Experiment) -> Iterator[tuple[str, float]]:
     """Yields the key and the value of each temperature at which the policy is sampled.
 
-    These are the temperatures of all parts that sample, however deep they stand in others, such as in
-    ``credit.over`` and in ``rollout.rollout``. `experiment` may also be a pipeline that estimates the
-    difficulty of rows.
+    These are the temperatures of all parts that sample from the policy, however deep they stand in others,
+    such as in ``credit.over`` and in ``rollout.rollout``. `experiment` may also be a pipeline that estimates
+    the difficulty of rows.
     """
     for placed in placed_parts(experiment):
-        # Other parts call something else their temperature, such as the root by which a mixture weighs its
-        # domains, or sample from another model, such as a judge. None of them sets a number of `samples`.
+        # Parts that sample from the policy set a number of `samples`. Other parts may have a temperature,
+        # too: a judge samples from another model, and a mixture of domains samples no tokens.
         if not hasattr(placed.part, "samples"):
             continue
         temperature = getattr(placed.part, "temperature", None)

@@ -66,9 +66,9 @@ class SharedMemoryReceiver(WeightTransferEngine[EmptyMessage, ChunkInfo]):
         self._n_received = 0
         self._complete = False
         """Whether the last chunk has come."""
-        self._names: set[str] = set()
+        self._model_names: set[str] = set()
         """The names of the model's weights."""
-        self._loaded: set[str] | None = set()
+        self._loaded_names: set[str] | None = set()
         """The names of the weights that came; None if the model doesn't report them."""
 
     def init_transfer_engine(self, init_info: EmptyMessage) -> None:
@@ -76,16 +76,16 @@ class SharedMemoryReceiver(WeightTransferEngine[EmptyMessage, ChunkInfo]):
 
     def start_weight_update(self) -> None:
         """Prepares for the chunks of new weights, and forgets those of earlier weights."""
-        self._n_received, self._complete, self._loaded = 0, False, set()
-        self._names = {name for name, _ in self.model.named_parameters()}
+        self._n_received, self._complete, self._loaded_names = 0, False, set()
+        self._model_names = {name for name, _ in self.model.named_parameters()}
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Loads the weights in a chunk's file into the model, and waits until the device has copied them."""
         self.receive_weights(self.parse_update_info(update_info))
         # The chunk must have been copied when the server answers (`WeightTransfer.send`), so this waits for
-        # the device.
-        if self.device.type != "cpu":  # this call fails on a machine without an accelerator
+        # the device. On a machine without an accelerator, `synchronize` fails.
+        if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: ChunkInfo) -> None:
@@ -102,12 +102,13 @@ class SharedMemoryReceiver(WeightTransferEngine[EmptyMessage, ChunkInfo]):
         # report a weight of multi-token prediction as missing if it is in another chunk.
         with safe_open(path, framework="pt") as file, disable_mtp_completeness_check():
             # The tensors lie in the mapped file, so nothing is copied before the model loads it.
-            weights = ((name, file.get_tensor(name)) for name in list(file.keys()))
+            names = file.keys()
+            weights = ((name, file.get_tensor(name)) for name in names)
             loaded = self.model.load_weights(weights)
         if loaded is None:  # the model doesn't report which weights it has loaded
-            self._loaded = None
-        elif self._loaded is not None:
-            self._loaded = self._loaded | loaded
+            self._loaded_names = None
+        elif self._loaded_names is not None:
+            self._loaded_names = self._loaded_names | loaded
         self._n_received += 1
         self._complete = update_info.last
 
@@ -117,10 +118,11 @@ class SharedMemoryReceiver(WeightTransferEngine[EmptyMessage, ChunkInfo]):
             raise ValueError(
                 f"the update of the weights ended after {self._n_received} chunks, without the last one"
             )
-        # `_loaded` has the names of the weights that came. It is None if the model doesn't report them.
-        if self._loaded is not None and (missing := self._names - self._loaded):
-            shown = ", ".join(sorted(missing)[:8])
-            raise ValueError(f"no chunk had {len(missing)} of the model's weights: {shown}")
+        if self._loaded_names is not None:  # None: the model doesn't report which weights it has loaded
+            missing = self._model_names - self._loaded_names
+            if missing:
+                shown = ", ".join(sorted(missing)[:8])
+                raise ValueError(f"no chunk had {len(missing)} of the model's weights: {shown}")
         finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:

@@ -85,11 +85,11 @@ class FromFolder(WeightTransfer):
 
 class ByRoutes(WeightTransfer):
     """A transfer by vLLM's four routes, which are named in the head of this file. A subclass implements
-    `meet` and `send`."""
+    `prepare` and `send`."""
 
-    _met_epoch: int | None = None
+    _prepared_epoch: int | None = None
     """The epoch of the server that was prepared for this transfer; None if none was."""
-    _begun: int | None = None
+    _epoch_of_update: int | None = None
     """The epoch of the server in which an update was begun; None if none was."""
 
     @override
@@ -97,10 +97,10 @@ class ByRoutes(WeightTransfer):
         """Begins an update, and prepares the server for transfers if its process isn't prepared yet."""
         # The epoch is the number of the server's start: a restarted server has another one. It is stored
         # first, so that `give_up` also ends an update that failed within this method.
-        self._begun = address.epoch
-        if address.epoch != self._met_epoch:  # this start of the server has not been prepared
-            self.meet(address)
-            self._met_epoch = address.epoch
+        self._epoch_of_update = address.epoch
+        if address.epoch != self._prepared_epoch:
+            self.prepare(address)
+            self._prepared_epoch = address.epoch
         self._post(address, "/start_weight_update")
 
     @override
@@ -111,14 +111,14 @@ class ByRoutes(WeightTransfer):
     def give_up(self, address: Address) -> None:
         """Has the server end an update that was begun and has failed."""
         # A server that has restarted since the update began has another epoch, and no update to give up.
-        if address.epoch == self._begun:
-            self.close()
+        if address.epoch == self._epoch_of_update:
+            self.close()  # frees what this rank shares with the server, such as a process group
             # A server that hangs in NCCL doesn't answer, so the deadline is short.
             body = {"method": "give_up_weight_update"}
             self._client.post(address, "/collective_rpc", body, timeout=min(self._timeout, GIVE_UP_TIMEOUT_S))
-            self._begun = None
+            self._epoch_of_update = None
 
-    def meet(self, address: Address) -> None:
+    def prepare(self, address: Address) -> None:
         """Prepares a server for its first update after each start."""
         raise NotImplementedError
 
@@ -128,7 +128,7 @@ class SharedMemory(ByRoutes):
     the run's folder in /dev/shm."""
 
     @override
-    def meet(self, address: Address) -> None:
+    def prepare(self, address: Address) -> None:
         self._post(address, "/init_weight_transfer_engine", {"init_info": {}})
 
     @override

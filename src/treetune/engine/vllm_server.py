@@ -37,16 +37,17 @@ class EngineCoreProcess(ForkProcess):
     def __init__(self) -> None:
         super().__init__(name="EngineCore")
         self._receiver, self._sender = multiprocessing.Pipe(duplex=False)
-        super().start()
+        super().start()  # forks; the class's own `start` is what vLLM calls later
         self._receiver.close()
-        # If the HTTP server ends without an engine core, multiprocessing waits for this process at the exit.
+        # If the HTTP server ends before it has used the forked process, multiprocessing waits at the exit for
+        # that process to end. It ends when the sender is closed.
         atexit.register(self._sender.close)
 
     def called_with(
         self, *, target: Callable[..., None], name: str, kwargs: Mapping[str, Any]
     ) -> EngineCoreProcess:
-        """Returns this process, which is to run the target. vLLM calls this method as the class `Process` of
-        `multiprocessing`."""
+        """Stores what this process is to run, and returns the process. vLLM calls this method where it would
+        make a `multiprocessing.Process`."""
         self.name = name
         self._call = target, kwargs
         return self
@@ -59,8 +60,8 @@ class EngineCoreProcess(ForkProcess):
     @override
     def run(self) -> None:
         """Runs what vLLM starts. This method is called in the forked process."""
-        self._sender.close()
-        importlib.import_module(MODULE_OF_THE_WORKER)
+        self._sender.close()  # while this copy of it is open, the end of the HTTP server goes unnoticed
+        importlib.import_module(MODULE_OF_THE_WORKER)  # takes long, so it is done before the target comes
         try:
             environment, paths, self.name, target, kwargs = self._receiver.recv()
         except EOFError:  # the HTTP server has ended
@@ -82,7 +83,8 @@ def main() -> None:
     from vllm.entrypoints.launchers.api_server import entry
     from vllm.v1.engine import utils
 
-    # With this function, vLLM asks for the context of `multiprocessing` in which it starts engine cores.
+    # vLLM calls this function for a context of `multiprocessing`, and starts a `Process` of that context as
+    # its engine core.
     utils.get_mp_context = lambda: SimpleNamespace(Process=core.called_with)
     entry.main()
 

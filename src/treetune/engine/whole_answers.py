@@ -75,8 +75,8 @@ class WholeAnswersScheduler(Scheduler):
     def _complete(self, output: EngineCoreOutput) -> EngineCoreOutput | None:
         """Returns what is sent to the client after an output of the engine; None if nothing is sent yet.
 
-        Requests that stream and requests with stop strings are sent each output. All others are sent nothing
-        before the last output, and then the complete answer.
+        The client gets each output of a request that streams or has stop strings. Of any other request, it
+        gets nothing before the last output, and then the complete answer.
         """
         unfinished = self._unfinished.get(output.request_id)
         # None: this is the request's first output, or all of its outputs are passed on.
@@ -109,10 +109,10 @@ class WholeAnswersScheduler(Scheduler):
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
     ) -> list[Request]:
-        """Ends requests from outside, such as those of a client that has disconnected."""
+        """Ends requests before they are complete, such as those of a client that has disconnected."""
         ended = super().finish_requests(request_ids, finished_status)
         for request in ended:
-            self._unfinished.pop(request.request_id, None)
+            self._unfinished.pop(request.request_id, None)  # the outputs that were kept so far
         return ended
 
 
@@ -137,21 +137,22 @@ class SamplesRoute:
         """Answers the requests for `SAMPLES_ROUTE` and `SCORES_ROUTE`, and passes all others on to vLLM's
         app."""
         routes = {SAMPLES_ROUTE: self._sample, SCORES_ROUTE: self._score}
-        answer = routes.get(scope.get("path", ""))
-        if answer is None:
+        handler = routes.get(scope.get("path", ""))
+        if handler is None:
             await self._app(scope, receive, send)
             return
         body = await HttpRequest(scope, receive).json()
-        answering = asyncio.ensure_future(answer(scope["app"].state, body))
+        answering = asyncio.ensure_future(handler(scope["app"].state, body))
         # The next message says that the client has disconnected.
         disconnect = asyncio.ensure_future(receive())
         try:
             await asyncio.wait({answering, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if answering.done():
-                await respond(send, *answering.result())
+                status, answer = answering.result()
+                await respond(send, status, answer)
         finally:
             disconnect.cancel()
-            answering.cancel()
+            answering.cancel()  # if the client has disconnected, this makes vLLM abort its request
 
     async def _sample(self, app_state: Any, request: dict[str, Any]) -> tuple[int, bytes]:
         """Returns the status and the body of the answer to a request."""
@@ -171,10 +172,13 @@ class SamplesRoute:
             return 500, f"{type(error).__name__}: {error}".encode()
         samples = []
         for sample in final_output.outputs:
+            logprobs: list[float] | None = None  # if the request asks for none
+            if sample.logprobs is not None:
+                logprobs = make_finite(sample.logprobs.logprobs)
             samples.append(
                 {
                     "token_ids": list(sample.token_ids),
-                    "logprobs": make_finite(sample.logprobs.logprobs) if sample.logprobs else sample.logprobs,
+                    "logprobs": logprobs,
                     "finish_reason": sample.finish_reason,
                 }
             )
@@ -201,7 +205,7 @@ class SamplesRoute:
     async def _run_over(self, app_state: Any, request: dict[str, Any], reads_cache: bool) -> RequestOutput:
         """Runs the model over a prompt and a text, for the log-probs of their tokens."""
         params = SamplingParams(
-            max_tokens=1,  # vLLM always samples
+            max_tokens=1,  # vLLM samples at least one token, which isn't used
             temperature=0.0,
             prompt_logprobs=0,  # 0: only those of the prompt's own tokens
             flat_logprobs=True,
@@ -230,11 +234,13 @@ class SamplesRoute:
 
 def _join_logprobs(parts: Sequence[LogprobsLists]) -> LogprobsLists:
     """Returns the log-probs of all parts, in their order."""
-    # The first three fields of `LogprobsLists` are arrays with a row for each token. The fourth is None here.
-    fields = []
-    for index in range(3):
-        fields.append(np.concatenate([part[index] for part in parts]))
-    return LogprobsLists(*fields)
+    # Each of these arrays has a row for each token. The fourth field of `LogprobsLists` is for log-probs of
+    # several requests, so it stays None.
+    return LogprobsLists(
+        logprob_token_ids=np.concatenate([part.logprob_token_ids for part in parts]),
+        logprobs=np.concatenate([part.logprobs for part in parts]),
+        sampled_token_ranks=np.concatenate([part.sampled_token_ranks for part in parts]),
+    )
 
 
 def make_finite(logprobs: Iterable[float]) -> list[float]:

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Experiment, Finding
+from treetune.exceptions import NotInParts
 from treetune.models.chat import Chat
 from treetune.models.shapes import Shape
 from treetune.models.tokenizer import EOS, PAD, add_tokens, character_tokenizer, check_tokens, codec_of
@@ -35,8 +36,8 @@ def character_tokens(texts: Sequence[str], single_tokens: Sequence[str]) -> list
 
     Example: ``character_tokens(["1+<a>"], ["<a>"])`` is ``[3]``.
     """
-    # A pattern takes the first alternative that matches. So a text comes before texts that it begins with,
-    # and a single character is the last alternative.
+    # A pattern takes the first alternative that matches: if "<a>" came before "<a>b", it would never take
+    # "<a>b". So longer texts come first. A single character is the last alternative.
     longest_first = sorted(single_tokens, key=len, reverse=True)
     pattern = re.compile("|".join([*map(re.escape, longest_first), r"[\s\S]"]))
     return [len(pattern.findall(text)) for text in texts]
@@ -78,7 +79,7 @@ class ModelSource(Registrable):
         """Raises ValueError if the model certainly can't be loaded. It imports nothing slow.
 
         The reasons are those that `check` reports at the level "missing". Commands call this method before
-        they load anything, for the experiment's model and for the models that credit names.
+        they load anything, for the experiment's model and for the models in the settings of its credit.
         """
 
     def identity(self) -> Mapping[str, str]:
@@ -111,20 +112,19 @@ class ModelSource(Registrable):
         """Returns the model on the CPU, in training mode. Raises ValueError if it can't be loaded.
 
         Args:
-            seed: The run's seed, for weights that are drawn.
+            seed: The run's seed. A source without files draws random weights with it.
         """
         raise NotImplementedError
 
     def load_in_parts(self, dtype: torch.dtype) -> PreTrainedModel:
         """Returns the model with weights that stay in their files until they are sharded (see
-        `models.shards`). A source that reads files overrides this.
+        `models.shards`). A source that reads files overrides this. The weights of any other source are random
+        numbers, so there are no files.
 
         Raises:
             ValueError: The model can't be loaded.
             NotInParts: The files don't have the weights under the names and in the form of the model.
         """
-        from treetune.exceptions import NotInParts
-
         raise NotInParts("its weights are drawn, and not read from files")
 
 
@@ -192,15 +192,15 @@ class TinyModel(ModelSource):
             try:
                 characters = task.alphabet()
             except ValueError as error:
-                # A task without an alphabet can't be compared. For the experiment's own task that is an
-                # error, if the tokens are to be its characters.
+                # A task without an alphabet can't be compared. That is only an error if the tokens are to be
+                # the characters of this task.
                 if alphabet is None and task is experiment.task:
                     yield Finding.of(
                         error, "alphabet", "list its characters, or choose the model 'pretrained'"
                     )
                 continue
             if alphabet is None:
-                alphabet = characters  # of the experiment's task, which is the first
+                alphabet = characters  # of the first task that has an alphabet, normally the experiment's
             missing = sorted(set(characters) - set(alphabet))
             if missing:
                 yield Finding(

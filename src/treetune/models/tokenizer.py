@@ -59,7 +59,8 @@ def character_tokenizer(alphabet: str, context_length: int) -> PreTrainedTokeniz
     So if the alphabet has all characters of `PAD` or of `EOS`, both get other brackets.
 
     Raises:
-        ValueError: The alphabet is empty, repeats a character, or can spell both pairs of brackets.
+        ValueError: The alphabet is empty or repeats a character, or can spell special tokens with any of the
+            brackets.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -70,7 +71,7 @@ def character_tokenizer(alphabet: str, context_length: int) -> PreTrainedTokeniz
     if repeated:
         raise ValueError(f"the alphabet {alphabet!r} has {', '.join(map(repr, repeated))} more than once")
     for opening, closing in _BRACKETS:
-        # `PAD` and `EOS` in these brackets.
+        # `PAD` and `EOS` with these brackets in place of their first and last characters.
         pad, eos = (f"{opening}{name[1:-1]}{closing}" for name in (PAD, EOS))
         can_be_spelled = set(pad) <= set(alphabet) or set(eos) <= set(alphabet)
         if not can_be_spelled:
@@ -78,7 +79,8 @@ def character_tokenizer(alphabet: str, context_length: int) -> PreTrainedTokeniz
     else:
         raise ValueError(f"the alphabet {alphabet!r} has all characters of {PAD!r} and {pad!r}: remove one")
     vocabulary = {token: index for index, token in enumerate([pad, eos, *alphabet])}
-    # No unknown token: a character that is silently replaced would be trained on.
+    # There is no unknown token. With one, a character outside of the alphabet would silently become this
+    # token, which would then be trained on.
     backend = Tokenizer(models.WordLevel(vocabulary))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     backend.decoder = decoders.Fuse()
@@ -167,7 +169,8 @@ def embed_tokens(model: PreTrainedModel, ids_of_words: Mapping[int, tuple[int, .
     spell its word, ``Parallel``.
 
     If the tables are too small, they grow to a multiple of 64 rows. The added rows that have no token get the
-    mean of all old rows. By Jensen's inequality, none of these rows is more probable than the average token.
+    mean of all old rows. The logit of such a row is the mean of the old logits. So, by Jensen's inequality,
+    its probability is at most the mean of the old tokens' probabilities.
 
     Args:
         ids_of_words: By the id of each new token, the ids of the old tokens that spell its word (`word_ids`).
@@ -200,8 +203,8 @@ def embed_tokens(model: PreTrainedModel, ids_of_words: Mapping[int, tuple[int, .
         for table in tables:
             if grows:
                 table[rows:] = table[:rows].mean(0, dtype=torch.float32).to(table.dtype)
-            for token, word in ids_of_words.items():
-                table[token] = table[list(word)].mean(0, dtype=torch.float32).to(table.dtype)
+            for new_id, old_ids in ids_of_words.items():
+                table[new_id] = table[list(old_ids)].mean(0, dtype=torch.float32).to(table.dtype)
 
 
 def codec_of(
@@ -232,14 +235,15 @@ def codec_of(
         raise ValueError(f"the tokenizer of {tokenizer.name_or_path!r} has no end token")
     if chat is not None and chat.template is not None:
         tokenizer.chat_template = chat.template  # checkpoints keep it with the tokenizer
-    turn_id = None
+    end_of_turn_id = None
     control = ControlTokens(tokenizer)
     left_out_markers: frozenset[int] = frozenset()
     if chat is not None:
         refuse_no_template(tokenizer)
-        turn_id = end_of_turn(tokenizer, chat)
+        end_of_turn_id = end_of_turn(tokenizer, chat)
         control = ControlTokens(tokenizer, turn_markers(tokenizer, chat))
-        # The markers that aren't special tokens, which `decode` has to leave out itself.
+        # A marker is a token that the template writes around turns. Decoding leaves out special tokens. Other
+        # markers are left out by `decode` itself.
         left_out_markers = frozenset(control.ids.values()) - frozenset(special_tokens(tokenizer).values())
 
     decode = _make_decoder(tokenizer, left_out_markers)
@@ -252,7 +256,7 @@ def codec_of(
     has_begin_token = begin_of_text
     if begin_of_text is None and chat is None:  # with a chat, the template writes the token or doesn't
         has_begin_token = bos_id is not None and tokenizer("")["input_ids"][:1] == [bos_id]
-    eos_id = tokenizer.eos_token_id if turn_id is None else turn_id
+    eos_id = tokenizer.eos_token_id if end_of_turn_id is None else end_of_turn_id
     codec = TextCodec(
         encode=_make_encoder(tokenizer, control),
         decode=decode,
@@ -272,12 +276,13 @@ def _make_encoder(
 ) -> Callable[[str], tuple[int, ...]]:
     """Returns the function for `TextCodec.encode`.
 
-    Text of a problem that looks like a control token is marked. The function encodes such text by its
-    characters, so that it doesn't become the control token.
+    In a text for this function, marks have replaced text of a problem that looks like a control token. The
+    function encodes such text by its characters, so that it doesn't become the control token.
     """
 
     def encode(text: str) -> tuple[int, ...]:
         try:
+            # A mark is a character that stands for text of a problem that looks like a control token.
             if control.is_marked(text):
                 return tuple(control.encode(text))
             return tuple(tokenizer.encode(text, add_special_tokens=False))
@@ -293,7 +298,8 @@ def _make_encoder(
 def _make_decoder(tokenizer: PreTrainedTokenizerBase, left_out_markers: frozenset[int]) -> Callable[..., str]:
     """Returns the function for `TextCodec.decode`.
 
-    Unless it is called with ``skip=False``, it leaves out special tokens and `left_out_markers`.
+    Unless it is called with ``skip=False``, it leaves out special tokens and `left_out_markers`: other tokens
+    that a chat template writes around turns.
     """
     backend = tokenizer.backend_tokenizer if tokenizer.is_fast else None
 
@@ -325,8 +331,8 @@ def _add_chat(
     def without_begin(text_of: Callable[[T], str]) -> Callable[[T], str]:
         return lambda prompt: text_of(prompt).removeprefix(begin_text)
 
-    # A frame is the text that the template writes around messages. Some templates can't render several turns.
-    # They are refused only when a frame between two turns is needed.
+    # A frame is the text that the template writes around messages. `turn_frame` refuses a template that can't
+    # render several turns. So it is called only when a frame between two turns is needed.
     @cache
     def frame_between_turns(role: str) -> Callable[[Sequence[Mapping[str, str]]], str]:
         example = user_message("2 + 2?") if role == "user" else TOOL_RESULT
@@ -352,7 +358,7 @@ def _add_chat(
         codec,
         frame=without_begin(chat_frame(tokenizer, chat, control)),
         conversation=without_begin(chat_conversation(tokenizer, chat, control)),
-        unmark=control.unmark,
+        unmark=control.unmark,  # turns the marks of `ControlTokens` back into the problem's text
         turn_frame=frame_of,
         with_tools=with_tools,
     )
@@ -390,7 +396,7 @@ def step_ends(
     # end of the text.
     inner_ends = {bisect_left(offsets, boundary) for boundary in boundaries[1:-1]}
     ends = inner_ends | {len(token_ids)}
-    return tuple(sorted(ends - {0}))
+    return tuple(sorted(ends - {0}))  # a step that ends before the first token has no tokens
 
 
 def token_offsets(token_ids: Sequence[int] | TokenIds, codec: TextCodec, text: str) -> Sequence[int]:
@@ -403,14 +409,15 @@ def token_offsets(token_ids: Sequence[int] | TokenIds, codec: TextCodec, text: s
     Example: for ``12 + 3``, cut into ``12``, `` +`` and `` 3``, they are ``[0, 2, 4]``.
     """
     ids = to_list(token_ids)
-    texts = _texts_of_tokens(codec.decode)
+    text_by_id = _texts_of_tokens(codec.decode)  # filled by all calls with this codec
     for token_id in ids:
-        if token_id not in texts:
-            texts[token_id] = codec.decode([token_id])
-    parts = [texts[token_id] for token_id in ids]
+        if token_id not in text_by_id:
+            text_by_id[token_id] = codec.decode([token_id])
+    parts = [text_by_id[token_id] for token_id in ids]
     # If the text has incomplete characters, the lengths could add up by chance.
     if _REPLACEMENT not in text and "".join(parts) == text:
-        return [0, *itertools.accumulate(map(len, parts))][:-1] if parts else []
+        ends = itertools.accumulate(map(len, parts))
+        return [0, *ends][: len(parts)]  # each token begins where the one before it ends
     # The texts of single tokens don't add up: a character consists of several tokens, or the decoder joins
     # words or strips the space of the first one. So every prefix is decoded from a token shortly before its
     # end.
@@ -443,35 +450,38 @@ def _offsets_by_window(token_ids: Sequence[int], codec: TextCodec, text: str) ->
     """
     offsets: list[int] = []
     window_start = 0  # the first token of the window
-    n_decoded = 0  # the number of tokens in all finished runs
-    decoded_chars = 0  # the number of characters of these tokens
-    shown_chars = 0  # the number of whole characters of all tokens so far
-    first_run = window = ""  # the text of the window's first run, and of the whole window
+    run_start = 0  # the first token of the present run
+    finished_chars = 0  # the number of characters of all finished runs
+    whole_chars = 0  # the number of whole characters of all tokens so far
+    finished_text = ""  # the text of the window's finished run
+    window = ""  # the text of the whole window
     for end in range(1, len(token_ids) + 1):
-        offsets.append(shown_chars)
+        offsets.append(whole_chars)
         window = codec.decode(token_ids[window_start:end])
-        if not window.startswith(first_run):
+        if not window.startswith(finished_text):
             return None
-        second_run = window[len(first_run) :]
+        run_text = window[len(finished_text) :]  # of the present run
         # The characters of the present run that agree with `text`. If the run's last tokens are a part of a
         # character, they are decoded as a replacement character, which is not the one in `text`.
-        n_equal = _count_common_characters(second_run, text[decoded_chars : decoded_chars + len(second_run)])
-        shown_chars = max(shown_chars, decoded_chars + n_equal)
-        ends_on_whole_character = not window.endswith(_REPLACEMENT)
-        if ends_on_whole_character:
-            decoded_chars += len(second_run)
-            window_start, n_decoded = n_decoded, end
-            if shown_chars != decoded_chars:  # the run is finished, and its text differs from `text`
+        expected_text = text[finished_chars : finished_chars + len(run_text)]
+        n_equal = _count_common_characters(run_text, expected_text)
+        whole_chars = max(whole_chars, finished_chars + n_equal)
+        is_run_finished = not window.endswith(_REPLACEMENT)
+        if is_run_finished:
+            finished_chars += len(run_text)
+            if whole_chars != finished_chars:  # the run's text differs from `text`
                 return None
-            first_run = codec.decode(token_ids[window_start:n_decoded])
+            # The next window begins with this run, and the next run after it.
+            window_start, run_start = run_start, end
+            finished_text = codec.decode(token_ids[window_start:run_start])
     # If the last tokens end within a character, their run was never finished.
-    undecoded_text = window[len(first_run) :] if n_decoded < len(token_ids) else ""
-    return offsets if text[decoded_chars:] == undecoded_text else None
+    unfinished_text = window[len(finished_text) :] if run_start < len(token_ids) else ""
+    return offsets if text[finished_chars:] == unfinished_text else None
 
 
 def _count_common_characters(text: str, other_text: str) -> int:
     """Returns the length of the beginning that two texts share."""
-    if other_text.startswith(text):
+    if other_text.startswith(text):  # the most frequent case, without a loop over characters
         return len(text)
     for index, (character, other_character) in enumerate(zip(text, other_text)):
         if character != other_character:

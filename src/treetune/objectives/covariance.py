@@ -69,10 +69,10 @@ class ClipCovariance(MarkingObjective, ClippedPolicyGradient):
         is_candidate_N = (covariances_N > self.least_covariance) & (covariances_N < self.largest_covariance)
         candidates = is_candidate_N.nonzero().flatten().tolist()
         tokens = len(logprobs_N)
-        marked_count = max(1, int(self.share * tokens))
-        count = min(marked_count, len(candidates))
+        most_marked = max(1, int(self.share * tokens))
+        marked = draw.sample(candidates, min(most_marked, len(candidates)))
         is_marked_N = is_candidate_N.new_zeros(tokens)
-        is_marked_N[draw.sample(candidates, count)] = True
+        is_marked_N[marked] = True
         return is_marked_N
 
     @override

@@ -125,6 +125,7 @@ class DistributionDistillation(TeacherObjective, ClippedPolicyGradient):
     @override
     def needs(self) -> tuple[Need, ...]:
         because = "the policy learns from a teacher at the tokens of its own answers"
+        # With an `advantage_weight`, PPO's loss is added to the divergence, so its needs count.
         needs = list(super().needs) if self.advantage_weight else [Need(SampledAnswers(), because)]
         if self.teacher.context == "right_answer":
             needs.append(Need(Answers(2), "it shows the teacher another answer to the same problem"))
@@ -182,7 +183,7 @@ class DistributionDistillation(TeacherObjective, ClippedPolicyGradient):
         with torch.no_grad():
             teacher_kl_C = (logp_CV.exp() * (logp_CV - logq_CV)).sum(-1)
         if self.top_k is not None and self.top_k < logits_CV.shape[-1]:
-            ranking_CV = logits_CV.detach() if self.top_k_of == "policy" else teacher_logits_CV
+            ranking_CV = logits_CV if self.top_k_of == "policy" else teacher_logits_CV
             ids_CK = ranking_CV.topk(self.top_k, dim=-1).indices
             # From here on, V counts the outcomes that are compared.
             logp_CV = outcomes_of_tokens(logp_CV, ids_CK, self.tail)
@@ -196,14 +197,14 @@ class DistributionDistillation(TeacherObjective, ClippedPolicyGradient):
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         assert batch.has_teacher_N is not None, "the trainer runs the teacher when the objective has one"
         divergence_N, teacher_kl_N = batch.terms
-        # The teacher runs over the same rows as the policy. In the row of an answer without a privileged
-        # text, it sees the policy's own prompt. The numbers of such a row mean nothing, so they are set to 0.
+        # The teacher's prompt shows more than the policy's, such as a right answer. For some answers there is
+        # nothing more to show, so the teacher sees the policy's prompt. Their numbers are set to 0.
         divergence_N = divergence_N.where(batch.has_teacher_N, 0.0)
         teacher_kl_N = teacher_kl_N.where(batch.has_teacher_N, 0.0)
         metrics = {
             "train/divergence": batch.mean(divergence_N),
             "train/teacher_kl": batch.mean(teacher_kl_N),
-            "train/with_teacher": batch.mean(batch.has_teacher_N.to(divergence_N.dtype)),
+            "train/with_teacher": batch.mean(batch.has_teacher_N),
         }
         if self.importance_cap is not None:
             divergence_N = divergence_N * capped_engine_ratio(batch, logprobs_N.detach(), self.importance_cap)
@@ -247,6 +248,7 @@ def divergence_terms(logp_CV: Tensor, logq_CV: Tensor, divergence: Divergence, b
         return logq_CV.exp() * (logq_CV - logp_CV)
     if divergence == "reverse_kl":
         return logp_CV.exp() * (logp_CV - logq_CV)
+    # "jsd": β KL(q ‖ M) + (1 − β) KL(p ‖ M), with the mixture M = β q + (1 − β) p.
     log_mixture_CV = (logq_CV + math.log(beta)).logaddexp(logp_CV + math.log1p(-beta))
     of_teacher_CV = logq_CV.exp() * (logq_CV - log_mixture_CV)
     of_policy_CV = logp_CV.exp() * (logp_CV - log_mixture_CV)

@@ -28,7 +28,8 @@ class DistributionObjective(Objective):
     """An objective that computes terms of its loss from whole next-token distributions."""
 
     def terms(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor, ...]:
-        """Computes the terms, each of shape [C], with gradient. `loss` finds them in `TokenBatch.terms`.
+        """Computes what `loss` needs from the whole next-token distributions: one or more tensors of shape
+        [C], with gradient. `loss` finds them in `TokenBatch.terms`, for all tokens of its micro-batch.
 
         The trainer calls this for a chunk of C positions at a time, since the logits of all positions may not
         fit into memory.
@@ -53,11 +54,12 @@ class TeacherObjective(Objective):
     """The upper bound of the weights that correct for the engine's probabilities; None: no correction."""
 
     def compare(self, logits_CV: Tensor, teacher_logits_CV: Tensor) -> tuple[Tensor, ...]:
-        """Computes the terms of the loss from the policy's and the teacher's next-token distributions, each
-        of shape [C], with gradient. `loss` finds them in `TokenBatch.terms`.
+        """Computes what `loss` needs from the whole next-token distributions of the policy and the teacher:
+        one or more tensors of shape [C], with gradient. `loss` finds them in `TokenBatch.terms`, for all
+        tokens of its micro-batch.
 
-        The trainer calls this in each forward pass for a chunk of C positions at a time, as it calls
-        `DistributionObjective.terms`. Both logits are divided by the sampling temperature.
+        The trainer calls this for a chunk of C positions at a time, since the logits of all positions may not
+        fit into memory. Both logits are divided by the sampling temperature.
         """
         raise NotImplementedError
 

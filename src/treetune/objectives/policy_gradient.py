@@ -171,10 +171,10 @@ class PolicyGradient(Objective):
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         # Without old log-probs, the iteration has only one step, in which the policy is still the old policy.
         # The ratio is then 1, and its gradient is that of log p: the plain policy gradient.
-        old_N = logprobs_N.detach() if batch.old_logprobs_N is None else batch.old_logprobs_N
-        log_ratio_N = logprobs_N - old_N
+        old_logprobs_N = logprobs_N.detach() if batch.old_logprobs_N is None else batch.old_logprobs_N
+        log_ratio_N = logprobs_N - old_logprobs_N
         surrogate_N, is_clipped_N = self.surrogate(batch, logprobs_N, log_ratio_N)
-        correction_N, correction_metrics = self.engine_weights(batch, old_N)
+        correction_N, correction_metrics = self.engine_weights(batch, old_logprobs_N)
         if correction_N is not None:
             surrogate_N = surrogate_N * correction_N
         loss = (batch.weights_N * surrogate_N).sum()
@@ -199,12 +199,14 @@ class PolicyGradient(Objective):
             loss = loss + kl_loss
         return loss, metrics
 
-    def engine_weights(self, batch: TokenBatch, old_N: Tensor) -> tuple[Tensor | None, dict[str, Tensor]]:
+    def engine_weights(
+        self, batch: TokenBatch, old_logprobs_N: Tensor
+    ) -> tuple[Tensor | None, dict[str, Tensor]]:
         """Computes the factors that correct for the engine's probabilities, from ``k = p_old / p_engine``.
 
         Args:
             batch: The micro-batch, with the engine's log-probs.
-            old_N: ``log p_old``.
+            old_logprobs_N: ``log p_old``.
 
         Returns:
             The factors, float32 [N], or None if no correction is configured; and metrics of k.
@@ -215,7 +217,7 @@ class PolicyGradient(Objective):
         if cap is None and band is None and sequence_band is None:
             return None, {}
         assert batch.behaviour_logprobs_N is not None, "sampled tokens carry the engine's log-probs"
-        log_k_N = old_N - batch.behaviour_logprobs_N
+        log_k_N = old_logprobs_N - batch.behaviour_logprobs_N
         if batch.log_mass_N is not None:
             # The engine's log-probs are those of a distribution that top-p and top-k have cut. So p_old is
             # cut in the same way: it is divided by the mass that remains.
@@ -234,7 +236,7 @@ class PolicyGradient(Objective):
             is_masked_N = (k_N < band[0]) | (k_N > band[1])
         if sequence_band is not None:
             # The geometric mean of k over each sequence, repeated at each token of the sequence.
-            means = [part_N.mean().exp().expand(len(part_N)) for part_N in batch.by_sequence(log_k_N)]
+            means = [log_k_T.mean().exp().expand(len(log_k_T)) for log_k_T in batch.by_sequence(log_k_N)]
             mean_k_N = torch.cat(means)
             is_masked_N = is_masked_N | (mean_k_N < sequence_band[0]) | (mean_k_N > sequence_band[1])
         if band is not None or sequence_band is not None:

@@ -112,7 +112,7 @@ class Preference(Objective):
             reference_sequences = batch.by_sequence(batch.ref_logprobs_N)
             reference_S = torch.stack([logprobs_T.sum() for logprobs_T in reference_sequences])
         else:
-            reference_S = torch.zeros_like(policy_S)  # not used
+            reference_S = torch.zeros_like(policy_S)  # fills `PairLogprobs`; not read without a reference
         tokens_S = policy_S.new_tensor(batch.lengths)
         # The two answers of a pair are neighbours, the better one first.
         chosen, rejected = slice(0, None, 2), slice(1, None, 2)

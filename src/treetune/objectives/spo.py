@@ -91,15 +91,13 @@ def rank_target(logits_CV: Tensor, labels_C: Tensor, total_C: Tensor, max_rank: 
 
     label_logits_C1 = logits_CV.gather(-1, labels_C[:, None])
     ranks_C = 1 + (logits_CV > label_logits_C1).sum(-1)
-    limit = min(max_rank, logits_CV.shape[-1])
-    is_within_C = ranks_C <= limit
-    # Beyond the limit, c is treated as if it had rank 2: a cyclic shift of two tokens exchanges them.
-    shifted_ranks_C = ranks_C.where(is_within_C, 2)
+    # Beyond `max_rank`, c is treated as if it had rank 2: a cyclic shift of two tokens exchanges them.
+    treated_ranks_C = ranks_C.where(ranks_C <= max_rank, 2)
     # The width is at least 2, since c and m may be exchanged. A chunk without positions has no largest rank.
-    width = max(2, int(shifted_ranks_C.max())) if len(ranks_C) else 2
+    width = max(2, int(treated_ranks_C.max())) if len(ranks_C) else 2
     top_logits_CK = logits_CV.topk(min(width, logits_CV.shape[-1]), dim=-1).values
     index_K = torch.arange(top_logits_CK.shape[-1], device=logits_CV.device)
-    label_index_C1 = shifted_ranks_C[:, None] - 1
+    label_index_C1 = treated_ranks_C[:, None] - 1
     # At c's index, c's own logit is used. If another token has the same probability, `topk` may have returned
     # the other token's logit, and the other token would get the gradient.
     logp_CK = torch.where(index_K == label_index_C1, label_logits_C1, top_logits_CK) - total_C[:, None]
@@ -114,9 +112,10 @@ def rank_kl(log_target_CK: Tensor, logp_CK: Tensor, is_changed_CK: Tensor) -> Te
     """Returns ``KL(T ‖ p) = Σ (T log(T/p) - T + p)`` of the target T and the policy p, summed over the tokens
     whose probability changes (`is_changed_CK`). `rank_target` returns the arguments.
 
-    Unchanged tokens are left out, since T equals p for them and ``T log(T/p)`` is 0. But if T is detached,
-    ``T log(T/p)`` has a gradient for them. ``-T + p`` makes up for it: the sum of ``-T + p`` over the changed
-    tokens is 0, since T only permutes their probabilities, and its gradient equals the one that is left out.
+    T only permutes the probabilities of the changed tokens, so ``-T + p`` adds 0 to the sum. It is there for
+    the gradient with a detached T. Unchanged tokens are left out of the sum: T equals p for them, so
+    ``T log(T/p)`` is 0, but its gradient is ``-∇p``. All probabilities sum to 1, so these gradients sum to
+    ``+∇p`` summed over the changed tokens. That is the gradient of ``-T + p``.
     """
     target_CK, p_CK = log_target_CK.exp(), logp_CK.exp()
     divergence_CK = target_CK * (log_target_CK - logp_CK) - target_CK + p_CK
@@ -262,7 +261,7 @@ class CorrectPaths(DistributionObjective):
         divergence_N, p_c_N, p_m_N = batch.terms
         metrics = {
             "spo/distance": batch.mean(divergence_N),
-            "spo/first_choice": batch.mean((p_c_N == p_m_N).to(p_c_N.dtype)),
+            "spo/first_choice": batch.mean(p_c_N == p_m_N),
             "spo/lacking": batch.mean(p_m_N - p_c_N),
         }
         loss_N = divergence_N

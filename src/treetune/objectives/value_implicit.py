@@ -115,7 +115,8 @@ class ValueImplicit(ReferenceKlObjective, ClippedPolicyGradient):
     @override
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         assert batch.ref_logprobs_N is not None and batch.ref_kl_N is not None, "the trainer compares them"
-        # ρ − κ: how much each token changes the value that the policy implies.
+        # How much each token changes the value of the answer so far, according to the policy: β times the
+        # log-ratio to the reference, minus β times the KL to the reference.
         log_ratios_N = logprobs_N - batch.ref_logprobs_N
         changes_N = self.beta * (log_ratios_N - batch.ref_kl_N)
         # The changes of an answer should add up to its advantage from credit, which is the reward minus an

@@ -94,8 +94,8 @@ def _resume(
     changed_keys = refuse_changed_settings(directory.path, plain, config, same_model=is_same_model)
     has_another_evaluation = any(changed_key.key[0] == "evaluation" for changed_key in changed_keys)
     if earlier_inputs is not None and has_another_evaluation:
-        # Another evaluation may measure other problems, and the changed key is reported already. So only the
-        # splits of the task are compared.
+        # Another evaluation may measure other problems. `changed_keys` reports that already, so the rows of
+        # evaluation sets are left out of the comparison, and only those of the task's splits remain.
         rows_of_task = {name: rows for name, rows in earlier_inputs["rows"].items() if name in SPLITS}
         earlier_inputs = {**earlier_inputs, "rows": rows_of_task}
     input_changes = describe_changed_inputs(earlier_inputs, inputs, manifest, config)
@@ -327,18 +327,15 @@ def refuse_changed_settings(
             f"{path} holds an experiment with another configuration: {'; '.join(map(str, unchangeable))}."
             + remedy
         )
-    for difference in changed:
-        if difference.key != ("iterations",):
-            continue
-        # The number may change, unless the iterations so far depend on it, as by a learning rate that decays
-        # to the end of the run.
-        why_length_matters = config.length_matters
-        if why_length_matters is not None:
-            raise ValueError(
-                f"{path} can't be resumed with another number of iterations: {difference}, and"
-                f" {why_length_matters}, so that the iterations so far would have been trained"
-                " differently." + remedy
-            )
+    # The number of iterations may change, unless the iterations so far depend on it, as by a learning rate
+    # that decays to the end of the run.
+    number_of_iterations = next((change for change in changed if change.key == ("iterations",)), None)
+    if number_of_iterations is not None and config.length_matters is not None:
+        raise ValueError(
+            f"{path} can't be resumed with another number of iterations: {number_of_iterations}, and"
+            f" {config.length_matters}, so that the iterations so far would have been trained"
+            " differently." + remedy
+        )
     return changed
 
 
@@ -515,7 +512,7 @@ def find_changed_keys(stored: Mapping[str, Any], present: Mapping[str, Any]) -> 
     Parts of the same type are compared key by key. A key that a configuration leaves out counts with its
     default.
     """
-    # `changeable` is whether a resumed run may have another value. At the root, no key has allowed that yet.
+    # `changeable` says whether a resumed run may have another value. Below a key that allows it, it is true.
     return list(_differences_at(path=(), before=stored, now=present, root=present, changeable=False))
 
 
@@ -532,20 +529,21 @@ def _differences_at(
         changeable: Whether a run can be resumed with another value of the key, since the key changes no
             result.
     """
-    if before == now or _as_plain(before) == _as_plain(now):
+    if _as_json_types(before) == _as_json_types(now):
         return
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         # Parts of different types aren't compared key by key: only their types are reported.
         if before.get("type") != now.get("type"):
             yield ChangedKey((*path, "type"), before.get("type"), now.get("type"), changeable)
             return
-        part = part_at(Runtime, root, path)  # the class that the value is built into
+        # The class that the value is built into; `Runtime` is the family of the root's classes.
+        part = part_at(Runtime, root, path)
         defaults: dict[str, Any] = {}
         changeable_keys: frozenset[str] = frozenset()
         if part is not None:
             defaults = {name: key.default for name, key in keys_of(part).items()}
-        if part is not None and issubclass(part, Part):
-            changeable_keys = part.changeable(now)
+            if issubclass(part, Part):
+                changeable_keys = part.changeable(now)
         for key in sorted(before.keys() | now.keys()):
             default = defaults.get(key, NOT_SET)
             value_before, value_now = before.get(key, default), now.get(key, default)
@@ -559,17 +557,17 @@ def _differences_at(
         yield ChangedKey(path, before, now, changeable)
 
 
-def _as_plain(value: Any) -> Any:
+def _as_json_types(value: Any) -> Any:
     """Returns a value in JSON's types. The values of a configuration have these types already, but the
     defaults of keys that are left out are Python objects. `NOT_SET`, which stands for a key without a value
     and without a default, stays as it is."""
     if value is NOT_SET or isinstance(value, str | int | float | bool | None):
         return value
     if isinstance(value, list | tuple):
-        return [_as_plain(item) for item in value]
+        return [_as_json_types(item) for item in value]
     plain = value if isinstance(value, Mapping) else as_plain(value)
     if isinstance(plain, Mapping):
-        return {key: _as_plain(item) for key, item in plain.items()}
+        return {key: _as_json_types(item) for key, item in plain.items()}
     return plain
 
 
@@ -577,5 +575,5 @@ def _shorten(value: Any) -> str:
     """Returns a value for a message, of at most `MOST_VALUE_CHARACTERS` characters."""
     if value is NOT_SET:
         return "not set"
-    text = repr(_as_plain(value))
+    text = repr(_as_json_types(value))
     return text if len(text) <= MOST_VALUE_CHARACTERS else text[: MOST_VALUE_CHARACTERS - 1] + "…"

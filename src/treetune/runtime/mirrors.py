@@ -38,8 +38,9 @@ class Mirrors:
         config: Mapping[str, Any],
         done: int | None = None,
     ) -> None:
+        """Opens the sinks, and sends to each the rows that it lacks of the first `done` iterations."""
         self._open: list[tuple[Sink, Any, _SinkThread]] = []
-        rows = _rows_of(directory, done) if sinks else {}  # by iteration
+        row_by_iteration = _rows_of(directory, done) if sinks else {}
         for sink in sinks:
             try:
                 thread = _SinkThread(type(sink).__name__)
@@ -47,7 +48,7 @@ class Mirrors:
                 # The first iteration that the sink lacks; None if the sink gets no earlier rows.
                 first_missing = thread.call(CALL_S, sink.first_missing, handle)
                 if first_missing is not None:
-                    for iteration, row in rows.items():
+                    for iteration, row in row_by_iteration.items():
                         if iteration >= first_missing:
                             thread.call(CALL_S, sink.log, handle, iteration, row)
                 self._open.append((sink, handle, thread))
@@ -61,7 +62,7 @@ class Mirrors:
             sink, handle, thread = mirror
             try:
                 thread.call(CALL_S, sink.log, handle, iteration, metrics)
-            except Exception as error:  # as in `__init__`
+            except Exception as error:  # a sink must not end a run, and its library may raise anything
                 logger.warning("%s is off from here on: %s", type(sink).__name__, error)
                 self._open.remove(mirror)
 
@@ -70,7 +71,7 @@ class Mirrors:
         for sink, handle, thread in self._open:
             try:
                 thread.call(sink.closing_s, sink.close, handle)
-            except Exception as error:  # as in `__init__`
+            except Exception as error:  # a sink must not end a run, and its library may raise anything
                 logger.warning("%s did not close: %s", type(sink).__name__, error)
         self._open = []
 

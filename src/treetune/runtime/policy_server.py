@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from treetune.engine.base import Canary, Engine, EngineLaunch, Rendezvous, TransferMethod
 from treetune.engine.engine import start_engine
@@ -278,7 +278,7 @@ def compute_stored_logprobs(
     pairs_by_rank = ranks.exchange("samples of a checkpoint", pairs_of_rank)
     # Each pair is scored once: all ranks use the same prompts, and their servers often give the same answers.
     all_pairs = list(dict.fromkeys(itertools.chain.from_iterable(pairs_by_rank)))
-    scores: dict[Any, list[float]] = {}
+    scores: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}  # by prompt and answer
     if ranks.is_first and all_pairs:
         import torch
         from transformers import AutoModelForCausalLM

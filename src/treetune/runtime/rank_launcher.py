@@ -122,7 +122,7 @@ def start_ranks(
     meeting_folder = tempfile.mkdtemp(prefix=f"{held_folders.FOLDER_PREFIX}meeting-")
     environment = {
         **os.environ,
-        STARTED_BY_VARIABLE: str(os.getpid()),
+        STARTED_BY_VARIABLE: str(os.getpid()),  # ranks check whether this process still runs
         held_folders.MEETING_VARIABLE: meeting_folder,
     }
     environment["OMP_NUM_THREADS"] = threads_per_process(ranks)
@@ -199,7 +199,7 @@ class SignalsOfRun:
         was_ended = any(number in ENDING_SIGNALS for number in self._received)
         if code and was_ended:
             # The ranks' exit codes depend on where the signal met each rank. So the run's exit code is made
-            # from the number of the first signal instead.
+            # from the first signal instead, which may be a request for a checkpoint: it ends the ranks, too.
             return 128 + self._received[0]
         # A request for a checkpoint needs no other code: all ranks then end with 138 (128 + SIGUSR1), unless
         # the run fails before it writes the checkpoint.
@@ -210,12 +210,10 @@ def _make_launcher_command(nodes: Sequence[str], node: int, devices: Sequence[st
     """Returns the beginning of the node launcher's command; see `start_ranks`. Each machine has the same
     `devices`."""
     devices_by_node = {name: list(devices) for name in nodes}
-    world = base64.urlsafe_b64encode(json.dumps(devices_by_node).encode()).decode()
+    world_info = base64.urlsafe_b64encode(json.dumps(devices_by_node).encode()).decode()
     address = "127.0.0.1" if len(nodes) == 1 else nodes[0]
-    return [
-        *(sys.executable, "-u", "-m", "deepspeed.launcher.launch", f"--world_info={world}"),
-        *(f"--node_rank={node}", f"--master_addr={address}", f"--master_port={port}"),
-    ]
+    command = [sys.executable, "-u", "-m", "deepspeed.launcher.launch", f"--world_info={world_info}"]
+    return [*command, f"--node_rank={node}", f"--master_addr={address}", f"--master_port={port}"]
 
 
 def _code_of_run(code: int) -> int:

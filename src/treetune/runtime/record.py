@@ -211,7 +211,8 @@ class Record:
             # `logging` could then fail or deadlock.
             if not session.ranks.is_first:
                 return
-            if (stream := patient_stream()) is not None:
+            stream = patient_stream()  # a standard error that signal handlers may write to, or None
+            if stream is not None:
                 stream.write(f"{message}\n")
             else:
                 os.write(sys.stderr.fileno(), f"{message}\n".encode())
@@ -227,9 +228,9 @@ class Record:
         The block samples the iteration. Until training begins, the weights are still those that the iteration
         began with. A run that ends here with a checkpoint of them loses nothing, since samples are on disk.
 
-        A single rank stops within the block. Several ranks have to stop at the same point, so they agree at
-        the end of the block. So does a run with an `overlap`, where a second thread samples while the first
-        one trains.
+        A single rank stops within the block. Several ranks have to stop at the same point, so they stop only
+        at the end of the block. A single rank with an `overlap` stops there, too, since a second thread
+        samples while the first one trains.
 
         Raises:
             Stopped: A signal asked for the end, and the checkpoint is written.
@@ -243,11 +244,10 @@ class Record:
             with stop.interruptible() if may_interrupt else contextlib.nullcontext():
                 yield
         except Stopped:
-            # A Stopped in a block that may not be interrupted comes from a signal that ends the process at
-            # once (`GracefulStop`). The other ranks or the second thread may be anywhere then, so no
-            # checkpoint can be written.
             if may_interrupt:
                 self._write_missing_checkpoint()
+            # Otherwise the signal ends the process at once (`GracefulStop`). The other ranks or the second
+            # thread may be anywhere then, so no checkpoint can be written.
             raise
         if (signal_number := self._agree_to_stop()) is not None:
             self._write_missing_checkpoint()
@@ -274,7 +274,7 @@ class Record:
         signals = [number for number in signal_by_rank if number is not None]
         if not signals:
             return None
-        self._stop.reach_boundary()
+        self._stop.reach_boundary()  # stops the timer that the signal has started
         return signals[0]
 
     def _write_missing_checkpoint(self) -> None:
@@ -376,8 +376,8 @@ class Record:
                 generation = make_generation_config(session, trainer)
                 write_policy(weights, architecture, session.model.tokenizer, folder / "policy", generation)
                 if trainer.settings.lora is not None:
-                    base = str(getattr(architecture, "_name_or_path", ""))
-                    trainer.settings.lora.write(adapters, base, folder / "adapter")
+                    base_model = str(getattr(architecture, "_name_or_path", ""))
+                    trainer.settings.lora.write(adapters, base_model, folder / "adapter")
                 if critic:
                     write_critic(critic, architecture, folder / "critic")
                 if reward_model:
@@ -421,7 +421,7 @@ def make_generation_config(session: Session, trainer: PolicyTrainer) -> Generati
 def _explain_failure(folder: Path) -> Iterator[None]:
     """Raises OSError with the reason, such as a full disk, if the block can't write a checkpoint.
 
-    Each library that writes has its own type of error for the same reason.
+    A full disk is OSError, RuntimeError or SafetensorError, depending on the library that writes.
     """
     from safetensors import SafetensorError
 
@@ -461,7 +461,7 @@ def format_summary_line(row: Mapping[str, Any], iterations: int) -> str:
             parts.append(f"{name} {form.format(row[key])}")
         if name == "reward":  # those of the domains come right after the mean of all
             parts += _rewards_of_domains(row)
-    parts += describe_numbers(row)
+    parts += describe_numbers(row)  # those that a rollout declares, such as "longest thread 312.4"
     for key, value in row.items():
         # ``evaluation/SET/pass_at_1``; the keys of single domains have more parts.
         key_parts = key.split("/")
@@ -518,6 +518,7 @@ class CollapseWatch:
         # `metrics_row` rounds the metrics as in the file, so that a restarted run finds the same signs. No
         # sign reads the time of the row, which is 0 here.
         self.rows.append(metrics_row(iteration, 0.0, metrics))
+        # The first rank decides, so that all ranks stop in the same iteration.
         self.signs = self.session.ranks.from_first("diagnosis", _find_signs(self.session.config, self.rows))
         sign_metrics: Metrics = {}
         for sign, finding in self.signs.items():

@@ -81,7 +81,7 @@ class RunResources:
         # Evaluation answers fixed problems, so its rollout must draw no further problems.
         for rollout in (config.rollout, adapt_to_fixed_problems(config.evaluation.rollout or config.rollout)):
             rollout.check_at_start(session.model.codec)
-        # A run without an engine grades, too: its demonstrations.
+        # A run without an engine grades answers, too: those of its demonstrations.
         grades_answers = server.engine is not None or session.purpose == "run"
         with ExitStack() as stack:
             environments: EnvironmentPool | None = None
@@ -89,8 +89,11 @@ class RunResources:
             if grades_answers:
                 environments = stack.enter_context(EnvironmentPool(timeline=session.console.timeline))
                 judge = stack.enter_context(judge_server(session))
-            name = f"{session.purpose}-{session.ranks.rank}"
-            service_context = ServiceContext(session.directory.path / "judge", name, judge)
+            service_context = ServiceContext(
+                folder=session.directory.path / "judge",
+                name=f"{session.purpose}-{session.ranks.rank}",  # of this process's files in the folder
+                judge=judge,
+            )
             stack.enter_context(closing(service_context))
             grader = stack.enter_context(grader_pool(session, config.task, service_context))
             yield RunResources(session, server, grader, service_context, environments)
@@ -148,8 +151,8 @@ class RunResources:
             journal: The file of answered requests, which a restart reads instead of sampling again; None to
                 keep none.
             journals: The journals of other processes for the same requests.
-            earlier: The journal of an earlier phase of this iteration. The turns of environments that belong
-                to it are read, too.
+            earlier: The journal of an earlier phase of this iteration. Of that phase, only the replies of
+                environments (the turns) are read.
             continuations: The journal of continuations that are requested while answers are sampled.
             progress: Gets (done, total).
             observe: Gets all answered requests.
@@ -252,6 +255,6 @@ def grader_pool(session: Session, task: Task, service_context: ServiceContext) -
         workers=config.grader_workers,
         deadline=config.grader_deadline,
         context=service_context,
-        # `framed` returns a prompt with the chat template, which may open a thought.
+        # The pool sees in the whole prompt, with its chat template, whether answers begin within a thought.
         whole_prompt=session.model.codec.framed,
     )

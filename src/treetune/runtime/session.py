@@ -148,6 +148,7 @@ class Session:
     def remaining_iterations(self, start: int) -> Iterator[int]:
         """Yields the iterations from `start` to the end of the run, which a budget may change on the way."""
         iteration = start
+        # Iterations count from 0, so `iteration` is also the number of those before it.
         while not is_over_after(self.config, self.directory, iteration):
             self.iteration = iteration
             yield iteration
@@ -170,6 +171,7 @@ class Session:
             return problems
         fitting = [p for p in problems if len(self.model.codec.encode_prompt(p)) <= max_tokens]
         if not fitting:
+            # The rollout that has `max_prompt_tokens` may be inside another one, such as `until_mixed`.
             _, key = innermost_rollout(self.config.rollout, "rollout")
             raise ValueError(
                 f"all {len(problems)} training problems have prompts of more than {key}.max_prompt_tokens ="
@@ -206,8 +208,8 @@ class Session:
 
 
 def _silence_libraries() -> None:
-    """Switches off the progress that libraries write to standard error, which would break the console's live
-    line."""
+    """Switches off the progress bars and messages that libraries write to standard error, where they would
+    break the console's live line."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -246,6 +248,7 @@ class StartModel:
                     raise ValueError("tools are called natively in a chat, and model.chat is null: give one")
                 self.codec = self.codec.with_tools(tools)
                 break
+        # A stop string that contains a special token is refused, since decoded text hides special tokens.
         refuse_hidden_stops(self.tokenizer, config.stop_strings())
         self._config, self._device = config, device
         # Whether the log has said why the model can't be loaded in parts.
@@ -265,6 +268,8 @@ class StartModel:
         from treetune.trainer.deepspeed_model import cast_parameters
 
         config = self._config
+        # A model without files draws its weights with the seed, and makes its tokenizer from the characters
+        # of the task (`alphabet`).
         model = self.source.load_model(config.seed, config.task.alphabet)
         self._refuse_too_few_rows(model)
         cast_parameters(model, getattr(torch, config.trainer.precision))
@@ -280,7 +285,7 @@ class StartModel:
 
         from treetune.trainer.deepspeed_model import cast_parameters
 
-        alphabet = self._config.task.alphabet
+        alphabet = self._config.task.alphabet  # the task's characters, if the model makes a tokenizer of them
         if source.load_tokenizer(alphabet).get_vocab() != self.tokenizer.get_vocab():
             raise ValueError(
                 "the tokens of the reference, or of the reward model, aren't the start model's: give one with"

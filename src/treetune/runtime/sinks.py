@@ -151,11 +151,11 @@ class TrackioSink(Sink):
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
         trackio = import_module("trackio")  # not among this project's dependencies
         state = _MirrorState.read(directory, "trackio", project=self.project, name=name)
-        # trackio knows runs only by their names. A run of this name that was not begun in this directory
-        # belongs to another directory. So the run of this directory gets another name, and keeps it.
-        was_begun_here = "first_missing" in state.values
-        belongs_to_another = not was_begun_here and name in _trackio_runs(trackio, self.project)
-        if belongs_to_another:
+        # trackio knows runs only by their names. If a run of this name exists before the first process of
+        # this directory, it belongs to another directory. This directory's run then gets another name, and
+        # keeps it.
+        is_first_process = "first_missing" not in state.values  # each process writes it below
+        if is_first_process and name in _trackio_runs(trackio, self.project):
             digest = hashlib.blake2b(str(directory.resolve()).encode(), digest_size=4).hexdigest()
             state.values["run"] = f"{name}-{digest}"
         # `embed` is False, since a notebook would otherwise show the dashboard below the cell.
@@ -248,7 +248,8 @@ class WandbSink(Sink):
         else:
             # `state` is still that of the last process, with the folder of its files.
             first_missing = _first_missing_offline(directory, state.values)
-        folder = Path(str(getattr(run, "dir", ""))).parent
+        files_folder = Path(str(getattr(run, "dir", "")))  # a subfolder of the run's folder
+        folder = files_folder.parent
         relative_folder = str(folder.relative_to(directory)) if folder.is_relative_to(directory) else None
         # From here on, `state` describes this process. Each logged iteration raises `first_missing`, while
         # `began` stays.
@@ -347,7 +348,7 @@ WANDB_HEADER = 7
 """The bytes before the first chunk."""
 WANDB_BLOCK = 32768
 """The bytes of a block."""
-WANDB_CHUNK = struct.Struct("<IHB")
+WANDB_CHUNK_HEAD = struct.Struct("<IHB")
 """The head of a chunk: checksum, length, kind."""
 WHOLE_CHUNK, FIRST_CHUNK, MIDDLE_CHUNK, LAST_CHUNK = 1, 2, 3, 4
 """Kinds of chunks: a record by itself, and the parts of one that spans blocks."""
@@ -369,22 +370,23 @@ def _steps_in(file: Path) -> Iterator[int]:
         if record.WhichOneof("record_type") != "history":  # a record of this type is a point of the metrics
             continue
         for item in record.history.item:
-            # A key is a text (`key`) or a path (`nested_key`).
+            # W&B writes a name either as a text (`key`) or as a path (`nested_key`).
             if "_step" in (item.key, *item.nested_key):
-                yield int(float(item.value_json))
+                yield int(float(item.value_json))  # in JSON, 3 may also be written as 3.0
 
 
 def _records_in(content: bytes) -> Iterator[bytes]:
-    """Yields the records of a log in LevelDB's form, up to the first chunk that is damaged or cut short."""
+    """Yields the records of a log in LevelDB's form, up to the first chunk that is cut short or of an unknown
+    kind. Checksums aren't compared."""
     position = WANDB_HEADER
     record = b""
-    while position + WANDB_CHUNK.size <= len(content):
+    while position + WANDB_CHUNK_HEAD.size <= len(content):
         remaining_bytes = WANDB_BLOCK - position % WANDB_BLOCK
-        if remaining_bytes < WANDB_CHUNK.size:  # the end of a block is too short for a head, and is zeros
+        if remaining_bytes < WANDB_CHUNK_HEAD.size:  # the block's end is too short for a head, and is zeros
             position += remaining_bytes
             continue
-        _, length, chunk_kind = WANDB_CHUNK.unpack_from(content, position)
-        position += WANDB_CHUNK.size
+        _checksum, length, chunk_kind = WANDB_CHUNK_HEAD.unpack_from(content, position)
+        position += WANDB_CHUNK_HEAD.size
         is_known_kind = chunk_kind in (WHOLE_CHUNK, FIRST_CHUNK, MIDDLE_CHUNK, LAST_CHUNK)
         if not is_known_kind or position + length > len(content):
             return
@@ -398,11 +400,11 @@ def _records_in(content: bytes) -> Iterator[bytes]:
 
 @dataclass
 class _EventFiles:
-    """A writer of TensorBoard's event files, and the points in the files of all processes."""
+    """A writer of TensorBoard's event files, and the steps that the files of all processes have."""
 
     writer: Any
-    points: dict[str, set[int]]
-    """The steps that all files have, by the metric's name."""
+    steps_by_name: dict[str, set[int]]
+    """The steps whose points the files have, by the metric's name."""
 
 
 @Sink.register("tensorboard")
@@ -420,8 +422,8 @@ class TensorboardSink(Sink):
         from torch.utils.tensorboard import SummaryWriter
 
         folder = directory / "tensorboard"
-        points = _points_in(folder)
-        return _EventFiles(SummaryWriter(str(folder)), points)
+        steps_by_name = _steps_in_event_files(folder)  # `log` writes no point a second time
+        return _EventFiles(SummaryWriter(str(folder)), steps_by_name)
 
     @override
     def first_missing(self, handle: _EventFiles) -> int:
@@ -429,10 +431,11 @@ class TensorboardSink(Sink):
 
     @override
     def log(self, handle: _EventFiles, iteration: int, metrics: Metrics) -> None:
-        # The metric's key, by each name under which it is written: its own and perhaps a further one.
-        names = {key: key for key in metrics} | dict(self.further_names)
-        for name, key in names.items():
-            steps = handle.points.setdefault(name, set())  # the iterations whose points are written already
+        # Each metric is written under its key, and perhaps under a further name, too.
+        key_by_name = {key: key for key in metrics} | dict(self.further_names)
+        for name, key in key_by_name.items():
+            steps = handle.steps_by_name.setdefault(name, set())
+            # After a kill, an iteration may be done again, and its points are written already.
             if key in metrics and iteration not in steps:
                 handle.writer.add_scalar(name, metrics[key], iteration, walltime=metrics.get("wall_time"))
                 steps.add(iteration)
@@ -443,16 +446,16 @@ class TensorboardSink(Sink):
         handle.writer.close()
 
 
-def _points_in(folder: Path) -> dict[str, set[int]]:
+def _steps_in_event_files(folder: Path) -> dict[str, set[int]]:
     """Returns the steps of all points in the event files, by the metric's name. The damaged end of a file is
     left out."""
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event
 
-    points: dict[str, set[int]] = {}
+    steps_by_name: dict[str, set[int]] = {}
     for file in sorted(folder.glob("events.out.tfevents.*")):
         for content in RawEventFileLoader(str(file)).Load():  # it ends before a damaged end
             event = Event.FromString(content)
             for value in event.summary.value:
-                points.setdefault(value.tag, set()).add(event.step)
-    return points
+                steps_by_name.setdefault(value.tag, set()).add(event.step)
+    return steps_by_name

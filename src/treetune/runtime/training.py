@@ -63,14 +63,16 @@ def make_trainer(session: Session) -> PolicyTrainer:
 
     config, model = session.config, session.model
     credit = config.credit
-    reference, reward_model = credit.trainer_scores.reference_model, reward_model_of(credit)
+    reference = credit.trainer_scores.reference_model
+    reward_model = reward_model_of(credit)
     load_reward_model = None
     if reward_model is not None and reward_model.start is not None:
         load_reward_model = partial(model.load_like, reward_model.start)
     if config.trainer.reads_in_parts:
         load_model = model.load_in_parts  # ZeRO-3 shards the weights while they are read
-    elif config.trainer.shards_weights:  # with `offload_parameters`
-        load_model = model.load_on_cpu  # ZeRO-3 moves one weight after the other to the device
+    elif config.trainer.shards_weights:
+        # `offload_parameters` is set: ZeRO-3 moves one weight after the other from the CPU to the device.
+        load_model = model.load_on_cpu
     else:
         load_model = model.load
     return PolicyTrainer(
@@ -169,9 +171,9 @@ def make_critic_for_credit(
             values_N = values(sequences).double().numpy()  # of the trained tokens, row after row
         columns = []
         for row, answer in enumerate(answers, first_row):
-            trained = are_sampled(answer.segments)
-            column = np.full(len(trained), np.nan)  # only tokens that the policy has sampled have a value
-            column[trained] = values_N[sequences.starts[row] : sequences.starts[row + 1]]
+            is_sampled = are_sampled(answer.segments)
+            column = np.full(len(is_sampled), np.nan)  # only tokens that the policy has sampled have a value
+            column[is_sampled] = values_N[sequences.starts[row] : sequences.starts[row + 1]]
             columns.append(column)
         return columns
 
@@ -253,12 +255,17 @@ def make_distributions_for_credit(
 def make_distances_for_credit(
     session: Session, server: PolicyServer, score_distances: Callable[[Sequences], tuple[Tensor, Tensor]]
 ) -> ReferenceDistances:
-    """Returns the policy's distances from the reference for the credit; see
-    `make_distributions_for_credit`."""
+    """Returns the policy's distances from the reference for the credit. The engine frees its memory while
+    they are computed, if so configured.
+
+    Args:
+        score_distances: Computes, at each trained token, the distance, and the policy's entropy divided by
+            the largest possible one. All ranks call it together, and every rank passes the rows of all ranks.
+    """
 
     def deviations_along(episodes: Sequence[Episode]) -> list[Deviation]:
         columns_by_episode = _score_episodes(session, server, episodes, score_distances)
-        return [Deviation(*columns) for columns in columns_by_episode]
+        return [Deviation(distances_T, entropies_T) for distances_T, entropies_T in columns_by_episode]
 
     return ReferenceDistances(deviations_along)
 
@@ -280,14 +287,17 @@ def make_divergences_for_credit(
 
     def divergences_along(episodes: Sequence[Episode]) -> list[Column]:
         def score(sequences: Sequences, rows: Sequence[Episode]) -> tuple[Tensor]:
-            """Returns a tuple with one column, since `_score_rows` expects a tuple of columns."""
+            """Returns the divergence at each trained token. The result is a tuple of one tensor, since
+            `_score_rows` expects a tuple."""
             import numpy as np
             import torch
 
+            # The position of each trained token in its answer.
             positions_N = np.concatenate([np.flatnonzero(row.trained) for row in rows])
             return (score_divergences(sequences, torch.from_numpy(positions_N)),)
 
-        return [column for (column,) in _score_rows(session, server, episodes, score, columns=1)]
+        values_by_episode = _score_rows(session, server, episodes, score, column_count=1)  # each [1, T]
+        return [values_1T[0] for values_1T in values_by_episode]
 
     return GroupDivergences(divergences_along)
 
@@ -299,8 +309,12 @@ def _score_episodes(
     score: Callable[[Sequences], tuple[Tensor, Tensor]],
 ) -> list[tuple[Column, Column]]:
     """Returns two columns of values for each episode of this rank; see `_score_rows`."""
-    columns = _score_rows(session, server, episodes, lambda sequences, _: score(sequences), columns=2)
-    return [(first_T, second_T) for first_T, second_T in columns]
+
+    def score_without_rows(sequences: Sequences, rows: Sequence[Episode]) -> tuple[Tensor, Tensor]:
+        return score(sequences)
+
+    values_by_episode = _score_rows(session, server, episodes, score_without_rows, column_count=2)
+    return [(values_2T[0], values_2T[1]) for values_2T in values_by_episode]
 
 
 def _score_rows(
@@ -308,16 +322,16 @@ def _score_rows(
     server: PolicyServer,
     episodes: Sequence[Episode],
     score: Callable[[Sequences, Sequence[Episode]], tuple[Tensor, ...]],
-    columns: int,
+    column_count: int,
 ) -> list[np.ndarray]:
-    """Returns the values of each episode of this rank, as an array of shape [columns, T]. Collective.
+    """Returns the values of each episode of this rank, as an array of shape [C, T]. Collective.
 
-    An episode has T response tokens. The values of a token that isn't trained are 0.
+    C is `column_count`, and T is the number of the episode's response tokens. The values of a token that
+    isn't trained are 0.
 
     Args:
-        score: Computes the columns, with a value for each trained token. All ranks call it together, and
-            every rank passes the rows of all ranks.
-        columns: The number of columns that `score` computes.
+        score: Computes C columns, with a value for each trained token. All ranks call it together, and every
+            rank passes the rows of all ranks.
     """
     import numpy as np
 
@@ -327,7 +341,7 @@ def _score_rows(
     # rows: all tokens of an answer may be trained in an earlier row.
     rows_of_rank = [_row_of_episode(episode) for episode in episodes if episode.trained.any()]
     rows, next_row = _rows_on_all(session.ranks, "distribution", rows_of_rank)
-    values_of_episodes = [np.zeros((columns, len(episode.response_ids))) for episode in episodes]
+    values_of_episodes = [np.zeros((column_count, len(episode.response_ids))) for episode in episodes]
     if not rows:  # no rank has a row, so all ranks return here
         return values_of_episodes
     sequences = Sequences.of(rows)
@@ -344,8 +358,11 @@ def _score_rows(
 
 
 def _row_of_episode(episode: Episode) -> Episode:
-    """Returns a copy of the episode with what a model needs to run over it. The copy is sent to all ranks, so
-    the advantages and the text are left out."""
+    """Returns a copy of the episode that a model can run over.
+
+    The copy is sent to all ranks, so it leaves out large fields that aren't needed: the advantages, the
+    engine's log-probs and the text.
+    """
     return Episode(
         prompt_ids=episode.prompt_ids,
         response_ids=episode.response_ids,
@@ -383,7 +400,8 @@ def train(
             )
         session.console.say(message + "; skipped")
         return trainer.train(iteration, episodes)  # takes no step, and counts 0 steps
-    # Every rank knows the signals of all tokens, and the first one writes them.
+    # Signals are the trainer's numbers about each trained token, such as its log-prob and entropy. Every rank
+    # knows those of all tokens, and the first one writes them.
     path = session.directory.iteration(iteration) / SIGNALS
     on_signals = partial(write_token_signals, path) if session.ranks.is_first else None
     # Metrics of the policy that sampled the episodes, if a restart abandons this policy.
@@ -391,7 +409,7 @@ def train(
     if config.restart == "every_iteration" and iteration > 0:
         with clock.phase("training"), server.asleep():
             metrics_of_abandoned = trainer.restart(episodes, on_signals)
-        on_signals = None  # `restart` has passed them on; the start weights did not sample these tokens
+        on_signals = None  # `restart` has written the signals of the policy that sampled the tokens
     if config.choose_checkpoint is None:
         with _training_phase(resources, iteration, clock) as show:
             metrics = trainer.train(iteration, episodes, progress=show, on_signals=on_signals)
@@ -484,6 +502,7 @@ def gap_limit(session: Session) -> float:
     if config.trainer.logprob_gap_limit is not None:
         return config.trainer.logprob_gap_limit
     engine = config.engines.policy
+    # The limits by precision are documented at `trainer.logprob_gap_limit`.
     limit_in_float32 = 1e-3 if device == "cpu" else 5e-3
     limit_of_engine = GAP_LIMITS.get(engine.computes_in(device), limit_in_float32)
     limit_of_trainer = GAP_LIMITS.get(config.trainer.precision, limit_in_float32)
@@ -537,10 +556,13 @@ class _CheckpointChoice:
         self, resources: RunResources, trainer: PolicyTrainer, iteration: int, settings: ChooseCheckpoint
     ) -> None:
         self.session, self.resources, self.trainer = resources.session, resources, trainer
-        self.iteration, self.rule, self.every = iteration, settings.rule, settings.every
+        self.iteration, self.rule = iteration, settings.rule
+        self.every = settings.every
+        """The number of steps between two candidates; None: there is one after each epoch."""
         self.unit = "epoch" if settings.every is None else "step"
         sets = self.session.config.evaluation.sets
-        self.set = next(candidate for candidate in sets if candidate.label == settings.set)
+        self.set = next(evaluation_set for evaluation_set in sets if evaluation_set.label == settings.set)
+        """The evaluation set on which the candidates are measured."""
         self.points: list[int] = []
         """The number of epochs, or of steps, after which each candidate was measured."""
         self.accuracies: list[float] = []
@@ -556,7 +578,7 @@ class _CheckpointChoice:
         """Trains to the next candidate: the end of the epoch, or `every` steps. Returns the number of epochs
         or steps so far, and whether the training is over. Collective."""
         for step in steps:
-            show(step.number, step.of)
+            show(step.number, step.steps)  # for example, 6 of 8
             if self.every is None:
                 if step.epochs is not None:  # the step ends an epoch
                     return step.epochs, step.is_last
@@ -577,10 +599,16 @@ class _CheckpointChoice:
 
     def consider(self, point: int, is_last: bool = False) -> None:
         """Measures the trainer's present weights, and keeps the trainer's state if they are the best so far.
-        Collective."""
-        session, done = self.session, self.iteration + 1
+        Collective.
+
+        Args:
+            point: The number of epochs, or of steps, after which the weights are measured.
+            is_last: Whether the training is over.
+        """
+        session = self.session
+        done = self.iteration + 1  # the number of iterations up to this one, which counts from 0
         folder = self._find_measurement(point)
-        if folder is None:
+        if folder is None:  # otherwise the weights were measured already
             self.resources.server.offer(self.trainer, done)
             folder = session.directory.candidate(self.iteration, point)
             name = f"{self.set.label} after {self.unit} {point} of iteration {done}"
@@ -594,6 +622,8 @@ class _CheckpointChoice:
             if session.ranks.is_first:
                 shutil.rmtree(self._best_state, ignore_errors=True)
             session.ranks.barrier("room for the candidate")
+            # An engine that shares the accelerator sleeps meanwhile. While it is awake, a part of the
+            # trainer's state is on the CPU.
             with self.resources.server.asleep():
                 self.trainer.save(self._best_state)
             session.ranks.barrier("the candidate is written")
@@ -619,7 +649,7 @@ class _CheckpointChoice:
     def settle(self) -> Metrics:
         """Gives the trainer the chosen weights, and returns the metrics of the choice. Collective."""
         session, chosen = self.session, self.chosen
-        # If the last candidate is chosen, the trainer has its state still.
+        # If the last candidate is chosen, the trainer still has its state.
         is_last_chosen = chosen == len(self.accuracies) - 1
         if not is_last_chosen:
             damage = find_damage(self._best_state) if session.ranks.is_first else None
@@ -628,6 +658,7 @@ class _CheckpointChoice:
                 raise Damaged(f"{damage}: run the same command again, which repeats the iteration's training")
             with self.resources.server.asleep():
                 self.trainer.load(self._best_state)
+        # The state is deleted only when all ranks have loaded it.
         session.ranks.barrier("the chosen weights are back")
         if session.ranks.is_first:
             shutil.rmtree(self._best_state, ignore_errors=True)
@@ -639,8 +670,8 @@ class _CheckpointChoice:
             + " ".join(f"{accuracy:.3f}" for accuracy in self.accuracies)
         )
         metrics: Metrics = {}
-        for candidate, accuracy in zip(self.points, self.accuracies, strict=True):
-            metrics[f"choice/{self.unit}_{candidate}"] = accuracy
+        for candidate_point, accuracy in zip(self.points, self.accuracies, strict=True):
+            metrics[f"choice/{self.unit}_{candidate_point}"] = accuracy
         metrics[f"choice/{self.unit}"] = float(point)
         metrics["choice/accuracy"] = self.accuracies[chosen]
         return metrics
@@ -648,7 +679,7 @@ class _CheckpointChoice:
     def _copy_to_evaluations(self, measurement: Path) -> None:
         """Copies the measurement of the chosen weights to the evaluations, as the evaluation after the
         iteration."""
-        done = self.iteration + 1
+        done = self.iteration + 1  # the number of iterations up to this one, which counts from 0
         folder = self.session.directory.evaluation(done, self.set.label)
         if (folder / SUMMARY).is_file():
             return

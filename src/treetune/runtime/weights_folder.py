@@ -134,7 +134,7 @@ class WeightsFolder:
             if lora is not None:
                 lora.apply(model, session.config.seed)
                 adapters = lora.adapters(dict(model.named_parameters()))
-                lora.write(adapters, str(folder_of_model), folder)
+                lora.write(adapters, base_model=str(folder_of_model), directory=folder)
         session.ranks.barrier("start weights written for the engine")
         return folder
 
@@ -144,7 +144,7 @@ class WeightsFolder:
         session, folder = self._session, self.of(version)
         adapters = trainer.adapters()
         if self._writes:
-            self.adapters.write(adapters, str(self._start_model), folder)
+            self.adapters.write(adapters, base_model=str(self._start_model), directory=folder)
         session.ranks.barrier("weights written for the engine")
         return folder
 
@@ -170,7 +170,7 @@ class WeightsFolder:
         session, folder = self._session, self.of(version)
         ranks, config = session.ranks, trainer.model.config
         sends_tensors = self.transfer in METHODS_ON_THE_DEVICE
-        # The engine loads each file at once, and checks its digest.
+        # With `shared_memory`, the engine checks the digest of each file when it gets the chunk.
         needs_digest = self.transfer == "shared_memory"
         file_of_weight: dict[str, str] = {}
         """The name of the file that has a weight, by the weight's name. It becomes the folder's index."""
@@ -195,7 +195,7 @@ class WeightsFolder:
                 if sends_tensors:
                     yield Chunk(path, number, is_last, digest="", tensors=chunk)
 
-                # A digest needs the whole file, and the last chunk says that all files are written. Otherwise
+                # A digest needs the written file, and the folder is complete only with all files. Otherwise
                 # this waits only so that few chunks are in memory.
                 needs_all_files = needs_digest or is_last
                 writers.wait(0 if needs_all_files else MOST_UNWRITTEN)
@@ -250,6 +250,7 @@ class WeightsFolder:
         if version == 0:
             return self._session.model.load_weights()
         self._session.directory.refuse_misplaced_checkpoint(version)
+        # `getattr`, since a model that begins with random weights doesn't have the setting.
         trusted = getattr(self._session.config.model, "trust_remote_code", False)
         return read_policy(self._session.directory.checkpoint(version) / "policy", trust_remote_code=trusted)
 
@@ -362,7 +363,7 @@ def count_needed_bytes(model: PreTrainedModel, *, adapters_alone: bool) -> int:
 
     Two versions exist at a time, since the old one is deleted only when the engine has the new one. With
     `adapters_alone`, the start model is written once, and the versions hold adapters alone. So only the
-    start model counts. A head that is tied to the embeddings is written as well.
+    start model counts.
     """
     from treetune.models.saved_weights import saved_weights
 
@@ -370,6 +371,7 @@ def count_needed_bytes(model: PreTrainedModel, *, adapters_alone: bool) -> int:
     size = sum(weight.nbytes for weight in weights.values())
     head = model.get_output_embeddings()
     if head is not None and head.weight is model.get_input_embeddings().weight:
+        # The head is tied to the embeddings. `weights` has their tensor once, and the folder has it twice.
         size += head.weight.nbytes
     return size if adapters_alone else VERSIONS_AT_ONCE * size
 
@@ -429,9 +431,9 @@ def make_weights_folder(experiment: Path, purpose: str, ranks: Ranks, in_memory:
     if purpose != "run":
         identity.append(machines[0])
     if in_memory:
-        # Each machine has a folder. `name` is that of the file which records the folder, or of the folder
-        # itself if this user can't write into /dev/shm. Several machines share the experiment's folder, so
-        # their names there differ.
+        # In the experiment's folder, which several machines share, each machine has a file that records its
+        # folder in memory. If /dev/shm can't be written, the machine has its folder itself there. In both
+        # cases the machines need different names.
         name = make_name(*identity, this_machine) if has_several_machines else make_name(*identity)
         first_rank_of_machine = machines.index(this_machine)
         writes = ranks.rank == first_rank_of_machine
@@ -457,21 +459,23 @@ def make_weights_folder(experiment: Path, purpose: str, ranks: Ranks, in_memory:
             folder = Path(path)
             break
     assert folder is not None, "the first rank of each machine makes a folder"
-    meeting = folder  # for the exchange of values, which needs a folder that all ranks see
+    # The exchange of values between engines needs a folder that all ranks see.
+    meeting_folder = folder
     if has_several_machines:  # they share the experiment's folder, but not each other's /dev/shm
-        meeting = experiment / make_name(*identity)
-        if ranks.is_first and meeting != folder:
-            remove_folder(meeting)
-            make_new_private_folder(meeting)
+        meeting_folder = experiment / make_name(*identity)
+        # Without `in_memory`, this is the folder of the weights, which exists already.
+        if ranks.is_first and meeting_folder != folder:
+            remove_folder(meeting_folder)
+            make_new_private_folder(meeting_folder)
     ranks.barrier("the weights folder is empty")
-    return MadeFolder(folder, meeting, writes)
+    return MadeFolder(folder, meeting_folder, writes)
 
 
 def read_name_file(name_file: Path) -> Path | None:
     """Returns the folder in memory that a run's last start has named in a file.
 
-    Returns None if the file or the folder doesn't exist, if the folder belongs to another user, or if this
-    program gives no folder such a path.
+    Returns None if the file or the folder doesn't exist, if the folder belongs to another user, or if its
+    path isn't of the form that this program gives to folders in memory.
     """
     try:
         folder = Path(name_file.read_text())

@@ -91,7 +91,7 @@ class Multiplication(WrittenArithmetic):
             )
         if (self.min_value is None) != (self.max_value is None):
             raise ValueError("min_value and max_value belong together: give both, or neither and digits")
-        if not self._operands().values:
+        if not self._operands().values:  # the range from min_value to max_value is empty
             raise ValueError(f"min_value is {self.min_value}, more than max_value, {self.max_value}")
         if self.first_digits is not None and (self.min_value is not None or self.first_digits == self.digits):
             raise ValueError(
@@ -115,7 +115,7 @@ class Multiplication(WrittenArithmetic):
 
     @override
     def _operands(self) -> Operands:
-        """Returns the factors that a problem may have: `per_problem` is the smallest number of them."""
+        """Returns the factors that a problem may have, and the fewest of them in a problem."""
 
         def of_digits(digits: int) -> range:
             """Returns the numbers with this number of digits; for one digit, 2 to 9."""
@@ -126,7 +126,7 @@ class Multiplication(WrittenArithmetic):
             values = range(self.min_value, self.max_value + 1)
         first_values = None if self.first_digits is None else of_digits(self.first_digits)
         fewest, _ = self._factor_counts()
-        return Operands(values, fewest, first_values)
+        return Operands(values, per_problem=fewest, first_values=first_values)
 
     @override
     def _describe_operands(self) -> str:
@@ -137,19 +137,20 @@ class Multiplication(WrittenArithmetic):
 
     @override
     def generate(self, count: int) -> Sequence[tuple[int, ...]]:
-        """Returns problems whose numbers of factors are drawn from the fewest to the most."""
+        """Returns problems. The number of factors of each problem is drawn, from the fewest to the most."""
         fewest, most = self._factor_counts()
         if fewest == most:
             return super().generate(count)
         values, _, first_values = self._operands()
         generator = derived_random(self.seed, "factors", fewest, most)
-        counts = [generator.randint(fewest, most) for _ in range(count)]
-        # For each number of factors, an iterator over the different problems with this many factors.
-        problems_by_count = {
-            factors: iter(distinct_operands(values, factors, counts.count(factors), self.seed, first_values))
-            for factors in range(fewest, most + 1)
-        }
-        return tuple(next(problems_by_count[factors]) for factors in counts)
+        factor_counts = [generator.randint(fewest, most) for _ in range(count)]  # one for each problem
+        # For each count of factors, an iterator over different problems with this many factors.
+        problems_by_count = {}
+        for factor_count in range(fewest, most + 1):
+            needed = factor_counts.count(factor_count)
+            operands = distinct_operands(values, factor_count, needed, self.seed, first_values)
+            problems_by_count[factor_count] = iter(operands)
+        return tuple(next(problems_by_count[factor_count]) for factor_count in factor_counts)
 
     @override
     def _prompt(self, numbers: Sequence[int]) -> str:
@@ -174,10 +175,11 @@ class Multiplication(WrittenArithmetic):
     @override
     def _text(self, problem: Problem, lines: Sequence[WrittenLine], seed: int) -> str:
         """Returns the demonstration: all lines, some blocks of them in threads, and the answer."""
-        # Each of `lines` is a pair: the line, and the number that is written in it.
+        # Each of `lines` is a pair: the line, and the number that is written in it. `parallelise` is the
+        # probability that a block is written in threads.
         generator = derived_random(seed, problem.id, "threads")
         text = ""
-        for _, lines_of_block in itertools.groupby(lines, key=lambda line: line[0].block):
+        for _, lines_of_block in itertools.groupby(lines, key=lambda pair: pair[0].block):
             block = list(lines_of_block)
             several_threads = len({line.thread for line, _ in block} - {None}) > 1
             in_threads = (
@@ -196,7 +198,7 @@ class Multiplication(WrittenArithmetic):
             if line.thread is not None:
                 threads.setdefault(line.thread, []).append((line, value))
         lines_without_thread = write_lines([(line, value) for line, value in lines if line.thread is None])
-        # In symbols, tags and numbers follow each other without white space.
+        # These make a text in words readable. A text in symbols doesn't have them.
         newline, space = ("\n", " ") if self.wording == "words" else ("", "")
         outlines = written_threads = ""
         for number, lines_of_thread in enumerate(threads.values(), start=1):
@@ -251,11 +253,14 @@ class Multiplication(WrittenArithmetic):
 
 
 def multiply_in_order(numbers: Sequence[int], detail: Detail) -> Solution:
-    """Multiplies the product so far by the next factor, from the left to the right. The lines of each factor
-    after the first are a block, with a thread for each place of the factor."""
+    """Multiplies the product so far by the next factor, from the left to the right.
+
+    The lines of each multiplication are a block, with a thread for each of the next factor's `place_values`:
+    for the factor 407, there is a thread for 400 and a thread for 7.
+    """
     product = numbers[0]
     for position, factor in enumerate(numbers[1:], start=1):
-        # The later factors multiply an error of this product.
+        # If this product is 1 too large, the answer is too large by the product of the later factors.
         weight = math.prod(numbers[position + 1 :])
         threads = itertools.count()
         product = yield from _multiply(
@@ -275,7 +280,7 @@ def multiply_in_pairs(numbers: Sequence[int], detail: Detail, *, thread_per_pair
         threads = itertools.count()
         products = []
         for a, b in zip(numbers[::2], numbers[1::2], strict=False):
-            lines = _multiply(a, b, detail, level, threads)
+            lines = _multiply(a, b, detail, block=level, threads=threads)
             if thread_per_pair:
                 lines = _put_in_one_thread(lines, a, b, threads)
             product = yield from lines
@@ -310,8 +315,8 @@ def _multiply(a: int, b: int, detail: Detail, block: int, threads: Iterator[int]
             total = partial
         else:
             # A sum needs the products of several threads, so its line belongs to no thread.
-            sum_line = replace(template, lead=f"{total}+{partial}=", value=total + partial)
-            total = yield replace(sum_line, thread=None, topic="")
+            lead = f"{total}+{partial}="
+            total = yield replace(template, lead=lead, value=total + partial, thread=None, topic="")
     assert total is not None, "every number has a place"
     return total
 

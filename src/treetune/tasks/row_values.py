@@ -57,7 +57,7 @@ def plain_value(value: Any) -> Any:
             return value
     if type(value).__module__.partition(".")[0] == "numpy":
         # Times and durations: `tolist` would turn those in nanoseconds into numbers.
-        if getattr(value.dtype, "kind", "") in "Mm":
+        if value.dtype.kind in "Mm":
             if value.ndim > 0:
                 return [plain_value(item) for item in value]
             is_missing = value != value  # only true for NaT
@@ -170,8 +170,9 @@ def find_integer_fields(column: pa.ChunkedArray) -> dict[str, Any]:
     A column of floats was one of whole numbers if some of its numbers are missing (null or NaN), and all
     others are whole. If no number is missing, the column was written with floats.
 
-    The result for such a column is ``{"": True}``. For a column of objects, the result has the fields that
-    are such columns: ``{"index": {"": True}}``. For any other column the result is empty.
+    The result for such a column is ``{"": True}``: it only has to be not empty. For a column of objects, the
+    result has the fields that are such columns: ``{"index": {"": True}}``. For any other column the result is
+    empty.
     """
     import pyarrow as pa
     import pyarrow.compute as compute
@@ -187,8 +188,7 @@ def find_integer_fields(column: pa.ChunkedArray) -> dict[str, Any]:
         return {}
     numbers = compute.drop_null(column)
     numbers = compute.filter(numbers, compute.invert(compute.is_nan(numbers)))
-    some_missing = 0 < len(numbers) < len(column)
-    if not some_missing:
+    if len(numbers) in (0, len(column)):  # all numbers are missing, or none is
         return {}
     is_whole = compute.and_(
         compute.equal(numbers, compute.floor(numbers)),
@@ -212,18 +212,18 @@ def refuse_unclear_nulls(column: pa.ChunkedArray, name: str, source: str) -> Non
     """
     paths_with_nulls = []
     for path, objects in _objects_within(column, name):
-        present_by_row = _present_keys(objects)
-        patterns = set(present_by_row)
-        ever_present = set().union(*patterns)
-        if len(patterns) > 1 and ever_present not in patterns:
-            examples = sorted(patterns, key=sorted)[:2]
+        # The different sets of keys that an object has, and the keys that at least one object has.
+        key_sets = set(_present_keys(objects))
+        all_keys = frozenset[str]().union(*key_sets)
+        if len(key_sets) > 1 and all_keys not in key_sets:
+            examples = sorted(key_sets, key=sorted)[:2]
             shown_keys = " and ".join("{" + ", ".join(sorted(keys)) + "}" for keys in examples)
             raise ValueError(
                 f"the golds under {path} of {source} have different keys from row to row ({shown_keys}), and"
                 " Parquet has filled in null for missing keys, so that these can't be distinguished from real"
                 " nulls: write golds as JSON text, or the rows as JSON lines"
             )
-        if any(keys != set(objects.type.names) for keys in patterns):
+        if any(keys != set(objects.type.names) for keys in key_sets):  # a null in an object
             paths_with_nulls.append(path)
     if paths_with_nulls:
         log.warning(
@@ -243,7 +243,7 @@ def _objects_within(column: Any, path: str) -> Iterator[tuple[str, Any]]:
     column = compute.drop_null(column)
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         yield from _objects_within(compute.list_flatten(column), f"{path}[]")
-    elif pa.types.is_struct(column.type) and len(column):
+    elif pa.types.is_struct(column.type) and len(column):  # without an object, there is nothing within it
         yield path, column
         for field in column.type:
             yield from _objects_within(compute.struct_field(column, field.name), f"{path}.{field.name}")

@@ -93,21 +93,23 @@ class RowsTask(SplitterTask):
     def size(self, split: Split) -> int | None:
         """Returns the number of problems of a split, without those that are held out of it; None if counting
         takes long."""
-        # The number of problems that are held out of the train split. It doesn't concern the test split.
-        held_out = self.validation_size if split != "test" else None
-        if split == "validation" and held_out is not None:
+        held_out = self.validation_size  # the number of train problems that are held out for validation
+        if split == "test" or held_out is None:
+            return self._count(split)
+        if split == "validation":
             return held_out
-        rows = self._count(split)
-        if rows is None or held_out is None:
-            return rows
-        return rows - held_out if rows > held_out else None  # `check` reports a `validation_size` too large
+        rows = self._count("train")
+        if rows is None or rows <= held_out:  # `check` reports that `validation_size` is too large
+            return None
+        return rows - held_out
 
     @override
     def check(self, experiment: Any) -> Iterator[Finding]:
-        rows = self._count("train") if self.train and self.validation_size else None
-        if rows is not None and self.validation_size is not None:
+        if self.train and self.validation_size:
+            rows = self._count("train")
             try:
-                _check_held_out(self.validation_size, rows)
+                if rows is not None:
+                    _check_held_out(self.validation_size, rows)
             except ValueError as error:
                 yield Finding.of(error, "validation_size")
         for path in self._files_to_look_at():
@@ -122,13 +124,15 @@ class RowsTask(SplitterTask):
 
     def _files_to_look_at(self) -> Iterator[Path]:
         """Yields the files of the task whose first rows can be read quickly."""
-        paths = [] if self.source is not None else [*self.train, *self.validation, *self.test]
+        names = () if self.source is not None else (*self.train, *self.validation, *self.test)
+        paths = [Path(name) for name in names]
         if isinstance(self.source, InFiles):
             for split in get_args(Split):
                 with contextlib.suppress(ValueError):  # a missing split is reported when the split is read
-                    paths += map(str, self.source.files(split))
-        for path in dict.fromkeys(map(Path, paths)):
-            # The first row of a JSON array can only be read with the whole file.
+                    paths += self.source.files(split)
+        for path in dict.fromkeys(paths):  # each file once
+            # The first lines of a large file can be read quickly, but the first row of a JSON array can only
+            # be read with the whole file.
             if path.is_file() and (is_quickly_read(path) or not is_json_array(path)):
                 yield path
 
@@ -161,7 +165,7 @@ class RowsTask(SplitterTask):
         configuration doesn't have the split."""
         if self.source is not None:
             self.source.name_of(split)  # raises NoSplit if the data set has no such split
-            return None
+            return None  # counting would read or fetch the whole data set
         files = [Path(name) for name in self._files(split)]
         if not all(is_quickly_read(file) for file in files):
             return None
@@ -180,7 +184,7 @@ class RowsTask(SplitterTask):
         return next((split for split in get_args(Split) if path in map(Path, getattr(self, split))), "train")
 
     def missing_rows(self) -> Iterator[Finding]:
-        """Yields the files and folders that the task reads and that don't exist."""
+        """Yields a finding for each file or folder that the task should read and that doesn't exist."""
         if self.source is None:
             for split in get_args(Split):
                 for path in map(Path, getattr(self, split)):
@@ -200,12 +204,13 @@ class RowsTask(SplitterTask):
 
     @override
     def examples(self, count: int) -> Sequence[Problem]:
-        """Returns the first problems of the first file that is read quickly; none if there is none, or if a
-        row is bad."""
+        """Returns the first problems of the first file that can be read quickly. Returns no problems if there
+        is no such file, or if one of these rows is bad."""
         if self.source:  # the problems are those of `source`, and the files below are not read
             return ()
         for name in (*self.train, *self.validation, *self.test):
-            if is_quickly_read(path := Path(name)):
+            path = Path(name)
+            if is_quickly_read(path):
                 rows = itertools.islice(read_file_rows(path, self.columns), count)
                 # The rows of the first file suffice, since examples need not be complete.
                 try:
@@ -247,7 +252,7 @@ class RowsTask(SplitterTask):
             files = map(Path, self._files(split))
             rows = itertools.chain.from_iterable(read_file_rows(path, self.columns) for path in files)
         problems: list[Problem] = []
-        file_and_line = ""
+        file_and_line = ""  # of the last row, for messages; empty if there are no rows
         for file_and_line, row in rows:
             try:
                 problems.append(self.problem_of(row, f"{split}/{len(problems)}"))
@@ -278,11 +283,11 @@ def _cached_problems(task: RowsTask, split: Split) -> tuple[Problem, ...]:
     return tuple(problem for index, problem in enumerate(problems) if index not in held_out)
 
 
-def _check_held_out(size: int, problems: int) -> None:
-    """Raises ValueError if `size` problems can't be held out of the `problems` of the train split."""
-    if size >= problems:
+def _check_held_out(size: int, problem_count: int) -> None:
+    """Raises ValueError if no problem of the train split is left when `size` of them are held out."""
+    if size >= problem_count:
         raise ValueError(
-            f"validation_size is {size}, but the train split has only {problems} problems: "
+            f"validation_size is {size}, but the train split has only {problem_count} problems: "
             "choose a smaller one"
         )
 
@@ -309,7 +314,8 @@ def _read_first_rows(path: Path, columns: Sequence[str] | None, setting: str) ->
 def check_stop(task: Task, stop: Sequence[str], experiment: Any) -> Iterator[Finding]:
     """Yields a warning for stop strings of a task that end no answer.
 
-    A mixture takes the stop strings of its domains. Otherwise only those of the rollout count.
+    Only a mixture uses the stop strings of its tasks. Outside of a mixture, only the stop strings of the
+    rollout end an answer. So the rollout has to name the task's stop strings, too.
 
     Args:
         task: The task.
@@ -378,7 +384,8 @@ class JsonLines(RowsTask):
     def check(self, experiment: Any) -> Iterator[Finding]:
         """Also yields a finding for each setting that names a column which the source doesn't have."""
         yield from super().check(experiment)
-        if self.stop != type(self).stop:  # the default belongs to the default template
+        # Stop strings that the configuration sets. The default ones belong to the default template.
+        if self.stop != type(self).stop:
             yield from check_stop(self, self.stop, experiment)
         if isinstance(self.source, OnDisk):
             for split in get_args(Split):
@@ -386,37 +393,41 @@ class JsonLines(RowsTask):
                     columns = self.source.columns(split)
                     if columns is not None:
                         source = f"{self.source.path}, split {self.source.name_of(split)}"
-                        yield from self._missing_fields(columns, source, learned_from=split != "test")
+                        yield from self._missing_fields(columns, source, need_demonstrations=split != "test")
 
     @override
     def first_findings(self, path: Path) -> Iterator[Finding]:
         """Yields findings about the first rows of a file: the fields that no row has or, if there are none,
         bad rows."""
-        rows = _read_first_rows(path, self.columns, self._setting_that_names(path))
+        first_rows = _read_first_rows(path, self.columns, self._setting_that_names(path))
         missing_fields: list[Finding] = []
-        if not isinstance(rows, Finding) and rows:
+        # A `Finding` means that the file can't be read. `RowsTask.first_findings` reports it below.
+        if not isinstance(first_rows, Finding) and first_rows:
             # Each field once, in the order of the rows.
-            fields = dict.fromkeys(itertools.chain.from_iterable(row for _, row in rows))
-            source = f"the first {len(rows)} rows of {path}"
+            fields = list(dict.fromkeys(itertools.chain.from_iterable(row for _, row in first_rows)))
+            source = f"the first {len(first_rows)} rows of {path}"
             is_test = self._is_test_file(path)
-            missing_fields = list(self._missing_fields(list(fields), source, learned_from=not is_test))
+            missing_fields = list(self._missing_fields(fields, source, need_demonstrations=not is_test))
         # A missing field makes every row bad, so the rows need not be reported as well.
         yield from missing_fields or super().first_findings(path)
 
-    def _missing_fields(self, fields: Sequence[str], source: str, learned_from: bool) -> Iterator[Finding]:
+    def _missing_fields(
+        self, fields: Sequence[str], source: str, need_demonstrations: bool
+    ) -> Iterator[Finding]:
         """Yields a finding for each setting that names a field which no row has.
 
         Args:
             fields: The fields that the rows have.
             source: The rows in messages, such as ``the first 20 rows of train.jsonl``.
-            learned_from: Whether the rows are also needed as demonstrations. Test rows are not.
+            need_demonstrations: Whether the rows must also have demonstrations. Test rows need none.
         """
         settings = {"problem_field": self.problem_field, "gold_field": self.gold_field}
-        if self.demonstration_field is not None and learned_from:
+        if self.demonstration_field is not None and need_demonstrations:
             settings["demonstration_field"] = self.demonstration_field
         for setting, field in settings.items():
-            is_replaced = setting == "gold_field" and self.gold_fallback in fields
-            if field not in fields and not is_replaced:
+            # Rows without the gold field may have the gold under `gold_fallback`.
+            has_fallback = setting == "gold_field" and self.gold_fallback in fields
+            if field not in fields and not has_fallback:
                 yield Finding(
                     f"{setting} is {field!r}, and there is no such field in {source}",
                     setting,
@@ -440,7 +451,8 @@ class JsonLines(RowsTask):
                 f"problem {problem.id!r} has no text under {self.demonstration_field!r} to learn from: name a"
                 " field with solutions as demonstration_field"
             )
-        return "\n" + self.solution(str(problem.data["solution"]).strip())
+        text = str(problem.data["solution"]).strip()
+        return "\n" + self.solution(text)  # `solution` converts the text to the form that is learned
 
     def solution(self, text: str) -> str:
         """Converts a solution of the data set to the form that a model should learn. By default it stays as
@@ -450,8 +462,13 @@ class JsonLines(RowsTask):
     @override
     def problem_of(self, row: dict[str, Any], id: str) -> Problem:
         gold_field, fallback = self.gold_field, self.gold_fallback
-        if fallback is not None and fault_of_text(row, gold_field) and not fault_of_text(row, fallback):
+        if (
+            fallback is not None
+            and fault_of_text(row, gold_field) is not None
+            and fault_of_text(row, fallback) is None
+        ):
             gold_field = fallback
+        # The keys under which the row must have a text, by what the text is.
         fields = {"problem": self.problem_field, "gold answer": gold_field}
         solution_field = self.demonstration_field or gold_field
         # Test problems are only graded, so their rows may lack a solution. Other rows must have one.
@@ -463,13 +480,12 @@ class JsonLines(RowsTask):
             fault = fault_of_text(row, key)
             if fault is not None:
                 raise BadRow(f"a row without a {content}: {fault}")
-        extra_data = {key: row[key] for key in self.keep if key in row}
+        data = {key: row[key] for key in self.keep if key in row}
         try:
-            for key, value in extra_data.items():
+            for key, value in data.items():
                 check_plain(value, repr(key))
         except NoPlainValue as error:
             raise BadRow(f"{error}, and keep names it") from error
-        data = dict(extra_data)
         if uses_solution:
             data["solution"] = text_of_value(row[solution_field])
         return Problem(
@@ -481,14 +497,14 @@ class JsonLines(RowsTask):
 
 
 def fault_of_text(row: dict[str, Any], key: str) -> str | None:
-    """Returns what is wrong with a row's text under `key`. Returns None if it is right. Numbers count as
+    """Returns what is wrong with a row's text under `key`. Returns None if nothing is. Numbers count as
     text."""
     if key not in row:
         return f"it has no {key!r} (it has {', '.join(map(repr, sorted(row))) or 'nothing'})"
     value = row[key]
     if value is None:
         return f"its {key!r} is null"
-    if isinstance(value, bytes):
+    if isinstance(value, bytes):  # text in UTF-8 was decoded when the row was read
         return f"its {key!r} is {len(value)} bytes that aren't text in UTF-8"
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return f"its {key!r} is {type(value).__name__}, not text"

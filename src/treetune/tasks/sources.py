@@ -122,7 +122,8 @@ class OnHub(Source):
         if self.files is not None and name not in self.files:
             raise ValueError(f"files of {self.name} has no pattern for its split {name!r}: add one")
         try:
-            # Only one split is loaded, because the files of another may have other columns.
+            # Only the files of this split are loaded, since those of another split may have other columns.
+            # Without `files`, the data set itself says which files it has.
             files_of_split = {} if self.files is None else {"data_files": {name: self.files[name]}}
             splits = load_dataset(self.name, self.subset, revision=self.revision, **files_of_split)
         except Exception as error:  # many kinds, e.g. without a network, or for an unknown name or revision
@@ -175,8 +176,9 @@ def describe_missing_file(path: Path) -> str:
     """Returns the message about a file of rows that doesn't exist. It names a file that may have been meant,
     or a command that makes the file."""
     message = f"there is no file {path} (looked for in {Path.cwd()})"
+    # The import folders include those of the configuration files. A configuration may name rows relative to
+    # its own folder, and be started from another folder.
     for folder in map(Path, folders.import_folders()):
-        # A configuration may name rows relative to its own folder, and be started from another folder.
         if (folder / path).is_file():
             return (
                 f"{message}. There is one in {folder}, next to the configuration. Paths of rows are relative"
@@ -333,12 +335,14 @@ class _ParquetDecoder:
             float_paths = _float_paths(schema.field(name).type, name)
             if float_paths:
                 self._integer_fields[name] = find_integer_fields(file.read(float_paths)[name])
-        for name, gold in GOLD_OF_COLUMN.items():  # a column, and the field of its objects that is a gold
-            if name in names and _holds_objects(_field_type(schema.field(name).type, gold)):
+        # For each column, the field of its objects that is a gold.
+        for name, gold_field in GOLD_OF_COLUMN.items():
+            if name in names and _holds_objects(_field_type(schema.field(name).type, gold_field)):
                 import pyarrow.compute as compute
 
-                column = file.read([f"{name}.{gold}"])[name]
-                refuse_unclear_nulls(compute.struct_field(column, gold), f"{name}.{gold}", source)
+                column = file.read([f"{name}.{gold_field}"])[name]
+                golds = compute.struct_field(column, gold_field)
+                refuse_unclear_nulls(golds, f"{name}.{gold_field}", source)
 
     def rows(self, batch: Any, first_number: int) -> Iterator[dict[str, Any]]:
         """Yields the rows of a batch, whose first row has the number `first_number` in the file. Raises
@@ -361,7 +365,8 @@ class _ParquetDecoder:
             ) from error
         for number, values in enumerate(rows, start=first_number):
             row = {name: plain_value(value) for name, value in values.items() if value is not None}
-            # The fields with JSON text, by column. Those under "" are whole columns (`JSON_FIELDS`).
+            # For each column, the names of its fields with JSON text. For the column "", these are the names
+            # of whole columns (`JSON_FIELDS`).
             for column, names in self._json_fields.items():
                 fields = row.get(column, {}) if column else row
                 try:
@@ -379,9 +384,9 @@ GOLD_OF_COLUMN = {"reward_model": "ground_truth"}
 
 
 def _float_paths(arrow_type: Any, path: str) -> list[str]:
-    """Returns the paths of all floats in a column's type, in Parquet's notation: ``extra_info.index``.
+    """Returns the paths of the floats in a column's type, in Parquet's notation: ``extra_info.index``.
 
-    Floats in lists are left out, since `find_integer_fields`, which needs the paths, looks only into objects.
+    It looks into objects, but not into lists. Nor does `find_integer_fields`, which needs the paths.
     """
     import pyarrow as pa
 
@@ -424,6 +429,7 @@ def _rows_of_split(splits: Mapping[str, Any], name: str, source: str) -> Iterato
     """
     if name not in splits:
         raise ValueError(f"{source} has no split {name!r}: it has {', '.join(map(repr, splits))}")
+    # A split is a `datasets.Dataset`. A plain list of rows also works: it has neither a format nor a table.
     dataset = splits[name]
     if hasattr(dataset, "with_format"):
         dataset = dataset.with_format(None)  # a saved data set may be set to numpy's or PyTorch's format
@@ -436,12 +442,12 @@ def _rows_of_split(splits: Mapping[str, Any], name: str, source: str) -> Iterato
         if _float_paths(arrow_type, column):
             integer_fields[column] = find_integer_fields(table.column(column))
         # The field of the column's objects that is a gold (a reference answer); None if no field is.
-        gold = GOLD_OF_COLUMN.get(column)
-        if gold is not None and _holds_objects(_field_type(arrow_type, gold)):
+        gold_field = GOLD_OF_COLUMN.get(column)
+        if gold_field is not None and _holds_objects(_field_type(arrow_type, gold_field)):
             import pyarrow.compute as compute
 
-            golds = compute.struct_field(table.column(column), gold)
-            refuse_unclear_nulls(golds, f"{column}.{gold}", f"{source}[{name}]")
+            golds = compute.struct_field(table.column(column), gold_field)
+            refuse_unclear_nulls(golds, f"{column}.{gold_field}", f"{source}[{name}]")
     for number, row in enumerate(dataset):
         yield f"{source}[{name}][{number}]", plain_value(_restore_integers(row, integer_fields))
 

@@ -27,7 +27,9 @@ def ends_of_lines(response: str) -> list[int]:
     offsets = [0]
     for line in response.split("\n")[:-1]:
         offsets.append(offsets[-1] + len(line) + 1)
-    return offsets if offsets[-1] == len(response) else [*offsets, len(response)]
+    if offsets[-1] < len(response):  # the last line has no newline
+        offsets.append(len(response))
+    return offsets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +76,13 @@ class Lines(StepSplitter):
 
     def _after_newlines(self, lines: Sequence[str]) -> list[int]:
         """Returns the offsets at which steps after the first one begin, if a newline ends a step."""
-        length = sum(map(len, lines)) + len(lines) - 1
+        text_length = sum(map(len, lines)) + len(lines) - 1
         offsets = []
         position = 0
         for line in lines[:-1]:  # the last line has no newline
-            position += len(line) + 1
-            # A blank line belongs to the next line. After the newline at the end of the text begins no step.
-            if line.strip() and position < length:
+            position += len(line) + 1  # after the line's newline
+            # No step begins at the end of the text, or after a blank line, which belongs to the next line.
+            if line.strip() and position < text_length:
                 offsets.append(position)
         return offsets
 
@@ -88,15 +90,15 @@ class Lines(StepSplitter):
         """Returns the offsets at which steps after the first one begin, if a newline begins a step."""
         offsets = []
         position = 0
-        end_of_text = None  # the end of the last line with text
+        end_of_previous = None  # the end of the previous line with text, without its newline
         for line in lines:
             text = line.strip()
             if text:
-                # The previous step ends where the text of its line ends. The newline after that text begins
-                # this step. A line with the final answer belongs to the previous step.
-                if end_of_text is not None and not text.startswith(self.answer_marker):
-                    offsets.append(end_of_text)
-                end_of_text = position + len(line)
+                # The newline after the previous line with text begins this step. A line with the final answer
+                # begins no step: it belongs to the previous step.
+                if end_of_previous is not None and not text.startswith(self.answer_marker):
+                    offsets.append(end_of_previous)
+                end_of_previous = position + len(line)
             position += len(line) + 1
         return offsets
 
@@ -119,17 +121,17 @@ class Gsm8kReference(StepSplitter):
         """Returns 0, the offsets at which further steps begin, and the length of the response."""
         if not response:
             return [0]
-        # The line with the answer (``#### 42``) is part of the last step, and begins none.
+        # The line with the answer (``#### 42``) begins no step: it is part of the last one.
         body, marker, _ = response.rpartition("\n#### ")
         if not marker:
             body = response
         lines = body.split("\n")
-        with_text = [index for index, line in enumerate(lines) if line.strip()]
+        indices_with_text = [index for index, line in enumerate(lines) if line.strip()]
         offsets = [0]
         position = 0
         for index, line in enumerate(lines):
             # A step begins at every line after the first one with text, up to the last one with text.
-            if with_text and with_text[0] < index <= with_text[-1]:
+            if indices_with_text and indices_with_text[0] < index <= indices_with_text[-1]:
                 offsets.append(position - 1)  # before the newline that begins the line
             position += len(line) + 1
         return [*offsets, len(response)]

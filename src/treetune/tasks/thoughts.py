@@ -91,23 +91,23 @@ def read_thoughts(response: str, think_end: str = THINK_END, *, is_open: bool = 
     possible_tags = _tags_of_setting(think_end)
     open_tags: Tags | None = None
     is_in_thought = is_open
-    thoughts = 0
+    closed_thoughts = 0
     answer_start = 0
     for start, end in _find_tags(response, possible_tags):
         tag = response[start:end]
         closed_tags = next((pair for pair in possible_tags if tag in pair.closings), None)
         if closed_tags is not None:
-            # The tag with which a prompt opened a thought is unknown here. So the first closing tag of any
-            # pair ends that thought. This also holds if `is_open` is False, since some callers don't know the
-            # prompt.
+            # Without an open tag in the response, the prompt may have opened a thought, with an unknown tag.
+            # So the first closing tag of any pair (`closings[0]`) ends it. This also holds if `is_open` is
+            # False, since some callers don't know the prompt.
             closes_prompts_thought = open_tags is None and tag == closed_tags.closings[0]
             # Within a thought, another model's tag is only text.
             if open_tags is closed_tags or closes_prompts_thought:
                 is_in_thought, open_tags = False, None
                 answer_start = end
-                thoughts += 1
+                closed_thoughts += 1
         # Before the first thought, a tag in the middle of a line is probably only mentioned.
-        elif not is_in_thought and (thoughts or _begins_line(response, start)):
+        elif not is_in_thought and (closed_thoughts or _begins_line(response, start)):
             is_in_thought, open_tags = True, next(pair for pair in possible_tags if pair.opening == tag)
     if is_in_thought:
         return SplitResponse(response, "", is_cut_off=True)
@@ -137,7 +137,10 @@ def ends_in_thought(prompt: str) -> bool:
 
 @lru_cache(maxsize=64)
 def _tags_of_setting(think_end: str) -> tuple[Tags, ...]:
-    """Returns the pairs of tags that a setting `think_end` stands for."""
+    """Returns the pairs of tags that a setting `think_end` stands for.
+
+    The default ``</think>`` stands for the pairs of all models, because it is a default for any model.
+    """
     if think_end == THINK_END:
         return THOUGHT_TAGS
     for pair in THOUGHT_TAGS:

@@ -159,9 +159,9 @@ class Line:
     is_thread: bool = False
     parts: list[Segment | list[Line]] = field(default_factory=list)
     """The line's own segments and, at each place where it forked, a list of the threads, in their order."""
-    samples: int = 0
+    n_requests: int = 0
     """The number of requests for this line so far."""
-    blocks: int = 0
+    n_blocks: int = 0
     """The number of blocks on this line so far."""
     dropped: bool = False
     """Whether the line is left out of the answer because it is a straggler."""
@@ -291,8 +291,8 @@ class ForkJoin:
             stop_ids += (self._glue.tags.end_thread,)
         if len(line.branch) < self._limits.max_depth:
             stop_ids += (self._glue.tags.end_outlines,)
-        turn = line.samples
-        line.samples += 1
+        turn = line.n_requests
+        line.n_requests += 1
         context_ids = joined([line.context_ids, line.token_ids()])
         return LineRequest(line.branch, turn, context_ids, max_tokens, stop_ids)
 
@@ -369,13 +369,13 @@ class ForkJoin:
         context_ids = joined([line.context_ids, line.token_ids()])
         threads = []
         for position, header in enumerate(headers):
-            branch = (*line.branch, (line.blocks, position))
+            branch = (*line.branch, (line.n_blocks, position))
             is_left_out = self._is_left_out(branch)
             thread = Line(branch, context_ids, thread_budget, is_thread=True, left_out=is_left_out)
             thread.inject(header)
             threads.append(thread)
         line.parts.append(threads)
-        line.blocks += 1
+        line.n_blocks += 1
         self._forks += 1
         return threads
 

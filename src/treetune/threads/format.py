@@ -138,11 +138,11 @@ class _Reader:
 
     def read(self) -> list[TextSegment]:
         """Returns the segments of the whole text. Raises ValueError where the text breaks the grammar."""
-        main_line = ()  # the branch of the text outside of all threads
-        self._read_line(main_line)
+        main_branch = ()  # the branch of the text outside of all threads
+        self._read_line(main_branch)
         if self._at < len(self._text):
             raise self._format_error("no thread is open", "a <Thread> for every </Thread>")
-        self._cut(main_line)
+        self._cut(main_branch)
         return self._segments
 
     def _read_line(self, branch: Branch) -> None:
@@ -177,16 +177,16 @@ class _Reader:
         self._expect("\n", "one newline between </Outlines> and the first <Thread>")
         self._cut(branch, injected=True)
         for thread, number in enumerate(numbers):
-            inside = (*branch, (block, thread))
+            branch_of_thread = (*branch, (block, thread))
             self._expect(
                 f"<Thread>\n{number}:",
                 "a thread for each outline, in their order, each directly after the one before it, its"
                 " number and a colon on a line of its own",
             )
-            self._cut(inside, injected=True)
-            self._read_line(inside)
+            self._cut(branch_of_thread, injected=True)
+            self._read_line(branch_of_thread)
             self._read_end_of_thread(number)
-            self._cut(inside)
+            self._cut(branch_of_thread)
         self._read_end_of_block(branch)
 
     def _read_outlines(self) -> list[str]:
@@ -458,7 +458,7 @@ def _faults_of_tags(part_name: str, text: str) -> list[str]:
     return [] if tag is None else [f"has {tag[0]} in {part_name}"]
 
 
-_MANY_TOKENS = "and the tokenizer takes several tokens for their tags, or has none"
+_TAGS_ARE_NOT_SINGLE_TOKENS = "and the tokenizer takes several tokens for their tags, or has none"
 _REMEDY = f"name them there: {', '.join(TAGS)}"
 
 
@@ -468,11 +468,15 @@ class ThreadedDemonstration(DemonstrationFormat):
 
     @override
     def check(self, texts: Sequence[str], single_tokens: frozenset[str] | None) -> Iterator[Finding]:
-        if single_tokens is None or single_tokens.issuperset(TAGS):  # None: not known yet
+        if single_tokens is None:  # the tokenizer's single tokens are not known yet
+            return
+        if single_tokens.issuperset(TAGS):
             return
         if any(has_threads(text) for text in texts):
             yield Finding(
-                f"demonstrations of this task have threads, {_MANY_TOKENS}", "$.model.added_tokens", _REMEDY
+                f"demonstrations of this task have threads, {_TAGS_ARE_NOT_SINGLE_TOKENS}",
+                "$.model.added_tokens",
+                _REMEDY,
             )
 
     @override
@@ -483,15 +487,15 @@ class ThreadedDemonstration(DemonstrationFormat):
             return None
         if TagIds.of(codec.encode) is None:
             raise ValueError(
-                f"the demonstration of problem {problem.id!r} has threads, {_MANY_TOKENS}: name them in"
-                f" model.added_tokens ({', '.join(TAGS)})"
+                f"the demonstration of problem {problem.id!r} has threads, {_TAGS_ARE_NOT_SINGLE_TOKENS}:"
+                f" name them in model.added_tokens ({', '.join(TAGS)})"
             )
         try:
             parts = text_segments(text)
         except ValueError as error:
             raise ValueError(f"the demonstration of problem {problem.id!r} can't be cut: {error}") from error
-        # The first part follows the prompt. The others are encoded by themselves, as the rollout encodes what
-        # it injects.
+        # The first part follows the prompt. Each other part is encoded by itself: in a rollout, too, no token
+        # crosses the boundary between sampled and injected text.
         encoded = [codec.encode_answer(problem, parts[0].text)]
         encoded += [token_array(codec.encode(part.text)) for part in parts[1:]]
         encoded[-1] = joined([encoded[-1], token_array([codec.eos_id])])

@@ -132,7 +132,7 @@ def count_threads(token_ids: Sequence[int], tags: TagIds | None, depth: int = 1)
         reader.end_block(len(token_ids))
     return ThreadCounts(
         total_num_tokens=len(token_ids),
-        num_tokens_in_the_longest_thread=reader.paths[0],  # the critical path of the main text
+        num_tokens_in_the_longest_thread=reader.path_lengths[0],  # the critical path of the main text
         parallel_tokens=reader.parallel_tokens,
         threads_of_blocks=tuple(reader.threads_of_blocks),
         tokens_of_blocks=tuple(reader.tokens_of_blocks),
@@ -142,15 +142,15 @@ def count_threads(token_ids: Sequence[int], tags: TagIds | None, depth: int = 1)
 class _ThreadReader:
     """The blocks and threads that are open at the token that `count_threads` reads, and the counts so far.
 
-    A text is the main text or a thread, and `paths` has an entry for each open text. Open block i is in the
-    text of ``paths[i]``: the first block in the main text, the second in a thread of the first block, and so
-    on. So if there is one path more than there are open blocks, the next token is in the innermost text. If
-    there are as many, it is in the innermost block, outside of its threads.
+    A text is the main text or a thread, and `path_lengths` has an entry for each open text. Open block i is
+    in the text of ``path_lengths[i]``: the first block in the main text, the second in a thread of the first
+    block, and so on. So if there is one entry more than there are open blocks, the next token is in the
+    innermost text. If there are as many, it is in the innermost block, outside of its threads.
     """
 
     def __init__(self) -> None:
-        self.paths = [0]
-        """The length of the critical path so far of the main text, and of each open thread, the innermost
+        self.path_lengths = [0]
+        """The critical path so far, in tokens, of the main text and of each open thread, the innermost
         last."""
         self.open_blocks: list[_Block] = []
         """The blocks that are open, the innermost last."""
@@ -164,12 +164,12 @@ class _ThreadReader:
     @property
     def is_in_text(self) -> bool:
         """True in the main text and in threads, False in a block outside of its threads."""
-        return len(self.paths) > len(self.open_blocks)
+        return len(self.path_lengths) > len(self.open_blocks)
 
     def count_tokens(self, number: int) -> None:
         """Counts `number` tokens of the innermost text or block."""
         if self.is_in_text:
-            self.paths[-1] += number
+            self.path_lengths[-1] += number
         else:
             self.open_blocks[-1].outside_threads += number
 
@@ -179,18 +179,19 @@ class _ThreadReader:
 
     def begin_thread(self) -> None:
         """Begins a thread of the innermost block."""
-        self.paths.append(0)
+        self.path_lengths.append(0)
 
     def end_thread(self) -> None:
         """Ends the innermost thread, whose length counts in its block if it is the longest so far."""
         block = self.open_blocks[-1]
         block.threads += 1
-        block.longest_thread = max(block.longest_thread, self.paths.pop())
+        block.longest_thread = max(block.longest_thread, self.path_lengths.pop())
 
     def end_block(self, position: int) -> None:
         """Ends the innermost block, whose last token is the one before `position`."""
         block = self.open_blocks.pop()
-        self.paths[-1] += block.outside_threads + block.longest_thread
+        # The block lengthens the critical path of the text around it, which is the innermost text again.
+        self.path_lengths[-1] += block.outside_threads + block.longest_thread
         length = position - block.begin
         self.threads_of_blocks.append(block.threads)
         self.tokens_of_blocks.append(length)
@@ -276,11 +277,14 @@ def count_threads_of_answer(
 def measure_threads(trajectories: Sequence[Trajectory], codec: TextCodec) -> list[dict[str, float]]:
     """Returns the numbers of each answer, by short name.
 
-    An answer has no numbers if the tokenizer does not have the tags. Only answers with a block have
-    ``thread_counts_per_block`` and ``avg_tokens_per_parallel_block``. ``format_correct`` is 1 if the text
-    breaks no rule of the format, which is also the case for a text without blocks. ``seconds_sampling`` is
-    the sum of the seconds of all requests for the answer, and ``seconds_critical`` the sum on the slowest
-    path through its threads. Both are missing if the seconds of any request are unknown.
+    An answer has no numbers if the tokenizer does not have the tags, or if the answer has no segments, since
+    its prompt filled the context.
+
+    Only answers with a block have ``thread_counts_per_block`` and ``avg_tokens_per_parallel_block``.
+    ``format_correct`` is 1 if the text breaks no rule of the format, which is also the case for a text
+    without blocks. ``seconds_sampling`` is the sum of the seconds of all requests for the answer, and
+    ``seconds_critical`` the sum on the slowest path through its threads. Both are missing if the seconds of
+    any request are unknown.
     """
     tags = TagIds.of(codec.encode)
     numbers: list[dict[str, float]] = []
@@ -321,9 +325,10 @@ def _depth_of_threads(trajectory: Trajectory) -> int:
     """Returns the largest depth of the threads that the rollout has forked: 1 for threads of the main text, 2
     for threads of these.
 
-    Also returns 1 if the rollout has forked none. The model may have written a whole block by itself, and
-    blocks on the main text count in any case.
+    Returns 1 even if the rollout has forked no threads. The model may have written blocks by itself, and
+    these are counted if they are in the main text.
     """
+    # A segment's `branch` has an entry for each fork around the segment.
     depths = [len(segment.branch) for segment in trajectory.segments]
     return max([1, *depths])
 
@@ -336,7 +341,7 @@ def critical_seconds(segments: Sequence[Segment], depth: int = 0) -> float:
     """
     # A segment's `branch` has an entry for each block around it. So these are the segments outside of the
     # blocks of this text.
-    line_seconds = [s.seconds for s in segments if len(s.branch) == depth and s.seconds is not None]
+    outside_seconds = [s.seconds for s in segments if len(s.branch) == depth and s.seconds is not None]
     blocks: dict[int, dict[int, list[Segment]]] = {}
     for segment in segments:
         if len(segment.branch) > depth:
@@ -345,4 +350,4 @@ def critical_seconds(segments: Sequence[Segment], depth: int = 0) -> float:
     slowest_seconds = []
     for threads in blocks.values():
         slowest_seconds.append(max(critical_seconds(thread, depth + 1) for thread in threads.values()))
-    return math.fsum([*line_seconds, *slowest_seconds])
+    return math.fsum([*outside_seconds, *slowest_seconds])

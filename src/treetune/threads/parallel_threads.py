@@ -116,8 +116,9 @@ class ParallelThreads(GrowingRollout):
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         yield from super().check(experiment)
-        single = experiment.model.single_tokens()  # None: not known before the tokenizer is loaded
-        if self.parallel and single is not None and not single.issuperset(TAGS_OF_ROLLOUT):
+        # None if these tokens are not known before the tokenizer is loaded.
+        single_tokens = experiment.model.single_tokens()
+        if self.parallel and single_tokens is not None and not single_tokens.issuperset(TAGS_OF_ROLLOUT):
             yield Finding(
                 "the rollout needs the tags of threads as single tokens, and the model's tokenizer does not"
                 " have them",
@@ -163,7 +164,8 @@ class ParallelThreads(GrowingRollout):
                 text.
         """
         # The glue has the tokens that are injected between the samples, such as the header of a thread.
-        glue, announcer = Glue.of(context.codec, self.conclusion), Announcer(context, len(starts))
+        glue = Glue.of(context.codec, self.conclusion)
+        announcer = Announcer(context, len(starts))
         tasks = []
         for start, block in zip(starts, blocks, strict=True):
             tasks.append(self._answer(context, start, glue, announcer, complete_blocks=block + 1))
@@ -207,9 +209,11 @@ class ParallelThreads(GrowingRollout):
                 # requests these segments like all others, and gets the completions that they were made of. So
                 # it builds the same lines again.
                 return _completion(segment, line, context.codec)
+            # Seeds are derived from numbers and strings, so the branch is written as a string.
+            seed = derive_seed(start.seed, repr(line.branch), line.turn)
             request = Request(
                 line.context_ids,
-                seed=derive_seed(start.seed, repr(line.branch), line.turn),
+                seed=seed,
                 n=1,
                 sampling=replace(self.sampling, max_tokens=line.max_tokens, stop_ids=line.stop_ids),
                 priority=context.settings.priority,
@@ -232,9 +236,9 @@ class ParallelThreads(GrowingRollout):
         await announcer.announce(answer)
         return answer
 
-    def _trajectory(self, context: RolloutContext, start: Start, answer: ForkJoin) -> Trajectory:
-        """Returns the written answer, without its grade."""
-        segments = answer.segments
+    def _trajectory(self, context: RolloutContext, start: Start, fork_join: ForkJoin) -> Trajectory:
+        """Returns the answer that `fork_join` has written, without its grade."""
+        segments = fork_join.segments
         response_ids = joined([segment.token_ids for segment in segments])
         text = context.codec.decode(response_ids)
         if len(segments) == 1:  # an answer without threads has the task's steps
@@ -246,11 +250,11 @@ class ParallelThreads(GrowingRollout):
             sample=0,  # `GrowingRollout.run` numbers the answers
             prompt_ids=start.prompt_ids,
             segments=segments,
-            finish_reason=answer.finish_reason,
+            finish_reason=fork_join.finish_reason,
             text=text,
             grade=UNGRADED,
             step_ends=ends,
-            numbers={f"threads/{event}": float(answer.events[event]) for event in EVENTS},
+            numbers={f"threads/{event}": float(fork_join.events[event]) for event in EVENTS},
         )
 
 
@@ -265,7 +269,9 @@ def _completion(segment: Segment, line: LineRequest, codec: TextCodec) -> Comple
     # The segments with which a continuation begins have no log-probs. Zeros in their place do no harm, since
     # continuations are only graded and never trained on.
     logprobs = [0.0] * len(segment.token_ids) if segment.logprobs is None else segment.logprobs
-    return Completion(segment.token_ids, logprob_array(logprobs), reason, segment.policy_version or 0)
+    # For the same reason, 0 does no harm as the version of a segment that has none.
+    policy_version = 0 if segment.policy_version is None else segment.policy_version
+    return Completion(segment.token_ids, logprob_array(logprobs), reason, policy_version)
 
 
 @StateRule.register("threads")
@@ -318,11 +324,13 @@ class ThreadStates(WholeAnswers):
         values: Sequence[float],
         errors: Sequence[float],
     ) -> StepRows:
-        """Returns the segments of an answer as steps.
+        """Returns the advantage, the value and its error of each step of an answer.
 
-        An injected segment has the advantage 0, and the value of the state before the next sample. An answer
-        without threads has a single state: all of its steps have the advantage, the value and the error of
-        this state.
+        In an answer with threads, each segment is a step. An injected segment has the advantage 0, and the
+        value of the state before the next sample.
+
+        An answer without threads is a single segment, which may have several steps. There is only the state
+        of the prompt, and all steps have the advantage, the value and the error of this state.
 
         Args:
             trajectory: The answer.
@@ -331,7 +339,8 @@ class ThreadStates(WholeAnswers):
             errors: The standard error of each value.
         """
         ends = trajectory.step_ends
-        if len(trajectory.segments) == 1:  # there is one state, that of the prompt
+        if len(trajectory.segments) == 1:
+            # The lists have one element each, for the only state, and it is repeated for each step.
             steps = len(ends)
             return StepRows(ends, list(advantages) * steps, list(values) * steps, list(errors) * steps)
         advantages_of_steps, values_of_steps, errors_of_steps = [], [], []

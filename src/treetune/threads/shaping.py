@@ -90,11 +90,10 @@ class OfGroup(ReferenceLength):
             correct = [index for index in indices if answers[index].grade.correct]
             for index in indices:
                 other_answers = [other_index for other_index in correct if other_index != index]
-                # The length of the critical path of each other correct answer.
-                paths = [
+                path_lengths = [
                     counts[other_index].num_tokens_in_the_longest_thread for other_index in other_answers
                 ]
-                lengths[index] = float(median(paths)) if paths else None
+                lengths[index] = float(median(path_lengths)) if path_lengths else None
         return lengths
 
 
@@ -117,10 +116,12 @@ class OfDemonstration(ReferenceLength):
         if TaskDemonstrations() not in experiment.task.gives:
             return  # `needs` reports it
         for task in trained_parts_of(experiment.task):
+            # One problem is tried, to see whether the task can write demonstrations at all. It can't if, for
+            # example, its data set can only score answers.
             try:
                 for problem in task.examples(1):
                     task.sequential_demonstration(problem, 0)
-            except ValueError as error:  # for example, the data set can only score answers
+            except ValueError as error:
                 yield Finding(str(error), "type", "choose another reference, such as 'group'")
 
     @override
@@ -243,7 +244,7 @@ def measured_lengths(path: str) -> Mapping[str, tuple[str, float | None]]:
     """
     prompts: dict[str, str] = {}
     lengths: dict[str, list[int]] = {}
-    line_number = 0
+    line_number = 0  # for the error message below
     try:
         with Path(path).open() as file:
             for line in file:

@@ -54,15 +54,15 @@ class Block(NamedTuple):
     """A block of threads on the main text of an answer.
 
     Example: the second block of an answer, whose outlines 0, 1 and 2 were sampled, and whose thread 1 was
-    left out of the answer as a straggler: ``Block(number=1, threads=(0, 2), segments=(...))``.
+    left out of the answer as a straggler: ``Block(number=1, threads=(0, 2), segments_so_far=(...))``.
     """
 
     number: int
     """The number of the block on the main text, from 0."""
     threads: tuple[int, ...]
     """The positions of its threads among its outlines."""
-    segments: tuple[Segment, ...]
-    """The segments of the answer up to the end of the block's last thread."""
+    segments_so_far: tuple[Segment, ...]
+    """All segments of the answer up to the end of the block's last thread."""
 
 
 class Counterfactual(NamedTuple):
@@ -79,7 +79,7 @@ class ValuedBlock(NamedTuple):
 
     block: Block
     orders: list[tuple[int, ...]]
-    """Random orders of the threads; empty if the values are exact."""
+    """Random orders of the threads; empty if the values are computed without orders."""
     sets: list[Threads]
 
 
@@ -139,27 +139,32 @@ class ThreadShapley(ContinuingCredit):
 
     @override
     def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
+        # A usual answer is taken to have one block with a usual number of threads.
         usual_sets = self._most_sets(THREADS_OF_A_BLOCK)
         # `limit` is the largest length of an answer in tokens, so all blocks of an answer together have at
         # most `limit` threads. The number of sets per thread depends on the size of a block. So `limit` times
         # the largest number of sets per thread bounds the number of sets, however the threads are divided
         # into blocks.
         most_sets = max(limit * self._most_sets(size) // size for size in self._block_sizes(limit))
-        return answers * usual_sets * self.samples, answers * most_sets * self.samples
+        expected, largest = answers * usual_sets * self.samples, answers * most_sets * self.samples
+        return expected, largest
 
     def _block_sizes(self, most_threads: int) -> list[int]:
         """Returns a few block sizes. One of them has the most sets per thread of all sizes up to
         `most_threads`.
 
-        Exact values need 2^n sets for n threads, which are 2, 2, 8/3, 4, … sets per thread. So the largest
-        such block is a candidate. In larger blocks, and with `leave_one_out`, the number of sets is a·n + b
-        (`_most_sets`). So the sets per thread, a + b / n, only rise or only fall as n grows, and the smallest
-        and the largest of these blocks are candidates.
+        Exact values need 2^n sets for n threads, which are 2, 2, 8/3, 4, … sets per thread. So of the blocks
+        with exact values, the largest has the most. Larger blocks need a·n + b sets, which are a + b / n sets
+        per thread. This number only rises or only falls as n grows. So of these blocks, the smallest or the
+        largest has the most.
         """
+        if self.weights == "leave_one_out":
+            return [1]  # n threads need n + 1 sets, which are 2, 3/2, 4/3, … sets per thread
         largest_exact = 1
         while largest_exact < most_threads and self._has_exact_values(largest_exact + 1):
             largest_exact += 1
-        return sorted({1, largest_exact, min(largest_exact + 1, most_threads), most_threads})
+        smallest_estimated = min(largest_exact + 1, most_threads)
+        return [largest_exact, smallest_estimated, most_threads]
 
     def _most_sets(self, threads: int) -> int:
         """Returns the largest number of sets whose worth is needed for a block of this many threads."""
@@ -226,7 +231,8 @@ class ThreadShapley(ContinuingCredit):
     def _draw_orders(
         self, context: RolloutContext, answer: Trajectory, block: Block
     ) -> list[tuple[int, ...]]:
-        """Returns random orders of a block's threads. Returns an empty list if its values are exact."""
+        """Returns random orders of a block's threads. Returns an empty list if the threads' values are
+        computed without orders: with the weights ``leave_one_out``, and for few threads, from all sets."""
         if self.weights == "leave_one_out" or self._has_exact_values(len(block.threads)):
             return []
         draw = derived_random(context.seed, context.iteration, answer.id, "orders of threads", block.number)
@@ -243,7 +249,7 @@ class ThreadShapley(ContinuingCredit):
         if self.weights == "leave_one_out":
             all_threads = frozenset(threads)
             return [all_threads, *(all_threads - {thread} for thread in threads)]
-        if not orders:  # exact Shapley values need the worth of every set
+        if not orders:  # the Shapley values are exact, so they need the worth of every set
             return subsets(threads)
         # Along each random order, a thread's value is the worth that it adds to the threads before it.
         sets: list[Threads] = []
@@ -258,7 +264,7 @@ class ThreadShapley(ContinuingCredit):
         if self.weights == "leave_one_out":
             all_threads = frozenset(threads)
             return {thread: worth[all_threads] - worth[all_threads - {thread}] for thread in threads}
-        if not orders:  # exact Shapley values need the worth of every set
+        if not orders:  # the Shapley values are exact: `worth` has all sets
             return shapley_values(threads, worth.__getitem__)
         return mean_marginals(orders, worth.__getitem__)
 
@@ -277,6 +283,7 @@ class ThreadShapley(ContinuingCredit):
         block_numbers: list[int] = []  # the number of the block at which each start ends
         for answer, block, threads in counterfactuals:
             segments = segments_with(block, threads)
+            # The seed depends on the answer so far (`prefix`), and not on the rank and the order of sampling.
             prefix = AnswerPrefix(answer.problem, answer.prompt_ids, segments)
             seed = derive_seed(context.seed, context.iteration, prefix.key.hex(), block.number, "shapley")
             for number in range(self.samples):
@@ -383,7 +390,8 @@ def find_blocks(answer: Trajectory) -> list[Block]:
         last_segment[block] = index
     blocks = []
     for number, positions in threads.items():
-        blocks.append(Block(number, tuple(positions), answer.segments[: last_segment[number] + 1]))
+        segments_so_far = answer.segments[: last_segment[number] + 1]
+        blocks.append(Block(number, tuple(positions), segments_so_far))
     return blocks
 
 
@@ -393,7 +401,7 @@ def segments_with(block: Block, threads: Threads) -> tuple[Segment, ...]:
     The segments have no log-probs, since counterfactual answers are never trained on.
     """
     segments = []
-    for segment in block.segments:
+    for segment in block.segments_so_far:
         # `branch[0]` is the outermost block, and the thread's position in this block.
         is_in_block = bool(segment.branch) and segment.branch[0][0] == block.number
         if not is_in_block or segment.branch[0][1] in threads:
@@ -416,8 +424,8 @@ def _mean_rewards(
     for threads, rewards in rewards_of_sets.items():
         graded_rewards = list(rewards)
         if len(threads) == len(block.threads):  # the set of all threads
-            # The answer itself is one more sample with all threads. Its `score` is taken and not its
-            # `reward`, since the rewards of sampled answers are without shaping, too.
+            # The answer itself is one more sample with all threads. Its `score` is its reward without
+            # shaping. The rewards of the sampled answers are without shaping as well.
             graded_rewards.append(answer.score)
         if not graded_rewards:
             return None

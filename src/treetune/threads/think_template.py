@@ -115,8 +115,8 @@ def _set_thinking_template(
     # The prompts of the old template for the probes, which are fixed conversations. If the template refuses
     # one, `REFUSAL` and the reason stand in place of the prompt.
     old_prompts = [_render(tokenizer, probe) for probe in PROBES]
-    opens_already = old_prompts[0].rstrip().endswith(opening.strip())
-    opens_thought = bool(opening.strip()) and not opens_already
+    old_template_opens = old_prompts[0].rstrip().endswith(opening.strip())
+    opens_thought = bool(opening.strip()) and not old_template_opens
     target: Literal["system", "user", "nowhere"] = "nowhere"
     if system:
         target = "system" if _supports_system_message(tokenizer, system) else "user"
@@ -171,18 +171,20 @@ def extend_template(template: str, system: str, target: str, opening: str) -> st
             question = f"{{'role': 'user', 'content': {text} + '\\n\\n' + messages[0]['content']}}"
             with_message = f"[{question}] + (messages | list)[1:]"
             condition = "messages[0]['role'] == 'user'"
-        # The Jinja environment of chat templates removes the newline after a block.
+        # Example: {% set messages = ([...] + (messages | list)) if messages and ... else messages %}
+        # The Jinja environment of chat templates removes the newline after it.
         before = f"{{% set messages = ({with_message}) if messages and {condition} else messages %}}\n"
     if opening:
-        thinks = "add_generation_prompt and not (enable_thinking is defined and not enable_thinking)"
-        after = f"{{{{ {_literal(opening)} if {thinks} else '' }}}}"
+        # Example: {{ "<think>" if add_generation_prompt and not (...) else '' }}
+        condition = "add_generation_prompt and not (enable_thinking is defined and not enable_thinking)"
+        after = f"{{{{ {_literal(opening)} if {condition} else '' }}}}"
     # Jinja removes a newline at the end of a template, but not one before an added expression. So it is
     # removed here.
     return before + template.removesuffix("\n") + after
 
 
 def add_system_message(messages: Messages, system: str, target: str) -> list[Mapping[str, str]]:
-    """Returns the conversation with the system message, at the place where the new template puts it.
+    """Returns the conversation with the system message, as a template from `extend_template` would add it.
 
     A conversation that begins with a system message already is returned unchanged.
 

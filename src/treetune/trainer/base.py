@@ -227,8 +227,8 @@ class Trainer(Part):
     def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
         """Returns the keys that change only speed, memory, files and messages.
 
-        ZeRO's stage and offloading are not among them, since they decide how a checkpoint's optimiser state
-        is sharded.
+        `zero_stage`, `offload_optimizer` and `offload_parameters` are not among them, since they decide how a
+        checkpoint's optimiser state is sharded.
         """
         return frozenset(
             {

@@ -61,7 +61,7 @@ class Minibatch:
     ) -> Minibatch:
         """Returns a copy of the minibatch whose `marked_N` has the tokens that the objective marks.
 
-        See `MarkingObjective.marked_tokens`.
+        The loss treats marked tokens differently (`MarkingObjective.marked_tokens`).
 
         Args:
             logprobs_N: The log-probs of all trained tokens of the iteration.
@@ -102,7 +102,7 @@ class Minibatch:
             units=[sequences.rows_of(unit) for unit in weighted_units],
             keep_units=objective.needs_whole_sequences or objective.needs_pairs,
             weights_N=weights_N,
-            weight_sum=float(weights_N.double().sum()),
+            weight_sum=float(weights_N.double().sum()),  # a float32 sum over many tokens would be rounded
             sequence_weight=1 / len(indices),
             pair_weight=1 / len(units),
         )
@@ -222,9 +222,10 @@ def micro_batches(
     with_gradient: bool = True,
     with_teacher: bool = False,
 ) -> Iterator[MicroBatch]:
-    """Yields this rank's micro-batches of the `units` (of rows); every rank has the same number.
+    """Yields this rank's micro-batches of the units; every rank has the same number.
 
     Args:
+        units: Each unit has the indices of some rows.
         keep_units: Whether the rows of a unit must be in the same micro-batch.
         with_gradient: Whether a backward pass follows. Without one, a micro-batch may have twice the tokens.
         with_teacher: Whether a teacher runs over the same rows. Its prompts don't count in the limits of a
@@ -249,7 +250,8 @@ def micro_batches(
             ranks_together=settings.sequence_parallel_size,
         )
         if with_teacher:
-            # Without any privileged prompt, the teacher sees the policy's rows. Its results don't count then.
+            # If no answer has a privileged prompt, the teacher reads the policy's rows. The loss needs its
+            # results as an input, but doesn't count them then (`has_teacher_N`).
             sequences_of_teacher = sequences.of_teacher or sequences
             batch_of_teacher = micro_batch(
                 sequences_of_teacher, planned.indices, settings.layout, ranks.device
@@ -294,12 +296,14 @@ def sequences_of_rank(
             pair of sequences.
         scores_all: Whether models are run over all sequences before the first step.
     """
-    # The plan of trees depends on the tokens themselves, so every rank needs the tokens of all rows.
+    # A single rank computes all rows. With the layout `tree`, their tokens decide which rank computes which
+    # rows, so every rank needs all tokens.
     if ranks.world_size == 1 or settings.layout == "tree":
         return Sequences.of(episodes)
     sequences = _with_tokens_of_rank(episodes, settings, ranks, units_by_step, scores_all)
     if sequences.critic_has_prompts:
-        # The critic computes the values of all sequences before the first step.
+        # The critic sees other prompts than the policy, so its rows have other tokens. It computes the values
+        # of all sequences before the first step.
         sequences_of_critic = _with_tokens_of_rank(
             EpisodesOfCritic(episodes), settings, ranks, units_by_step, scores_all=True
         )
@@ -314,10 +318,10 @@ def _with_tokens_of_rank(
     units_by_step: Sequence[Sequence[Unit]],
     scores_all: bool,
 ) -> Sequences:
-    """Returns the episodes' sequences as `sequences_of_rank` does, for a layout whose plan depends only on
-    the lengths of rows.
+    """Returns the episodes' sequences as `sequences_of_rank` does, for a layout other than ``tree``.
 
-    The plan is made first, without tokens. Then only the tokens of this rank's rows are loaded.
+    With such a layout, only the lengths of rows decide which rank computes which rows. So the rows of this
+    rank are found without tokens, and then only their tokens are loaded.
     """
     without_tokens = Sequences.of(episodes, rows_with_tokens=())
     computed_rows: set[int] = set()
@@ -336,8 +340,9 @@ def _with_tokens_of_rank(
                 keep_units=minibatch.keep_units,
             )
     if settings.reference_scores == "while_sampling":
+        # After sampling, the reference scores the rows that it hasn't scored yet. Each rank has its share.
         computed_rows |= rows_scored_by(without_tokens, ranks)
-    return Sequences.of(episodes, computed_rows)
+    return Sequences.of(episodes, rows_with_tokens=computed_rows)
 
 
 def rows_scored_by(sequences: Sequences, ranks: Ranks) -> set[int]:
@@ -362,9 +367,10 @@ def _plan_rows(
     max_tokens = settings.tokens_per_micro_batch * settings.sequence_parallel_size
     if not with_gradient:
         max_tokens *= 2  # no activations are kept for a backward pass
+    groups = ranks.world_size // settings.sequence_parallel_size
     plan_batches = partial(
         plan_micro_batches,
-        ranks=ranks.world_size // settings.sequence_parallel_size,
+        ranks=groups,  # a group computes its micro-batches like a single rank
         max_tokens=max_tokens,
         max_rows=settings.sequences_per_micro_batch,
         layout=settings.layout,
@@ -374,9 +380,10 @@ def _plan_rows(
         return plan_batches(lengths, units if keep_units else _split_into_single_rows(units))
     # The rows of a tree are computed together, so trees are distributed, and not rows.
     trees = _grow_trees(sequences, units, max_tokens, keep_units)
-    units_of_trees = [(index,) for index in range(len(trees))]
+    lengths = [tree.tokens for tree in trees]
+    units_of_trees = [(index,) for index in range(len(trees))]  # each tree is a unit by itself
     batches_by_group = []
-    for batches_of_trees in plan_batches([tree.tokens for tree in trees], units_of_trees):
+    for batches_of_trees in plan_batches(lengths, units_of_trees):
         batches_by_group.append([_with_rows_of_trees(batch, trees) for batch in batches_of_trees])
     return batches_by_group
 
@@ -406,7 +413,8 @@ def micro_batch(
 
     Args:
         max_positions: The largest number of trained positions in the micro-batches that all ranks compute at
-            this time. It decides in how many chunks each of them computes the head (the output layer).
+            this time; 0: only those of this micro-batch count. It decides in how many chunks each rank
+            computes the head (the output layer).
     """
     rows = [sequences.rows[i] for i in indices]
     inputs, computed_tokens = _lay_out(rows, layout)
@@ -443,7 +451,6 @@ def _lay_out(rows: Sequence[Row], layout: Layout) -> tuple[ModelInputs, int]:
         ids_T[predicting + 1] for ids_T, predicting in zip(ids_by_row, predicting_by_row, strict=True)
     ]
     labels_N = torch.cat(labels_by_row)
-    tokens = sum(row.length for row in rows)
     if layout == "tree":
         # All rows become one: their prefix tree. The position id of a token is its depth. The token is
         # predicted by its parent, which may be anywhere before it in the order of the depth-first walk.
@@ -456,9 +463,11 @@ def _lay_out(rows: Sequence[Row], layout: Layout) -> tuple[ModelInputs, int]:
         positions_N = torch.cat(positions_by_row)
         ids_1T = torch.from_numpy(tree.token_ids_T)[None]
         depths_1T = torch.from_numpy(tree.depths_T)[None]
+        # The last token of the subtree below each token. By it, attention finds a token's ancestors.
         subtree_last_1T = torch.from_numpy(tree.subtree_last_T)[None]
         inputs = ModelInputs(ids_1T, positions_N, labels_N, depths_1T, subtree_last_1T)
         return inputs, len(tree.token_ids_T)
+    tokens = sum(row.length for row in rows)
     if layout == "packed":
         # All rows become one. Position ids start again at each row, by which transformers finds the rows.
         ends = list(itertools.accumulate(len(ids_T) for ids_T in ids_by_row))
@@ -494,8 +503,10 @@ def _grow_trees(
     A unit that alone has more tokens is split into its rows, unless `keep_units` is set.
     """
     parts_by_problem: dict[str, list[Unit]] = {}
+    # A minibatch shuffles its units. Here the rows of a problem are in their order in the iteration.
     for unit in sorted(units):
-        problem = sequences.groups[sequences.rows[unit[0]].sequence]
+        first_sequence = sequences.rows[unit[0]].sequence
+        problem = sequences.groups[first_sequence]
         parts = parts_by_problem.setdefault(problem, [])
         if keep_units or _fits_into_tree(sequences, unit, max_tokens):
             parts.append(unit)
@@ -511,8 +522,9 @@ def _fits_into_tree(sequences: Sequences, unit: Unit, max_tokens: int) -> bool:
     """Returns whether a unit's prefix tree has at most `max_tokens` tokens."""
     tokens_without_sharing = sum(sequences.rows[row].length for row in unit)
     if tokens_without_sharing <= max_tokens:
-        return True  # no tree need be grown to know it
-    return _add_rows(GrowingTree(), sequences, unit) <= max_tokens
+        return True  # the tree has at most as many tokens, so it needn't be made
+    tokens_of_tree = _add_rows(GrowingTree(), sequences, unit)
+    return tokens_of_tree <= max_tokens
 
 
 def _add_rows(tree: GrowingTree, sequences: Sequences, rows: Unit) -> int:

@@ -114,7 +114,7 @@ class PolicyTrainer:
             # A function and not the model itself, since `restart` replaces `self.policy`.
             self.reference = self.factory.reference(lambda: self.policy)
         self.average: MovingAverage | None = None
-        """The moving average of the policy's weights, if it is the teacher."""
+        """The moving average of the policy's weights, if it is the teacher; then `_teacher` sets it."""
         self.teacher: TeacherModel | None = None
         """The objective's teacher, whose whole distributions the policy learns."""
         teacher = teacher_of(settings.objective)
@@ -125,14 +125,14 @@ class PolicyTrainer:
         'while_sampling'``."""
         if self.reference is not None and settings.reference_scores == "while_sampling":
             self.prefetch = ReferencePrefetch(self.reference, self.scorer)
-        self.entropy = EntropyCoefficient(settings.objective.entropy_coef, settings.entropy_target)
+        self.entropy_coef = EntropyCoefficient(settings.objective.entropy_coef, settings.entropy_target)
         self.critic: CriticTraining | None = None
         if critic is not None:
             self.critic = CriticTraining(self.factory.critic(critic.loss), critic)
         self.reward_model: RewardModelTraining | None = None
         if reward_model is not None:
             model = self.factory.reward_model(load_reward_model)
-            if load_reward_model is not None:  # else it is the policy's model, which was compared above
+            if load_reward_model is not None:  # else it is the policy's model, which is checked above
                 refuse_wrong_trainer_logprobs(model, settings, ranks)
             self.reward_model = RewardModelTraining(model, reward_model, self.scorer, seed)
 
@@ -171,7 +171,7 @@ class PolicyTrainer:
         training = self.begin(iteration, episodes)
         for step in training.steps():
             if progress is not None:
-                progress(step.number, step.of)
+                progress(step.number, step.steps)
         return training.finish(on_signals)
 
     def begin(self, iteration: int, episodes: Collection[Episode]) -> IterationTraining:
@@ -249,7 +249,7 @@ class PolicyTrainer:
         # The recorder keeps the scores of the forward passes; None if nothing needs them. With a nucleus (the
         # run's top-p and top-k), it also keeps the mass that the nucleus leaves.
         recorder, nucleus = self._recorder_for(sequences, tensors, is_only_step=is_only_step)
-        entropy_coef = self.entropy.value
+        entropy_coef = self.entropy_coef.value
         metrics = self._accumulate_gradients(sequences, minibatch, tensors, entropy_coef, recorder, nucleus)
         # The objective's `ratio_threshold` drops the loss of a step whose mean ratio is too large. The mean
         # is known only now, after all micro-batches.
@@ -259,6 +259,7 @@ class PolicyTrainer:
         if self.average is not None:
             self.average.follow(self.policy.module)
         if self.critic is not None:
+            # The critic has a learning rate of its own, which is multiplied by rate / settings.learning_rate.
             metrics["critic/grad_norm"] = self.critic.step(rate, settings.learning_rate)
         if recorder is not None:
             # Sequences of weight 0 were not computed, so the scores of their tokens are unknown.
@@ -266,7 +267,7 @@ class PolicyTrainer:
             _keep_scores(tensors, recorder.all_scores(self.ranks), is_known_N, are_old=is_only_step)
         if settings.entropy_target is not None:
             metrics["train/entropy_coef"] = entropy_coef
-        self.entropy.observe(metrics["train/entropy"])
+        self.entropy_coef.observe(metrics["train/entropy"])
         return metrics
 
     def _accumulate_gradients(
@@ -322,12 +323,13 @@ class PolicyTrainer:
             # for a dummy (a repeated micro-batch that only keeps the ranks in step), and 1 / (number of
             # ranks) for a micro-batch that several ranks compute together.
             metrics[COMPUTED_TOKENS_METRIC] = batch.computed_tokens * batch.loss_scale
+            # Without prompts of its own (`of_critic`), the critic computes the same micro-batches.
             if self.critic is not None and sequences.of_critic is None:
                 metrics |= self.critic.backward(minibatch, batch, tensors)
             for name, value in metrics.items():
                 sums[name] += value
         if self.critic is not None and sequences.of_critic is not None:
-            # The critic has prompts of its own. So its rows have other lengths than the policy's, and are
+            # With prompts of its own, the critic has rows of other lengths than the policy's. They are
             # distributed to other micro-batches.
             for batch in micro_batches(
                 sequences.of_critic,
@@ -340,7 +342,7 @@ class PolicyTrainer:
                     sums[name] += value
         # All ranks sum their metrics in one tensor, so the names must be in the same order on each.
         names = sorted(sums)
-        totals = self.ranks.sum(torch.stack([sums[name] for name in names]).cpu())
+        totals = self.ranks.sum(torch.stack([sums[name] for name in names]))
         metrics_of_minibatch = dict(zip(names, totals.tolist(), strict=True))
         # If the objective drops a step whose mean ratio is too large (`ratio_threshold`), the losses of such
         # a step are 0.
@@ -477,7 +479,7 @@ class PolicyTrainer:
         del self.policy
         self._free_memory()
         self.policy = self.factory.policy()
-        self.entropy.value = self.entropy.start
+        self.entropy_coef.value = self.entropy_coef.start
         if tensors is None or not settings.measure_kl:
             return {}
         # The new policy is the start model, which serves as the reference here.
@@ -574,8 +576,9 @@ class PolicyTrainer:
             self.critic.model.save(directory / "critic")
         if self.reward_model is not None:
             self.reward_model.model.save(directory / "reward_model")
+        # What follows is the same on all ranks.
         if self.ranks.is_first:
-            self.entropy.save(directory)
+            self.entropy_coef.save(directory)
             if self.average is not None:
                 self.average.save(directory)
             if self.critic is not None:
@@ -584,7 +587,7 @@ class PolicyTrainer:
     def load(self, directory: Path) -> None:
         """Reads what `save` wrote. Collective."""
         self.policy.load(directory / "policy")
-        self.entropy.load(directory)
+        self.entropy_coef.load(directory)
         if self.average is not None:
             self.average.load(directory)
         if self.critic is not None:
@@ -625,19 +628,19 @@ class StepDone(NamedTuple):
 
     Example: of four epochs of two steps each, three are over::
 
-        StepDone(number=6, of=8, epochs=3)
+        StepDone(number=6, steps=8, epochs=3)
     """
 
     number: int
     """The number of this step, from 1."""
-    of: int
+    steps: int
     """The number of steps of the iteration."""
     epochs: int | None
     """The number of epochs that are over, if one ends with this step; else None."""
 
     @property
     def is_last(self) -> bool:
-        return self.number == self.of
+        return self.number == self.steps
 
 
 class IterationTraining:

@@ -62,6 +62,7 @@ class DeepSpeedModel:
             # The vectors, which are biases and the weights of norms, have no weight decay.
             groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
         if settings.reads_in_parts:
+            # The weights are sharded while they are read, so that no rank ever holds all of them.
             shard_weights(module, config, settings, ranks)
         self.engine, *_ = deepspeed.initialize(model=module, model_parameters=groups, config=config)
         if settings.zero_stage == 0 and settings.precision == "float32":
@@ -87,9 +88,10 @@ class DeepSpeedModel:
         With `without_gradient`, the gradient counts as 0, and only the optimiser's momentum and weight decay
         move the weights. The returned norm is then 0.
         """
-        for group in self.engine.optimizer.param_groups:
+        optimizer = self.engine.optimizer
+        for group in optimizer.param_groups:
             group["lr"] = learning_rate
-        optimizer, max_norm = self.engine.optimizer, self._max_norm
+        max_norm = self._max_norm
         # Some of DeepSpeed's optimisers clip to their attribute `clip_grad`. The others call `_clip`, which
         # clips to `self._max_norm`.
         clip_norm = getattr(optimizer, "clip_grad", None)
@@ -100,6 +102,7 @@ class DeepSpeedModel:
             if clip_norm is not None:
                 optimizer.clip_grad = VANISHING_NORM
         self.engine.step()
+        # Both limits are put back, in case they were changed above.
         self._max_norm = max_norm
         if clip_norm is not None:
             optimizer.clip_grad = clip_norm
@@ -147,13 +150,14 @@ class DeepSpeedModel:
             # one layer, since merging the adapters needs both at the same time.
             suffix = ".base_layer" if ".base_layer" in path else ".lora_"
             layer_path, _, _ = path.partition(suffix)
-            layer = layers.setdefault(layer_path, _Layer({}, {}))
+            layer = layers.setdefault(layer_path, _Layer(parameters={}, buffers={}))
+            prefix = f"{path}." if path else ""
             for name, parameter in module.named_parameters(recurse=False):
-                full_name = f"{path}.{name}" if path else name
+                full_name = prefix + name
                 if full_name in first_names:
                     layer.parameters[full_name] = parameter
             for name, buffer in own_persistent_buffers(module).items():
-                layer.buffers[f"{path}.{name}" if path else name] = buffer
+                layer.buffers[prefix + name] = buffer
         for layer in layers.values():
             weights: dict[str, Tensor] = {**layer.parameters, **layer.buffers}
             if not weights:
@@ -189,8 +193,8 @@ class DeepSpeedModel:
             raise RuntimeError(f"{directory} holds no trainer state to continue from")
 
     def offload(self, *, weights: bool = False) -> None:
-        """Moves optimiser state, master weights and gradients to the CPU, between two steps, and with
-        `weights` also the weights that the module computes with. Does nothing if they are there already.
+        """Moves optimiser state, master weights and gradients to the CPU, between two steps. With `weights`,
+        also moves the weights that the module computes with. Does nothing if they are there already.
 
         Each storage is emptied in place, and `reload` fills it in place, so that tensors which view it (parts
         of a flat buffer, gradients) stay valid. DeepSpeed's own `offload_states` supports neither its
@@ -203,6 +207,7 @@ class DeepSpeedModel:
         storages: dict[int, torch.UntypedStorage] = {}  # each once, by its address
         for tensor in tensors:
             storage = tensor.untyped_storage()
+            # A storage that can't be resized can't be emptied, so it stays.
             if tensor.device == device and storage.nbytes() and storage.resizable():
                 storages[storage._cdata] = storage
         self._storages = list(storages.values())
@@ -276,6 +281,7 @@ def training_state(engine: Any) -> list[Tensor]:
     storages_of_weights = {tensor.untyped_storage()._cdata for tensor in weights_of(engine.module)}
     optimizer = engine.optimizer
     inner_optimizer = getattr(optimizer, "optimizer", optimizer)  # DeepSpeed's may wrap PyTorch's
+    # DeepSpeed keeps master weights and buffers in attributes of its optimiser.
     tensors = [*tensors_in(vars(optimizer)), *tensors_in(inner_optimizer.state)]
     for group in inner_optimizer.param_groups:
         tensors += group["params"]
@@ -302,8 +308,8 @@ def shard_weights(module: nn.Module, config: Mapping[str, Any], settings: Traine
 
     dtype = getattr(torch, settings.precision)
     cast_parameters(module, dtype)  # adapters may be in float32
-    # `zero.Init` shards the parameters in the order in which the module yields them, and the first rank sends
-    # each one to the others.
+    # `zero.Init` takes the parameters one after the other, and the first rank sends each to the others.
+    # `InTurn` allocates a parameter only when it is taken, and reads its values on the first rank alone.
     reading_module = InTurn(module, reads=ranks.is_first)
     # Making this object shards the module. `mem_efficient_linear` would replace PyTorch's linear layers for
     # every model of the process.
@@ -344,23 +350,22 @@ def _make_deepspeed_config(settings: Trainer, ranks: Ranks) -> dict[str, Any]:
         zero["offload_optimizer"] = offload
     if settings.offload_parameters:
         zero["offload_param"] = offload
+    adam: dict[str, Any] = {
+        "lr": settings.learning_rate,
+        "betas": list(settings.adam_betas),
+        "eps": settings.adam_eps,
+        "weight_decay": settings.weight_decay,
+        # DeepSpeed's own Adams are compiled on first use; only offloading needs them.
+        "torch_adam": not (settings.offload_optimizer and on_gpu),
+    }
+    if on_gpu and not settings.offload_optimizer:
+        adam["fused"] = True
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,  # unused: the trainer cuts its own micro-batches
         "managed_gradient_accumulation": False,  # the trainer decides after which micro-batch a step comes
         # With 0, DeepSpeed would not call `_clip`, which measures the norm. No gradient is as long as 1e30.
         "gradient_clipping": settings.max_grad_norm or 1e30,
-        "optimizer": {
-            "type": "AdamW",
-            "params": {
-                "lr": settings.learning_rate,
-                "betas": list(settings.adam_betas),
-                "eps": settings.adam_eps,
-                "weight_decay": settings.weight_decay,
-                # DeepSpeed's own Adams are compiled on first use; only offloading needs them.
-                "torch_adam": not (settings.offload_optimizer and on_gpu),
-                **({"fused": True} if on_gpu and not settings.offload_optimizer else {}),
-            },
-        },
+        "optimizer": {"type": "AdamW", "params": adam},
         # With `immediate_grad_update`, ZeRO-1 adds each gradient to the float32 sum at once, and frees it.
         # That gives the same bits, and saves the memory of all gradients.
         "bf16": {"enabled": settings.precision == "bfloat16", "immediate_grad_update": True},
@@ -419,7 +424,10 @@ class ModelFactory:
         if self.settings.lora is not None:
             self.settings.lora.apply(model, self.seed)
         objective = self.settings.objective
-        terms = objective.terms if isinstance(objective, DistributionObjective) else None
+        terms = None
+        if isinstance(objective, DistributionObjective):
+            # The module computes these terms of the loss while it has the logits of a chunk of positions.
+            terms = objective.terms
         return DeepSpeedModel(PolicyModule(model, self.parallel, terms), self.settings, self.ranks)
 
     def critic(self, loss: CriticLoss) -> DeepSpeedModel:
@@ -428,8 +436,8 @@ class ModelFactory:
             self._load_for_training(),
             derive_seed(self.seed, "critic"),
             self.parallel,
-            loss.outputs,
-            loss.values,
+            outputs=loss.outputs,
+            values_of=loss.values,
         )
         return DeepSpeedModel(critic, self.settings, self.ranks)
 
@@ -487,7 +495,8 @@ class ModelFactory:
         Args:
             load: Loads the model; None for the start model.
         """
-        model = self.attach_attention((load or self.load_model)())
+        load = load or self.load_model
+        model = self.attach_attention(load())
         if self.settings.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return model

@@ -233,7 +233,7 @@ def prepare(
         tensors.values_N = models.values(sequences)
 
     # The rewards, and the KL penalties that are subtracted from the rewards or from the advantages. A penalty
-    # that is placed in the loss is neither.
+    # with the placement "loss" is not subtracted here: the objective's loss contains it.
     rewards_N = token_rewards(starts, sequences.rewards, sequences.early_rewards)
     penalty = objective.kl_penalty
     reward_penalties_N: Tensor | None = None
@@ -260,8 +260,8 @@ def prepare(
     else:
         advantages_N = _advantages_of_credit(tensors)
         if critic:
-            # This credit reads the critic's values in place of the mean rewards of continuations. Such means
-            # contain no KL penalty, so the critic learns rewards without a penalty.
+            # The credit has read the critic's values in place of the mean rewards of continuations. These
+            # means contain no KL penalty, so the critic's targets contain none either.
             tensors.returns_N = rewards_to_come(starts, rewards_N)
     if reward_penalties_N is not None and from_values is None:
         # Only advantages from values contain these penalties already. A token influences its own penalty and
@@ -295,11 +295,12 @@ def _has_teacher(episodes: Iterable[Episode]) -> Tensor:
 
     A privileged prompt is one for the teacher that shows more than the policy's, such as a right answer.
     """
-    columns = []
+    masks = []
     for episode in episodes:
+        n_trained = int(episode.trained.sum())
         has_teacher = episode.teacher_prompt_ids is not None
-        columns.append(torch.full((int(episode.trained.sum()),), has_teacher))
-    return torch.cat(columns)
+        masks.append(torch.full((n_trained,), has_teacher))
+    return torch.cat(masks)
 
 
 def _advantages_and_returns(

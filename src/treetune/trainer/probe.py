@@ -51,7 +51,8 @@ def refuse_wrong_trainer_logprobs(policy: DeepSpeedModel, settings: Trainer, ran
         )
 
     # The random state stays as it was, so that the probe doesn't change the training.
-    with torch.random.fork_rng(devices=[ranks.device] if ranks.device.type == "cuda" else []):
+    gpus = [ranks.device] if ranks.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=gpus):
         with refusing_idle_adapters(model):  # one pass is enough to see which layers the model calls
             alone_N = compute_alone()
         again_N = compute_alone()
@@ -71,6 +72,7 @@ def refuse_wrong_trainer_logprobs(policy: DeepSpeedModel, settings: Trainer, ran
                 " doesn't reproduce",
                 "train another architecture, or report this one",
             )
+        # With a copy for each group of ranks, every group has several rows in a batch.
         together_N = scorer.logprobs(policy, _make_sequences(rows, copies=data_parallel_size))
         _refuse_large_gap(
             together_N - alone_N.repeat(data_parallel_size),
@@ -84,12 +86,17 @@ def refuse_wrong_trainer_logprobs(policy: DeepSpeedModel, settings: Trainer, ran
 
 
 def _logprobs_of_row(policy: DeepSpeedModel, row_T: Tensor, by_model_itself: bool) -> Tensor:
-    """Returns the log-probs of all tokens of a row but the first; with `by_model_itself`, from the model's
-    own forward pass."""
+    """Returns the log-probs of all tokens of a row but the first, as the trainer computes them, or with
+    `by_model_itself` as the model's own forward pass does."""
     predicting = torch.arange(len(row_T) - 1, device=row_T.device)
-    inputs = ModelInputs(row_T[None], predicting, row_T[1:], max_positions=len(predicting))
+    inputs = ModelInputs(
+        input_ids_BT=row_T[None],
+        positions_N=predicting,
+        labels_N=row_T[1:],
+        max_positions=len(predicting),
+    )
     with torch.no_grad():
-        logprobs_N, *_ = policy(inputs, 1.0, whole=by_model_itself)
+        logprobs_N, *_ = policy(inputs, temperature=1.0, whole=by_model_itself)
     return logprobs_N.float().cpu()
 
 

@@ -90,7 +90,7 @@ class Meeting:
         else:
             address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
             try:
-                # It doesn't wait for the other ranks: `exchange` does, and names those that are missing.
+                # The store doesn't wait for the other ranks: `exchange` does, and names the missing ones.
                 store = dist.TCPStore(
                     address, port, is_master=rank == 0, timeout=timeout, wait_for_workers=False
                 )
@@ -144,7 +144,8 @@ class Meeting:
         problem_by_rank = self.exchange(name, problem)
         problems = [message for message in problem_by_rank if message is not None]
         if problems:
-            # The store ends with the first rank, and others may still read from it.
+            # The store may end with the first rank. So every rank waits here until all ranks have read the
+            # problems, or until the deadline.
             with contextlib.suppress(RuntimeError):
                 self.exchange(f"all know: {name}", True)
             raise SameOnAllRanks("\n".join(dict.fromkeys(problems)))  # ranks of a machine report the same
@@ -153,15 +154,19 @@ class Meeting:
         """Returns a message that names the ranks without a value, and the machines without any rank."""
         present = [rank for rank in range(self.world_size) if self.store.check([f"{name}/{rank}"])]
         missing = [str(rank) for rank in range(self.world_size) if rank not in present]
-        machines = set()
+        machines_present = set()
         for rank in present:
             machine, _ = json.loads(self.store.get(f"{name}/{rank}"))
-            machines.add(machine)
-        absent = [str(number + 1) for number in range(self.machines) if number not in machines]
-        absent_machines = f", all of them on machine {', '.join(absent)} of {self.machines}" if absent else ""
+            machines_present.add(machine)
+        machines_absent = [
+            str(number + 1) for number in range(self.machines) if number not in machines_present
+        ]
+        on_machines = ""
+        if machines_absent:
+            on_machines = f", all of them on machine {', '.join(machines_absent)} of {self.machines}"
         return (
             f"rank {self.rank} on {platform.node()} waited {self.deadline_s:.0f} s for rank"
-            f" {', '.join(missing)}{absent_machines}: see what it printed, or whether it was started"
+            f" {', '.join(missing)}{on_machines}: see what it printed, or whether it was started"
         )
 
     def find_interface(self) -> tuple[str, str]:
@@ -175,7 +180,6 @@ class Meeting:
         # The store's key for the address of a rank that is not on the first machine.
         key = "address elsewhere"
         is_first_machine = self.machine == 0
-        interfaces = psutil.net_if_addrs()
         if configured_name := os.environ.get(GLOO_INTERFACE, "").split(",")[0]:
             configured_address = _find_address(configured_name)
             if configured_address is None:
@@ -207,7 +211,7 @@ class Meeting:
             address = probe.getsockname()[0]
         if not is_first_machine:
             self.store.set(key, address)
-        for name, addresses in interfaces.items():
+        for name, addresses in psutil.net_if_addrs().items():
             # An address of IPv6 ends with its interface: fe80::1%eth0.
             if any(entry.address.partition("%")[0] == address for entry in addresses):
                 return name, address
@@ -236,7 +240,7 @@ def find_missing_interface(environment: Mapping[str, str], *, uses_gloo: bool, u
     """Returns a message if GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names an interface that this machine
     doesn't have; None if all is well. The libraries' own messages don't name the variable.
     """
-    if uses_gloo:  # it needs all interfaces of the list
+    if uses_gloo:  # gloo needs all interfaces of the list
         for name in environment.get(GLOO_INTERFACE, "").split(","):
             if name and _find_address(name) is None:
                 return _describe_missing_interface(GLOO_INTERFACE, name)
@@ -266,9 +270,8 @@ def _make_private_folder(port: str, rank: int) -> Path:
         # The ranks have nothing in common but their launcher. The launcher's start time is part of the name,
         # since a later launcher may get the same process id.
         launcher = psutil.Process(os.getppid())
-        name = (
-            f"{held_folders.FOLDER_PREFIX}meeting-{launcher.pid}-{round(launcher.create_time() * 100)}-{port}"
-        )
+        start_in_hundredths = round(launcher.create_time() * 100)  # of a second
+        name = f"{held_folders.FOLDER_PREFIX}meeting-{launcher.pid}-{start_in_hundredths}-{port}"
         folder = Path(tempfile.gettempdir()) / name
         with contextlib.suppress(FileExistsError):  # another rank was faster, or it is refused below
             folder.mkdir(mode=0o700)
@@ -279,7 +282,8 @@ def _make_private_folder(port: str, rank: int) -> Path:
             " other users or is not a folder: have it deleted, or set TMPDIR to a folder of your own"
         )
     if rank == 0:
-        # `held_folders.delete_abandoned_folders` deletes folders that no living process holds.
+        # `held_folders.delete_abandoned_folders` deletes folders that no living process holds. Only a single
+        # process can hold a folder, so the first rank does it for all.
         held_folders.hold_folder(folder)
     return folder
 
@@ -320,7 +324,7 @@ class Ranks:
     world_size: int
     device: torch.device
     deadline_s: float
-    objects: Any = None
+    object_group: Any = None
     """The process group for Python objects and barriers: gloo on every device, since nccl's deadlines don't
     name the missing rank."""
 
@@ -361,13 +365,13 @@ class Ranks:
             # wait for a dead rank for ever. Gloo's have a deadline.
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         timeout = datetime.timedelta(seconds=deadline_s)
-        if not dist.is_initialized():  # a process that has joined already keeps its groups
+        if not dist.is_initialized():  # a process that has joined already keeps its default group
             meeting = Meeting.join(os.environ, deadline_s)
             if meeting.machines == 1:
                 # On the loopback interface, no other machine can connect to the ranks.
                 for variable in (GLOO_INTERFACE, NCCL_INTERFACE):
                     os.environ.setdefault(variable, LOOPBACK_INTERFACE)
-            exchanges_objects = world_size > 1  # by gloo, also on GPUs: see `objects` below
+            exchanges_objects = world_size > 1  # by gloo, also on GPUs; see `object_group`
             missing_interface = find_missing_interface(
                 os.environ,
                 uses_gloo=backend == "gloo" or exchanges_objects,
@@ -379,16 +383,20 @@ class Ranks:
             dist.init_process_group(
                 backend, store=meeting.store, rank=meeting.rank, world_size=world_size, timeout=timeout
             )
+            # DeepSpeed takes over this process group, instead of making another.
             deepspeed.init_distributed(dist_backend=backend, timeout=timeout, verbose=False)
-        objects = dist.new_group(backend="gloo", timeout=timeout) if world_size > 1 else None
-        return Ranks(dist.get_rank(), world_size, device, deadline_s, objects)
+        object_group = dist.new_group(backend="gloo", timeout=timeout) if world_size > 1 else None
+        return Ranks(dist.get_rank(), world_size, device, deadline_s, object_group)
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
 
     def group(self, size: int) -> Any:
-        """Returns the process group of this rank and its neighbours, `size` ranks in all, for tensors."""
+        """Returns the process group through which this rank exchanges tensors with its neighbours.
+
+        Example: with 4 ranks and `size` 2, the groups are the ranks 0 and 1, and the ranks 2 and 3.
+        """
         assert self.world_size % size == 0
         timeout = datetime.timedelta(seconds=self.deadline_s)
         # Every rank must make all groups, also those that it isn't in.
@@ -406,7 +414,7 @@ class Ranks:
         if self.world_size == 1:
             return self
         timeout = datetime.timedelta(seconds=self.deadline_s)
-        return replace(self, objects=dist.new_group(backend="gloo", timeout=timeout))
+        return replace(self, object_group=dist.new_group(backend="gloo", timeout=timeout))
 
     def barrier(self, name: str) -> None:
         """Waits until all ranks have called this method.
@@ -418,8 +426,7 @@ class Ranks:
         if self.world_size == 1:
             return
         try:
-            # `self.objects` is the process group for Python objects.
-            dist.monitored_barrier(self.objects, datetime.timedelta(seconds=self.deadline_s))
+            dist.monitored_barrier(self.object_group, datetime.timedelta(seconds=self.deadline_s))
         except RuntimeError as error:
             raise RuntimeError(
                 f"rank {self.rank} waited {self.deadline_s:.0f} s for the others at '{name}': {error}"
@@ -429,27 +436,27 @@ class Ranks:
         """Returns the objects of all ranks, in rank order."""
         if self.world_size == 1:
             return [value]
-        self.barrier(name)
+        self.barrier(name)  # its error names a missing rank; that of the exchange doesn't
         values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value, group=self.objects)
+        dist.all_gather_object(values, value, group=self.object_group)
         return values
 
     def from_first(self, name: str, value: Any) -> Any:
         """Returns the first rank's object, on every rank."""
         if self.world_size == 1:
             return value
-        self.barrier(name)
+        self.barrier(name)  # its error names a missing rank; that of the exchange doesn't
         values = [value]
-        dist.broadcast_object_list(values, src=0, group=self.objects)
+        dist.broadcast_object_list(values, src=0, group=self.object_group)
         return values[0]
 
     def to_first(self, name: str, value: Any) -> list[Any]:
         """Returns the objects of all ranks, in rank order, on the first rank; an empty list on the others."""
         if self.world_size == 1:
             return [value]
-        self.barrier(name)
+        self.barrier(name)  # its error names a missing rank; that of the exchange doesn't
         values: list[Any] | None = [None] * self.world_size if self.is_first else None
-        dist.gather_object(value, values, dst=0, group=self.objects)
+        dist.gather_object(value, values, dst=0, group=self.object_group)
         return values or []
 
     def hand_out(self, name: str, for_ranks: Sequence[Any]) -> list[Any]:
@@ -461,12 +468,12 @@ class Ranks:
         """
         if self.world_size == 1:
             return list(for_ranks)
-        self.barrier(name)
+        self.barrier(name)  # its error names a missing rank; that of the exchange doesn't
         received = []
         for source in range(self.world_size):
             output: list[Any] = [None]  # gets the object that `source` sends to this rank
             sent_values = list(for_ranks) if source == self.rank else None
-            dist.scatter_object_list(output, sent_values, src=source, group=self.objects)
+            dist.scatter_object_list(output, sent_values, src=source, group=self.object_group)
             received += output
         return received
 

@@ -72,7 +72,7 @@ class RewardModelTraining:
         else:
             metrics = self.train(iteration, sequences, ref_logprobs_N, schedule)
             rewards_N = self.rewards(sequences, ref_logprobs_N)
-        mean_return = float(rewards_N.sum()) / len(sequences)  # the mean logit of an answer
+        mean_return = float(rewards_N.sum()) / len(sequences)  # the mean sum of an answer's rewards
         self.metrics = metrics | {"reward_model/return": mean_return}
         return rewards_N
 
@@ -83,8 +83,11 @@ class RewardModelTraining:
         ref_logprobs_N: Tensor,
         schedule: Callable[[int, int], float],
     ) -> Metrics:
-        """Learns the outcomes; see `learn_and_score`. Returns metrics, which are means over the steps.
-        Collective."""
+        """Trains the reward model to predict the outcomes of the answers. Returns the means of the steps'
+        metrics. Collective.
+
+        The arguments are those of `learn_and_score`.
+        """
         refuse_outcomes(sequences.rewards)
         minibatches = self._minibatches(iteration, len(sequences))
         sums: dict[str, float] = defaultdict(float)
@@ -99,19 +102,19 @@ class RewardModelTraining:
         logprobs_N = self.scorer.logprobs(self.model, sequences)
         return self.settings.beta * (logprobs_N - ref_logprobs_N)
 
-    def _minibatches(self, iteration: int, answers: int) -> list[list[int]]:
+    def _minibatches(self, iteration: int, n_answers: int) -> list[list[int]]:
         """Returns the numbers of the answers of each step.
 
-        Every epoch shuffles all of them and cuts them into minibatches of the trainer's size, in another
-        order than the policy's.
+        Every epoch shuffles all answers and cuts them into minibatches of the trainer's size. The order
+        differs from that of the policy's training.
         """
-        minibatch_size = self.scorer.settings.minibatch_size or answers
+        minibatch_size = self.scorer.settings.minibatch_size or n_answers
         minibatches = []
         for epoch in range(self.settings.epochs):
             draw: random.Random = derived_random(self.seed, iteration, "reward model's minibatches", epoch)
-            shuffled_answers = list(range(answers))
+            shuffled_answers = list(range(n_answers))
             draw.shuffle(shuffled_answers)
-            for start in range(0, answers, minibatch_size):
+            for start in range(0, n_answers, minibatch_size):
                 minibatches.append(shuffled_answers[start : start + minibatch_size])
         return minibatches
 
@@ -141,7 +144,7 @@ class RewardModelTraining:
             is_correct_M = outcomes_M > 0.5
             share_of_hits = weight * (predicts_correct_M == is_correct_M).sum()
             totals_2 += torch.stack([loss.detach(), share_of_hits])
-        loss_of_step, accuracy = ranks.sum(totals_2.cpu()).tolist()
+        loss_of_step, accuracy = ranks.sum(totals_2).tolist()
         return {
             "reward_model/loss": loss_of_step,
             "reward_model/accuracy": accuracy,
@@ -152,7 +155,7 @@ class RewardModelTraining:
         """Returns the sum of the implicit rewards of each answer of a micro-batch, [M], with gradient."""
         logprobs_N, *_ = self.model(batch.inputs, self.scorer.temperature)
         log_ratios_N = logprobs_N - ref_logprobs_N[batch.flat_index_N].to(logprobs_N.device)
-        # The tokens of an answer are neighbours.
+        # The tokens of an answer are neighbours. `trained_tokens` has their number for each answer.
         sums = [log_ratios_T.sum() for log_ratios_T in log_ratios_N.split(batch.trained_tokens)]
         return self.settings.beta * torch.stack(sums)
 

@@ -96,7 +96,8 @@ class _ChunkComparison:
         start, end = self._positions_done, self._positions_done + len(labels_C)
         assert end <= len(self._logprobs_NV), "both models run over the same positions"
         self._positions_done = end
-        return (self._compare(self._logprobs_NV[start:end], logits_CV.log_softmax(-1)),)
+        compared_C = self._compare(self._logprobs_NV[start:end], logits_CV.log_softmax(-1))
+        return (compared_C,)  # in a tuple, since a policy's `statistics` may return several tensors
 
     @property
     def has_all_positions(self) -> bool:
@@ -132,8 +133,8 @@ class _GroupComparison:
         self._sizes = list(sizes)  # the number of positions of each group
         self._groups_done = 0
         self._waiting_CV: Tensor | None = None
-        """The probabilities at the first positions of a group whose other positions come with the next chunk.
-        It has no positions if the last chunk ended with a group, and is None before the first chunk."""
+        """The probabilities of the incomplete group with which the last chunk ended; empty if it ended with a
+        whole group, and None before the first chunk."""
         self._divergences: list[Tensor] = []
 
     def __call__(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor, ...]:
@@ -143,19 +144,19 @@ class _GroupComparison:
         chances_CV = logits_CV.softmax(-1)
         if self._waiting_CV is not None:
             chances_CV = torch.cat([self._waiting_CV, chances_CV])
-        # The groups whose positions are all there, and the number of these positions.
+        # The sizes of the groups that are complete now, and the number of their positions.
         sizes = []
-        positions = 0
+        n_positions = 0
         for size in self._sizes[self._groups_done :]:
-            if positions + size > len(chances_CV):
+            if n_positions + size > len(chances_CV):
                 break
             sizes.append(size)
-            positions += size
+            n_positions += size
         self._groups_done += len(sizes)
         # The positions of the group that isn't complete. `clone` makes a copy, so that the chunk is freed.
-        self._waiting_CV = chances_CV[positions:].clone()
+        self._waiting_CV = chances_CV[n_positions:].clone()
         if sizes:
-            self._divergences.append(_divergences_from_means(chances_CV[:positions], sizes))
+            self._divergences.append(_divergences_from_means(chances_CV[:n_positions], sizes))
         return ()  # `divergences` returns the results of all chunks
 
     def divergences(self) -> Tensor:
@@ -217,7 +218,8 @@ class Scorer:
         n_scores = 2 if nucleus is None else 3
         columns = self._score(sequences, forward, token_shape=(n_scores,)).unbind(-1)
         # `mass` has the log of the mass that the nucleus (top-p and top-k) leaves. Without a nucleus, `mass`
-        # is empty.
+        # is empty. `unbind` returns views with gaps between their numbers, and `contiguous` makes copies
+        # without gaps.
         logprobs_N, entropies_N, *mass = (column.contiguous() for column in columns)
         return PolicyScores(logprobs_N, entropies_N, mass[0] if mass else None)
 
@@ -231,7 +233,8 @@ class Scorer:
             )
             return torch.stack([squares_N, entropies_N], dim=-1)
 
-        # `forward` returns two numbers for each token.
+        # `forward` returns two numbers for each token. `unbind` returns views with gaps between their
+        # numbers, and `contiguous` makes copies without gaps.
         squares_N, entropies_N = self._score(sequences, forward, token_shape=(2,)).unbind(-1)
         return squares_N.contiguous(), entropies_N.contiguous()
 
@@ -256,7 +259,8 @@ class Scorer:
             distances_N = (1 - affinities_N).clamp(min=0)  # rounding could make a distance negative
             return torch.stack([distances_N, entropies_N / math.log(logprobs_NV.shape[-1])], dim=-1)
 
-        # `forward` returns two numbers for each token.
+        # `forward` returns two numbers for each token. `unbind` returns views with gaps between their
+        # numbers, and `contiguous` makes copies without gaps.
         distances_N, entropies_N = self._score(sequences, forward, token_shape=(2,)).unbind(-1)
         return distances_N.contiguous(), entropies_N.contiguous()
 
@@ -289,21 +293,21 @@ class Scorer:
         """
         assert self.settings.sequence_parallel_size == 1, "refused before the run"
         rows_by_problem: dict[str, list[int]] = {}
-        for sequence, problem in enumerate(sequences.groups):
+        for sequence, problem in enumerate(sequences.groups):  # `groups` has the problem of each sequence
             rows_by_problem.setdefault(problem, []).extend(sequences.rows_of((sequence,)))
         units = [tuple(rows) for rows in rows_by_problem.values()]  # the rows of each problem
         problem_N = torch.zeros(sequences.n_tokens, dtype=torch.int64)
         for number, unit in enumerate(units):
             problem_N[sequences.flat_index(unit)] = number
-        # Tokens are compared if they have the same problem and position: a number for each such group.
-        positions_of_problem = int(positions_N.max()) + 1
-        group_N = problem_N * positions_of_problem + positions_N
+        # Tokens of the same problem and position are a group. This gives each group a number.
+        n_positions = int(positions_N.max()) + 1
+        group_N = problem_N * n_positions + positions_N
         divergences_N = torch.zeros(sequences.n_tokens)
         with torch.no_grad():
             for batch in micro_batches(
                 sequences, units, self.settings, self.ranks, keep_units=True, with_gradient=False
             ):
-                # The model runs over the rows as they are. Then the head gets the positions ordered by group,
+                # The model runs over the rows as they are. Then the head gets their tokens ordered by group,
                 # and not by answer. So the distributions of a group are computed together, and can then be
                 # freed.
                 order_N = group_N[batch.flat_index_N].argsort(stable=True)
@@ -432,8 +436,8 @@ class ReferencePrefetch:
         """The arguments of `_score_in_thread` for each submitted row; None ends the thread."""
         self._pending: dict[bytes, Future[Tensor]] = {}
         """The submitted rows of this iteration, by their hash."""
-        self._failed: BaseException | None = None
-        """The first exception of the thread."""
+        self._first_error: BaseException | None = None
+        """The first exception of the thread; None if there was none."""
         self._has_hung = False
         """Whether the thread has failed to score its rows in time."""
         self._is_closed = False
@@ -519,7 +523,7 @@ class ReferencePrefetch:
 
     def _refuse_failed(self) -> None:
         """Raises RuntimeError if the thread has failed."""
-        if (error := self._failed) is not None:
+        if (error := self._first_error) is not None:
             raise RuntimeError(
                 "an answer could not be scored under the reference while others were sampled"
                 f" (trainer.reference_scores): {type(error).__name__}: {error}"
@@ -537,7 +541,7 @@ class ReferencePrefetch:
         try:
             future.set_result(self._score(ids_T, predicting))
         except BaseException as error:
-            self._failed = self._failed or error
+            self._first_error = self._first_error or error
             future.set_exception(error)
 
     def _score(self, ids_T: Tensor, predicting: Tensor) -> Tensor:

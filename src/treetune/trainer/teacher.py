@@ -48,15 +48,15 @@ class TeacherModel:
         """Runs the teacher's backbone over a micro-batch, and returns what the policy's pass needs of it.
 
         Args:
-            compare: `TeacherObjective.compare`.
+            compare: `TeacherObjective.compare`, which the policy's pass calls with the logits of both models.
         """
         assert batch.teacher_inputs is not None, "the trainer makes them for an objective with a teacher"
         # With LoRA, the reference is the policy's own module, whose adapters are off only in this block. The
         # head, which the policy's pass calls after the block, never has adapters.
         with torch.no_grad(), self._model() as model:
-            # Hidden states don't depend on the temperature. The policy's pass divides the teacher's logits by
-            # its own temperature.
-            (hidden_ND,) = model(batch.teacher_inputs, 1.0, hidden_only=True)
+            # The model returns a tuple, here of a single tensor. The temperature has no effect on it: the
+            # policy's pass divides the logits of both models by the temperature.
+            (hidden_ND,) = model(batch.teacher_inputs, temperature=1.0, hidden_only=True)
         module = model.module if isinstance(model, DeepSpeedModel) else model
         assert isinstance(module, PolicyModule)
 

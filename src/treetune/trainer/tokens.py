@@ -121,9 +121,9 @@ class Sequences:
         """Makes the sequences of episodes.
 
         Args:
-            rows_with_tokens: The numbers of the rows that hold their tokens; None for all. With None, the
-                sequences of a critic that has prompts of its own (`of_critic`) are made, too. Otherwise the
-                caller makes them, since a rank computes other rows for the critic.
+            rows_with_tokens: The numbers of the rows that hold their tokens; None for all. If only some rows
+                hold them, `of_critic` is left to the caller, since this rank then computes other rows of the
+                critic than of the policy.
 
         Raises:
             ValueError: An episode has no trained token.
@@ -175,10 +175,10 @@ class Sequences:
     def n_tokens(self) -> int:
         return self.starts[-1]
 
-    def rows_of(self, unit: Unit) -> Unit:
-        """Returns the rows of the sequences of a unit, sequence after sequence."""
+    def rows_of(self, sequences: Unit) -> Unit:
+        """Returns the numbers of the rows of the sequences with these numbers, sequence after sequence."""
         rows: list[int] = []
-        for sequence in unit:
+        for sequence in sequences:
             rows += range(self.first_rows[sequence], self.first_rows[sequence + 1])
         return tuple(rows)
 
@@ -228,6 +228,7 @@ class _EpisodesOfModel(Collection[Episode], ABC):
 
     @override
     def __iter__(self) -> Iterator[Episode]:
+        """Yields the episodes with the model's prompts in place of the policy's."""
         for episode in self._episodes:
             if episode.critic_prompt_ids is None and episode.teacher_prompt_ids is None:
                 yield episode
@@ -235,6 +236,8 @@ class _EpisodesOfModel(Collection[Episode], ABC):
             prompt_ids = self.prompt_of(episode)
             if prompt_ids is None:
                 prompt_ids = episode.prompt_ids
+            # The prompts of critic and teacher are dropped, since `Sequences.of` would make further sequences
+            # for them.
             yield replace(episode, prompt_ids=prompt_ids, critic_prompt_ids=None, teacher_prompt_ids=None)
 
     @override
@@ -301,7 +304,9 @@ def _split_into_rows(episode: Episode) -> Iterator[tuple[TokenIds, np.ndarray]]:
     """
     stretches = episode.stretches or (SegmentSpan(len(episode.response_ids), ()),)
     ends = [0, *(stretch.end for stretch in stretches)]
-    if ends[-1] != len(episode.response_ids) or any(a > b for a, b in itertools.pairwise(ends)):
+    # An empty stretch, which ends where it begins, is no error: it gets no row.
+    is_in_order = all(begin <= end for begin, end in itertools.pairwise(ends))
+    if ends[-1] != len(episode.response_ids) or not is_in_order:
         raise ValueError(
             f"episode {episode.trajectory} has stretches that end at {ends[1:]}, and"
             f" {len(episode.response_ids)} response tokens: each must end after the one before, and the last"
@@ -327,8 +332,8 @@ def units_of(episodes: Collection[Episode], in_pairs: bool) -> list[Unit]:
     for index, (pair, chosen, trajectory) in enumerate(pair_halves):
         neighbour = index ^ 1  # 0 and 1, 2 and 3, …
         pair_of_neighbour = pair_halves[neighbour][0] if neighbour < len(pair_halves) else None
-        is_first = index % 2 == 0  # the first answer of a pair has to be the chosen one
-        if pair is None or pair_of_neighbour != pair or chosen is not is_first:
+        is_chosen_expected = index % 2 == 0  # the first answer of a pair is the better one
+        if pair is None or pair_of_neighbour != pair or chosen != is_chosen_expected:
             raise ValueError(
                 f"episode {trajectory} is not one of a pair, better answer first, and the objective"
                 " compares answers: choose the selection 'preference_pairs'"

@@ -74,6 +74,7 @@ def micro_batch_loss(
         nucleus=nucleus,
         teacher=teacher_states,
     )
+    # The terms are what the objective's loss needs besides: numbers that depend on the whole distributions.
     # With a nucleus (a cut of the distribution by top-p and top-k), the last item is the log mass: the log of
     # the summed probability of the tokens that the cut leaves.
     log_mass_N = None if nucleus is None else terms.pop()
@@ -86,6 +87,7 @@ def micro_batch_loss(
     # 1 / (number of ranks that share this micro-batch).
     tokens = TokenBatch(
         weights_N=minibatch.weights_N[batch.flat_index_N].to(device) * batch.loss_scale,
+        # Without `keep_units`, rows of a sequence may be in other micro-batches, and its length isn't known.
         lengths=batch.trained_tokens if minibatch.keep_units else (),
         weight_sum=minibatch.weight_sum,
         sequence_weight=minibatch.sequence_weight * batch.loss_scale,
@@ -97,7 +99,7 @@ def micro_batch_loss(
         own_advantages_N=of_batch(tensors.own_advantages_N),
         has_teacher_N=of_batch(tensors.has_teacher_N),
         behaviour_logprobs_N=of_batch(tensors.behaviour_logprobs_N),
-        # The log mass of this forward pass. Without a nucleus here, the one before the first step is used.
+        # If this pass computes no log mass, that of the scores before the first step is used.
         log_mass_N=of_batch(tensors.log_mass_N) if log_mass_N is None else log_mass_N,
         marked_N=of_batch(minibatch.marked_N),
         terms=tuple(terms),
@@ -120,6 +122,8 @@ class StepRecorder:
     """
 
     def __init__(self, n_tokens: int, with_mass: bool) -> None:
+        # With `with_mass`, the scores include the log mass: the log of the probability that remains after a
+        # cut by top-p and top-k.
         self._n_tokens, self._with_mass = n_tokens, with_mass
         self._recorded: list[tuple[Tensor, list[Tensor]]] = []
         """For each micro-batch, the indices of its tokens in the flat tensors, and its scores. Scores stay on
@@ -180,19 +184,19 @@ class CriticTraining:
             "critic/mse": (weights_N * (values_N - returns_N).square()).sum(),
         }
 
-    def step(self, policy_rate: float, configured_rate: float) -> float:
+    def step(self, policy_rate: float, configured_policy_rate: float) -> float:
         """Makes one update, and returns the norm of the gradient.
 
         The critic's own learning rate follows the policy's schedule: it is multiplied by
-        ``policy_rate / configured_rate``.
+        ``policy_rate / configured_policy_rate``.
 
         Args:
             policy_rate: The policy's learning rate for this step.
-            configured_rate: The policy's learning rate before the schedule. The critic has the same one if
-                its settings give none.
+            configured_policy_rate: The policy's learning rate before the schedule. The critic has the same
+                rate if its settings give none.
         """
-        critic_rate = self.settings.learning_rate or configured_rate
-        return self.model.step(policy_rate * critic_rate / configured_rate)
+        critic_rate = self.settings.learning_rate or configured_policy_rate
+        return self.model.step(policy_rate * critic_rate / configured_policy_rate)
 
 
 CRITIC_LOSS_FILE = "critic_loss.json"
@@ -240,9 +244,12 @@ class EntropyCoefficient:
     def observe(self, entropy: float) -> None:
         """Adjusts the coefficient to the mean entropy of the last step's minibatch, which is the same on
         every rank."""
-        if self.target is not None:
-            new_value = self.value + self.target.rate * (self.target.target - entropy)
-            self.value = min(max(new_value, self.target.lowest), self.target.highest)
+        if self.target is None:
+            return
+        settings = self.target
+        wanted_entropy = settings.target
+        new_value = self.value + settings.rate * (wanted_entropy - entropy)
+        self.value = min(max(new_value, settings.lowest), settings.highest)
 
     def save(self, directory: Path) -> None:
         if self.target is not None:

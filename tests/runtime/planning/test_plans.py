@@ -661,14 +661,14 @@ def test_a_disk_without_room_for_checkpoints_is_refused_and_one_that_fills_up_is
     assert space.weights == 2 * run.shape.parameters
     assert space.state > 12 * run.shape.parameters
     for free, verdict in (
-        (space.at_once - 1, "it doesn't fit:\n  checkpoints: the disk of experiments has room for"),
-        (space.at_once, "it fits, but checkpoints take"),
-        (space.by_the_end, "it fits"),
+        (space.bytes_at_once - 1, "it doesn't fit:\n  checkpoints: the disk of experiments has room for"),
+        (space.bytes_at_once, "it fits, but checkpoints take"),
+        (space.bytes_by_the_end, "it fits"),
     ):
         monkeypatch.setattr(disk, "_count_available_bytes", lambda folder, experiment, free=free: free)
         again = plan(BIG, machine=dataclasses.replace(make_described_machine(8, 80), is_here=True))
         assert as_text(again).splitlines() and report.verdict_of(again).startswith(verdict)
-        assert as_data(again)["fits"] == (free >= space.at_once)
+        assert as_data(again)["fits"] == (free >= space.bytes_at_once)
 
 
 def test_the_disk_of_another_machine_is_unknown():

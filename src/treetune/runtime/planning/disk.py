@@ -33,29 +33,30 @@ class CheckpointSpace:
     """Bytes of the trainer's state, without which a run can't resume."""
     number: int
     """Checkpoints that exist at once: `CHECKPOINTS_AT_ONCE`, or fewer of a short run."""
-    kept_weights: int
+    number_with_kept_weights: int
     """Checkpoints whose weights are kept to the end of the run."""
     room: int | None
     """Bytes that are free on the folder's disk, plus those that this run's checkpoints take already; None if
     unknown."""
 
     @property
-    def at_once(self) -> int:
+    def bytes_at_once(self) -> int:
         """Bytes of all checkpoints that exist at once: the two newest, and the one that is being written."""
         return self.number * (self.weights + self.state)
 
     @property
-    def by_the_end(self) -> int:
+    def bytes_by_the_end(self) -> int:
         """Bytes at the end of the run: the checkpoints that exist at once, and the weights of older ones that
         are kept. `MOST_WHOLE_CHECKPOINTS` of the checkpoints whose weights are kept are counted among the
         former."""
-        return self.at_once + max(0, self.kept_weights - MOST_WHOLE_CHECKPOINTS) * self.weights
+        further_checkpoints = max(0, self.number_with_kept_weights - MOST_WHOLE_CHECKPOINTS)
+        return self.bytes_at_once + further_checkpoints * self.weights
 
     @property
     def problem(self) -> str | None:
         """The message about a disk that is too small for the run; None if the disk is large enough, or if its
         size is unknown."""
-        if self.room is None or self.room >= self.at_once:
+        if self.room is None or self.room >= self.bytes_at_once:
             return None
         return (
             f"checkpoints: the disk of {self.folder} has room for {format_bytes(self.room)}, and"
@@ -67,17 +68,20 @@ class CheckpointSpace:
     def warning(self) -> str | None:
         """The message about a disk that the run fills before its end. None if the run won't fill the disk, if
         the disk's room is unknown, or if there is a `problem`, which says more."""
-        if self.room is None or self.problem is not None or self.room >= self.by_the_end:
+        if self.room is None or self.problem is not None or self.room >= self.bytes_by_the_end:
             return None
         return (
-            f"checkpoints take {format_bytes(self.by_the_end)} by the end of the run, and the disk of"
+            f"checkpoints take {format_bytes(self.bytes_by_the_end)} by the end of the run, and the disk of"
             f" {self.folder} has room for {format_bytes(self.room)}: free some space, raise"
             " checkpoints.keep_every, or set directory (APP_DIRECTORY) to another disk"
         )
 
 
 def plan_checkpoint_space(memory: TrainerMemory) -> CheckpointSpace:
-    """Returns what the checkpoints of an experiment take. The room is known on this machine only."""
+    """Returns the bytes that the checkpoints of an experiment take, and the room for them on the disk.
+
+    The room is known only if the plan is for this machine.
+    """
     experiment, machine = memory.experiment, memory.machine
     trainer = experiment.trainer
     weights_bytes = itemsize(trainer) * (memory.shape.parameters + memory.reward_model_weights)
@@ -95,7 +99,7 @@ def plan_checkpoint_space(memory: TrainerMemory) -> CheckpointSpace:
         state=state_bytes,
         # A short run has fewer checkpoints.
         number=min(CHECKPOINTS_AT_ONCE, experiment.iterations),
-        kept_weights=experiment.iterations // every if every else 0,
+        number_with_kept_weights=experiment.iterations // every if every else 0,
         room=_count_available_bytes(folder, folder / experiment.experiment_name) if machine.is_here else None,
     )
 

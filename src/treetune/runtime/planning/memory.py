@@ -117,10 +117,11 @@ def work_of(experiment: Any, answer_tokens: float | None = None) -> IterationWor
     longest_answer = min(sampling.max_tokens, context) if sampling is not None else context
     longest_prompt = rollout.max_prompt_tokens or context
     longest = min(context, longest_prompt + longest_answer)
-    mean_answer = answer_tokens or plan_settings.answer_tokens or ANSWER_SHARE_OF_LIMIT * longest_answer
-    mean_answer = min(mean_answer, longest_answer)
-    mean_prompt = min(plan_settings.prompt_tokens or PROMPT_TOKENS, longest - mean_answer)
-    problems = rollout.most_problems(drawn_problems)  # with those of further rounds
+    expected_answer = answer_tokens or plan_settings.answer_tokens or ANSWER_SHARE_OF_LIMIT * longest_answer
+    mean_answer = min(expected_answer, longest_answer)
+    mean_prompt = max(1.0, min(plan_settings.prompt_tokens or PROMPT_TOKENS, longest - mean_answer))
+    # A rollout may ask for further problems than those that are drawn. Both numbers include them.
+    problems = rollout.most_problems(drawn_problems)
     answers = rollout.most_answers(drawn_problems)
     rows = experiment.selection.most_kept(answers, problems)  # the most sequences or pairs to train on
     rows_of_step = experiment.trainer.minibatch_size or max(rows, 1)
@@ -135,8 +136,8 @@ def work_of(experiment: Any, answer_tokens: float | None = None) -> IterationWor
         is_known=problems_or_none is not None,
         answers=answers,
         answer_tokens=mean_answer,
-        prompt_tokens=max(1.0, mean_prompt),
-        shared_prompt_tokens=min(plan_settings.shared_prompt_tokens, max(1.0, mean_prompt)),
+        prompt_tokens=mean_prompt,
+        shared_prompt_tokens=min(plan_settings.shared_prompt_tokens, mean_prompt),
         longest=longest,
         longest_answer=longest_answer,
         continuations=continuations,
@@ -185,7 +186,7 @@ class Passes:
     """Whether attention has a mask with an entry for each pair of tokens."""
 
     @property
-    def layer(self) -> int:
+    def kept_by_a_block(self) -> int:
         """The bytes that a block keeps for its backward pass."""
         shape, size = self.shape, self.itemsize
         norms = 2 * (self._bytes_of_norm + size) * shape.hidden
@@ -213,13 +214,15 @@ class Passes:
     def kept(self) -> int:
         """The bytes that a forward pass keeps for the backward pass."""
         shape, size = self.shape, self.itemsize
-        blocks = shape.layers * (size * shape.hidden * self.tokens if self.checkpointing else self.layer)
+        input_of_block = size * shape.hidden * self.tokens
+        # With checkpointing, only the inputs of the blocks are kept.
+        blocks = shape.layers * (input_of_block if self.checkpointing else self.kept_by_a_block)
         rotary = self.tokens * 2 * size * shape.head_dim  # cosines and sines
         mask = self.tokens**2 if self.masked else 0  # a bool for each pair of tokens
         return blocks + self._kept_after_blocks + rotary + mask
 
     @property
-    def backward_of_a_layer(self) -> int:
+    def backward_of_a_block(self) -> int:
         """The bytes that the backward pass of a block needs in addition to `kept`.
 
         The last block counts: the backward pass begins there, while the tensors of all other blocks are still
@@ -232,7 +235,7 @@ class Passes:
         if self.checkpointing:
             # In float32, the first norm's input is the block's own input, which `kept` counts already.
             input_of_block = self.tokens * 4 * shape.hidden if size == 4 else 0
-            computed_again = self.layer - input_of_block
+            computed_again = self.kept_by_a_block - input_of_block
         # The backward pass of a norm computes in float32. It needs three tensors in float32, and one in
         # `itemsize`.
         of_norm = self.tokens * (4 * 3 + size) * shape.hidden if size < 4 else 0
@@ -260,10 +263,12 @@ class Passes:
             backward: Whether there is a backward pass.
             is_trained: Whether the head's weight has a gradient. With adapters it has none.
             entropy_gradient: Whether the entropy is part of the loss.
-            terms: Whether the objective computes terms of its own from the logits.
+            terms: Whether the objective computes terms of the loss from whole distributions
+                (`DistributionObjective`).
             nucleus: Whether probabilities are those of nucleus sampling, for which they are sorted.
             compared_with: The distributions that those of the chunk are compared with; None for none.
-            compare_bytes: `TeacherObjective.compare_bytes`, if the objective has a teacher.
+            compare_bytes: The further bytes of each logit if the objective compares the policy with a teacher
+                (`TeacherObjective.compare_bytes`); else 0.
         """
         logits_per_chunk = LOGITS_PER_CHUNK[self.device]
         if compare_bytes:
@@ -274,23 +279,24 @@ class Passes:
             n_chunks = math.ceil(self.trained / most_positions)
             positions = math.ceil(self.trained / n_chunks)  # all chunks have the same size
         logits = positions * self.shape.vocabulary
-        bytes_forward = BYTES_PER_LOGIT
+        forward_bytes_per_logit = BYTES_PER_LOGIT
         if compared_with is not None:
-            bytes_forward = COMPARISON_BYTES_PER_LOGIT[compared_with]
+            forward_bytes_per_logit = COMPARISON_BYTES_PER_LOGIT[compared_with]
         elif nucleus:
-            bytes_forward = NUCLEUS_BYTES_PER_LOGIT + SORT_BYTES_PER_LOGIT[self.device]
-        forward = logits * (bytes_forward + compare_bytes)
+            forward_bytes_per_logit = NUCLEUS_BYTES_PER_LOGIT + SORT_BYTES_PER_LOGIT[self.device]
+        forward_bytes = logits * (forward_bytes_per_logit + compare_bytes)
         if not backward:
-            return forward
-        bytes_back = BACKWARD_BYTES_PER_LOGIT
+            return forward_bytes
+        backward_bytes_per_logit = BACKWARD_BYTES_PER_LOGIT
         if terms:
-            bytes_back = BACKWARD_BYTES_WITH_TERMS
+            backward_bytes_per_logit = BACKWARD_BYTES_WITH_TERMS
         elif entropy_gradient:
-            bytes_back = BACKWARD_BYTES_WITH_ENTROPY
+            backward_bytes_per_logit = BACKWARD_BYTES_WITH_ENTROPY
+        backward_bytes = logits * (backward_bytes_per_logit + compare_bytes)
         # The gradients of the head's weight, and of the hidden states that go into it.
-        of_weight = self.shape.head * self.itemsize if is_trained else 0
-        of_hidden = self.trained * self.itemsize * self.shape.hidden
-        return max(forward, logits * (bytes_back + compare_bytes) + of_weight + of_hidden)
+        gradient_of_weight = self.shape.head * self.itemsize if is_trained else 0
+        gradients_of_hidden_states = self.trained * self.itemsize * self.shape.hidden
+        return max(forward_bytes, backward_bytes + gradient_of_weight + gradients_of_hidden_states)
 
     @property
     def scoring(self) -> int:
@@ -434,35 +440,36 @@ def memory_of_model(trainer: Trainer, all_weights: int, trained: int, machine: M
         trained: The number of trained weights.
         machine: Its ranks share what is sharded.
     """
-    # `size`: the bytes of a number in forward and backward passes
-    size, stage = itemsize(trainer), trainer.zero_stage
+    size = itemsize(trainer)  # the bytes of a number in forward and backward passes
+    stage = trainer.zero_stage
     on_gpu = machine.device == "cuda"
     ranks = machine.world_size
     part = -(-trained // ranks)  # the weights that one rank updates, rounded up
-    # On a CPU, PyTorch's Adam allocates a root and a quotient of the size of the weights that it updates at
-    # once.
+    # On a CPU, a step of PyTorch's Adam allocates two tensors in float32, a root and a quotient. Each is as
+    # large as the weights that the step updates at once.
     adam = 0 if on_gpu else 2 * 4 * part
     if stage == 0:
-        # Gradients are copied into a flat buffer to be averaged. Adam updates one weight after the other.
-        flat = 4 * min(trained, BUCKET_ELEMENTS)
+        # Gradients are copied into a flat buffer to be averaged. `adam` isn't added: without ZeRO, Adam
+        # updates one tensor of weights after the other.
+        flat_buffer = 4 * min(trained, BUCKET_ELEMENTS)
         return ModelMemory(
-            weights=4 * all_weights, optimizer=8 * trained, gradients=4 * trained, stepping=flat
+            weights=4 * all_weights, optimizer=8 * trained, gradients=4 * trained, stepping=flat_buffer
         )
     if trainer.offload_optimizer and on_gpu:
-        weights = -(-size * all_weights // (ranks if stage == 3 else 1))
-        # The bytes of weights that lie on the host, and not on the GPU.
-        away = weights if trainer.offload_parameters else 0
+        ranks_that_share_weights = ranks if stage == 3 else 1
+        weights = -(-size * all_weights // ranks_that_share_weights)  # rounded up
+        weights_on_host = weights if trainer.offload_parameters else 0
         # Stage 3 gathers weights for a pass. Stages 1 and 2 collect gradients in a bucket.
         passing = size * (min(GATHERED_ELEMENTS, all_weights) if stage == 3 else BUCKET_ELEMENTS)
         return ModelMemory(
-            weights=weights - away,
+            weights=weights - weights_on_host,
             buffers=size * BUCKET_ELEMENTS if stage == 3 else 0,
             passing=passing,
-            on_host=away + (4 + 4 + 8) * part,  # weights, gradients, optimiser
+            on_host=weights_on_host + (4 + 4 + 8) * part,  # weights, gradients, optimiser, all in float32
         )
     if stage == 1 and size == 2:
-        # DeepSpeed's own optimiser for bfloat16 keeps whole gradients in float32 on each rank. The gradients
-        # in the precision of passes are dropped one by one (`immediate_grad_update`).
+        # DeepSpeed's own optimiser for bfloat16 has a buffer on each rank for all gradients in float32, which
+        # it keeps from step to step. Gradients in bfloat16 are dropped one by one (`immediate_grad_update`).
         return ModelMemory(
             weights=size * all_weights,
             master=4 * part,
@@ -471,14 +478,14 @@ def memory_of_model(trainer: Trainer, all_weights: int, trained: int, machine: M
             stepping=adam,
         )
     if stage <= 2:
-        whole = trained if stage == 1 else part
-        low_precision_gradients = size * part if size == 2 else 0  # in the precision of passes
+        n_gradients = trained if stage == 1 else part  # stage 2 shards them
+        bfloat16_gradients = size * part if size == 2 else 0  # those that passes make
         return ModelMemory(
             weights=size * all_weights,
             master=4 * part,
             optimizer=8 * part,
-            gradients=4 * whole,
-            passing=size * BUCKET_ELEMENTS + low_precision_gradients,
+            gradients=4 * n_gradients,
+            passing=size * BUCKET_ELEMENTS + bfloat16_gradients,
             stepping=adam,
         )
     # Stage 3 keeps two buffers: this rank's part of the gradients in float32, and a bucket that collects
@@ -560,7 +567,10 @@ class TrainerMemory:
 
     @cached_property
     def moving_average_weights(self) -> int:
-        """The number of weights of the moving average that is the objective's teacher; 0 without one."""
+        """The number of weights of the moving average that is the objective's teacher; 0 without one.
+
+        The average is a copy of the whole policy, with its adapters.
+        """
         teacher = teacher_of(self.trainer.objective)
         if teacher is None or teacher.weights != "average":
             return 0
@@ -607,12 +617,13 @@ class TrainerMemory:
         trainer, work = self.trainer, self.work
         rows_together = 2 if trainer.objective.needs_pairs else 1  # a pair is in one micro-batch
         ranks_of_group = trainer.sequence_parallel_size  # the ranks of a group share each row
-        longest_row = work.longest
+        # The policy's rows have at most `work.longest` tokens. A critic with a template, and a teacher, read
+        # longer prompts.
+        longest_of_any_model = work.longest
         critic = self.experiment.credit.critic_settings
-        if critic is not None and critic.template is not None:
-            longest_row = self.experiment.context_length  # the critic's prompts are longer than the policy's
-        if isinstance(trainer.objective, TeacherObjective):
-            longest_row = self.experiment.context_length  # and so are the teacher's
+        has_critic_prompts = critic is not None and critic.template is not None
+        if has_critic_prompts or isinstance(trainer.objective, TeacherObjective):
+            longest_of_any_model = self.experiment.context_length
         groups = max(1, self.machine.world_size // ranks_of_group)
         # A unit is a row, or a pair of rows.
         units_of_step = min(trainer.minibatch_size or work.rows, max(work.rows, 1))
@@ -621,8 +632,8 @@ class TrainerMemory:
             most_rows = min(most_rows, max(rows_together, trainer.sequences_per_micro_batch))
         most_tokens = min(trainer.tokens_per_micro_batch * ranks_of_group, most_rows * work.longest)
         # A row, or pair, that exceeds the limit has a micro-batch to itself.
-        tokens = max(rows_together * longest_row, most_tokens)
-        tokens_of_rank = -(-tokens // ranks_of_group)
+        tokens = max(rows_together * longest_of_any_model, most_tokens)
+        tokens_of_rank = -(-tokens // ranks_of_group)  # rounded up
         if self.bound_of_micro_batch is not None:
             tokens_of_rank = min(tokens_of_rank, self.bound_of_micro_batch)
         return tokens_of_rank
@@ -636,7 +647,7 @@ class TrainerMemory:
             shape=self.shape,
             itemsize=itemsize(trainer),
             tokens=tokens,
-            trained=-(-tokens * self.work.longest_answer // self.work.longest),
+            trained=-(-tokens * self.work.longest_answer // self.work.longest),  # rounded up
             device=self.machine.device,
             checkpointing=trainer.gradient_checkpointing,
             masked=on_cpu and trainer.layout == "packed",  # on a GPU, packed attention needs no mask
@@ -650,36 +661,39 @@ class TrainerMemory:
         for the passes of all three models.
         """
         passes, objective = self.passes_over(self.micro_batch), self.trainer.objective
-        entropy = objective.entropy_coef != 0 or self.trainer.entropy_target is not None
+        loss_has_entropy = objective.entropy_coef != 0 or self.trainer.entropy_target is not None
         head = passes.head(
             backward=True,
             # The reward model has no adapters, so its head is trained even if the policy's isn't.
             is_trained=self.trainer.lora is None or self.reward_model is not None,
-            entropy_gradient=entropy,
+            entropy_gradient=loss_has_entropy,
             terms=isinstance(objective, DistributionObjective),
             compare_bytes=objective.compare_bytes if isinstance(objective, TeacherObjective) else 0,
         )
-        size = passes.kept + max(head, passes.backward_of_a_layer)
+        size = passes.kept + max(head, passes.backward_of_a_block)
         if isinstance(objective, TeacherObjective):
-            # The teacher's pass is over before the policy's begins. Its last hidden states remain.
-            states_of_teacher = passes.trained * passes.itemsize * passes.shape.hidden
-            size = max(passes.scoring, _hidden_states(passes) + states_of_teacher, size + states_of_teacher)
+            # The teacher's pass is over before the policy's begins. Of its last hidden states, those of the
+            # trained tokens are copied, and the copy stays during the policy's pass.
+            copied_states = passes.trained * passes.itemsize * passes.shape.hidden
+            pass_of_teacher = max(passes.scoring, _hidden_states(passes) + copied_states)
+            size = max(pass_of_teacher, size + copied_states)
         # PyTorch reserves more bytes on a GPU than its tensors have.
         return self._reserved(size)
 
     @cached_property
     def scoring(self) -> int:
-        """The most bytes of passes without gradient, whose micro-batches are twice as large."""
+        """The most bytes of passes without gradient."""
         trainer, work = self.trainer, self.work
-        # Twice a micro-batch, but not more tokens than all rows have.
-        tokens = min(2 * self.micro_batch, max(self.micro_batch, work.rows * work.longest))
-        if trainer.sequences_per_micro_batch is not None:
-            tokens = self.micro_batch  # only the limit of tokens is twice as large, not that of rows
+        tokens = self.micro_batch
+        if trainer.sequences_per_micro_batch is None:
+            # Without gradient, a micro-batch has twice as many tokens, but not more than all rows have.
+            # If its rows are limited, it is as large as with gradient.
+            tokens = min(2 * tokens, max(tokens, work.rows * work.longest))
         passes = self.passes_over(tokens)
         head = passes.head(backward=False, nucleus=self._has_nucleus)
         peaks = [passes.scoring, _hidden_states(passes) + head]
-        # Some credit compares the policy's distributions with the reference's, or ("group") with their mean
-        # over all answers to the problem.
+        # Credit may compare the policy's distributions with the reference's ("reference"), or with their mean
+        # over all answers to the problem ("group").
         compared_with = self.experiment.credit.trainer_scores.compared_with
         if "reference" in compared_with or isinstance(trainer.objective, ReferenceKlObjective):
             peaks.append(_comparison_with_reference(passes))
@@ -689,7 +703,7 @@ class TrainerMemory:
             passes_of_group = self.passes_over(max(tokens, answers_of_problem * work.longest))
             head_of_group = passes_of_group.head(backward=False, compared_with="group")
             peaks += [passes_of_group.scoring, _hidden_states(passes_of_group) + head_of_group]
-        gathered = self.policy.passing if trainer.zero_stage == 3 else 0
+        gathered = self.policy.passing if trainer.zero_stage == 3 else 0  # ZeRO-3 gathers weights for a pass
         # An offloaded reference is copied to the GPU to score.
         copied_reference = 0 if self.reference_stays else self.reference
         return self._reserved(max(peaks)) + gathered + copied_reference
@@ -706,7 +720,7 @@ class TrainerMemory:
         return round(size * FRAGMENTATION) if self.machine.device == "cuda" else size
 
     @property
-    def models(self) -> int:
+    def bytes_of_models(self) -> int:
         """The bytes that stay on the device from step to step."""
         learned = sum(model.kept for model in self.learned_models)
         reference = self.reference if self.reference_stays else 0
@@ -720,11 +734,11 @@ class TrainerMemory:
         # The reward model's steps are over before the policy's first step, but its gradients are counted as
         # well.
         gradients = sum(model.gradients for model in models)
-        # The models run their passes one after the other, so only the one that needs most counts. So it is
-        # with their steps, before which the activations are freed.
+        # The models run their passes one after the other, so only the largest counts. They also make their
+        # steps one after the other, when the activations of all passes have been freed.
         during_pass = max(model.passing for model in models) + self.micro_batch_pass
         during_step = max(model.stepping for model in models)
-        return self.models + max(self.scoring, gradients + max(during_pass, during_step))
+        return self.bytes_of_models + max(self.scoring, gradients + max(during_pass, during_step))
 
     @property
     def scorable(self) -> int:
@@ -734,7 +748,7 @@ class TrainerMemory:
     @property
     def put_aside(self) -> int:
         """The bytes that are moved to the host while the engine is awake on the trainer's GPU."""
-        return self.models - self.scorable
+        return self.bytes_of_models - self.scorable
 
 
 def _hidden_states(passes: Passes) -> int:

@@ -180,12 +180,10 @@ class Plan:
 
     @property
     def sends_through_memory(self) -> bool:
-        """Whether new weights are written into /dev/shm, by the rule of `weights_folder`."""
-        return (
-            self.engine is not None
-            and self.engine.settings.weights_in_memory
-            and self.machine.shared_memory != 0
-        )
+        """Whether new weights are written into /dev/shm, and not into the experiment's folder."""
+        if self.engine is None or not self.engine.settings.weights_in_memory:
+            return False
+        return self.machine.shared_memory != 0  # 0 if this user can't write there
 
     @cached_property
     def uses(self) -> list[MemoryUse]:
@@ -248,15 +246,14 @@ class Plan:
         if engine is None:
             yield MemoryUse("training", "a GPU", tuple(training), room)
             return
+        # The least share with which vLLM starts consists of weights, passes and context, and a cache for one
+        # sequence as long as the context.
+        passes_and_context = engine.least_share - engine.weights - self._bytes_of_one_sequence
+        cache = max(engine.cache, self._bytes_of_one_sequence)  # `engine.cache` may even be negative
         engine_awake = [
             MemoryItem("engine: weights", engine.weights),
-            # The least share consists of the weights, this item, and the cache of one sequence of the
-            # context's length.
-            MemoryItem(
-                "engine: passes and context",
-                engine.least_share - engine.weights - self._bytes_of_one_sequence,
-            ),
-            MemoryItem("engine: KV cache", max(engine.cache, self._bytes_of_one_sequence)),
+            MemoryItem("engine: passes and context", passes_and_context),
+            MemoryItem("engine: KV cache", cache),
         ]
         if not self.shares_device:
             yield MemoryUse("start", "an engine's GPU", tuple(engine_awake), room)
@@ -296,24 +293,25 @@ class Plan:
         ]
         for name, model in (("critic", trainer.critic), ("reward model", trainer.reward_model)):
             if model is not None:
+                # `kept` is weights, master weights, optimiser and buffers.
+                all_but_weights = model.kept - model.weights + model.gradients
                 items += [
                     MemoryItem(f"{name}: weights", model.weights),
-                    MemoryItem(
-                        f"{name}: optimizer and the rest", model.kept - model.weights + model.gradients
-                    ),
+                    MemoryItem(f"{name}: optimizer and the rest", all_but_weights),
                 ]
         if trainer.reference and trainer.reference_stays:
             items.append(MemoryItem("reference", trainer.reference))
         if trainer.moving_average:
             items.append(MemoryItem("moving average of the weights (teacher)", trainer.moving_average))
         other_bytes = trainer.peak - sum(item.size for item in items)
-        items.append(MemoryItem("activations, chunks of the head, steps", max(0, other_bytes)))
+        items.append(MemoryItem("activations, chunks of the head, steps", other_bytes))
         return [item for item in items if item.size]
 
     # The host
 
     def _uses_of_host(self) -> Iterator[MemoryUse]:
-        """Yields the uses of a machine's own memory and of /dev/shm. On a CPU the models are there, too."""
+        """Yields the uses of a machine's own memory, and of /dev/shm, whose content is in this memory, too.
+        On a CPU, so are the models."""
         machine, trainer, engine = self.machine, self.trainer, self.engine
         shared_memory = self._shared_memory_item
         if self.sends_through_memory:
@@ -370,12 +368,15 @@ class Plan:
         """The content of /dev/shm: the versions of the weights that exist at once while new ones are loaded.
         If adapters are sent, only the start model is there."""
         lora = self.experiment.trainer.lora
-        adapters = lora is not None and lora.send == "adapters"
-        what = "the start model's weights" if adapters else f"{VERSIONS_AT_ONCE} versions of the weights"
-        # The bytes of one version. `shape.served` counts the weights in the engine, with an untied head.
-        served = itemsize(self.experiment.trainer) * self.shape.served
-        versions = 1 if adapters else VERSIONS_AT_ONCE
-        return MemoryItem(f"{SHARED_MEMORY}: {what}", versions * served if self.sends_through_memory else 0)
+        if lora is not None and lora.send == "adapters":
+            versions, what = 1, "the start model's weights"
+        else:
+            versions, what = VERSIONS_AT_ONCE, f"{VERSIONS_AT_ONCE} versions of the weights"
+        if not self.sends_through_memory:
+            versions = 0
+        # `shape.served` is the number of weights in the engine, with an untied head.
+        bytes_of_version = itemsize(self.experiment.trainer) * self.shape.served
+        return MemoryItem(f"{SHARED_MEMORY}: {what}", versions * bytes_of_version)
 
     def _reading_items(self) -> Iterator[MemoryItem]:
         """Yields the memory for reading the start model.
@@ -486,11 +487,11 @@ def find_remedy(plan: Plan) -> Remedy | None:
         return Remedy(changes)
     if plan.machine.device == "cpu":
         return None
+    machine = plan.machine
     for gpus, nodes in MORE_GPUS:
-        machine = plan.machine
         if gpus * nodes <= machine.world_size:
             continue
-        # The memory of a larger machine's host is unknown.
+        # The larger machine has a GPU for each rank (`gpus=None`), and its host's memory is unknown.
         larger = replace(machine, ranks=gpus, nodes=nodes, host_memory=None, gpus=None)
         plan_on_more_gpus = replace(plan, machine=larger)
         if plan_on_more_gpus.fits:
@@ -529,13 +530,15 @@ def _find_changes(plan: Plan) -> tuple[Change, ...] | None:
 
 
 def _with_more_servers(plan: Plan, changes: tuple[Change, ...]) -> tuple[Change, ...]:
-    """Returns `changes` with one more change: to as many servers as fit on the trainer's GPUs.
+    """Returns `changes`, with which the plan fits, and one more change: to as many servers as fit on the
+    trainer's GPUs.
 
-    The plan fits with `changes` alone, too. But while a single server samples, the other GPUs are idle. If no
-    more servers fit, or if the configuration sets the servers itself, returns `changes` as they are.
+    While a single server samples, the other GPUs are idle. If no more servers fit, or if the configuration
+    sets the servers itself, returns `changes` as they are.
     """
     changed_plan = _plan_if_it_fits(plan, changes)
-    if changed_plan is None or changed_plan.engine is None:
+    assert changed_plan is not None, "the plan fits with `changes`"
+    if changed_plan.engine is None:
         return changes
     settings = changed_plan.engine.settings
     if plan.machine.device == "cpu" or settings.devices or settings.servers != "one":
@@ -612,7 +615,8 @@ def _candidate_changes(plan: Plan) -> Iterator[Change]:
     trainer, on_gpu = plan.experiment.trainer, plan.machine.device == "cuda"
     tokens, cost = trainer.tokens_per_micro_batch, 1
     # Much less than the longest row wouldn't help, since a row that exceeds the limit runs alone.
-    while tokens // 2 >= max(256, plan.work.longest // 2) and cost < 5:  # at most four times
+    fewest_tokens = max(256, plan.work.longest // 2)
+    while tokens // 2 >= fewest_tokens and cost < 5:  # at most four times
         tokens, cost = tokens // 2, cost + 1
         yield Change("trainer.tokens_per_micro_batch", tokens, cost)
     if not trainer.gradient_checkpointing:
@@ -651,8 +655,8 @@ def _candidate_changes_of_engine(plan: Plan) -> Iterator[Change]:
     if configured_share is not None:
         # A larger share helps if the engine doesn't fit into its own.
         yield from (Change(SHARE_KEY, share, 3) for share in TRIED_SHARES if share > configured_share)
-        # A smaller share leaves more for the trainer. Its smaller cache makes sampling slower, so the
-        # smaller a share, the higher its cost.
+        # A smaller share leaves more for the trainer, but its smaller cache makes sampling slower. The shares
+        # in `TRIED_SHARES` descend, so a smaller one has a higher number, and a higher cost.
         for number, share in enumerate(TRIED_SHARES):
             if share < configured_share:
                 yield Change(SHARE_KEY, share, 3 + number)

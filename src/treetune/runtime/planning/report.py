@@ -121,8 +121,7 @@ def estimate_phases(plan: Plan) -> Iterator[PhaseSeconds]:
             )
     yield from _estimate_trainer_passes(plan)
     if _can_estimate_sampling(plan):
-        # Demonstrations need new weights in the engine only for evaluations.
-        if work.is_sampled:
+        if work.is_sampled:  # without sampling, the engine gets new weights only for evaluations
             yield _estimate_sync(plan)
         if experiment.evaluation.sets:
             yield _estimate_evaluation(plan)
@@ -197,16 +196,19 @@ class _ForwardPasses:
 
     def seconds_of_scoring(self, work: IterationWork) -> float:
         """Returns the seconds in which a model scores all rows."""
-        rows_of_group = -(-work.rows // self.groups)  # rounded up
-        # Without a backward pass twice as many rows fit into a micro-batch.
-        micro_batches = math.ceil(rows_of_group / (self.configured_rows or 2 * self.rows_of_micro_batch))
+        rows_of_group = -(-work.rows // self.groups)  # rounded up; the ranks of a group share each row
+        # Without a backward pass, a micro-batch has twice as many rows, unless the configuration sets them.
+        rows_of_micro_batch = self.configured_rows or 2 * self.rows_of_micro_batch
+        micro_batches = math.ceil(rows_of_group / rows_of_micro_batch)
         compute_seconds = 2 * self.weights * self.tokens / self.operations_per_second
         return compute_seconds + micro_batches * self.launch_seconds
 
     def seconds_in_training(self, work: IterationWork) -> float:
         """Returns the seconds of a model's forward passes in training: one over all rows in each epoch."""
-        rows_of_step = work.rows * work.epochs / work.steps / self.groups  # of one group
-        micro_batches = work.steps * -(-rows_of_step // self.rows_of_micro_batch)  # rounded up in each step
+        rows_of_step = work.rows * work.epochs / work.steps
+        rows_of_group = rows_of_step / self.groups  # the ranks of a group share each row
+        micro_batches_of_step = -(-rows_of_group // self.rows_of_micro_batch)  # rounded up
+        micro_batches = work.steps * micro_batches_of_step
         compute_seconds = 2 * self.weights * self.tokens * work.epochs / self.operations_per_second
         return compute_seconds + micro_batches * self.launch_seconds
 
@@ -281,11 +283,11 @@ def _estimate_sync(plan: Plan) -> PhaseSeconds:
     trainer, engine, machine = plan.experiment.trainer, plan.engine, plan.machine
     canary_seconds = CANARY_S
     if machine.device == "cpu":
-        # Engine and trainer both compute the canary's prompts. The engine samples a few tokens after each
-        # prompt, and the trainer scores these tokens.
+        # The canary verifies the new weights: the engine samples a few tokens after each of its prompts, and
+        # the trainer scores these tokens. Both compute the prompts.
         rate = CORE_FLOPS * machine.cores
         sampling_rate = IN_PROCESS_FLOPS * machine.cores if engine is None else SERVER_FLOPS
-        operations = 2 * plan.shape.parameters * CANARY_PROMPTS
+        operations = 2 * plan.shape.parameters * CANARY_PROMPTS  # for one token in each of the answers
         canary_seconds += operations * (2 * plan.work.prompt_tokens + CANARY_TOKENS) / rate
         canary_seconds += operations * CANARY_TOKENS / sampling_rate
     if engine is None:
@@ -297,8 +299,10 @@ def _estimate_sync(plan: Plan) -> PhaseSeconds:
     method, _ = engine.settings.transfer_method(
         device=machine.device, machines=machine_names, adapters=adapters
     )
+    # Adapters are small, so their bytes are left out.
     weight_bytes = 0 if adapters else itemsize(trainer) * plan.shape.served
     write_seconds = weight_bytes / (2 * FILE_BYTES_PER_S)  # four threads write, assumed twice as fast as one
+    # A disk is assumed to be as fast as /dev/shm.
     folder = str(SHARED_MEMORY) if plan.sends_through_memory else "files, as if they were in memory"
     if method in METHODS_ON_THE_DEVICE:
         # Chunks are written while later ones are transferred, and the update waits for both.
@@ -324,14 +328,15 @@ def count_trained_tokens(work: IterationWork, layout: Layout) -> float:
         return work.rows * work.row_tokens
     answer_tokens = min(work.answer_tokens, work.row_tokens)
     # Rows are shuffled, so the answers to a problem lie in several steps. Each of these steps computes
-    # the prompt. `steps_with_problem` is their expected number, with a step drawn for each row by itself.
+    # the prompt. `steps_with_problem` is the expected number of these steps if each row is in a random one.
     steps_of_epoch = max(1.0, work.steps / work.epochs)
-    rows_of_problem = work.rows / min(work.problems, work.rows)
-    steps_with_problem = steps_of_epoch * (1 - (1 - 1 / steps_of_epoch) ** rows_of_problem)
     problems = min(work.problems, work.rows)
+    rows_of_problem = work.rows / problems
+    steps_with_problem = steps_of_epoch * (1 - (1 - 1 / steps_of_epoch) ** rows_of_problem)
+    # All prompts begin with `shared_tokens`, which each step computes once. `further_tokens` differ.
     shared_tokens = min(work.shared_prompt_tokens, work.row_tokens - answer_tokens)
-    own_tokens = work.row_tokens - answer_tokens - shared_tokens
-    prompt_tokens = steps_of_epoch * shared_tokens + problems * own_tokens * steps_with_problem
+    further_tokens = work.row_tokens - answer_tokens - shared_tokens
+    prompt_tokens = steps_of_epoch * shared_tokens + problems * further_tokens * steps_with_problem
     return prompt_tokens + work.rows * answer_tokens
 
 
@@ -351,7 +356,10 @@ class TrainingAtAssumedLengths:
 
 
 def training_at_assumed_lengths(plan: Plan) -> TrainingAtAssumedLengths:
-    """Plans the memory of training with micro-batches that have the tokens of a step, or fewer."""
+    """Returns the memory of training if all prompts and answers have their assumed mean lengths.
+
+    A micro-batch then has at most the tokens of a rank in one step, even if the settings allow more.
+    """
     work = plan.work
     tokens_of_step = count_trained_tokens(work, plan.experiment.trainer.layout) / (work.steps / work.epochs)
     tokens_of_rank = math.ceil(max(tokens_of_step / plan.machine.world_size, work.row_tokens))
@@ -398,8 +406,8 @@ def _estimate_sampling(
         samples: The number of samples.
         tokens: The mean tokens of a sample.
         context: The mean number of tokens before a sampled token.
-        prompt_tokens: The tokens before the samples that an engine with a prefix cache computes. They count
-            only on a CPU, and are 0 for samples of credit, since the cache has what is before them.
+        prompt_tokens: The tokens of all prompts that the engine has to compute, if it caches prefixes. They
+            count only on a CPU. For samples of credit they are 0, since their prompts are in the cache.
     """
     machine, device = plan.machine, plan.machine.device
     operations_of_token = 2 * plan.shape.parameters
@@ -409,9 +417,9 @@ def _estimate_sampling(
         source = "in the ranks' own processes, 24 billion operations a second a core"
         return PhaseSeconds(phase, seconds_of_core / machine.cores, source)
     settings = plan.engine.settings
-    servers = servers_on_a_machine(settings, machine) * (
-        machine.nodes if settings.servers == "per_rank" else 1
-    )
+    servers = servers_on_a_machine(settings, machine)
+    if settings.servers == "per_rank":
+        servers *= machine.nodes  # otherwise only the first machine has servers
     samples_per_server = samples / servers
     http_seconds = samples_per_server * (HTTP_SAMPLE_S + tokens * HTTP_TOKEN_S)
     engine_seconds = samples_per_server * tokens * ENGINE_TOKEN_S[device]
@@ -446,7 +454,8 @@ def _estimate_sampling(
         (engine_seconds, f"the engine's own process: {1e6 * ENGINE_TOKEN_S[device]:.0f} µs a token"),
         (http_seconds, "one HTTP process a server: 2.5 µs a token, 0.1 ms a sample"),
     ]
-    return PhaseSeconds(phase, *max(candidates))
+    slowest_seconds, source = max(candidates)
+    return PhaseSeconds(phase, slowest_seconds, source)
 
 
 def predict_metrics(plan: Plan) -> dict[str, float]:
@@ -463,7 +472,7 @@ def predict_metrics(plan: Plan) -> dict[str, float]:
             VALUE_TOKENS: plan.work.continued_tokens + plan.work.further_tokens,
         }
     for use in plan.uses:
-        if use.phase in ("generation", "training") and use.where != str(SHARED_MEMORY):
+        if use.phase in ("generation", "training"):
             # A GPU's uses come before the host's. The first one stays, so the metric is the GPU's if there
             # is one.
             metrics.setdefault(f"memory/{use.phase}", use.needed)
@@ -496,19 +505,19 @@ def as_text(plan: Plan) -> str:
     verdict = "  DOES NOT FIT" if space.problem else ""
     lines += [
         "",
-        f"checkpoints, disk of {space.folder}: {format_bytes(space.at_once)} {free} at once,"
-        f" {format_bytes(space.by_the_end)} by the end{verdict}",
+        f"checkpoints, disk of {space.folder}: {format_bytes(space.bytes_at_once)} {free} at once,"
+        f" {format_bytes(space.bytes_by_the_end)} by the end{verdict}",
         f"    {format_bytes(space.weights):>11}  weights of a checkpoint",
         f"    {format_bytes(space.state):>11}  state of the trainer, of those that a run can resume from",
     ]
-    lines += ["", f"micro-batches: up to {trainer.micro_batch:,} tokens on a rank", *_describe_work(plan), ""]
-    usual = training_at_assumed_lengths(plan)
-    if usual.needed < _memory_of_training(plan).needed:
-        lines[-1:] = [
-            f"with these lengths, a micro-batch has at most {usual.micro_batch_tokens:,} tokens, and training"
-            f" needs {format_bytes(usual.needed)}",
-            "",
-        ]
+    lines += ["", f"micro-batches: up to {trainer.micro_batch:,} tokens on a rank", *_describe_work(plan)]
+    usual_training = training_at_assumed_lengths(plan)
+    if usual_training.needed < _memory_of_training(plan).needed:
+        lines.append(
+            f"with these lengths, a micro-batch has at most {usual_training.micro_batch_tokens:,} tokens, and"
+            f" training needs {format_bytes(usual_training.needed)}"
+        )
+    lines.append("")
     estimates = list(estimate_phases(plan))
     scope = "an iteration" if work.is_known else "one problem"
     lines.append(f"seconds of {scope}, by estimate (may be wrong by a factor of two):")
@@ -565,23 +574,26 @@ def verdict_of(plan: Plan, known_remedy: Remedy | None = None) -> str:
         if space.problem:
             return f"it doesn't fit:\n  {space.problem}"
         return f"it fits, but {space.warning}" if space.warning else "it fits"
-    smallest_change = known_remedy or find_remedy(plan)
+    remedy = known_remedy or find_remedy(plan)
     lines = ["it doesn't fit:", *(f"  {problem}" for problem in plan.problems)]
     if space.problem:
         lines.append(f"  {space.problem}")
-    if smallest_change is None:
+    if remedy is None:
         lines.append("  no setting of speed or memory makes it fit: take a smaller model, or other hardware")
     else:
-        lines.append(f"  the smallest change that makes it fit: {smallest_change.text}")
-        if smallest_change.changes:
-            lines.append(f"    --override {shlex.quote(smallest_change.override)}")
+        lines.append(f"  the smallest change that makes it fit: {remedy.text}")
+        if remedy.changes:  # more GPUs alone need no change of the configuration
+            lines.append(f"    --override {shlex.quote(remedy.override)}")
     return "\n".join(lines)
 
 
 def as_data(plan: Plan) -> dict[str, Any]:
     """Returns the plan as data for programs; sizes are in bytes."""
     shape, work, machine = plan.shape, plan.work, plan.machine
-    smallest_change = None if plan.fits else find_remedy(plan)
+    remedy = None if plan.fits else find_remedy(plan)
+    problems = list(plan.problems)
+    if plan.checkpoints.problem is not None:
+        problems.append(plan.checkpoints.problem)
     return {
         "experiment": plan.experiment.experiment_name,
         "machine": {name: getattr(machine, name) for name in MACHINE_FIELDS},
@@ -599,15 +611,13 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "checkpoints": {
             "weights": plan.checkpoints.weights,
             "state": plan.checkpoints.state,
-            "at_once": plan.checkpoints.at_once,
-            "by_the_end": plan.checkpoints.by_the_end,
+            "at_once": plan.checkpoints.bytes_at_once,
+            "by_the_end": plan.checkpoints.bytes_by_the_end,
             "room": plan.checkpoints.room,
         },
         "fits": plan.fits and plan.checkpoints.problem is None,
-        "problems": [*plan.problems, *filter(None, [plan.checkpoints.problem])],
-        "remedy": None
-        if smallest_change is None
-        else {"words": smallest_change.text, "override": smallest_change.override},
+        "problems": problems,
+        "remedy": None if remedy is None else {"words": remedy.text, "override": remedy.override},
     }
 
 

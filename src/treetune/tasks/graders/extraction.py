@@ -56,7 +56,7 @@ def last_between(
     """Returns the text between the last `closing` and the last `opening` before it, stripped.
 
     The text may have several lines. With `unclosed`, it begins after the last `opening`, and ends at the next
-    `closing`, or at the end of the response if there is none. Returns None if there is no such text, or if it
+    `closing`, or at the end of the text if there is none. Returns None if there is no such text, or if it
     is empty.
     """
     if unclosed:
@@ -89,7 +89,7 @@ def fenced_blocks(text: str, *languages: str, unclosed: bool = False) -> list[st
     opening: re.Match[str] | None = None
     lines: list[str] = []
 
-    def close_block(opened_by: re.Match[str]) -> None:
+    def add_block(opened_by: re.Match[str]) -> None:
         """Adds the lines of the block that the fence `opened_by` has opened, if its language is among
         `languages`."""
         if not languages or _language_of_block(opened_by) in languages:
@@ -99,7 +99,7 @@ def fenced_blocks(text: str, *languages: str, unclosed: bool = False) -> list[st
         fence = _FENCE.fullmatch(line.rstrip("\r"))
         if fence is not None and fence["fence"][0] == "`" and "`" in fence["info"]:
             fence = None  # not a fence, but code within a line
-        if opening is None:
+        if opening is None:  # the line is outside of blocks, unless it is a fence and opens one
             opening, lines = fence, []
         elif fence is None or not fence["fence"].startswith(opening["fence"]):
             lines.append(line)
@@ -108,10 +108,10 @@ def fenced_blocks(text: str, *languages: str, unclosed: bool = False) -> list[st
             # never closed.
             opening, lines = fence, []
         else:
-            close_block(opening)
+            add_block(opening)
             opening = None
     if unclosed and opening is not None:
-        close_block(opening)
+        add_block(opening)
     return blocks
 
 
@@ -135,7 +135,8 @@ def _remove_indentation(line: str, text_before_fence: str) -> str:
     if text_before_fence and line.startswith(text_before_fence):
         return line[len(text_before_fence) :]
     if ">" in text_before_fence:
-        indentation_of_fence = len(text_before_fence.rpartition(">")[2]) - len(" ")
+        _, _, after_quotation = text_before_fence.rpartition(">")
+        indentation_of_fence = len(after_quotation) - len(" ")  # without the space that belongs to the sign
     else:
         indentation_of_fence = len(text_before_fence)
     indentation = len(line) - len(line.lstrip(" \t"))
@@ -195,11 +196,12 @@ def find_values(text: str, brackets: str = "[{") -> Iterator[tuple[str, Any]]:
 
 
 def _find_outermost_pairs(text: str, brackets: str) -> list[tuple[int, int]]:
-    """Returns the spans of the outermost balanced pairs of these brackets, from left to right, in one pass.
+    """Returns the spans of the outermost balanced pairs of these opening brackets and their closing ones.
 
-    Brackets within quotes don't count. Quotes themselves count only within brackets and only up to the end of
-    their line, so that an apostrophe in a sentence hides little text. A closing bracket of the wrong kind
-    discards all brackets that are open.
+    The pairs are in the order of the text, and are found in one pass. Brackets within a string in quotes
+    don't count. An apostrophe in a sentence should begin no long string. So a quote begins a string only
+    within brackets, and the string ends in the same line. A closing bracket of the wrong kind discards all
+    brackets that are open.
     """
     pairs: list[tuple[int, int]] = []
     open_brackets: list[int] = []
@@ -209,10 +211,12 @@ def _find_outermost_pairs(text: str, brackets: str) -> list[tuple[int, int]]:
         if len(sign[0]) > 1:
             continue  # a backslash and the character after it, such as LaTeX's \[
         if sign[0] in _STRING_IN_QUOTES:
-            string = _STRING_IN_QUOTES[sign[0]].match(text, sign.start()) if open_brackets else None
+            if not open_brackets:
+                continue  # such a quote begins no string
+            string = _STRING_IN_QUOTES[sign[0]].match(text, sign.start())
             if string is not None:
-                position = string.end()  # brackets within a string don't count
-            elif open_brackets:
+                position = string.end()
+            else:
                 position = _after_unclosed_quote(text, position, sign[0])
         elif sign[0] not in _OPENING_OF_CLOSING:
             open_brackets.append(sign.start())
@@ -246,13 +250,13 @@ def _depth_of_brackets(text: str) -> int:
     """Returns the largest number of brackets within each other, outside of strings."""
     deepest = depth = 0
     for match in _NESTING.finditer(text):
-        if sign := match["sign"]:
-            # `_NESTING` matches a closed string as a whole. So a quote that it matches by itself isn't
-            # closed.
-            if sign in _STRING_IN_QUOTES:
-                raise UnreadableValue("a string that isn't closed in its line")
-            depth += 1 if sign in "[({" else -1
-            deepest = max(deepest, depth)
+        sign = match["sign"]
+        if sign is None:
+            continue  # a whole string in quotes
+        if sign in _STRING_IN_QUOTES:  # a quote by itself: no second one closes it
+            raise UnreadableValue("a string that isn't closed in its line")
+        depth += 1 if sign in "[({" else -1
+        deepest = max(deepest, depth)
     return deepest
 
 
@@ -288,20 +292,20 @@ def find_boxes(text: str) -> list[Box]:
     command that follow. A command includes its arguments: the content of ``\boxed\frac{1}{2}`` is
     ``\frac{1}{2}``.
     """
-    found_boxes: list[Box] = []
+    boxes: list[Box] = []
     pairs = find_braces(text)
-    for box in _BOX.finditer(text):
-        if found_boxes and box.start() < found_boxes[-1].end:
+    for match in _BOX.finditer(text):
+        if boxes and match.start() < boxes[-1].end:
             continue  # within the previous box
-        if box["bare"]:
-            is_command = box["bare"].startswith("\\")
-            bare_end = _end_of_arguments(text, box, pairs) if is_command else box.end()
-            found_boxes.append(Box(box.start(), bare_end, text[box.start("bare") : bare_end]))
+        if match["bare"]:  # a box without braces
+            is_command = match["bare"].startswith("\\")
+            bare_end = _end_of_arguments(text, match, pairs) if is_command else match.end()
+            boxes.append(Box(match.start(), bare_end, text[match.start("bare") : bare_end]))
             continue
-        closing_brace = pairs.get(box.end() - 1)
+        closing_brace = pairs.get(match.end() - 1)  # the match ends with the opening brace
         if closing_brace is not None:
-            found_boxes.append(Box(box.start(), closing_brace + 1, text[box.end() : closing_brace]))
-    return found_boxes
+            boxes.append(Box(match.start(), closing_brace + 1, text[match.end() : closing_brace]))
+    return boxes
 
 
 def _end_of_arguments(text: str, box: re.Match[str], pairs: dict[int, int]) -> int:

@@ -74,12 +74,12 @@ class Numeric(Grader):
     @override
     def extract(self, response: str, problem: Problem) -> str | None:
         """Returns the answer after the marker or, without one, the last number or the last box, as
-        `without_marker` says. Returns None if there is no such answer, or if it is denied."""
+        `without_marker` says. Returns None if there is no such answer, or if it excludes a number
+        (``not 72``)."""
         answer = after_marker(response, self.marker)
-        if not answer and self.without_marker == "last_number":
+        if answer is None and self.without_marker == "last_number":
             answer = last_number(response)
-        elif not answer and self.without_marker == "boxed":
-            answer = None
+        elif answer is None and self.without_marker == "boxed":
             all_boxes = find_boxes(response)
             if all_boxes:
                 answer = all_boxes[-1].content.strip() or None
@@ -90,7 +90,7 @@ class Numeric(Grader):
         """Compares the answer with the gold: as numbers or, if one of them can't be read as a number, as
         texts."""
         gold = after_marker(problem.gold, self.marker)
-        if gold is None:  # the gold is the answer itself, not a worked solution
+        if gold is None:  # no text follows a marker, so the gold is the answer itself, maybe with a marker
             gold = problem.gold.replace(self.marker, "").strip()
         number, gold_number = read_number(extracted), read_number(gold)
         if number is None or gold_number is None:
@@ -126,12 +126,13 @@ class Gsm8kExact(Grader):
 
     @override
     def extract(self, response: str, problem: Problem) -> str | None:
-        """Returns the text after the last ``####``, or the last number without `original_format`. Returns
-        None if there is none."""
+        """Returns the text after the last ``####`` if `original_format` is set, or else the last number.
+        Returns None if there is none."""
         if self.original_format:
             _, marker, text = response.rpartition("####")
             return text.strip() if marker else None
-        numbers = _NUMBER_OF_PAPER.findall(response.replace(",", ""))
+        without_commas = response.replace(",", "")  # 1,080 is one number
+        numbers = _NUMBER_OF_PAPER.findall(without_commas)
         return numbers[-1] if numbers else None
 
     @override
@@ -307,7 +308,7 @@ def read_number(text: str) -> WrittenNumber | None:
     denies its number (``not 72``). No text raises an error, and the time is linear in the text.
     """
     text = _words_to_digits(_simplify(_shorten_powers_of_ten(text.strip())))
-    # Any other command of LaTeX means more than a number.
+    # A command of LaTeX that `_simplify` has left means more than a number.
     if len(text) > MOST_CHARACTERS_OF_NUMBER or is_denial(text) or "\\" in text:
         return None
     _, equals, right = text.rpartition("=")  # 9 * 2 = 18 means 18
@@ -322,8 +323,8 @@ def read_number(text: str) -> WrittenNumber | None:
         text_after = text_after[: power.start()] + text_after[power.end() :]
     # The sign may be before the currency: -$5
     up_to_sign = text_before.rstrip(f" \t({_CURRENCY}")
-    is_in_words = re.search(r"\b(?:minus|negative)$", up_to_sign.lower()) is not None
-    is_negative = up_to_sign.endswith("-") or is_in_words
+    ends_in_minus_word = re.search(r"\b(?:minus|negative)$", up_to_sign.lower()) is not None
+    is_negative = up_to_sign.endswith("-") or ends_in_minus_word
     if up_to_sign.endswith(("-", "+")):
         text_before = up_to_sign[:-1]
     if not _ALLOWED_BEFORE.fullmatch(text_before) or not _ALLOWED_AFTER.fullmatch(text_after):
@@ -335,8 +336,9 @@ def read_number(text: str) -> WrittenNumber | None:
     if value is None:
         return None
     scale = _SCALE_AFTER_NUMBER.match(text_after)
-    if scale is not None:
-        value *= 10 ** (3 if scale["kilo"] else _POWERS_OF_SCALES[scale["word"]])
+    if scale is not None:  # "5k" or "5 million"
+        power_of_ten = 3 if scale["kilo"] else _POWERS_OF_SCALES[scale["word"]]
+        value *= 10**power_of_ten
     percent = re.match(r"\s?(?:%|percent\b|per cent\b)", text_after) is not None
     return WrittenNumber(-value if is_negative else value, percent)
 
@@ -347,10 +349,11 @@ def last_number(text: str) -> str | None:
     Returns None if there is no number, or if its clause excludes it (``it is not 72``). Exponents of units
     don't count (``72 m^2``). A number in words counts only if the text has no number in digits.
     """
-    text = _THIN_SPACES.sub(",", text.translate({ord("−"): "-", ord("－"): "-"}))
+    text = text.translate({ord("−"): "-", ord("－"): "-"})  # minus signs, also those in exponents
+    text = _THIN_SPACES.sub(",", text)  # "1 080" with a thin space becomes "1,080"
     text = _shorten_powers_of_ten(text).translate(_TO_ASCII)
     if not text.isascii():
-        text = "".join(map(_digits_to_ascii, text))
+        text = "".join(map(_digit_to_ascii, text))
     for pattern, replacement in _LATEX_REPLACEMENTS_IN_A_TEXT:
         text = pattern.sub(replacement, text)
     text = _UNIT_POWER_IN_A_TEXT.sub("", text)
@@ -383,15 +386,17 @@ stays, since it is not a part of a number."""
 
 
 def _shorten_powers_of_ten(text: str) -> str:
-    """Writes scientific notation in the form of programs: ``2.5 \\times 10^6`` as ``2.5e6``."""
+    """Writes scientific notation as programs do: ``2.5 \\times 10^6`` becomes ``2.5e6``."""
 
     def shorten(match: re.Match[str]) -> str:
         exponent = match["exponent"] or match["raised"].translate(_SUPERSCRIPTS)
         return f"{match['factor']}e{exponent}"
 
-    # A longer text stays as it is, which bounds the time. The bound isn't `MOST_CHARACTERS_OF_NUMBER`, since
-    # whole solutions are longer than that.
-    if "10" not in text or len(text) > 50 * MOST_CHARACTERS_OF_NUMBER:
+    if "10" not in text:
+        return text
+    # A longer text stays as it is, so that the time is bounded. The limit is 50 times as long as a number,
+    # since the text may be a whole solution.
+    if len(text) > 50 * MOST_CHARACTERS_OF_NUMBER:
         return text
     for times in "×·⋅":
         text = text.replace(times, "*")
@@ -444,6 +449,8 @@ def _last_number_in_words(text: str) -> int | None:
         return None
     last_match = matches[-1]
     value = _value_of_words(last_match[0])
+    if value is None:
+        return None
     # `is_denial` looks for a word such as "not" and a digit after it, so the number is written in digits.
     clause_before = _CLAUSE_BEFORE.search(ending, 0, last_match.start())
     clause = (clause_before[0] if clause_before else "") + str(value)
@@ -458,7 +465,8 @@ def _value_of_words(text: str) -> int | None:
     # The words consist of groups. A group is a number below 1000 that "thousand", "million", … or the end
     # follows.
     total = group = 0
-    least_multiple = 10**15  # multiples become smaller from left to right
+    # The multiples ("million", "thousand") become smaller from left to right. This is more than the largest.
+    least_multiple = 10**15
     upper_bound = 1000  # the value of the group's next word must be smaller than this
     for word in re.findall(r"[a-z]+", text.lower()):
         if word == "and":
@@ -468,9 +476,8 @@ def _value_of_words(text: str) -> int | None:
             if value >= upper_bound or (value == 0 and (group or total)):
                 return None
             group += value
-            upper_bound = (
-                10 if value >= 20 else 1
-            )  # after "twenty" follows "one" to "nine", after "three" nothing
+            # "one" to "nine" may follow "twenty". Nothing may follow "three".
+            upper_bound = 10 if value >= 20 else 1
         elif word == "hundred":
             if not 0 < group < 100:
                 return None
@@ -484,27 +491,32 @@ def _value_of_words(text: str) -> int | None:
 
 
 def _simplify(text: str) -> str:
-    """Returns a text with ASCII digits and signs, and without LaTeX commands that don't change a number."""
+    """Returns a text with ASCII digits and signs, and without LaTeX commands that don't change a number.
+
+    Returns a text that is too long for a number unchanged. The caller refuses such a text.
+    """
     if len(text) > MOST_CHARACTERS_OF_NUMBER:
         return text
     text = text.translate(_TO_ASCII)
     if not text.isascii():
-        text = "".join(map(_digits_to_ascii, text))
+        text = "".join(map(_digit_to_ascii, text))
     if "\\" in text or "{,}" in text:
         for pattern, replacement in _LATEX_REPLACEMENTS:
             text = pattern.sub(replacement, text)
         text = text.replace("{", " ").replace("}", " ")
-    # "$18$" is a formula, and "$18" is money. Both are the number 18.
+    # A "$" is removed only at the end, where it closes a formula ("$18$"). At the beginning it stays, as the
+    # caller accepts it as a currency ("$18").
     return text.strip(' \t*_`"').rstrip(" .;,!$*_`)")
 
 
-def _digits_to_ascii(character: str) -> str:
+def _digit_to_ascii(character: str) -> str:
     """Returns a digit of any script, or a fraction such as ½, in ASCII. Returns other characters
     unchanged."""
     digit = unicodedata.decimal(character, None)
     if digit is not None:
         return str(digit)
     if unicodedata.decomposition(character).startswith("<fraction>"):
+        # The spaces keep the fraction apart from other digits: ``2½`` becomes ``2 1/2``.
         return " " + unicodedata.normalize("NFKC", character).replace("⁄", "/") + " "
     return character
 

@@ -108,16 +108,19 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         # at once if the call is done already.
         self._lock = threading.RLock()
         self._waiting: dict[GradeKey, list[Future[Grade]]] = {}
+        """The futures that wait for each call in flight."""
         self._graders: dict[int, tuple[int, Grader]] = {}
-        """The number of each grader in the pool of processes and threads, by the grader's `id`."""
+        """For each grader's `id`, its number in the pool of processes and threads, and the grader itself: as
+        long as it is kept, no other object gets the same `id`."""
         self._comparing: dict[int, Comparing] = {}
+        """For each grader's `id`, a grader of pairs of answers: are the two equal for that grader?"""
         self._services: list[Service] = []
         self._has_services = False
         self._context = context or ServiceContext()
         self._pool = Pool("the grader pool", workers, memory_gib, _grade_lost_answer)
         for part in grader.parts():
             if part.isolation != "inline":
-                self._number(part)  # registers the grader in the pool of processes and threads
+                self._number_of(part)  # registers the grader in the pool of processes and threads
 
     def submit(
         self, response: str, problem: Problem, *, decided: bool = False, follows_prompt: bool = True
@@ -170,7 +173,8 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         if not grader.votes_by_value:
             return None
         with self._lock:
-            # The response that `comparing` grades is a pair of answers. It is correct if the two are equal.
+            # A `Comparing` grades a pair of answers: the pair is correct if the two are equal. There is one
+            # for each grader, because the pool registers every new object as another grader.
             comparing = self._comparing.setdefault(id(grader), Comparing(grader))
         grade = self._submit(comparing, json.dumps([answer, other]), problem).result()
         return grade.correct if grade.outcome == "ok" else None
@@ -192,6 +196,7 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         If the divisor is None, the metric is the sum.
         """
         totals: MetricSums = {}
+        # A copy of the list, since another thread may add a service in the meantime.
         for service in list(self._services):
             for name, (value, divisor) in service.take_counts().items():
                 total, total_divisor = totals.get(name, (0.0, 0.0))
@@ -219,7 +224,7 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         text = repr((response, problem.transcript)) if grader.reads_turns else response
         digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
         with self._lock:
-            grader_number = self._number(grader)  # the pool calls a grader by its number
+            grader_number = self._number_of(grader)  # the pool calls a grader by its number
             key = (grader_number, problem.id, problem.gold, digest)
             remembered_grade = self._memo.get(key)
             if remembered_grade is not None:
@@ -239,14 +244,14 @@ class GraderPool(AbstractContextManager["GraderPool"]):
     def _grade_by(self, grader: Grader, response: str, problem: Problem) -> Grade:
         return self._submit(grader.of(problem), response, problem).result()
 
-    def _number(self, grader: Grader) -> int:
+    def _number_of(self, grader: Grader) -> int:
         """Returns the grader's number in the pool; registers a grader that has no number.
 
         The grader is stored with its number, so that it stays alive and no other object gets the same `id`.
         """
         if id(grader) not in self._graders:
             grader_or_service: Grader | Service = grader
-            threads = None
+            threads = None  # called in a process
             if grader.isolation == "service":
                 self._has_services = True
                 # If the grader has a running service, the pool calls the service in place of the grader. With
@@ -337,6 +342,7 @@ def grade_response(grader: Grader | Service, response: str, problem: Problem) ->
         # An exception is recorded with the answer that caused it, and doesn't end the run.
         name = type(error).__name__
         message = (f"{name}: {error}" if str(error) else name) + _users_line(error)
+        # Either a running `Service`, or a grader that asks something outside of the run itself.
         is_service = not isinstance(grader, Grader) or grader.isolation == "service"
         if is_service and isinstance(error, OSError):
             outcome = "unavailable"  # e.g. a broken connection
