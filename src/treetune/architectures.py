@@ -60,7 +60,7 @@ def length_rule(config: Mapping[str, Any]) -> LengthRule | None:
     text = _text_config(config)
     for rope in rope_settings(text):
         kind = rope_kind(rope)
-        if kind not in ("longrope", "su", "dynamic"):
+        if kind not in ("longrope", "su", "dynamic"):  # "su" is an earlier name of LongRoPE
             continue
         # The number of positions before scaling: configurations have it in one of the first two places, and
         # those of dynamic NTK often only as `max_position_embeddings`.
@@ -101,7 +101,9 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def probe_rows(config: Any, lengths: Sequence[int]) -> list[list[int]]:
-    """Makes rows of ordinary tokens, the same at every call, on which a model is compared with itself.
+    """Makes rows of ordinary tokens, the same at every call.
+
+    The log-probs of these rows are computed in two ways, such as alone and packed, and then compared.
 
     Args:
         config: The model's configuration in transformers.

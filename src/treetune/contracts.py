@@ -175,8 +175,8 @@ class Part:
         """Returns the keys of the part's settings that may change between the start of a run and its
         continuation.
 
-        These settings say how work is carried out, where results are written and how they are measured. They
-        never change the training.
+        These settings say how work is carried out, where results are written and how results are measured.
+        They never change the training.
         """
         return frozenset()
 
@@ -247,7 +247,8 @@ class Answers(Feature):
 
     @override
     def remedy_in(self, root: Any) -> str:
-        # The rollout that samples may stand within others, such as `until_mixed`.
+        # The rollout that samples may be inside another one, such as `until_mixed`. Its key is then
+        # "rollout.rollout", for which the override is "{rollout+: {rollout+: {samples: 8}}}".
         _, key = innermost_rollout(getattr(root, "rollout", None), "rollout")
         override_text = "{samples: 8}"
         for step in reversed(key.split(".")):
@@ -274,7 +275,8 @@ class OneLine(Feature):
     @property
     @override
     def words(self) -> str:
-        if self.turns:  # turns are allowed: an environment's replies may stand between the policy's tokens
+        # "In one line" means without threads: each token was sampled with all tokens before it in view.
+        if self.turns:  # an environment's replies between the policy's tokens are allowed
             return "answers in one line (threads don't see their siblings)"
         return (
             "answers in one line that the policy writes by itself (threads don't see their siblings, and"

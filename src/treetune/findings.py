@@ -131,8 +131,8 @@ def missing_requirements(parts: Iterable[Any], root: Any = UNKNOWN, kind: type[P
     for part in parts:
         for placed in placed_parts(part):
             if isinstance(placed.part, kind):
-                # A check that uses an unknown value, such as an unknown root, raises Incomplete. The findings
-                # before that count.
+                # A check that uses an unknown value, such as an unknown root, raises Incomplete. Then `_ask`
+                # returns the findings that the check has yielded before it raised.
                 findings_of_part = _ask(lambda part: part.check(root), placed.part, (Incomplete,))
                 messages += [finding.what for finding in findings_of_part if finding.level == "missing"]
     return list(dict.fromkeys(messages))
@@ -198,14 +198,14 @@ def _finding_of_lack(
     """
     placed, need = needing[0]
     needing_parts = " and ".join(f"{label(other)} ({other_need.because})" for other, other_need in needing)
-    # The features of the needed type that are given, but give less than needed. Those of the part itself come
-    # first, and then those of the objects that hold the part, from the innermost to the outermost.
-    too_little: list[str] = []
+    # The names of the features that have the needed type, but give less than is needed. Those inside the part
+    # come first, and then those inside the objects that hold it, from the innermost object to the outermost.
+    weaker_features: list[str] = []
     for holder in (placed.part, *placed.holders):
         for other_feature in _features_given_inside(holder):
             if type(other_feature) is type(feature):
-                too_little.append(other_feature.words)
-    lack = f"what is given is {too_little[0]}" if too_little else "nothing here gives that"
+                weaker_features.append(other_feature.words)
+    lack = f"what is given is {weaker_features[0]}" if weaker_features else "nothing here gives that"
     verb = "needs" if len(needing) == 1 else "need"
     what = f"{needing_parts} {verb} {feature.words}, and {lack}"
     try:

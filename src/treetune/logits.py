@@ -15,7 +15,7 @@ from torch import Tensor, nn
 def backbone_of(model: nn.Module) -> nn.Module:
     """Returns the transformer under the language-model head. Raises ValueError if the model has none."""
     backbone = model.base_model
-    if backbone is model:
+    if backbone is model:  # transformers returns the model itself if it has no backbone
         raise ValueError(f"{type(model).__name__} has no backbone under a language-model head")
     return backbone
 
@@ -63,5 +63,6 @@ def logits_of(model: nn.Module, hidden_CD: Tensor) -> Tensor:
     view = copy.copy(model)
     prefix: Any = model.base_model_prefix
     view._modules = {**model._modules, prefix: finished}
-    # `forward` is called directly: hooks on the whole model must not run once for each chunk.
+    # `forward` is called directly: hooks on the whole model must not run once for each chunk. The replaced
+    # backbone ignores `inputs_embeds`, since its result is set already.
     return type(model).forward(view, inputs_embeds=hidden_CD[None], use_cache=False).logits[0]

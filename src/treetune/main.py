@@ -20,7 +20,7 @@ if __name__ == "__main__" and sys.path[:1] == [os.path.dirname(os.path.realpath(
     sys.path[0] = os.path.dirname(sys.path[0])
 
 from treetune.exceptions import ClosedPipe
-from treetune.processes.standard_error import be_patient
+from treetune.processes.standard_error import use_patient_stream
 from treetune.store.files import why_not_written
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Mistakes are ValueErrors, failures RuntimeErrors and errors of the system (`treetune.exceptions`). Other
     exceptions are bugs, and end the process with Python's traceback.
     """
-    be_patient()
+    use_patient_stream()  # a paused terminal then doesn't stop the command
     try:
         from treetune.cli.arguments import COMMANDS, parse
     except ModuleNotFoundError as error:  # click, in a Python without this project's packages
@@ -66,10 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _report_missing_package(error: ModuleNotFoundError) -> int:
     """Prints how to install what is missing."""
-    if (error.name or "").startswith("treetune"):
-        raise error  # a bug of this project, which no installation would remedy
     # A library raises the error without a name if it can't import one of its own modules because another
     # package is missing or has a wrong version.
+    if error.name is not None and error.name.startswith("treetune"):
+        raise error  # a bug of this project, which no installation would remedy
     missing_package = error.name or f"a set of packages that go together ({error.__cause__ or error})"
     print(
         f"{missing_package} is not installed for {sys.executable}: in a checkout run ./scripts/setup.sh, then"

@@ -13,21 +13,21 @@ SEED_BITS = 48
 for the i-th sample of a request stays far below 2**63."""
 
 
-def derive_seed(run_seed: int, *place: int | str) -> int:
-    """Returns the seed for one use of randomness in a run. `place` says which use it is, by any number of
-    elements: ``derive_seed(seed, iteration, problem.id, "rollout")``.
+def derive_seed(run_seed: int, *purpose: int | str) -> int:
+    """Returns the seed for one use of randomness in a run, such as the sampling of one problem's answers:
+    ``derive_seed(seed, iteration, problem.id, "rollout")``.
 
-    The places ("a", "bc") and ("ab", "c") differ, since each element is hashed with its length. 1 and "1"
-    differ, since an element is hashed as Python writes it.
+    The purposes ("a", "bc") and ("ab", "c") have different seeds, since each element is hashed with its
+    length. So have (1,) and ("1",), since an element is hashed as Python writes it.
     """
     digest = hashlib.blake2b(digest_size=8)
-    for part in (run_seed, *place):
-        text = repr(part).encode()
+    for element in (run_seed, *purpose):
+        text = repr(element).encode()
         digest.update(len(text).to_bytes(4, "big") + text)
     return int.from_bytes(digest.digest(), "big") >> (64 - SEED_BITS)
 
 
-def derived_random(run_seed: int, *place: int | str) -> random.Random:
+def derived_random(run_seed: int, *purpose: int | str) -> random.Random:
     """Returns a random number generator with the seed that `derive_seed` returns. The global generator is
     never used."""
-    return random.Random(derive_seed(run_seed, *place))
+    return random.Random(derive_seed(run_seed, *purpose))

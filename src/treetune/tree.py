@@ -167,11 +167,12 @@ class Tree:
         Example: answer 7 shares 10 tokens with answer 5, and answer 5 shares 4 with answer 0. Without answer
         5, answer 7 has ``Fork(sample=0, tokens=4)``.
         """
-        origins = {leaf.sample: leaf.fork for leaf in self.leaves}  # the fork of each answer itself
+        forks_by_sample = {leaf.sample: leaf.fork for leaf in self.leaves}
         while fork is not None and fork.sample not in kept_samples:
-            fork_of_origin = origins.get(fork.sample)
+            fork_of_origin = forks_by_sample.get(fork.sample)
             if fork_of_origin is None:  # the origin begins at the prompt, or is not in this tree
                 break
+            # The answer shares with its origin's origin only what all three have in common.
             fork = Fork(fork_of_origin.sample, min(fork.tokens, fork_of_origin.tokens))
         return fork
 
@@ -185,19 +186,18 @@ class Tree:
 
     def state(self, leaf: int, length: int) -> State:
         """Returns the state of answer `leaf` (its index) after its first `length` response tokens."""
+        if length == 0:
+            return State(self.problem.id, ROOT, 0)  # the prompt, which is no node
         # Answers with the same prefix are in the same state. A node of the first answer with this prefix
         # names the state.
         first_leaf = self._index().first_equal_row(leaf, length)
         offset = length
         for node in self.path(self._ends[first_leaf]):
             count = len(self.nodes[node].segment.token_ids)
-            # A state between two nodes is the end of the first node. The state of length 0 is the prompt,
-            # which is no node.
-            if 0 < offset <= count:
+            if offset <= count:  # a state between two nodes is the end of the first one
                 return State(self.problem.id, node, offset)
             offset -= count
-        assert length == 0, f"{self.problem.id}: its answer {leaf} has fewer than {length} tokens"
-        return State(self.problem.id, ROOT, 0)
+        raise AssertionError(f"{self.problem.id}: its answer {leaf} has fewer than {length} tokens")
 
     def _index(self) -> GrowingTree:
         """Adds the new answers to the prefix tree of all answers, and returns the prefix tree.
@@ -323,13 +323,17 @@ class Sharing:
 
     @staticmethod
     def of(tree: Tree) -> Sharing:
+        """Returns the stretches of a tree: chains of nodes without a branching.
+
+        A stretch has the number of its first node, so `tree.nodes[stretch]` is this node.
+        """
         stretch_of_node = _number_stretches(tree)
         paths: list[list[int]] = []
         lengths: dict[int, int] = {}
         children: dict[int, list[int]] = {}
         leaves_below: dict[int, list[int]] = {}
         for leaf, path in enumerate(tree.paths):
-            # The stretches (parts without a branching) of the answer's nodes, each once, from the prompt on.
+            # The stretches of the answer's nodes, each once, from the prompt on.
             stretches = list(dict.fromkeys(stretch_of_node[node] for node in path))
             paths.append(stretches)
             for stretch in stretches:
@@ -350,18 +354,18 @@ class Sharing:
             reach[stretch] = 1.0 if parent == ROOT else reach[parent] / len(children[parent])
         return Sharing(paths, lengths, children, leaves_below, reach)
 
-    def stretch_at(self, leaf: int, length: int) -> int:
-        """Returns the stretch of the answer's token at index `length`.
+    def stretch_at(self, leaf: int, token_index: int) -> int:
+        """Returns the stretch that has the answer's token at `token_index`.
 
         A stretch is a part of the tree without a branching. Two answers for which this method returns the
         same stretch share the token: it was sampled once.
         """
-        remaining = length
+        end = 0
         for stretch in self.paths[leaf]:
-            remaining -= self.lengths[stretch]
-            if remaining < 0:
+            end += self.lengths[stretch]
+            if token_index < end:
                 return stretch
-        raise AssertionError(f"answer {leaf} has no token at index {length}")
+        raise AssertionError(f"answer {leaf} has no token at index {token_index}")
 
     def trained_once(self, leaf: int, episode: Episode, scales: Sequence[float] | None = None) -> Episode:
         """Returns the answer's row, without training the tokens that an earlier answer's row trains already.
@@ -406,8 +410,9 @@ def _number_stretches(tree: Tree) -> list[int]:
 
 @lru_cache(maxsize=1)
 def sharing_of(tree: Tree) -> Sharing:
-    """Returns the stretches that the answers of a complete tree share: chains of nodes without a branching.
+    """Returns the stretches that the answers of a tree share: chains of nodes without a branching.
 
-    Some credit calls this function once for each answer of a tree. So the last result is cached.
+    Some credit calls this function once for each answer of a tree. So the last result is cached, and the tree
+    must have all its answers already: the cached result lacks answers that are added later.
     """
     return Sharing.of(tree)

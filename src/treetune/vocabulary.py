@@ -197,6 +197,8 @@ class TextCodec:
         Raises:
             ValueError: The problem is a conversation, and the model has no chat template.
         """
+        # In the prompt for `encode`, text of the problem that looks like a control token (`<|im_end|>`) is
+        # marked, so that it becomes ordinary tokens. The prompt that this method returns has no marks.
         return self.unmark(self._marked_prompt(problem))
 
     def _marked_prompt(self, problem: str | Problem) -> str:
@@ -347,6 +349,9 @@ Example: the second thread of the first block is ``((0, 1),)``; the first thread
 
 def sees(branch: Branch, earlier: Branch) -> bool:
     """Returns whether text on `branch` was sampled with an `earlier` part of the answer in its context.
+
+    At a block, an answer splits into parallel threads. A branch names a thread by pairs (block, thread), from
+    the outermost block inwards; ``()`` is the text outside all blocks.
 
     A thread sees everything before its block, but not the other threads of its block. Text after a block
     sees all threads of the block.

@@ -28,7 +28,8 @@ WAITING_VARIABLES = (*VARIABLES_OF_SHORT_WAITS, "KMP_BLOCKTIME")
 def wait_briefly(environment: MutableMapping[str, str] = os.environ) -> None:
     """Makes threads that wait go to sleep soon, in this process and in processes that it starts.
 
-    OpenMP reads these variables once, when it is loaded: this has to run before PyTorch is imported.
+    Changes nothing if the user has set one of the variables that say how threads wait. OpenMP reads these
+    variables once, when it is loaded, so this function has to run before PyTorch is imported.
     """
     if not any(name in environment for name in WAITING_VARIABLES):
         environment.update(VARIABLES_OF_SHORT_WAITS)

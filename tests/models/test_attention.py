@@ -137,7 +137,7 @@ def test_pytorchs_kernel_takes_the_shapes_and_types_that_it_is_given() -> None:
     tokens = sum(LENGTHS)
     query = torch.empty(tokens, 4, 64, dtype=torch.bfloat16, device="meta")
     key = torch.empty(tokens, 2, 64, dtype=torch.bfloat16, device="meta")
-    on_meta = replace(row, starts_S=row.starts_S.to("meta"))
+    on_meta = replace(row, boundaries=row.boundaries.to("meta"))
     result = attention.run_variable_length_kernel(query, key, key, on_meta, 0.125)
     assert (result.shape, result.dtype) == (query.shape, query.dtype)
 
@@ -224,7 +224,7 @@ def test_the_queries_of_a_block_get_exactly_the_keys_that_they_see(width):
     blocks = query_blocks(subtree_last_T)
     queries_of_blocks = torch.arange(width).split(BLOCK_TOKENS)
     for queries_Q, keys_K, mask_QK in zip(
-        queries_of_blocks, blocks.keys_M.split(blocks.counts), blocks.masks, strict=True
+        queries_of_blocks, blocks.keys_M.split(blocks.key_counts), blocks.masks, strict=True
     ):
         visible[queries_Q[:, None], keys_K] = mask_QK
         assert mask_QK.any(0).all(), "a query sees each key"

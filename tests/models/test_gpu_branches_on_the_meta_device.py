@@ -44,8 +44,8 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def starts_on_meta(position_ids_1T: torch.Tensor) -> PackedRow:
         assert position_ids_1T.is_meta
         row = row_of(torch.cat([torch.arange(length) for length in LENGTHS])[None])
-        assert row.starts_S is not None
-        return replace(row, starts_S=row.starts_S.to("meta"))
+        assert row.boundaries is not None
+        return replace(row, boundaries=row.boundaries.to("meta"))
 
     monkeypatch.setattr(PackedRow, "of", starts_on_meta)
     monkeypatch.setattr(attention, "has_kernel", lambda query: query.dtype == torch.bfloat16)

@@ -34,7 +34,7 @@ def test_while_too_many_calls_hang_no_other_one_is_made() -> None:
     threads = ServiceThreads(servant, 1, settle, lambda outcome, message, seconds: message)
     try:
         for number in range(200):
-            threads.add(ServantCall(number, servant=0, arguments=(number,), deadline=0.01))
+            threads.add(ServantCall(number, servant=0, arguments=(number,), deadline_s=0.01))
             if number % 10 == 0:
                 time.sleep(0.02)  # until the earlier calls are given up
         assert all_settled.wait(60)

@@ -290,8 +290,8 @@ class _Builder:
         container = schema.item_types(annotation)
         assert container is not None
         kind, item_annotations = container
-        expected_type: type = dict if kind == "object" else list
-        if not isinstance(data, expected_type):
+        has_right_type = isinstance(data, dict) if kind == "object" else isinstance(data, list)
+        if not has_right_type:
             fault = f"should be {schema.describe_type(annotation)}, is {remedies.shorten_value(data)}"
             return self._note_wrong(key, fault, remedies.how_to_set(key))
         if isinstance(data, dict):

@@ -48,12 +48,12 @@ class TokenUsage:
     output_tokens: int = 0
     estimated: int = 0
 
-    def add(self, input_tokens: int, output_tokens: int, estimated: bool) -> None:
+    def add(self, input_tokens: int, output_tokens: int, is_estimated: bool) -> None:
         """Adds one answered request."""
         self.requests += 1
         self.input_tokens += input_tokens
         self.output_tokens += output_tokens
-        self.estimated += estimated
+        self.estimated += int(is_estimated)
 
     def as_row(self, prices: Prices | None) -> dict[str, Any]:
         """Returns the sums for the summary, with the dollars if the prices are known."""
@@ -113,9 +113,9 @@ class Ledger:
                 # suffice. With no request in flight, it never will.
                 if not self._reserved:
                     self.exhausted = True
+                    self._changed.notify_all()  # others that wait have to see it
                 else:
                     await self._changed.wait()
-            self._changed.notify_all()  # others that wait have to see `exhausted`
             if self.exhausted:
                 raise OutOfBudget
             self._reserved.append(highest_cost)
@@ -148,10 +148,13 @@ class SolutionAsker(asking.Asker):
     ) -> None:
         super().__init__(client, journal)
         self.failure: EndpointError | None = None
-        self._endpoint, self._ledger, self._extra_for = endpoint, ledger, extra_for
-        self._room = asyncio.Semaphore(endpoint.concurrency)  # for requests in flight
+        self._endpoint, self._ledger = endpoint, ledger
+        self._extra_for = extra_for
+        """Further fields of the requests of a step, by the step's name."""
+        self._request_slots = asyncio.Semaphore(endpoint.concurrency)
         self._unanswered_in_a_row = 0
         self._is_answering = False
+        """Whether the endpoint has answered a request."""
 
     @property
     def is_stopping(self) -> bool:
@@ -171,10 +174,9 @@ class SolutionAsker(asking.Asker):
         A failure that concerns all requests is kept in `failure`, and ends the work. `keep` tells whether an
         answer is written to the journal.
         """
-        # Upper bounds of the tokens of the request, with the chat template, and of those of the answer.
-        request_tokens = self.estimated_tokens(body) + TEMPLATE_TOKENS
-        answer_tokens = self._endpoint.max_tokens
-        async with self._room, self._ledger.reserve(request_tokens, answer_tokens):
+        most_request_tokens = self.estimated_tokens(body) + TEMPLATE_TOKENS
+        most_answer_tokens = self._endpoint.max_tokens
+        async with self._request_slots, self._ledger.reserve(most_request_tokens, most_answer_tokens):
             if self.failure is not None:
                 raise self.failure
             try:
@@ -228,7 +230,7 @@ class Questions:
         conversation = list(messages)
         for repairs_left in range(self._repairs, -1, -1):
             answer = await self._asker.reply(step, conversation)
-            self._answers[answer.key] = answer
+            self._answers[answer.key] = answer  # an answer that can't be read counts in `usage` too
             text = without_thought(answer.text)
             try:
                 if not answer.complete:
@@ -252,10 +254,10 @@ class Questions:
 def without_thought(text: str) -> str:
     """Returns an answer without the thought before it, which some servers leave in the answer."""
     reading = read_thoughts(text)
-    # If nothing follows the closing tag, the tag doesn't end the model's own thought. The tag belongs to a
+    # If the text ends with a closing tag, that tag isn't the end of the model's own thought. It belongs to a
     # solution that the answer repeats, and the whole text is the answer.
-    is_all_thought = not reading.is_cut_off and not reading.answer.strip()
-    return text.strip() if is_all_thought else reading.answer.strip()
+    ends_with_repeated_tag = not reading.is_cut_off and not reading.answer.strip()
+    return text.strip() if ends_with_repeated_tag else reading.answer.strip()
 
 
 async def wait_for_all(work: Sequence[Awaitable[T]]) -> list[T]:
@@ -278,6 +280,6 @@ async def run_workers(worker: Callable[[], Coroutine[Any, Any, None]], count: in
             for _ in range(count):
                 group.create_task(worker())
     except BaseExceptionGroup as errors:
-        # Callers catch the error itself, and not a group of errors. Of an error of all workers, such as that
-        # of a full disk, the first one is enough.
+        # Callers catch the error itself, and not a group of errors. If several workers fail, it is mostly for
+        # the same reason, such as a full disk. So the first error is enough.
         raise errors.exceptions[0] from None

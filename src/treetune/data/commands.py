@@ -46,13 +46,13 @@ def create_experiment(options: Options) -> int:
 
 def score_responses(options: Options) -> int:
     """Grades the responses in a file, prints the counts, and returns the exit code."""
-    from treetune.data.scoring import score_responses
+    from treetune.data import scoring
     from treetune.runtime.console import Console
 
     task = _build_task(options)
     console = Console(None, visible=True)
     with contextlib.closing(console), console.phase("grading", "responses") as show:
-        scored = score_responses(
+        scored = scoring.score_responses(
             task, options.input, options.output,
             steps=options.steps, workers=options.workers, deadline=options.deadline, progress=show,
         )  # fmt: skip
@@ -62,16 +62,16 @@ def score_responses(options: Options) -> int:
 
 def export_rows(options: Options) -> int:
     """Writes the problems of a split as rows, prints their number, and returns the exit code."""
-    from treetune.domains.routed_rows import export_rows
+    from treetune.domains import routed_rows
 
-    row_count = export_rows(_build_task(options), options.split, options.output)
+    row_count = routed_rows.export_rows(_build_task(options), options.split, options.output)
     say(f"{row_count} problems: {options.output}")
     return 0
 
 
 def carry_out(options: Options) -> int:
     """Carries out `prepare_data`, `filter_data` or `make_threads`, and returns the exit code."""
-    config, root = _build_pipeline(options)
+    config, pipeline = _build_pipeline(options)
     from treetune.data import making_threads, preparing
 
     functions: dict[str, Callable[..., int]] = {
@@ -79,7 +79,7 @@ def carry_out(options: Options) -> int:
         "filter_data": preparing.filter_rows,
         "make_threads": making_threads.make_threads,
     }
-    return functions[options.command](root, options.input, options.output, config.data)
+    return functions[options.command](pipeline, options.input, options.output, config.data)
 
 
 def _build_pipeline(options: Options) -> tuple[Config, Any]:
@@ -92,7 +92,7 @@ def _build_pipeline(options: Options) -> tuple[Config, Any]:
     from treetune.tasks.sources import files_matching
 
     config = evaluate_configuration(options)
-    root = build_root(config, options.command, "a data pipeline")
+    pipeline = build_root(config, options.command, "a data pipeline")
     if config.data["type"] != options.command:
         issue = ConfigIssue(
             f"this configuration is of a pipeline of type {config.data['type']!r}",
@@ -101,11 +101,11 @@ def _build_pipeline(options: Options) -> tuple[Config, Any]:
             remedy=f"the command {config.data['type']} carries it out",
         )
         raise ConfigError([issue])
-    options.log_file = options.output / "logs" / "run.log"
+    options.log_file = options.output / "logs" / "run.log"  # `main` writes a failure's traceback there
     if options.input is not None:
         files_matching(options.input)  # raises ValueError if there are none
     lifetime.exit_on_signals()  # signals raise Stopped from here on, so that the pipeline ends its processes
-    return config, root
+    return config, pipeline
 
 
 def estimate_difficulty(options: Options) -> int:
@@ -120,7 +120,7 @@ def estimate_difficulty(options: Options) -> int:
     from treetune.store.files import write_json
 
     if options.shard is None:
-        config, root = _build_pipeline(options)
+        config, pipeline = _build_pipeline(options)
         configuration = []
         for text in options.configs or ():
             configuration += ["--configs", text]
@@ -129,14 +129,14 @@ def estimate_difficulty(options: Options) -> int:
         paths = ["--input", str(options.input), "--output", str(options.output)]
         # `run_jobs` puts the number of the shard at the end of the command.
         job = [sys.executable, str(MAIN_PROGRAM), *configuration, options.command, *paths, "--shard"]
-        return run_jobs(root, options.input, options.output, config.data, job)
+        return run_jobs(pipeline, options.input, options.output, config.data, job)
     folder = shard_folder(options.output, options.shard)
     try:
-        _, root = _build_pipeline(options)
-        if not 0 <= options.shard < root.shards:
-            raise ValueError(f"--shard is {options.shard}, and there are shards 0 to {root.shards - 1}")
-        refuse_other_estimate(root, options.input, options.output)
-        return work_on_shard(root, options.input, options.output, options.shard)
+        _, pipeline = _build_pipeline(options)
+        if not 0 <= options.shard < pipeline.shards:
+            raise ValueError(f"--shard is {options.shard}, and there are shards 0 to {pipeline.shards - 1}")
+        refuse_other_estimate(pipeline, options.input, options.output)
+        return work_on_shard(pipeline, options.input, options.output, options.shard)
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         # The command that watches the jobs reads this file. On a cluster, it can't see what a job prints.
         code = USER_ERROR if isinstance(error, ValueError) else 1

@@ -47,10 +47,10 @@ attention gets at once."""
 class PackedRow:
     """The boundaries of the sequences in a packed row.
 
-    Example: sequences of 3 and 4 tokens are ``PackedRow(starts_S=[0, 3, 7], lengths=(3, 4))``.
+    Example: sequences of 3 and 4 tokens are ``PackedRow(boundaries=[0, 3, 7], lengths=(3, 4))``.
     """
 
-    starts_S: Tensor | None
+    boundaries: Tensor | None
     """The starts of the sequences and the length of the row, int32 [S + 1]; None if nothing is packed."""
     lengths: tuple[int, ...] = ()
     """The number of tokens of each sequence."""
@@ -62,9 +62,9 @@ class PackedRow:
         if position_ids_1T is None:
             return PackedRow(None)
         row_T = position_ids_1T.flatten()
-        begins_S = (row_T == 0).nonzero().flatten()
-        starts_S = torch.cat([begins_S, begins_S.new_tensor([len(row_T)])]).int()
-        return PackedRow(starts_S, tuple(starts_S.diff().tolist()))
+        starts_S = (row_T == 0).nonzero().flatten()
+        boundaries = torch.cat([starts_S, starts_S.new_tensor([len(row_T)])]).int()
+        return PackedRow(boundaries, tuple(boundaries.diff().tolist()))
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class QueryBlocks:
 
     keys_M: Tensor | None
     """The seen nodes of all blocks, block after block; None if the row is not a tree."""
-    counts: list[int]
+    key_counts: list[int]
     """The number of seen nodes of each block."""
     masks: list[Tensor]
     """For each block a mask, bool [Q, K]: whether the block's node q sees the seen node k."""
@@ -127,22 +127,22 @@ def attach_tree_attention(model: nn.Module) -> None:
 def layers_without_full_attention(model: nn.Module) -> set[str]:
     """Returns the kinds of attention in the model's layers that are not full causal attention."""
     config: Any = model.config
-    text = config.get_text_config()
-    kinds = getattr(text, "layer_types", None)
-    if kinds is None:
-        return {"sliding_attention"} if getattr(text, "sliding_window", None) else set()
+    text_config = config.get_text_config()
+    kinds = getattr(text_config, "layer_types", None)
+    if kinds is None:  # all layers have the same kind
+        return {"sliding_attention"} if getattr(text_config, "sliding_window", None) else set()
     return set(kinds) - {"full_attention"}
 
 
 def attention_arguments(
     backbone: nn.Module, position_ids_BT: Tensor | None, subtree_last_1T: Tensor | None
 ) -> dict[str, Any]:
-    """Returns arguments for a call of the backbone, in addition to tokens and positions, which it must pass
-    on to its attention.
+    """Returns further arguments for a call of the backbone, besides tokens and positions. The backbone must
+    pass them on to its attention.
 
     Args:
-        subtree_last_1T: For each position of a prefix tree in one row, the last position that continues it;
-            None if the rows are not a tree.
+        subtree_last_1T: For each node of a prefix tree, which is one row, the last node of its subtree; None
+            if the rows are not a tree.
     """
     config: Any = backbone.config
     attention = config._attn_implementation
@@ -180,7 +180,7 @@ def packed_attention(
         )
     assert attention_mask is None, "transformers makes none for an attention that it doesn't know"
     sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    if packed.starts_S is None:  # each row is a single sequence, for which sdpa is causal without a mask
+    if packed.boundaries is None:  # each row is a single sequence, for which sdpa is causal without a mask
         return sdpa(module, query_BHTD, key_BHTD, value_BHTD, None, scaling=scaling, **settings)
     if has_kernel(query_BHTD):
         # The kernel takes a single row, with its tokens in the first dimension: [T, H, D].
@@ -217,16 +217,17 @@ def run_variable_length_kernel(
     have K heads."""
     from torch.nn.attention.varlen import varlen_attn
 
-    starts_S, longest = packed.starts_S, max(packed.lengths)
-    assert starts_S is not None, "rows of one sequence each need no such kernel"
+    boundaries, longest = packed.boundaries, max(packed.lengths)
+    assert boundaries is not None, "rows of one sequence each need no such kernel"
     result = varlen_attn(
         query_THD,
         key_TKD,
         value_TKD,
-        starts_S,
-        starts_S,
-        longest,
-        longest,
+        # The sequences of queries are those of keys.
+        cu_seq_q=boundaries,
+        cu_seq_k=boundaries,
+        max_q=longest,
+        max_k=longest,
         scale=scaling,
         window_size=(-1, 0),  # causal
         enable_gqa=query_THD.shape[1] != key_TKD.shape[1],
@@ -262,8 +263,8 @@ def tree_attention(
     # The keys of all blocks are selected at once and then split. Selecting them block by block would give
     # each block a gradient as long as the row.
     queries = query_1HTD.split(BLOCK_TOKENS, dim=2)
-    keys = key_1HTD.index_select(2, tree.keys_M).split(tree.counts, dim=2)
-    values = value_1HTD.index_select(2, tree.keys_M).split(tree.counts, dim=2)
+    keys = key_1HTD.index_select(2, tree.keys_M).split(tree.key_counts, dim=2)
+    values = value_1HTD.index_select(2, tree.keys_M).split(tree.key_counts, dim=2)
     results = []
     for query, key, value, mask_QK in zip(queries, keys, values, tree.masks, strict=True):
         result, _ = sdpa(module, query, key, value, mask_QK[None, None], **settings)
@@ -274,8 +275,8 @@ def tree_attention(
 def query_blocks(subtree_last_T: Tensor) -> QueryBlocks:
     """Cuts the nodes of a tree into blocks, and finds the nodes that each block sees.
 
-    A node sees its ancestors and itself. Ancestors that lie before the block are ancestors of the block's
-    first node, too.
+    A node sees its ancestors and itself. A subtree is a range of numbers. So if an ancestor of some node of
+    the block lies before the block, its subtree contains the block's first node, too.
 
     Args:
         subtree_last_T: The last node of each node's subtree. Nodes are numbered depth-first.
@@ -312,8 +313,8 @@ def block_mask(subtree_last_T: Tensor) -> BlockMask:
         return (j <= i) & (i <= subtree_last_T[j])
 
     def list_blocks(chosen_QK: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns two tensors that FlexAttention wants for each block of queries: the number of chosen blocks
-        of keys, [1, 1, Q], and the numbers of all blocks of keys, the chosen ones first, [1, 1, Q, K]."""
+        """Returns two tensors that FlexAttention wants for each block of queries: how many blocks of keys are
+        chosen, [1, 1, Q], and the indices of all blocks of keys, the chosen ones first, [1, 1, Q, K]."""
         counts_Q = chosen_QK.sum(-1, dtype=torch.int32)
         chosen_first_QK = chosen_QK.int().argsort(dim=-1, descending=True, stable=True)
         return counts_Q[None, None], chosen_first_QK.int()[None, None]
@@ -321,17 +322,21 @@ def block_mask(subtree_last_T: Tensor) -> BlockMask:
     width = len(subtree_last_T)
     # The padding has the value -1: the subtree of such a node ends before the node, so no query sees it.
     padded = nn.functional.pad(subtree_last_T, (0, -width % BLOCK_TOKENS), value=-1)
-    blocks_KS = padded.unflatten(0, (-1, BLOCK_TOKENS))
-    begins_K = torch.arange(len(blocks_KS), device=subtree_last_T.device) * BLOCK_TOKENS
-    first_query_Q1 = begins_K[:, None]
+    subtree_last_KS = padded.unflatten(0, (-1, BLOCK_TOKENS))
+    first_key_K = torch.arange(len(subtree_last_KS), device=subtree_last_T.device) * BLOCK_TOKENS
+    first_query_Q1 = first_key_K[:, None]
     last_query_Q1 = first_query_Q1 + BLOCK_TOKENS - 1
-    is_earlier_QK = begins_K < first_query_Q1
-    whole_QK = is_earlier_QK & (last_query_Q1 <= blocks_KS.amin(-1))
-    seen_QK = is_earlier_QK & (first_query_Q1 <= blocks_KS.amax(-1))
+    is_earlier_QK = first_key_K < first_query_Q1
+    whole_QK = is_earlier_QK & (last_query_Q1 <= subtree_last_KS.amin(-1))
+    seen_QK = is_earlier_QK & (first_query_Q1 <= subtree_last_KS.amax(-1))
     seen_QK.fill_diagonal_(True)  # a block sees itself in part
+    partial_counts, partial_indices = list_blocks(seen_QK & ~whole_QK)
+    whole_counts, whole_indices = list_blocks(whole_QK)
     return BlockMask.from_kv_blocks(
-        *list_blocks(seen_QK & ~whole_QK),
-        *list_blocks(whole_QK),
+        partial_counts,
+        partial_indices,
+        whole_counts,
+        whole_indices,
         BLOCK_SIZE=BLOCK_TOKENS,
         mask_mod=sees,
         seq_lengths=(width, width),

@@ -71,10 +71,10 @@ def chat_frame(
             f"chat.template_arguments sets {', '.join(unknown_arguments)}, which the chat template of {name}"
             " does not use: leave it out"
         )
-    # Templates get the date from `strftime_now`, which is replaced by a function that returns a mark.
-    if _TRIAL_DATE in render(
-        tokenizer, chat, [user_message("1 + 1?")], strftime_now=lambda form: _TRIAL_DATE
-    ):
+    # A template gets today's date from its argument `strftime_now`. The function here returns a text that no
+    # template contains, so it is in the prompt only if the template writes the date.
+    prompt = render(tokenizer, chat, [user_message("1 + 1?")], strftime_now=lambda form: _TRIAL_DATE)
+    if _TRIAL_DATE in prompt:
         raise ValueError(
             f"the chat template of {name} writes today's date into every prompt, so that the same run would"
             " differ tomorrow: give the date in chat.template_arguments, e.g. {date_string: '26 Jul 2024'}"
@@ -86,13 +86,13 @@ def chat_frame(
                 " of parts, so that all problems would have the same prompt: set another template in"
                 " chat.template"
             )
-    if chat.system and chat.system.strip() not in render(
-        tokenizer, chat, [user_message(_TRIAL_QUESTIONS[0])]
-    ):
-        raise ValueError(
-            f"the chat template of {name} leaves the system message out: set chat.system to null, and put the"
-            " message into the task's prompt"
-        )
+    if chat.system:
+        prompt = render(tokenizer, chat, [user_message(_TRIAL_QUESTIONS[0])])
+        if chat.system.strip() not in prompt:
+            raise ValueError(
+                f"the chat template of {name} leaves the system message out: set chat.system to null, and put"
+                " the message into the task's prompt"
+            )
     return lambda prompt: render(tokenizer, chat, [user_message(control.mark(prompt))])
 
 
@@ -110,17 +110,18 @@ def chat_conversation(
 
     def conversation(messages: Sequence[Message]) -> str:
         has_system = any(message.role == "system" for message in messages)
+        # Text that looks like a control token is replaced by a mark, so that it can't end a turn.
         turns = [{**vars(message), "content": control.mark(message.content)} for message in messages]
         # A system message of the conversation replaces `chat.system`.
         chat_of_conversation = chat_without_system if has_system else chat
         text = render(tokenizer, chat_of_conversation, turns)
         for turn in turns:
-            # An earlier answer may be shown without its thoughts.
+            # Answers are not checked, since a template may leave out their thoughts.
             if turn["role"] in ("system", "user") and turn["content"].strip() not in text:
+                original = control.unmark(turn["content"])
                 raise ValueError(
                     f"the chat template of {tokenizer.name_or_path!r} leaves out the message of the"
-                    f" {turn['role']} ({control.unmark(turn['content'])[:60]!r}): set another template in"
-                    " chat.template"
+                    f" {turn['role']} ({original[:60]!r}): set another template in chat.template"
                 )
         return text
 
@@ -139,7 +140,7 @@ def refuse_no_template(tokenizer: PreTrainedTokenizerBase) -> None:
 def end_of_turn(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> int | None:
     """Returns the token that the template writes after an assistant's answer; None if there is none.
 
-    It is an added token of the tokenizer, which need not be special.
+    The token is among the tokenizer's added tokens. It need not be a special token.
     """
     try:
         turns = render(
@@ -153,6 +154,7 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> int | None:
     if _TRIAL_ANSWER not in turns:
         return None  # the template leaves answers out
     after_answer = turns.rpartition(_TRIAL_ANSWER)[2]
+    # The template may write white space before the token.
     ids = tokenizer.encode(after_answer.lstrip(), add_special_tokens=False)
     if not ids or ids[0] not in tokenizer.added_tokens_decoder:
         return None
@@ -173,7 +175,8 @@ def turn_markers(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[str]:
         except ValueError:
             return None  # a template for a single question, or one that `chat_frame` refuses with a reason
 
-    template_texts: list[str] = []  # what the template writes after a question, and between two questions
+    # What the template writes after a question, and between an answer and the next question.
+    template_texts: list[str] = []
     first_question, second_question = _TRIAL_QUESTIONS
     question = render_turns([user_message(first_question)])
     if question is not None:
@@ -184,15 +187,16 @@ def turn_markers(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[str]:
     if two_questions is not None:
         after_answer = two_questions.partition(_TRIAL_ANSWER)[2]
         template_texts.append(after_answer.partition(second_question)[0])
-    marker_ids: list[int] = []
+    template_ids: list[int] = []
     for text in template_texts:
-        marker_ids += tokenizer.encode(text, add_special_tokens=False)
+        template_ids += tokenizer.encode(text, add_special_tokens=False)
     if (end := end_of_turn(tokenizer, chat)) is not None:
-        marker_ids.append(end)
-    markers = [added_tokens[token_id] for token_id in dict.fromkeys(marker_ids) if token_id in added_tokens]
-    vocabulary = set(added_tokens.values())
+        template_ids.append(end)
+    distinct_ids = dict.fromkeys(template_ids)
+    markers = [added_tokens[token_id] for token_id in distinct_ids if token_id in added_tokens]
+    added_texts = set(added_tokens.values())
     special_tokens = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    return [marker for marker in markers if marker in special_tokens or not _has_partner(marker, vocabulary)]
+    return [marker for marker in markers if marker in special_tokens or not _has_partner(marker, added_texts)]
 
 
 def _has_partner(tag: str, tokens: set[str]) -> bool:
@@ -244,26 +248,23 @@ def turn_frame(
         return prompt, rendered_chat, after_answer
 
     thinks = "</think>" in str(tokenizer.chat_template)
-    if chat.earlier_turns == "as_templated":
+    if chat.earlier_turns == "as_templated":  # then the template must not change earlier turns
         answers = [_TRIAL_ANSWER]
         if thinks:
             answers.append(_TRIAL_THOUGHT + _TRIAL_ANSWER)
         for answer in answers:
             prompt, rendered_chat, _ = render_chat(answer, between)
             if not rendered_chat.startswith(prompt + answer):
-                change = (
-                    "it leaves the thoughts out"
-                    if answer != _TRIAL_ANSWER
-                    else "it begins the turn differently"
-                )
+                has_thoughts = answer != _TRIAL_ANSWER
+                change = "it leaves the thoughts out" if has_thoughts else "it begins the turn differently"
                 raise ValueError(
                     f"the chat template of {name} changes earlier turns ({change}), so that the prompts of"
                     " answers of several turns would differ from the template's: set chat.earlier_turns to"
                     " 'as_sampled' to keep earlier turns as they were sampled"
                 )
-    earlier_turns = [user_message("0 + 0?"), _assistant_message("0.")]
+    first_turns = [user_message("0 + 0?"), _assistant_message("0.")]
     _, _, after_first = render_chat(_TRIAL_ANSWER, between)
-    _, _, after_second = render_chat(_TRIAL_ANSWER, between, earlier_turns)
+    _, _, after_second = render_chat(_TRIAL_ANSWER, between, first_turns)
     if after_first != after_second:
         raise ValueError(
             f"the chat template of {name} writes another text between later turns than between the first two,"
@@ -314,7 +315,7 @@ def _apply_template(
         text = tokenizer.apply_chat_template(
             [dict(message) for message in messages], tokenize=False, **arguments
         )
-    except (TemplateError, TypeError) as error:
+    except (TemplateError, TypeError) as error:  # TypeError: for example, a text was added to a list
         raise ValueError(
             f"the chat template of {tokenizer.name_or_path!r} refuses a chat of"
             f" {', '.join(message['role'] for message in messages)}: {error}"
@@ -322,9 +323,7 @@ def _apply_template(
     return str(text)
 
 
-_ROLES_BY_TEMPLATE: WeakKeyDictionary[PreTrainedTokenizerBase, dict[str, frozenset[str]]] = (
-    WeakKeyDictionary()
-)
+_CACHED_ROLES: WeakKeyDictionary[PreTrainedTokenizerBase, dict[str, frozenset[str]]] = WeakKeyDictionary()
 """The results of `_roles_in_parts`, by the tokenizer, its template and the template's arguments."""
 
 
@@ -332,14 +331,14 @@ def _roles_in_parts(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> frozenset
     """Returns the roles whose messages must be lists of parts (``[{type: 'text', text: …}]``), as in the
     templates of vision models.
 
-    Each role is tried with the same text twice. Its messages must be lists of parts if the rendered chat
-    contains the text when it is passed as a part, and lacks the text when it is passed plainly.
+    Each role is tried twice with the same text: first plainly, then as a list with one part. Its messages
+    must be lists of parts if the rendered chat contains the text only the second time.
     """
     if not tokenizer.chat_template:
         return frozenset()
-    roles_by_template = _ROLES_BY_TEMPLATE.setdefault(tokenizer, {})
-    key = repr((tokenizer.chat_template, sorted(chat.template_arguments.items(), key=str)))
-    if key not in roles_by_template:
+    cached_roles = _CACHED_ROLES.setdefault(tokenizer, {})
+    key = repr((tokenizer.chat_template, sorted(chat.template_arguments.items())))
+    if key not in cached_roles:
         text = "Say 5 words."
 
         def shows_text(role: str, content: Any, question: Any) -> bool:
@@ -370,8 +369,8 @@ def _roles_in_parts(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> frozenset
                 roles.add(role)
             if role == "user" and "user" in roles:
                 question = _make_parts(question)
-        roles_by_template[key] = frozenset(roles)
-    return roles_by_template[key]
+        cached_roles[key] = frozenset(roles)
+    return cached_roles[key]
 
 
 def _make_parts(text: str) -> list[dict[str, str]]:

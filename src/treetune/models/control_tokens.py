@@ -72,30 +72,31 @@ class ControlTokens:
         self._tokenizer = tokenizer
         vocabulary = tokenizer.get_vocab()
         self.ids = special_tokens(tokenizer) | {marker: vocabulary[marker] for marker in markers}
-        # The longest texts come first, since one may be the beginning of another.
+        # The pattern takes the first text that matches. So longer texts come first: `<s>1` before `<s>`.
         self._texts = sorted(self.ids, key=lambda text: (-len(text), text))
-        self._any = re.compile("|".join(map(re.escape, self._texts)) or r"(?!)")  # `(?!)` matches nothing
+        any_text = "|".join(map(re.escape, self._texts))
+        self._control_pattern = re.compile(any_text or r"(?!)")  # `(?!)` matches nothing
         self._marks = {text: chr(_FIRST_MARK + i) for i, text in enumerate(self._texts)}
         self._stand_ins = {text: chr(_FIRST_STAND_IN + i) for i, text in enumerate(self._texts)}
         self._text_of_mark = {mark: text for text, mark in self._marks.items()}
-        self._any_mark = re.compile(f"[{''.join(self._text_of_mark)}]" if self._marks else r"(?!)")
+        self._mark_pattern = re.compile(f"[{''.join(self._text_of_mark)}]" if self._marks else r"(?!)")
 
     def mark(self, text: str) -> str:
         """Replaces each text that looks like a control token by its mark."""
-        return self._any.sub(lambda match: self._marks[match.group()], text)
+        return self._control_pattern.sub(lambda match: self._marks[match.group()], text)
 
     def unmark(self, text: str) -> str:
         """Replaces each mark by its text, for people."""
-        return self._any_mark.sub(lambda match: self._text_of_mark[match.group()], text)
+        return self._mark_pattern.sub(lambda match: self._text_of_mark[match.group()], text)
 
     def is_marked(self, text: str) -> bool:
         """Returns whether the text contains a mark."""
-        return self._any_mark.search(text) is not None
+        return self._mark_pattern.search(text) is not None
 
     def remove(self, text: str) -> str:
         """Removes all control tokens from the text, also those that the removal of others creates."""
-        while self._any.search(text):
-            text = self._any.sub("", text)
+        while self._control_pattern.search(text):
+            text = self._control_pattern.sub("", text)
         return text
 
     def encode(self, marked: str) -> list[int]:
@@ -108,7 +109,7 @@ class ControlTokens:
             ValueError: The tokenizer encodes such text only as a control token.
         """
         # The text for which the first mark stands, for messages.
-        shown = self.unmark(self._any_mark.search(marked).group())  # type: ignore[union-attr]
+        shown = self.unmark(self._mark_pattern.search(marked).group())  # type: ignore[union-attr]
         if not self._tokenizer.is_fast:
             raise ValueError(
                 f"a problem contains {shown!r}, which the tokenizer of {self._tokenizer.name_or_path!r} can"
@@ -117,7 +118,7 @@ class ControlTokens:
         renamed_tokenizer, original_ids = self._renamed_tokenizer
         # First the stand-ins for the template's control tokens, and then the problem's text for the marks:
         # the other way round, that text would get stand-ins, too.
-        text_with_stand_ins = self._any.sub(lambda match: self._stand_ins[match.group()], marked)
+        text_with_stand_ins = self._control_pattern.sub(lambda match: self._stand_ins[match.group()], marked)
         text = self.unmark(text_with_stand_ins)
         ids_in_copy: Sequence[int] = renamed_tokenizer.encode(text, add_special_tokens=False).ids
         # Tokens that are not added tokens have the same id in the copy and in the tokenizer.
@@ -126,7 +127,7 @@ class ControlTokens:
         n_control_tokens = sum(token_id in control_ids for token_id in ids)
         # The template wrote all control tokens of the marked text, since the problem's are marks there. If
         # the ids have more control tokens, some come from the problem.
-        if n_control_tokens > len(self._any.findall(marked)):
+        if n_control_tokens > len(self._control_pattern.findall(marked)):
             raise ValueError(
                 f"a problem contains {shown!r}, which the tokenizer of {self._tokenizer.name_or_path!r}"
                 " always encodes as a control token: leave the problem out, or change its text"

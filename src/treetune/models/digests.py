@@ -13,7 +13,8 @@ WHOLE_BYTES = 64 * 2**20
 SAMPLED_BLOCKS = 1024
 SAMPLE_BYTES = WHOLE_BYTES // SAMPLED_BLOCKS
 
-_DESCRIBES_NO_WEIGHTS = {"README.md", "LICENSE", ".gitattributes", "checksums.json"}
+_FILES_LEFT_OUT = {"README.md", "LICENSE", ".gitattributes", "checksums.json"}
+"""Files that say nothing about the weights."""
 
 
 def model_digest(name_or_path: str, revision: str | None) -> dict[str, str]:
@@ -41,7 +42,7 @@ def folder_digest(folder: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
     files = (file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
     for file in sorted(files):
-        if file.name in _DESCRIBES_NO_WEIGHTS:
+        if file.name in _FILES_LEFT_OUT:  # such as README.md
             continue
         digest_of_file = hashlib.blake2b(digest_size=16)
         for piece in _read_pieces(file):
@@ -83,4 +84,4 @@ def _find_commit_in_cache(name: str, revision: str) -> str | None:
         )
     except OSError:
         return None
-    return extract_commit_hash(file, None)
+    return extract_commit_hash(file, commit_hash=None)

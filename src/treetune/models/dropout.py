@@ -38,8 +38,8 @@ def turn_dropout_off(model: nn.Module) -> None:
             setattr(module, name, 0.0)
         if _find_random_settings(vars(module), JITTER_NAME_PART):
             # The layer draws noise in training mode only, so it stays in evaluation mode: its method `train`
-            # is replaced, since the method `train` of the whole model calls it. The number keeps its value,
-            # since PhiMoE's number also decides in evaluation which experts are considered.
+            # is replaced, since the method `train` of the whole model calls it. The size of the noise isn't
+            # set to 0, since in PhiMoE it also decides in evaluation which experts are considered.
             module.eval()
             vars(module)["train"] = MethodType(_stay_in_evaluation, module)
         config = getattr(module, "config", None)

@@ -102,12 +102,14 @@ class Nucleus(NamedTuple):
             if has_top_k:
                 is_kept_CV[:, self.top_k :] = False  # with rounding, a probability of 0 may have been kept
             # The kept tokens come first. `clamp` is for NaN, with which no token is kept.
-            last_kept_C1 = (is_kept_CV.sum(-1, keepdim=True) - 1).clamp(min=0)
-            # If the label is as likely as the last kept token, the engine kept the label in its place.
-            is_cut_off_C1 = label_probs_C1 < probs_CV.gather(-1, last_kept_C1)
+            last_kept_index_C1 = (is_kept_CV.sum(-1, keepdim=True) - 1).clamp(min=0)
+            # A label that is less likely than the last kept token is added. A label that is as likely as that
+            # token isn't: the engine kept it in the token's place, and the mass is the same.
+            is_added_C1 = label_probs_C1 < probs_CV.gather(-1, last_kept_index_C1)
             is_label_CV = order_CV == labels_C[:, None]
-            probs_CV = torch.where(is_label_CV, label_probs_C1, probs_CV)  # also where top-k made it 0
-            is_kept_CV |= is_label_CV & is_cut_off_C1
+            # Top-k may have set the label's probability to 0.
+            probs_CV = torch.where(is_label_CV, label_probs_C1, probs_CV)
+            is_kept_CV |= is_label_CV & is_added_C1
             return (probs_CV * is_kept_CV).sum(-1).log().clamp(max=0.0)
 
 
@@ -207,12 +209,12 @@ class PolicyModule(nn.Module):
             return self._whole_forward(inputs)
         backbone, parallel = backbone_of(self.model), self.parallel
         vocabulary = self.model.config.get_text_config().vocab_size
-        positions = max(len(inputs.labels_N), inputs.max_positions)  # `max_positions` is 0 by default
+        n_positions = max(len(inputs.labels_N), inputs.max_positions)  # `max_positions` is 0 by default
         logits_per_chunk = LOGITS_PER_CHUNK_ON_A_GPU if inputs.input_ids_BT.is_cuda else LOGITS_PER_CHUNK
         if teacher is not None:
             logits_per_chunk //= 2  # a chunk has the logits of both models
         positions_per_chunk = max(1, logits_per_chunk // vocabulary)
-        n_chunks = math.ceil(positions / positions_per_chunk)
+        n_chunks = math.ceil(n_positions / positions_per_chunk)
         score = partial(
             self._score,
             temperature=temperature,
@@ -222,7 +224,7 @@ class PolicyModule(nn.Module):
             nucleus=nucleus,
             teacher=teacher,
         )
-        _refuse_rows_of_two_lengths(self._length_rule, inputs, type(self.model).__name__)
+        _refuse_long_rows(self._length_rule, inputs, type(self.model).__name__)
         if parallel is None:
             if inputs.position_ids_BT is not None and inputs.subtree_last_1T is None:
                 self._refuse_leaks(inputs)
@@ -288,12 +290,12 @@ class PolicyModule(nn.Module):
                 if temperature != 1.0:
                     teacher_logits_CV = teacher_logits_CV / temperature
             terms_of_objective += teacher.compare(logits_CV, teacher_logits_CV)
-        further = () if statistics is None else statistics(logits_CV, labels_C)
-        mass = () if nucleus is None else (nucleus.log_mass(logits_CV, labels_C),)
-        return logprobs_C, entropy_C, *terms_of_objective, *further, *mass
+        further_values = () if statistics is None else statistics(logits_CV, labels_C)
+        log_mass = () if nucleus is None else (nucleus.log_mass(logits_CV, labels_C),)
+        return logprobs_C, entropy_C, *terms_of_objective, *further_values, *log_mass
 
     def _whole_forward(self, inputs: ModelInputs) -> tuple[Tensor]:
-        """Returns the log-probs from the logits of the whole model, float32 [N] in a tuple.
+        """Returns the log-probs from the logits of the whole model, float32 [N], in a tuple like `forward`.
 
         The model runs its own forward pass, in evaluation mode, at temperature 1 and without gradient. Before
         training, the trainer's log-probs are compared with these. Rows must not be packed.
@@ -304,7 +306,7 @@ class PolicyModule(nn.Module):
             logits_BTV = self.model(
                 input_ids=inputs.input_ids_BT,
                 use_cache=False,
-                **attention_arguments(backbone, None, None),
+                **attention_arguments(backbone, position_ids_BT=None, subtree_last_1T=None),
             ).logits
         logprobs_NV = logits_BTV.flatten(0, 1)[inputs.positions_N].float().log_softmax(-1)
         return (logprobs_NV.gather(-1, inputs.labels_N[:, None]).squeeze(-1),)
@@ -317,8 +319,8 @@ class PolicyModule(nn.Module):
         be the same packed and alone. Collective if the weights are sharded.
         """
         config: Any = self.model.config
-        # This package's packed attention gets the boundaries between the sequences, and itself refuses layers
-        # of other kinds. On the meta device there are no values to compare.
+        # `PACKED_ATTENTION` keeps packed sequences apart, and is attached only to models with full attention
+        # in all layers. On the meta device there are no values to compare.
         if (
             self._keeps_packed_apart
             or config._attn_implementation == PACKED_ATTENTION
@@ -327,17 +329,18 @@ class PolicyModule(nn.Module):
             return
         name = type(self.model).__name__
         device = inputs.input_ids_BT.device
-        rows = probe_rows(self.model.config, (11, 9))
-        first_T, second_T = (torch.tensor(row, device=device) for row in rows)
+        first_ids, second_ids = probe_rows(config, lengths=(11, 9))
+        first_T = torch.tensor(first_ids, device=device)
+        second_T = torch.tensor(second_ids, device=device)
         position_ids = torch.cat([torch.arange(len(first_T)), torch.arange(len(second_T))])
         predicting = torch.arange(len(second_T) - 1, device=device)
         packed = ModelInputs(
-            torch.cat([first_T, second_T])[None],
-            predicting + len(first_T),
-            second_T[1:],
-            position_ids[None].to(device),
+            input_ids_BT=torch.cat([first_T, second_T])[None],
+            positions_N=predicting + len(first_T),
+            labels_N=second_T[1:],
+            position_ids_BT=position_ids[None].to(device),
         )
-        alone = ModelInputs(second_T[None], predicting, second_T[1:])
+        alone = ModelInputs(input_ids_BT=second_T[None], positions_N=predicting, labels_N=second_T[1:])
         backbone = backbone_of(self.model)
         with torch.no_grad():
             logits_packed = logits_of(self.model, _hidden_at_positions(backbone, packed)).float()
@@ -382,7 +385,7 @@ class CriticModule(nn.Module):
         hidden_size = model.config.get_text_config().hidden_size
         dtype = next(self.backbone.parameters()).dtype
         self.head = nn.Linear(hidden_size, outputs, dtype=dtype)
-        generator = torch.Generator().manual_seed(seed % 2**63)
+        generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             # From N(0, 1 / (hidden_size + 1)), as in VinePPO.
             weight = torch.randn(outputs, hidden_size, generator=generator) / (hidden_size + 1) ** 0.5
@@ -407,21 +410,21 @@ def _only_output(outputs_N1: Tensor) -> Tensor:
 
 def _hidden_at_positions(backbone: nn.Module, inputs: ModelInputs) -> Tensor:
     """Returns the last hidden states at ``inputs.positions_N``, [N, D]."""
-    positions: dict[str, Tensor] = {}
+    position_arguments: dict[str, Tensor] = {}
     if inputs.position_ids_BT is not None:
         if not takes_positions(backbone):
             raise ValueError(
                 f"{type(backbone).__name__} has no argument for positions, which packed sequences need: set"
                 " trainer.layout to 'padded'"
             )
-        positions["position_ids"] = inputs.position_ids_BT
-    run = backbone(
+        position_arguments["position_ids"] = inputs.position_ids_BT
+    outputs = backbone(
         input_ids=inputs.input_ids_BT,
         use_cache=False,
-        **positions,
+        **position_arguments,
         **attention_arguments(backbone, inputs.position_ids_BT, inputs.subtree_last_1T),
     )
-    return run.last_hidden_state.flatten(0, 1)[inputs.positions_N]
+    return outputs.last_hidden_state.flatten(0, 1)[inputs.positions_N]
 
 
 def takes_positions(backbone: nn.Module) -> bool:
@@ -444,7 +447,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _refuse_rows_of_two_lengths(rule: LengthRule | None, inputs: ModelInputs, name: str) -> None:
+def _refuse_long_rows(rule: LengthRule | None, inputs: ModelInputs, name: str) -> None:
     """Raises ValueError if the batch has several rows, and one of them is longer than the rule's limit.
 
     Some rotary embeddings choose their frequencies by the longest row of a batch (`LengthRule`). Such a row

@@ -69,7 +69,8 @@ class Lora:
         A is drawn by `seed`, and B begins as 0, so the adapters don't change the model's outputs yet.
 
         Raises:
-            ValueError: `target_modules` names no layer of the model, or one whose adapters can't be merged.
+            ValueError: `target_modules` has a name that no layer of the model has, or names a layer whose
+                adapters can't be merged.
         """
         import torch
         from peft import inject_adapter_in_model
@@ -78,13 +79,13 @@ class Lora:
         self._refuse_targets(model)
         dtype = next(model.parameters()).dtype
         with torch.random.fork_rng():
-            torch.manual_seed(derive_seed(seed, "lora") % 2**63)
+            torch.manual_seed(derive_seed(seed, "lora"))
             try:
                 inject_adapter_in_model(self._make_peft_config(), model, _ADAPTER_NAME)
             except ValueError as error:
                 raise ValueError(f"trainer.lora.target_modules: {error}") from error
-        self._refuse_tensors(model)
-        self._refuse_unlike_linear(model)
+        self._refuse_tensor_adapters(model)
+        self._refuse_layers_other_than_linear(model)
         for layer in model.modules():
             if isinstance(layer, LoraLayer):  # peft makes adapters in float32
                 layer.lora_A.to(dtype)
@@ -118,7 +119,7 @@ class Lora:
                     " the output head"
                 )
 
-    def _refuse_tensors(self, model: nn.Module) -> None:
+    def _refuse_tensor_adapters(self, model: nn.Module) -> None:
         """Raises ValueError if peft has added adapters to tensors that are not linear layers.
 
         Such a tensor is, for example, the one that holds all experts of a mixture. `merged` doesn't know the
@@ -126,17 +127,19 @@ class Lora:
         """
         from peft.tuners.lora.layer import ParamWrapper
 
-        wrapped = sorted({path for path, part in model.named_modules() if isinstance(part, ParamWrapper)})
+        wrapped = sorted(path for path, part in model.named_modules() if isinstance(part, ParamWrapper))
         if wrapped:
+            # The path in the model, without the names that peft's wrappers add.
+            tensor_path = wrapped[0].replace(".base_layer", "")
             linear = {path.rpartition(".")[2] for path, part in model.named_modules() if _is_adapted(part)}
             raise ValueError(
                 f"trainer.lora.target_modules is {self.target_modules!r}, which puts adapters on"
-                f" {wrapped[0].replace('.base_layer', '')}, a tensor of experts or of their router in"
+                f" {tensor_path}, a tensor of experts or of their router in"
                 f" {type(model).__name__}, and adapters are merged into linear layers alone: name the layers,"
                 f" such as {sorted(linear) or ['q_proj', 'v_proj']}"
             )
 
-    def _refuse_unlike_linear(self, model: nn.Module) -> None:
+    def _refuse_layers_other_than_linear(self, model: nn.Module) -> None:
         """Raises ValueError if peft has added adapters to layers that don't compute what a linear layer
         computes: GPT-2's layers have their weight transposed, and PhiMoE's router returns more than a
         product."""
@@ -182,12 +185,11 @@ class Lora:
         for name, weight in weights.items():
             if name.endswith((_A_SUFFIX, _B_SUFFIX)):
                 continue
-            layer, is_base, parameter_name = name.rpartition(_BASE_LAYER_PART)
-            if not is_base:  # a layer without adapters
+            layer, base_layer_part, parameter_name = name.rpartition(_BASE_LAYER_PART)
+            if not base_layer_part:  # a layer without adapters
                 merged_weights[name] = weight
                 continue
-            # The other name is "bias", which has no adapter.
-            if parameter_name == "weight" and layer + _A_SUFFIX in weights:
+            if parameter_name == "weight":  # and not "bias", which has no adapter
                 product = weights[layer + _B_SUFFIX].float() @ weights[layer + _A_SUFFIX].float()
                 weight = (weight.float() + self.scale * product).to(weight.dtype)
             merged_weights[f"{layer}.{parameter_name}"] = weight
@@ -232,6 +234,7 @@ class Lora:
         directory.mkdir(parents=True, exist_ok=True)
         adapters_on_cpu = {}
         for name, tensor in adapters.items():
+            # A copy, since tensors may share memory, and safetensors refuses those.
             adapters_on_cpu[name] = tensor.detach().to("cpu", copy=True).contiguous()
         save_file(adapters_on_cpu, directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         text = json.dumps(config, default=to_json, indent=2, sort_keys=True)

@@ -4,7 +4,6 @@ loads."""
 from __future__ import annotations
 
 import copy
-import itertools
 import os
 import re
 import shlex
@@ -73,10 +72,11 @@ def resolve_policy(name_or_path: str) -> str:
     path = Path(name_or_path).expanduser()
     parts = path.parts
     # Looks for `checkpoints/last` or `checkpoints/NUMBER` in the path.
-    for depth, (parent, name) in enumerate(itertools.pairwise(parts), start=1):
-        if parent != CHECKPOINTS or not (name == LAST_CHECKPOINT or _CHECKPOINT_NAME.fullmatch(name)):
+    for index, name in enumerate(parts[1:], start=1):
+        is_checkpoint = name == LAST_CHECKPOINT or _CHECKPOINT_NAME.fullmatch(name)
+        if parts[index - 1] != CHECKPOINTS or not is_checkpoint:
             continue
-        directory = Path(*parts[:depth])
+        directory = Path(*parts[:index])  # …/checkpoints
         if name == LAST_CHECKPOINT:
             complete = complete_checkpoints(directory)
             if not complete:
@@ -84,7 +84,7 @@ def resolve_policy(name_or_path: str) -> str:
                     f"there is no complete checkpoint in {directory.absolute()}, where {name_or_path!r} "
                     f"points to. {_how_to_make(directory)}"
                 )
-            path = complete[-1].joinpath(*parts[depth + 1 :])
+            path = complete[-1].joinpath(*parts[index + 1 :])
         elif not (directory / name / STATE_FILE).is_file():
             raise ValueError(
                 f"there is no complete checkpoint {(directory / name).absolute()} ({STATE_FILE} is missing), "
@@ -119,11 +119,12 @@ def _how_to_make(path: Path) -> str:
     nested_name = f"{experiment.parent.name}/{name}"
     if Path("configs", nested_name).is_file():
         config = f"configs/{nested_name}"
-    elif (CONFIGS_FOLDER / nested_name).is_file():  # a shipped one, which is found from any folder
+    elif (CONFIGS_FOLDER / nested_name).is_file():  # `treetune run` finds a shipped file from any folder
         config = nested_name
+    elif Path(name).is_file():
+        config = name
     else:
-        # CONFIG.jsonnet is a placeholder: the user has to know the file.
-        config = name if Path(name).is_file() else "CONFIG.jsonnet"
+        config = "CONFIG.jsonnet"  # a placeholder: the user has to know the file
     command = f"treetune run --configs {shlex.quote(config)}"
     return f"Run the experiment {experiment.name!r} to its end first: {command}"
 
@@ -200,9 +201,10 @@ def _save_config(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, d
         # "owner/name--module.Class" refers to code on the hub. The written model has the code in its folder.
         config.auto_map = {name: reference.split("--")[-1] for name, reference in config.auto_map.items()}
     config.save_pretrained(directory)
-    for remote in classes:
-        if remote.__module__.startswith("transformers_modules."):
-            _copy_code(remote, directory)
+    for code in classes:
+        # transformers imports code that came with a model as modules of this name.
+        if code.__module__.startswith("transformers_modules."):
+            _copy_code(code, directory)
 
 
 def _copy_code(remote: type, directory: Path) -> None:

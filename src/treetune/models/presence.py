@@ -52,7 +52,7 @@ def _check_cache(name: str, revision: str | None, key: str) -> Iterator[Finding]
             level="missing",
         )
         return
-    if isinstance(cached, str):
+    if isinstance(cached, str):  # the path of the file in the cache
         return
     revision_text = f" (revision {revision!r})" if revision else ""
     absence = (

@@ -111,8 +111,8 @@ class PretrainedModel(ModelSource):
         # around the prompt.
         if vocabulary is None or self.chat is not None:
             return None
-        added = [token for token in vocabulary if len(token) > 1]  # such as tags
-        return character_tokens(prompts, [*added, *self.added_tokens])
+        longer_tokens = [token for token in vocabulary if len(token) > 1]  # such as tags
+        return character_tokens(prompts, [*longer_tokens, *self.added_tokens])
 
     @override
     def single_tokens(self) -> frozenset[str] | None:
@@ -170,7 +170,8 @@ class PretrainedModel(ModelSource):
         vocabulary = [*model.get("vocab", ()), *added]
         # The tokens of a tokenizer of the type WordLevel may also be whole words of a language. Then a text
         # is split at white space or the like, and tokens that are not special have several characters.
-        splits_characters = (tokenizer.get("pre_tokenizer") or {}).get("type") == "Split"
+        pre_tokenizer = tokenizer.get("pre_tokenizer") or {}  # the file may have null
+        splits_characters = pre_tokenizer.get("type") == "Split"
         special_tokens = {*added, model.get("unk_token")}
         has_words = any(len(token) > 1 and token not in special_tokens for token in vocabulary)
         return vocabulary if splits_characters and not has_words else None
@@ -260,7 +261,7 @@ class PretrainedModel(ModelSource):
         # than the tokenizer's.
         try:
             end_ids = GenerationConfig.from_pretrained(path, revision=self._options["revision"]).eos_token_id
-        except OSError:  # it has no such file
+        except OSError:  # the model has no generation_config.json
             end_ids = getattr(AutoConfig.from_pretrained(path, **self._options), "eos_token_id", None)
         if end_ids is None:
             end_ids = ()
@@ -291,10 +292,10 @@ class PretrainedModel(ModelSource):
             new_tokens = missing_tokens(tokenizer, self.added_tokens)
             # The ids of the word in each added token (a tag), such as `Parallel` in `<Parallel>`. They are
             # read before the tags are added: afterwards the tokenizer would encode each tag as itself.
-            word_of_token = {token: word_ids(tokenizer, token) for token in new_tokens}
+            word_ids_of_token = {token: word_ids(tokenizer, token) for token in new_tokens}
             add_tokens(tokenizer, self.added_tokens)
             vocabulary = tokenizer.get_vocab()
-            embed_tokens(model, {vocabulary[token]: word for token, word in word_of_token.items()})
+            embed_tokens(model, {vocabulary[token]: ids for token, ids in word_ids_of_token.items()})
         if self.liger:
             _apply_liger(model)
         return model.train()
@@ -320,14 +321,14 @@ class PretrainedModel(ModelSource):
         try:
             files = weight_files(path, self._options["revision"])
             config = AutoConfig.from_pretrained(path, **self._options)
-            if files is None:
+            if files is None:  # the handler below doesn't catch `NotInParts`, which is no ValueError
                 raise NotInParts("it has no safetensors files")
             # Values are cast to the first dtype, and then to the second, as when a loaded model is cast.
             dtypes = (getattr(torch, self.dtype), dtype)
             model = make_model_in_parts(config, files, dtypes, attn_implementation=self.attention)
         except (OSError, ValueError, ImportError) as error:
             raise ValueError(self._describe_failed_load("model", path, error)) from error
-        with contextlib.suppress(OSError):  # it has no such file
+        with contextlib.suppress(OSError):  # the model may have no generation_config.json
             model.generation_config = GenerationConfig.from_pretrained(
                 path, revision=self._options["revision"]
             )
@@ -422,4 +423,5 @@ def _apply_liger(model: PreTrainedModel) -> None:
         "fused_linear_cross_entropy": False,
     }
     parameters = inspect.signature(patch).parameters
+    # Each architecture's function has arguments only for the layers that the architecture has.
     patch(model=model, **{name: is_on for name, is_on in kernels.items() if name in parameters})

@@ -77,7 +77,7 @@ class Architecture:
         # A state dict lists a tied weight under each of its names, and `names` only under the first one.
         all_names = frozenset(self.skeleton.state_dict())
         if self.config.tie_word_embeddings:
-            all_names |= frozenset(getattr(self.skeleton, "all_tied_weights_keys", {}) or {})
+            all_names |= frozenset(getattr(self.skeleton, "all_tied_weights_keys", {}))
         return all_names - self.names
 
     def refuse_other_weights(self, names: Iterable[str], use: object) -> None:
@@ -144,7 +144,7 @@ class Architecture:
     @property
     def is_converted(self) -> bool:
         """Whether files have other names, or other tensors, than a model in memory."""
-        return bool(self._conversions) and bool(self._groups)
+        return bool(self._groups)
 
     def convert_to_saved(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Converts weights to those of files, as `save_pretrained` writes them, and yields them by name.
@@ -153,7 +153,7 @@ class Architecture:
         """
         incomplete: dict[tuple[str, ...], dict[str, Tensor]] = {}
         for name, weight in weights:
-            group = self._groups.get(name) if self._conversions else None
+            group = self._groups.get(name)
             if group is None:
                 yield name, weight
                 continue
@@ -177,8 +177,8 @@ _ARCHITECTURES: dict[str, Architecture] = {}
 
 
 def architecture_of(config: PretrainedConfig) -> Architecture:
-    """Returns the architecture of a configuration. Equal configurations share one, since making it takes
-    seconds for a large model."""
+    """Returns the architecture of a configuration. Equal configurations share an `Architecture`, since making
+    it takes seconds for a large model."""
     key = json.dumps([type(config).__module__, config.to_dict()], default=str, sort_keys=True)
     if key not in _ARCHITECTURES:
         _ARCHITECTURES[key] = Architecture(config)

@@ -52,9 +52,9 @@ class SequenceParallel:
         from transformers import AttentionInterface
 
         config: Any = model.config
-        text = config.get_text_config()
-        heads = text.num_attention_heads
-        kv_heads = getattr(text, "num_key_value_heads", None) or heads
+        text_config = config.get_text_config()
+        heads = text_config.num_attention_heads
+        kv_heads = getattr(text_config, "num_key_value_heads", None) or heads
         # Each rank gets some heads of keys. If there are fewer heads than ranks, several ranks share a head.
         can_split_kv_heads = kv_heads % self.size == 0 or self.size % kv_heads == 0
         if heads % self.size or not can_split_kv_heads:
@@ -62,7 +62,7 @@ class SequenceParallel:
                 f"trainer.sequence_parallel_size {self.size} doesn't divide the {heads} attention heads (of"
                 f" {kv_heads} keys and values) of {type(model).__name__}: take a divisor of both"
             )
-        other_kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
+        other_kinds = set(getattr(text_config, "layer_types", None) or ()) - {"full_attention"}
         if other_kinds:
             raise ValueError(
                 f"trainer.sequence_parallel_size needs full attention in every layer, and"
@@ -145,6 +145,8 @@ class SequenceParallel:
             values_KM: This rank's values: K numbers, such as log-prob and entropy, at each of M positions.
             index_M: The indices of the M positions among all `count` positions.
         """
+        # Each position belongs to a single rank, and has 0 on the others. So the sum over the ranks is the
+        # value itself.
         values_KN = values_KM.new_zeros(len(values_KM), count).index_copy(1, index_M, values_KM)
         return _Sum.apply(values_KN, self.group)
 

@@ -49,7 +49,7 @@ class Shape:
         return self.kv_heads * self.head_dim
 
     @property
-    def layer(self) -> int:
+    def weights_per_block(self) -> int:
         """The number of weights of a block."""
         # `query` and `key` are the widths of all heads of queries and of keys. The projection of outputs is
         # as large as that of queries, and that of values as large as that of keys.
@@ -63,7 +63,7 @@ class Shape:
     def backbone(self) -> int:
         """The number of weights without the language-model head: the embeddings, the blocks and the last
         norm."""
-        return self.vocabulary * self.hidden + self.layers * self.layer + self.hidden
+        return self.vocabulary * self.hidden + self.layers * self.weights_per_block + self.hidden
 
     @property
     def parameters(self) -> int:

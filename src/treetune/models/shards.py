@@ -59,7 +59,7 @@ def make_model_in_parts(
     buffers = persistent_buffers(model)
     _refuse_other_weights(model, parameters | buffers, files)
     for name, buffer in buffers.items():
-        buffer.copy_(_read_file(name, files[name], (buffer.dtype,)))
+        buffer.copy_(_read_file(name, files[name], dtypes=(buffer.dtype,)))
     placeholders = {}  # by the id of the parameter that they replace
     for name, weight in parameters.items():
         # The expanded tensor has the shape of the weight, but only one element in memory.
@@ -83,6 +83,7 @@ def _refuse_other_weights(
     missing = sorted(weights.keys() - files.keys())
     if missing:
         raise NotInParts(f"its files have no {missing[0]}")
+    # The state dict also has the further names of tied weights, which `weights` lacks.
     further_names = files.keys() - model.state_dict().keys()
     unexpected = sorted(name for name in further_names if not may_be_ignored(model, name))
     if unexpected:
@@ -120,7 +121,7 @@ def is_in_file(parameter: nn.Parameter) -> bool:
 
 
 def read_whole(module: nn.Module) -> nn.Module:
-    """Reads all weights that are still in files into memory of this rank's own, and returns the module."""
+    """Reads all weights that are still in files into this rank's memory, and returns the module."""
     for parameter in module.parameters():
         if is_in_file(parameter):
             parameter.data = _read_values(parameter).clone()  # the weight may be a view of the mapped file
@@ -202,9 +203,12 @@ NamedWeight = tuple[str, "Tensor"]
 def add_head(weights: Iterable[NamedWeight], names: Iterable[str], tied: bool) -> Iterator[NamedWeight]:
     """Yields the weights with a separate output head, which the engine needs (`write_for_engine`).
 
-    If the head is tied to the embeddings, or has no name of its own, the embeddings are yielded again as the
-    head. This comes directly after the embeddings, since a weight may exist only until the next one is
-    requested.
+    If the head is tied to the embeddings, or `names` doesn't have it, the embeddings are yielded again under
+    the head's name, directly after the embeddings: a weight may exist only until the next one is requested.
+
+    Args:
+        names: The names of all weights.
+        tied: Whether the head is tied to the embeddings.
     """
     names = list(names)
     embeddings = embeddings_among(names) if tied or HEAD_WEIGHT not in names else None

@@ -95,6 +95,7 @@ def process_fields(pid: int) -> list[str]:
 def launcher_processes() -> list[psutil.Process]:
     """Returns the ancestors of this process that belong to its launcher, nearest first."""
     launcher: list[psutil.Process] = []
+    # Process 1 is left out. If it is the launcher in a container, the kernel ends the container with it.
     # psutil fails if an ancestor is gone, or hidden from this user (/proc mounted with hidepid).
     with contextlib.suppress(psutil.Error):
         process = psutil.Process().parent()
@@ -117,7 +118,8 @@ def end_with_launcher() -> None:
     Raises:
         Stopped: A process of the launcher is gone already.
     """
-    # The kernel sends SIGTERM when the parent dies. The thread below watches the launcher's other process.
+    # The parent is the per-node launcher, and the `deepspeed` command may be its parent. The kernel sends
+    # SIGTERM when the parent dies. The thread below also notices the end of the command.
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     launcher = launcher_processes()
     if _is_orphan(launcher):  # a process of the launcher died before the calls above
@@ -186,7 +188,7 @@ ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 CHECKPOINT_SIGNAL = signal.SIGUSR1
 """The signal that asks for an end at the next boundary, however far away: SLURM's ``--signal=USR1@300``."""
 
-OTHERS_GRACE_S = 20.0
+DEEPSPEED_GRACE_S = 20.0
 """The longest grace under DeepSpeed's own command, which kills its ranks 30 s after the signal. The
 checkpoint must be written by then."""
 
@@ -221,9 +223,10 @@ class GracefulStop:
         """The signal that asked for the end; None if none has come."""
         self._asked_at = 0.0
         self._boundary = ""
-        """The work that ends at the next boundary, for messages, such as ``iteration 3``."""
+        """The next boundary, a point at which the loop can end and lose nothing, for messages: ``the end of
+        iteration 3``."""
         self._would_lose: str | None = None
-        """The work that an end before the boundary would lose, for messages; None: nothing."""
+        """Says in messages which work an end before the boundary would lose; None: no work is lost."""
         self._expected_end: float | None = None
         """The time at which the boundary is expected; None if unknown."""
         self._may_interrupt = False
@@ -238,8 +241,9 @@ class GracefulStop:
         if started_by is not None and psutil.pid_exists(int(started_by)):
             # `treetune run` sends signals only to the ranks, so the launcher doesn't kill them.
             return self._configured_grace_s
-        # DeepSpeed's own command kills its ranks 30 s after the signal. Then the checkpoint must be there.
-        return min(self._configured_grace_s, OTHERS_GRACE_S)
+        # DeepSpeed's own command kills its ranks 30 s after the signal, and the checkpoint must be written by
+        # then.
+        return min(self._configured_grace_s, DEEPSPEED_GRACE_S)
 
     def begin(self, boundary: str, would_lose: str | None, expected_s: float | None) -> None:
         """Says which boundary comes next: a point at which the loop can end and lose nothing.
@@ -295,21 +299,25 @@ class GracefulStop:
         return False
 
     def _ask_for_end(self, number: int) -> None:
-        """Asks for an end at the boundary, and starts the timer of the grace."""
+        """Asks the loop to end at its next boundary, a point at which nothing is lost.
+
+        A signal of ENDING_SIGNALS also starts the timer of the grace, the longest wait for the boundary.
+        """
         self.asked_by, self._asked_at = number, time.monotonic()
         grace_text = ""
-        if number in ENDING_SIGNALS:  # CHECKPOINT waits for the boundary as long as it takes
+        if number in ENDING_SIGNALS:  # after CHECKPOINT_SIGNAL, the wait is not limited
             signal.setitimer(signal.ITIMER_REAL, self.grace_s)
             grace_text = f", within {self.grace_s:.0f} s"
         expected_text = ""
         if self._expected_end is not None:
-            expected_text = f" (in about {max(0.0, self._expected_end - time.monotonic()):.0f} s)"
-        once_more = ""
+            remaining_s = max(0.0, self._expected_end - time.monotonic())
+            expected_text = f" (in about {remaining_s:.0f} s)"
+        lost_text = ""
         if self._would_lose is not None:
-            once_more = f"; once more ends at once, and then {self._would_lose}"
+            lost_text = f"; once more ends at once, and then {self._would_lose}"
         self._say(
             f"{_signal_name(number)}: stopping with a checkpoint at"
-            f" {self._boundary}{expected_text}{grace_text}{once_more}"
+            f" {self._boundary}{expected_text}{grace_text}{lost_text}"
         )
 
     def reach_boundary(self) -> None:
@@ -372,6 +380,8 @@ def exit_on_signals() -> None:
     signals = _EndingSignals(sys.unraisablehook)
     sys.unraisablehook = signals.raise_again
     atexit.register(signals.ignore_echoes)
+    # SIGALRM comes from two timers of this module: one limits the wait for the boundary, and the other one
+    # raises an ignored Stopped once more.
     for number in (*ENDING_SIGNALS, CHECKPOINT_SIGNAL, signal.SIGALRM):
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
             continue  # `nohup`: the run outlives its terminal
@@ -403,9 +413,11 @@ class _EndingSignals:
             number, self._ignored_signal = self._ignored_signal, None
             raise Stopped(128 + number)
         if self._stopped_by is not None:
-            # A second signal of the same kind ends the process at once, unless it may be an echo of the
-            # first one.
-            if number == self._stopped_by and number != CHECKPOINT_SIGNAL and not launcher_processes():
+            # The process is on its way out. A second signal of the same kind ends it at once, except for
+            # CHECKPOINT_SIGNAL, which only asks for a checkpoint. With a launcher, a second signal may be the
+            # first one that the launcher passed on, so it is ignored.
+            may_end_at_once = number == self._stopped_by and number != CHECKPOINT_SIGNAL
+            if may_end_at_once and not launcher_processes():
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
             return
@@ -418,15 +430,16 @@ class _EndingSignals:
             return
         self._stopped_by = number
         if _graceful_stops:
-            # If other code catches Stopped and drops it, the loop ends at its next boundary.
+            # The loop looks at `asked_by` at its next boundary. So it ends there even if other code catches
+            # the Stopped below and drops it.
             _graceful_stops[-1].asked_by = number
         raise Stopped(128 + number)
 
     def raise_again(self, ignored: sys.UnraisableHookArgs) -> None:
-        """Raises a Stopped once more that Python has ignored, a moment later."""
+        """If Python has ignored a Stopped, raises it once more a moment later."""
         if isinstance(ignored.exc_value, Stopped) and isinstance(ignored.exc_value.code, int):
             self._ignored_signal = ignored.exc_value.code - 128  # the code of Stopped is 128 + the signal
-            # Not here: an exception of this hook would be ignored, too.
+            # The timer's signal raises it, since Python would also ignore an exception of this hook.
             signal.setitimer(signal.ITIMER_REAL, RAISED_AGAIN_AFTER_S)
         else:
             self._earlier_hook(ignored)
@@ -461,8 +474,8 @@ def start_process_group(
     """
     # The programs of this environment come first, such as `deepspeed`.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    # APP_EXPERIMENT_NAME is the name of one experiment. Inherited, it would rename every experiment that this
-    # process starts.
+    # APP_EXPERIMENT_NAME is the name of one experiment. If the new process inherited it, all experiments that
+    # the new process runs would get this name.
     inherited = {name: value for name, value in os.environ.items() if name != "APP_EXPERIMENT_NAME"}
     # Loaded before the fork: between fork and exec, another thread's lock may be held for ever.
     libc = ctypes.CDLL(None, use_errno=True)

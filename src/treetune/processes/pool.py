@@ -97,7 +97,7 @@ class ServantCall:
 
     Example::
 
-        ServantCall(number=812, servant=0, arguments=(problem, answer), deadline=10.0, about="train/17")
+        ServantCall(number=812, servant=0, arguments=(problem, answer), deadline_s=10.0, about="train/17")
     """
 
     number: int
@@ -105,14 +105,14 @@ class ServantCall:
     servant: int
     """The number of the servant that answers the call (`Pool.register`)."""
     arguments: tuple[Any, ...]
-    deadline: float
+    deadline_s: float
     """The seconds that the call may take, from its beginning."""
     about: str = ""
     """Names the call in the log."""
 
     @property
     def overdue_message(self) -> str:
-        return f"no result within {self.deadline:g} s"
+        return f"no result within {self.deadline_s:g} s"
 
 
 class Pool:
@@ -136,7 +136,9 @@ class Pool:
     def __init__(
         self, name: str, workers: int, memory_gib: float | None, make_lost_result: MakeLostResult
     ) -> None:
-        self._name, self._worker_count, self._make_lost_result = name, workers, make_lost_result
+        self._name, self._worker_count = name, workers
+        self._make_lost_result = make_lost_result
+        """Makes the result of a call that was given up: at its deadline, or because its worker died."""
         self._memory_bytes = None if memory_gib is None else int(memory_gib * 2**30)
         self._lock = threading.Lock()
         """Guards all that callers and the thread "workers" share: the queue, the futures, the failure."""
@@ -187,7 +189,7 @@ class Pool:
         self._registered_count += 1
         return number
 
-    def submit(self, servant: int, *arguments: Any, deadline: float, about: str = "") -> Future[Any]:
+    def submit(self, servant: int, *arguments: Any, deadline_s: float, about: str = "") -> Future[Any]:
         """Returns the future result of a call (see `ServantCall`). Does not block.
 
         Raises:
@@ -199,7 +201,7 @@ class Pool:
             if self._failure is not None:
                 raise self._failure
             self._call_count += 1
-            call = ServantCall(self._call_count, servant, arguments, deadline, about)
+            call = ServantCall(self._call_count, servant, arguments, deadline_s, about)
             self._futures[call.number] = future
             if servant not in self._services:  # a servant for worker processes
                 self._queue.append(call)
@@ -222,6 +224,7 @@ class Pool:
         # First of all, so that `submit` takes no further call.
         with self._lock:
             self._failure = self._failure or ValueError(f"{self._name} is closed")
+        # The threads end before the servants, so that no call begins on a servant that is closed.
         for _, threads in self._services.values():
             threads.close()
         for servant, _ in self._services.values():
@@ -263,7 +266,8 @@ class Pool:
         workers: list[WorkerProcess] = []
         failure: BaseException | None = None
         try:
-            workers.extend(self._start_worker() for _ in range(self._worker_count))
+            for _ in range(self._worker_count):
+                workers.append(self._start_worker())
             while not self._closed:
                 self._assign_batches(workers)
                 self._wait_for_event(workers)
@@ -312,7 +316,10 @@ class Pool:
                     selector.register(worker.requests, selectors.EVENT_WRITE)
             overdue_times = [worker.overdue_at() for worker in workers]
             deadlines = [deadline for deadline in overdue_times if deadline is not None]
-            selector.select(max(0.0, min(deadlines) - time.monotonic()) if deadlines else None)
+            wait_s: float | None = None  # without a deadline, only the other events end the wait
+            if deadlines:
+                wait_s = max(0.0, min(deadlines) - time.monotonic())
+            selector.select(wait_s)
         with contextlib.suppress(BlockingIOError):  # nothing to read if something else ended the wait
             os.read(self._wake_read, 4096)
 
@@ -403,11 +410,14 @@ def start_worker(
     Returns:
         The process, and the first message, which the caller must send to it.
     """
-    # The worker imports the same treetune as this process, wherever that is.
+    # The worker imports the same treetune as this process, wherever that is. The other modules are looked for
+    # in this process's `sys.path`, which may have changed since the start and is part of the first message.
     source = str(Path(treetune.__file__).parent.parent)
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
         # -P: a file in the working directory must not shadow a module of the worker's.
+        # The worker asks the kernel to be killed when its parent dies, and then compares its parent's id with
+        # the argument: if they differ, this process died before that.
         [sys.executable, "-P", "-m", module, str(os.getpid())],
         stdin=stdin,
         stdout=stdout,
@@ -551,11 +561,12 @@ class WorkerProcess:
                 break
             # Each message says when the worker ended what it was doing: its start, the loading of a servant,
             # or a call. The worker went on with its next work at once, so it is busy with that since then.
-            self.busy_since = content[0]
+            ended_at, *content = content
+            self.busy_since = ended_at
             if kind in ("ready", "loaded"):
                 self.started.add(self.unstarted.popleft())
             else:
-                _, number, result = content
+                number, result = content
                 call = self.batch.popleft()
                 assert call.number == number, "results come in the order of the batch"
                 results.append((call, result))
@@ -567,7 +578,7 @@ class WorkerProcess:
         the worker is idle."""
         if not self.is_ready:
             return self.busy_since + START_SECONDS
-        return self.busy_since + self.batch[0].deadline if self.batch else None
+        return self.busy_since + self.batch[0].deadline_s if self.batch else None
 
     def describe_end(self) -> str:
         """Says how a worker whose pipe has closed came to its end."""
@@ -604,7 +615,9 @@ class CallClock:
         self._runs_since: float | None = time.monotonic()
         """The time at which the clock was last started; None while it is stopped."""
         self._paused_since = 0.0
+        """The time at which the clock was last stopped."""
         self._paused_s = 0.0
+        """The seconds of all pauses that have ended."""
         self._changed = changed
         """Notified when the clock is stopped or started, because the deadline moves."""
 
@@ -669,16 +682,21 @@ class ServiceThreads:
         settle: Callable[[ServantCall, Any], None],
         make_lost_result: MakeLostResult,
     ) -> None:
-        self._servant, self._concurrency = servant, concurrency
-        self._settle, self._make_lost_result = settle, make_lost_result
+        self._servant = servant
+        self._concurrency = concurrency
+        """The most calls that run at a time."""
+        self._settle = settle
+        """Is called with each call and its result."""
+        self._make_lost_result = make_lost_result
+        """Makes the result of a call that is given up."""
         self._changed = threading.Condition()
-        """Guards all that follows. Notified when a call is added, a call begins, or the pool is closed."""
+        """Guards all that follows. Notified when a thread or the watcher may have something to do."""
         self._queue: deque[ServantCall] = deque()
         self._running: dict[int, tuple[ServantCall, CallClock]] = {}
         """The call of each running thread and its clock, by the thread's number."""
-        self._idle_count = 0
+        self._idle_count = 0  # threads that wait for a call
         self._stuck_count = 0  # threads whose call was given up and has not returned yet
-        self._started_count = 0
+        self._started_count = 0  # all threads so far, which are numbered by it
         self._closed = False
         self._watcher: threading.Thread | None = None
 
@@ -699,8 +717,8 @@ class ServiceThreads:
             self._changed.notify_all()
 
     def _start_thread_if_needed(self) -> None:
-        """Starts a thread if a call waits, no thread is idle and `concurrency` allows it. The caller holds
-        the lock."""
+        """Starts a thread if more calls wait than threads are idle, and `concurrency` allows it. The caller
+        holds the lock."""
         if self._are_too_many_stuck():
             return  # the watcher gives the waiting calls up
         needs_thread = len(self._queue) > self._idle_count
@@ -729,8 +747,9 @@ class ServiceThreads:
                 if self._closed:
                     return
                 call = self._queue.popleft()
-                # The servant may stop this clock of the call's deadline while the call waits for its turn.
-                _call_of_thread.clock = CallClock(call.deadline, self._changed)
+                # The servant may stop this clock of the call's deadline while it waits for something outside,
+                # such as a tool server that answers other calls first.
+                _call_of_thread.clock = CallClock(call.deadline_s, self._changed)
                 self._running[number] = call, _call_of_thread.clock
                 self._changed.notify_all()  # the watcher, since this deadline may be the earliest
             result = self._servant.answer(*call.arguments)

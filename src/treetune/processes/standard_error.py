@@ -59,17 +59,21 @@ class _StreamAround(io.TextIOBase):
 
 
 class PatientStream(_StreamAround):
-    """A stream for `sys.stderr` whose `write` returns within `WAIT_S`.
+    """A stream for `sys.stderr` whose `write` returns within `WAIT_S`, even if the terminal takes no text.
 
     `write` takes no lock, so that a signal's handler may call it, even within another call.
     """
 
     def __init__(self, stream: TextIO) -> None:
+        """Starts the thread that writes to `stream`, which may be a paused terminal."""
         super().__init__(stream)
         self._texts: queue.SimpleQueue[tuple[str, threading.Event]] = queue.SimpleQueue()
+        """The texts that the thread writes next. It sets a text's event when the text is written."""
         self.is_behind = False
-        """Whether texts wait for the terminal."""
+        """True from when the terminal has not taken a text within `WAIT_S` until all texts are written.
+        Meanwhile, `write` doesn't wait."""
         self._left_out = 0
+        """The number of texts that were dropped because too many waited for the terminal."""
         threading.Thread(target=self._write_texts, name="standard error", daemon=True).start()
 
     @override
@@ -83,7 +87,9 @@ class PatientStream(_StreamAround):
         self._texts.put((text, is_written))
         if not self.is_behind and not is_written.wait(WAIT_S):
             self.is_behind = True
-            if is_written.is_set():  # the thread has written it just now, and doesn't see that this was set
+            # The writing thread sets `is_behind` to False after the last text. If it did so just before the
+            # line above, nothing else would undo this line.
+            if is_written.is_set():
                 self.is_behind = False
         return len(text)
 
@@ -112,6 +118,7 @@ class PatientStream(_StreamAround):
         return self._stream.errors
 
     def _write_texts(self) -> None:
+        """Writes the texts that `write` queues, in the thread "standard error"."""
         while True:
             text, is_written = self._texts.get()
             self._write_now(text)
@@ -160,20 +167,21 @@ _patient: PatientStream | None = None
 
 
 def patient_stream() -> PatientStream | None:
-    """Returns the stream that `be_patient` has put in place; None if it has put none."""
+    """Returns the stream that `use_patient_stream` has put in place; None if it has put none."""
     return _patient
 
 
-def be_patient() -> None:
-    """Puts a `PatientStream` in the place of `sys.stderr`, unless that is a file, which never waits.
+def use_patient_stream() -> None:
+    """Puts a `PatientStream` in the place of `sys.stderr`, so that no paused terminal stops this process.
 
-    Does nothing if `sys.stderr` is not the process's standard error, as in a notebook or in pytest.
+    Does nothing if standard error is a file, where no write waits for a reader. Does nothing either if
+    `sys.stderr` is not the process's standard error, as in a notebook or in pytest.
     """
     global _patient
     stream = sys.__stderr__
     if _patient is not None or stream is None or sys.stderr is not stream:
         return
-    if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+    if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):  # a file
         return
     stream.flush()
     _patient = PatientStream(stream)

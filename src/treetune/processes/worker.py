@@ -63,10 +63,11 @@ def die_with_parent(parent: int) -> None:
 
 def read_message(pipe: BinaryIO) -> Any:
     """Reads the next message; ends the process when the parent has closed the pipe."""
-    header = pipe.read(MESSAGE_LENGTH.size)
-    if len(header) < MESSAGE_LENGTH.size:
+    packed_length = pipe.read(MESSAGE_LENGTH.size)
+    if len(packed_length) < MESSAGE_LENGTH.size:
         sys.exit(0)
-    return pickle.loads(pipe.read(MESSAGE_LENGTH.unpack(header)[0]))
+    (body_length,) = MESSAGE_LENGTH.unpack(packed_length)
+    return pickle.loads(pipe.read(body_length))
 
 
 def become_worker() -> tuple[BinaryIO, Callable[..., None]]:
@@ -133,12 +134,12 @@ def main() -> None:
     while True:
         message = read_message(requests)
         if isinstance(message, list):  # a batch of calls; any other message is a servant with its number
-            for number, servant, arguments in message:
-                result = servants[servant].answer(*arguments)
-                send("result", time.monotonic(), number, result)
+            for call_number, servant_number, arguments in message:
+                result = servants[servant_number].answer(*arguments)
+                send("result", time.monotonic(), call_number, result)
             continue
-        number, pickled = message
-        servants[number] = load_servant(pickled, send)
+        servant_number, pickled = message
+        servants[servant_number] = load_servant(pickled, send)
         send("loaded", time.monotonic())
 
 

@@ -78,8 +78,8 @@ def read_record(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def unseal_record(text: bytes | str) -> dict[str, Any]:
-    """Returns the object of a JSON text that `sealed` has made, without the keys that `sealed` added. Raises
-    Damaged if the text was changed."""
+    """Returns the record from the JSON text of `seal_record(record)`. Raises Damaged if the text was
+    changed."""
     if not text:
         raise Damaged("it is empty")
     try:
@@ -146,13 +146,13 @@ def verify_stream(file: IO[bytes], name: str, remedy: str) -> None:
         return  # an earlier version wrote it, without a checksum
     if not last_bytes.startswith(_TRAILER):  # a part of the digest is missing, so the trailer begins later
         raise Damaged(f"{name} is cut short: {remedy}")
-    digest, remaining = _new_hash(), size - _TRAILER_BYTES
+    content_hash, remaining = _new_hash(), size - _TRAILER_BYTES
     while remaining > 0 and (chunk := file.read(min(remaining, _CHUNK_BYTES))):
-        digest.update(chunk)
+        content_hash.update(chunk)
         remaining -= len(chunk)
     file.seek(0)
     written_digest = last_bytes[len(_TRAILER) :]
-    if digest.hexdigest().encode() != written_digest:
+    if content_hash.hexdigest().encode() != written_digest:
         raise Damaged(f"{name} is damaged (its checksum doesn't match its content): {remedy}")
 
 
@@ -182,8 +182,8 @@ def verify_once(path: Path, remedy: str, digest: str | None = None) -> None:
 
 
 def read_seal(path: Path) -> bytes | None:
-    """Returns the last bytes of a stream. They are its trailer, so they identify its content. Returns None if
-    there is no such file."""
+    """Returns the trailer at the end of a stream. It has the digest of the content, so it differs if the
+    content does. Returns None if there is no such file."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -233,7 +233,7 @@ def refuse_damaged(folder: Path, remedy: str) -> None:
 
 
 def digest_of_weights(path: Path) -> str:
-    """Returns a digest of a file that is computed at the speed of memory, since weights are compared in every
+    """Returns a digest of a file of weights. The hash is a very fast one, since weights are compared in every
     iteration."""
     import xxhash
 

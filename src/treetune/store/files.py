@@ -27,18 +27,20 @@ def why_not_written(error: BaseException, path: Path) -> str:
         error_number = error.errno
     elif match:
         error_number = int(match[1])
-    name = getattr(error, "filename", None)
-    path = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else path
-    nearest_folder = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
+    named_file = getattr(error, "filename", None)
+    if isinstance(named_file, str | bytes):
+        path = Path(os.fsdecode(named_file))
+    path_and_parents = (path, *path.absolute().parents)
+    nearest_folder = next(folder for folder in path_and_parents if folder.is_dir())
     space = os.statvfs(nearest_folder)
     free = f"{space.f_bavail * space.f_frsize / 2**20:.0f} MiB are free there"
-    for step in (path, *path.absolute().parents):
-        if step.is_symlink() and not step.exists():
+    for part in path_and_parents:
+        if part.is_symlink() and not part.exists():
             return (
-                f"{step} is a link to {os.readlink(step)}, which doesn't exist: make it, or delete the link"
+                f"{part} is a link to {os.readlink(part)}, which doesn't exist: make it, or delete the link"
             )
-        if step != path and step.is_file():
-            return f"{step} is a file where a folder belongs: move it away"
+        if part != path and part.is_file():
+            return f"{part} is a file where a folder belongs: move it away"
     # Without free inodes the error is the same as on a full disk. Some file systems count no inodes:
     # their `f_files` is 0. Without an error number, inodes or space may be missing.
     if error_number in (errno.ENOSPC, None) and space.f_files and not space.f_favail:
@@ -124,7 +126,8 @@ def make_private_folder(path: Path, *, share: bool = False) -> None:
 
 
 def make_new_private_folder(path: Path) -> None:
-    """Makes a folder that only its owner may use.
+    """Makes a folder that only its owner may use. The caller has deleted what was at `path` before, as far as
+    it could (`remove_folder`).
 
     Raises:
         ValueError: Something exists at `path` already. In a folder such as /dev/shm, any user may have put it
@@ -151,8 +154,8 @@ def remove_folder(path: Path) -> None:
     if is_folder:
         shutil.rmtree(path, ignore_errors=True)
     else:
-        # This user may not delete another user's file in /dev/shm or /tmp. `make_new_private_folder` reports
-        # it then.
+        # This user may not delete another user's file in /dev/shm or /tmp. Then the file stays, and
+        # `make_new_private_folder` raises an error that names it.
         with contextlib.suppress(OSError):
             path.unlink()
 
@@ -169,7 +172,8 @@ def write_json(path: Path, value: Any, *, durable: bool = True, private: bool = 
 
 @contextmanager
 def make_folder_atomically(path: Path) -> Iterator[Path]:
-    """Makes a folder under another name, which takes the place of `path` at the end of the block.
+    """Makes a folder under another name, and renames it to `path` at the end of the block. An earlier folder
+    at `path` is deleted then.
 
     If the block raises, the earlier folder stays.
 
@@ -179,8 +183,8 @@ def make_folder_atomically(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial_path(path)
     try:
-        # A killed process may have left a folder of this name, which has the number of the process.
-        # Containers often give the same numbers again.
+        # The name contains the number of this process. A killed process with the same number may have left
+        # such a folder: containers often give the same numbers again.
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         yield partial

@@ -1,7 +1,7 @@
 """Makes folders in /dev/shm and /tmp that belong to a living process, and deletes those of dead ones.
 
 A process holds a folder by a lock on the file ``held`` in it, which the kernel releases when the process
-ends, however it ends. `sweep` deletes the folders whose lock it can get.
+ends, however it ends. `delete_abandoned_folders` deletes the folders whose lock it can get.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ _NOTES_OF_SHARED_MEMORY = "shared_memory"
 
 
 def make_folder_in_memory() -> Path:
-    """Makes a folder in memory with a random name. Only this user may use the folder, and this process holds
-    it."""
+    """Makes a folder in memory with a random name. Only this user may use it.
+    `delete_abandoned_folders` leaves it alone as long as this process lives."""
     folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=SHARED_MEMORY))
     hold_folder(folder)
     return folder
 
 
 def hold_folder(folder: Path) -> None:
-    """Keeps `sweep` from deleting a folder for as long as this process lives.
+    """Locks a file in the folder for as long as this process lives. `delete_abandoned_folders` leaves
+    such a folder alone.
 
     A lock works for processes in other PID namespaces (containers) that share the folder, where a process id
     would mean nothing.
     """
-    # The file is locked before it gets its name, so that no sweep finds it unlocked. The descriptor is
-    # never closed, because that would release the lock.
+    # The file is locked before it gets its name, so that no other process finds it unlocked. The descriptor
+    # is never closed, because that would release the lock.
     unnamed = folder / f".{_LOCK_NAME}"
     descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -72,7 +73,7 @@ def _delete_shared_memory(folder: Path) -> None:
         return
     for line in notes.read_text(errors="replace").splitlines():
         name, _, inode = line.partition(" ")
-        path = SHARED_MEMORY / Path(name).name
+        path = SHARED_MEMORY / Path(name).name  # in this folder, whatever the notes say
         try:
             status = path.lstat()
             if stat.S_ISREG(status.st_mode) and str(status.st_ino) == inode:
@@ -82,10 +83,11 @@ def _delete_shared_memory(folder: Path) -> None:
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Returns whether a dead process of this user held the folder.
+    """Returns whether the folder belonged to a process of this user that is dead: its lock file, which the
+    process had locked, is unlocked now.
 
     Raises:
-        OSError: A living process holds it (BlockingIOError), or it has no lock file.
+        OSError: A living process has locked the file (BlockingIOError), or there is no such file.
     """
     status = folder.lstat()
     if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):

@@ -91,7 +91,7 @@ class Journal(AbstractContextManager["Journal"]):
         self._index: dict[str, tuple[Path, int, int]] | None = None
         """The file, offset and length of the last line of each key; None until a row is looked up."""
         if exclusive:
-            self._open()
+            self._open()  # locks the file now, and not with the first row
 
     @override
     def __exit__(self, *error: object) -> None:
@@ -120,15 +120,16 @@ class Journal(AbstractContextManager["Journal"]):
             if self._file is None:
                 self._open()
             for row in rows:
-                text = json.dumps(row, separators=(",", ":"))
-                line = (f"{text}\n" if self._without_checksums else sealed_line(text)).encode()
+                row_text = json.dumps(row, separators=(",", ":"))
+                line_text = f"{row_text}\n" if self._without_checksums else sealed_line(row_text)
+                line = line_text.encode()
                 # An index that was made already is kept up to date.
                 if self._index is not None and (key := _key_of_row(row)) is not None:
                     self._index[key] = self.path, self._end, len(line)
                 self._end += len(line)
                 self._unwritten.append(line)
-            is_due = time.monotonic() - self._flushed_at > self._flush_s
-            if not self._flush_s or is_due or len(self._unwritten) >= FLUSH_ROWS:
+            is_due = self._flush_s == 0 or time.monotonic() - self._flushed_at > self._flush_s
+            if is_due or len(self._unwritten) >= FLUSH_ROWS:
                 self.flush()
 
     def flush(self) -> None:
@@ -137,9 +138,12 @@ class Journal(AbstractContextManager["Journal"]):
             remaining = memoryview(b"".join(self._unwritten))
             self._unwritten = []
             self._flushed_at = time.monotonic()
+            if self._file is None:  # no rows wait while the file is closed
+                return
             try:
-                while remaining and self._file is not None:
-                    n_written = self._file.write(remaining) or 0
+                while remaining:
+                    n_written = self._file.write(remaining)
+                    assert n_written is not None, "only a non-blocking file returns None"
                     remaining = remaining[n_written:]
             except OSError as error:
                 # The next row opens the file anew, and cuts off what was written of a line.
@@ -167,8 +171,9 @@ class Journal(AbstractContextManager["Journal"]):
             if self._exclusive:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._end = _end_of_last_line(file)
-            if self._end < file.seek(0, os.SEEK_END):
-                file.truncate(self._end)  # a line that was cut short
+            file_size = file.seek(0, os.SEEK_END)
+            if self._end < file_size:  # the last line was cut short
+                file.truncate(self._end)
         except BlockingIOError as error:
             file.close()
             raise ValueError(
@@ -212,8 +217,8 @@ def sealed_line(row: str) -> str:
 def unseal_line(line: bytes) -> bytes:
     """Returns the row of JSON in a line. Raises Damaged if it isn't what was written."""
     if not line.startswith(_LINE_HEAD):
-        # A line of an earlier version is the row itself, and begins differently. But a beginning that differs
-        # from `_LINE_HEAD` in exactly one byte is a damaged head.
+        # A line of an earlier version is the row itself. Its beginning differs from `_LINE_HEAD` in several
+        # bytes. If only one byte differs, that byte is damaged, and the line has a checksum.
         wrong_bytes = sum(a != b for a, b in zip(line, _LINE_HEAD, strict=False))
         if wrong_bytes == 1:
             raise Damaged("its head isn't what was written")
@@ -227,7 +232,10 @@ def unseal_line(line: bytes) -> bytes:
 
 
 def _read_rows(path: Path, damaged: list[int] | None) -> Iterator[tuple[int, int, Any]]:
-    """Yields the offset, the length and the row of each complete, undamaged line."""
+    """Yields the offset, the length and the row of each complete, undamaged line.
+
+    Adds the numbers of damaged lines to `damaged`. If it is None, logs them instead.
+    """
     try:
         file = path.open("rb")
     except FileNotFoundError:

@@ -47,7 +47,7 @@ class Timeline:
         self._journal = None if path is None else Journal(path)
         self._lock = threading.Lock()
         self._number = 0
-        """The number of spans so far. It is also the number of the last span, in the rows of its two ends."""
+        """The number of the last span. Spans are numbered from 1, and both rows of a span have its number."""
         self._has_begun = False
         """Whether the row about this process, the first one, has been written."""
 

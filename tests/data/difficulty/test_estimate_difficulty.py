@@ -420,7 +420,7 @@ def test_a_cluster_that_never_says_which_jobs_run_is_given_up(
     pipeline: Any = SimpleNamespace(jobs=SimpleNamespace(poll=0.02), shards=1)
     cluster: Any = SilentCluster()
     with closing(Console(None, visible=False)) as console:
-        watch = watching._Watch(pipeline, tmp_path, console, cluster, answers=1)
+        watch = watching._Watch(pipeline, tmp_path, console, cluster, answer_count=1)
         with pytest.raises(RuntimeError, match=r"state of the jobs hasn't been known .*Unable to contact"):
             watch.wait_until_done()
 

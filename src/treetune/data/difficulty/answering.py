@@ -111,8 +111,7 @@ answers come."""
 class AskingShard:
     """The shard that asks."""
 
-    shard: int
-    """Its number."""
+    number: int
     folder: Path
     seed: int
     """The seed of its engine."""
@@ -129,7 +128,7 @@ class Policy(Registrable):
         """Returns the settings that, with the question, determine an answer. Their repr is compared."""
         raise NotImplementedError
 
-    def opened(self, sampling: SamplingParams, place: AskingShard) -> AbstractContextManager[Ask]:
+    def opened(self, sampling: SamplingParams, shard: AskingShard) -> AbstractContextManager[Ask]:
         """Opens the policy: it can be asked within the block."""
         raise NotImplementedError
 
@@ -149,12 +148,12 @@ class Served(Policy):
     @override
     def check_answers(self, sampling: SamplingParams) -> Iterable[Finding]:
         """Yields findings about a context that is longer than the model's, or leaves no room for a prompt."""
-        longest = self.model.longest
-        if longest is not None and longest < self.context_length:
+        model_limit = self.model.longest  # in tokens of prompt and answer together
+        if model_limit is not None and model_limit < self.context_length:
             yield Finding(
-                f"the model was made for {longest} tokens, and context_length is {self.context_length}",
+                f"the model was made for {model_limit} tokens, and context_length is {self.context_length}",
                 "$.policy.context_length",
-                f"lower it to {longest} or less",
+                f"lower it to {model_limit} or less",
             )
         if sampling.max_tokens >= self.context_length:
             yield Finding(
@@ -170,7 +169,7 @@ class Served(Policy):
 
     @override
     @contextmanager
-    def opened(self, sampling: SamplingParams, place: AskingShard) -> Iterator[Ask]:
+    def opened(self, sampling: SamplingParams, shard: AskingShard) -> Iterator[Ask]:
         """Starts the server with the model's weights, and yields the function that asks it."""
         import torch
 
@@ -183,16 +182,16 @@ class Served(Policy):
         # `_no_alphabet` raises an error for a model that asks for a task's alphabet: rows have none.
         tokenizer = self.model.load_tokenizer(_no_alphabet)
         codec = self.model.codec(tokenizer)
-        memory = _memory_folder(place)
+        memory = _memory_folder(shard)
         weights = memory / "weights"
         try:
-            model = self.model.load_model(place.seed, _no_alphabet)
+            model = self.model.load_model(shard.seed, _no_alphabet)
             write_for_engine(saved_weights(model), model.config, tokenizer, weights)
             del model  # frees its memory before the engine loads the weights
             launch = EngineLaunch(
                 weights=weights,
-                logs=place.folder / "logs",
-                seed=place.seed,
+                logs=shard.folder / "logs",
+                seed=shard.seed,
                 context_length=self.context_length,
                 device=device,
                 end_ids=codec.end_ids,
@@ -214,7 +213,7 @@ class Served(Policy):
         questions: Sequence[SampleQuestion],
         keep: Keep,
     ) -> None:
-        """Asks all questions, a wave at a time."""
+        """Asks all questions, at most `QUESTIONS_OF_A_WAVE` at a time, so that few requests are in memory."""
         for start in range(0, len(questions), QUESTIONS_OF_A_WAVE):
             self._ask_wave(engine, codec, sampling, questions[start : start + QUESTIONS_OF_A_WAVE], keep)
 
@@ -234,11 +233,12 @@ class Served(Policy):
             """Gives the answer to a question to `keep`. The index is that of the question's request."""
             question = asked_questions[index]
             [completion] = completions  # a request asks for one sample
+            prompt = codec.framed(question.problem)  # with the chat template
             reply = PolicyReply(
                 text=codec.decode(completion.token_ids),
                 complete=completion.finish_reason == "stop",
                 tokens=len(completion.token_ids),
-                begins_in_thought=ends_in_thought(codec.framed(question.problem)),
+                begins_in_thought=ends_in_thought(prompt),
             )
             keep(question, reply)
 
@@ -258,7 +258,7 @@ class Served(Policy):
         for question in questions:
             prompt_ids = codec.encode_prompt(question.problem)
             tokens_left = self.context_length - len(prompt_ids)
-            if tokens_left < 1 or not len(prompt_ids):
+            if len(prompt_ids) == 0 or tokens_left < 1:
                 keep(question, None)  # None: it can't be asked
                 continue
             limited_sampling = replace(sampling, max_tokens=min(sampling.max_tokens, tokens_left))
@@ -276,12 +276,12 @@ def _no_alphabet() -> str:
     )
 
 
-def _memory_folder(place: AskingShard) -> Path:
+def _memory_folder(shard: AskingShard) -> Path:
     """Makes the empty folder for the engine's weights: in memory where the user may write there."""
     held_folders.delete_abandoned_folders()  # removes the folders of jobs that were killed
     if os.access(held_folders.SHARED_MEMORY, os.W_OK):
         return held_folders.make_folder_in_memory()
-    folder = place.folder / "weights-in-the-engine"
+    folder = shard.folder / "weights-in-the-engine"
     remove_folder(folder)
     make_new_private_folder(folder)
     return folder
@@ -313,9 +313,9 @@ class AtAddresses(Policy):
 
     @override
     @contextmanager
-    def opened(self, sampling: SamplingParams, place: AskingShard) -> Iterator[Ask]:
+    def opened(self, sampling: SamplingParams, shard: AskingShard) -> Iterator[Ask]:
         """Yields the function that asks one of the addresses. The shards are spread over the addresses."""
-        chosen = self.addresses[place.shard % len(self.addresses)]
+        chosen = self.addresses[shard.number % len(self.addresses)]
         settings = replace(chosen, temperature=sampling.temperature, max_tokens=sampling.max_tokens)
         yield partial(self._ask, settings, sampling)
 
@@ -356,12 +356,16 @@ async def _ask_address(
     full disk, is raised as it is.
     """
     address = _AskedAddress(settings, sampling, questions, keep, send_seed=send_seed)
-    async with EndpointClient.of(settings, lambda: address.failure is not None) as client:
+
+    def is_given_up() -> bool:
+        return address.failure is not None
+
+    async with EndpointClient.of(settings, is_given_up) as client:
         await run_workers(lambda: address.work(client), settings.concurrency)
     if address.failure is not None:
         raise address.failure
-    # As long as the address had answered nothing, it might have refused every request, whatever the question.
-    # It was not given up, so these refusals are about their questions.
+    # Before its first answer, an address might refuse every request, whatever the question. This address was
+    # not given up for that, so its early refusals are about their questions.
     for question, refusal in address.early_refusals:
         keep(question, refusal)
     if address.unanswered:
@@ -450,7 +454,7 @@ class _AskedAddress:
             )
 
     async def _take_reply(self, question: SampleQuestion, reply: EndpointReply) -> None:
-        """Keeps the reply to a question, which may have no text."""
+        """Keeps the reply to a question. A reply without text is kept as a `NoReply`."""
         self.unanswered_in_a_row = 0
         self.is_answering = True
         if reply.why_empty is not None:

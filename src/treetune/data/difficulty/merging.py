@@ -135,8 +135,9 @@ def merge(pipeline: EstimateDifficulty, source: Path, output: Path, console: Con
         asked_twice += sum(count - 1 for count in question_counts.values())
         for line in read_journal(folder / GRADES_FILE):
             # An answer has two grades if two jobs worked on the shard at the same time. The first one counts.
-            if line["sample"] not in grade_lines[line["row"]]:
-                grade_lines[line["row"]][line["sample"]] = line
+            lines_of_row = grade_lines[line["row"]]
+            if line["sample"] not in lines_of_row:
+                lines_of_row[line["sample"]] = line
                 outcomes[line["outcome"]] += 1
     rates = [
         _count_answers(row, grade_lines[row.index], pipeline.answers.samples) for row in input_rows(source)
@@ -145,8 +146,8 @@ def merge(pipeline: EstimateDifficulty, source: Path, output: Path, console: Con
     def with_rates() -> Iterator[DomainRow]:
         """Yields the source's rows, each with its pass rate if it has one."""
         for input_row, rate in zip(input_rows(source), rates, strict=True):
-            # The column of the source's row is removed: an old rate in it would pass for one of this
-            # estimate.
+            # The source may have the rates of an earlier estimate in this column. They are removed, also from
+            # rows that get no new rate.
             row = {name: value for name, value in input_row.row.items() if name != pipeline.column}
             yield row if rate.pass_rate is None else row | {pipeline.column: rate.pass_rate}
 
@@ -181,7 +182,7 @@ def _count_answers(
     Args:
         grade_by_sample: The lines of the journal of grades, by the number of the sample.
     """
-    grades = [grade for _, grade in sorted(grade_by_sample.items()) if grade["outcome"] not in WITHOUT_ANSWER]
+    grades = [grade for grade in grade_by_sample.values() if grade["outcome"] not in WITHOUT_ANSWER]
     tokens = [grade["tokens"] for grade in grades if grade["tokens"] is not None]
     answers = len(grades)
     correct = sum(bool(grade["correct"]) for grade in grades)
@@ -240,21 +241,21 @@ def _summarize(
     }
 
 
-def _count_without_answer(graded: Mapping[int, Mapping[int, Mapping[str, Any]]]) -> dict[str, Any]:
+def _count_without_answer(grade_lines: Mapping[int, Mapping[int, Mapping[str, Any]]]) -> dict[str, Any]:
     """Returns an entry for each outcome of questions without an answer (`WITHOUT_ANSWER`): the number of
     questions with this outcome, the numbers of their rows, and the message on the first question."""
-    by_outcome: dict[str, dict[str, Any]] = {}
-    for row, lines in sorted(graded.items()):
-        for _, line in sorted(lines.items()):
+    entries: dict[str, dict[str, Any]] = {}
+    for row, line_by_sample in sorted(grade_lines.items()):
+        for _, line in sorted(line_by_sample.items()):
             if line["outcome"] not in WITHOUT_ANSWER:
                 continue
-            of_outcome = by_outcome.setdefault(
+            entry = entries.setdefault(
                 line["outcome"], {"answers": 0, "rows": [], "first": line.get("message", "")}
             )
-            of_outcome["answers"] += 1
-            if row not in of_outcome["rows"]:
-                of_outcome["rows"].append(row)
-    return by_outcome
+            entry["answers"] += 1
+            if row not in entry["rows"]:
+                entry["rows"].append(row)
+    return entries
 
 
 def _mean_pass_rate(rows: Sequence[RowRate]) -> float | None:
@@ -323,14 +324,14 @@ def _draw_histogram(bins: dict[str, int], output: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 3.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    FigureCanvasAgg(figure)  # becomes the figure's canvas, which draws without a display
     axes = figure.subplots()
     bars = axes.bar(list(bins), list(bins.values()), color="#2f6fde")
     axes.bar_label(bars, labels=[f"{count:,}" for count in bins.values()], fontsize=8)
     axes.set_ylabel("rows")
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(axis="x", labelsize=8)
-    # Without dates and random names, the same rates are the same bytes.
+    # The SVG gets no date and no random ids, so that the same rates give the same bytes.
     with matplotlib.rc_context({"svg.hashsalt": "difficulty", "svg.fonttype": "path"}):
         figure.savefig(output / "histogram.svg", metadata={"Date": None})
     figure.savefig(output / "histogram.png", dpi=160)

@@ -40,6 +40,9 @@ MOST_UNGRADED = 4096
 """The most answers that may wait for their grades. With more, no further answer is taken from the policy
 until some are graded."""
 
+MESSAGE_CHARACTERS = 500
+"""The most characters of an error's message that are written into a journal."""
+
 
 SampleKey: TypeAlias = tuple[int, int]
 """The number of a row, and the number of a sample among the row's answers."""
@@ -144,6 +147,7 @@ class _Shard:
         pool = GraderPool(
             pipeline.task.grader, workers=pipeline.grader_workers, deadline=pipeline.grader_deadline
         )
+        # Without checksums, other programs can read these journals as JSON lines.
         with (
             closing(Journal(self._folder / ANSWERS_FILE, without_checksums=True)) as self._answers,
             closing(Journal(self._folder / GRADES_FILE, without_checksums=True)) as self._grades,
@@ -154,8 +158,8 @@ class _Shard:
             for answer in ungraded:
                 self._submit_answer(answer)
             if questions:  # without questions, no server needs to be started
-                place = AskingShard(self._shard, self._folder, pipeline.seed)
-                with pipeline.policy.opened(pipeline.answers.params, place) as ask:
+                shard = AskingShard(self._shard, self._folder, pipeline.seed)
+                with pipeline.policy.opened(pipeline.answers.params, shard) as ask:
                     ask(questions, self._keep_answer)
             while self._waiting:
                 self._wait_for_one()
@@ -204,7 +208,7 @@ class _Shard:
             answer |= {"text": None, "complete": False, "tokens": None}
         elif isinstance(reply, NoReply):
             answer |= {"text": None, "complete": False, "tokens": None}
-            answer |= {"outcome": reply.outcome, "message": reply.why[:500]}
+            answer |= {"outcome": reply.outcome, "message": reply.why[:MESSAGE_CHARACTERS]}
         else:
             answer |= {"text": reply.text, "complete": reply.complete, "tokens": reply.tokens}
             if reply.begins_in_thought:
@@ -223,7 +227,7 @@ class _Shard:
         sample_key = answer["row"], answer["sample"]
         if answer["text"] is None:
             line = {"row": answer["row"], "sample": answer["sample"]}
-            line["outcome"] = answer.get("outcome", NOT_ASKED)
+            line["outcome"] = answer.get("outcome", NOT_ASKED)  # no outcome: the question can't be asked
             if "message" in answer:
                 line["message"] = answer["message"]
             self._grades.add(line)
@@ -231,7 +235,7 @@ class _Shard:
             return
         text = cut_at_stop(answer["text"], self._pipeline.answers.stop)  # graders don't see stop strings
         problem = self._problems[answer["row"]]
-        if answer.get("begins_in_thought"):
+        if answer.get("begins_in_thought"):  # the prompt opened the thought, so the text has no opening tag
             problem = replace(problem, is_thought_open=True)
         future = self._pool.submit(text, problem)
         self._waiting[sample_key] = _UngradedAnswer(future, answer["complete"], answer["tokens"])
@@ -258,7 +262,7 @@ class _Shard:
                 "tokens": answer.tokens,
             }
             if grade.message is not None:
-                line["message"] = grade.message[:500]
+                line["message"] = grade.message[:MESSAGE_CHARACTERS]
             self._grades.add(line)
             self._graded += 1
 

@@ -66,24 +66,27 @@ def run_jobs(
         assert isinstance(pipeline.task, RowsTask)
         if absent := missing_requirements(pipeline.task.grader.parts()):
             raise ValueError(f"answers can't be graded here: {'; '.join(absent)}")
-        rows = 0
-        for row in input_rows(source):
-            pipeline.task.problem_of(row.row, f"row/{row.index}")  # raises for a row that can't be asked
-            rows += 1
-        if not rows:
+        row_count = 0
+        for input_row in input_rows(source):
+            # Raises ValueError for a row that can't be asked.
+            pipeline.task.problem_of(input_row.row, f"row/{input_row.index}")
+            row_count += 1
+        if not row_count:
             raise ValueError(f"there are no rows in {source}")
         record = output / "estimate.json"  # says with which rows and settings the folder was begun
         if record.is_file():
             refuse_other_estimate(pipeline, source, output)
         else:
             write_json(
-                record, {"identity": _identity(pipeline, source), "rows": rows, "shards": pipeline.shards}
+                record,
+                {"identity": _identity(pipeline, source), "rows": row_count, "shards": pipeline.shards},
             )
         console = Console(output / "logs" / "run.log", visible=True)
         try:
             write_json(output / "config.json", config)
             jobs = pipeline.jobs.begin(command, output)
-            _Watch(pipeline, output, console, jobs, rows * pipeline.answers.samples).wait_until_done()
+            answer_count = row_count * pipeline.answers.samples
+            _Watch(pipeline, output, console, jobs, answer_count).wait_until_done()
             return merge(pipeline, source, output, console)
         finally:
             console.close()
@@ -116,10 +119,15 @@ class _Watch:
     """Starts the jobs of all shards, watches the jobs, and starts another job for one that died."""
 
     def __init__(
-        self, pipeline: EstimateDifficulty, output: Path, console: Console, running: RunningJobs, answers: int
+        self,
+        pipeline: EstimateDifficulty,
+        output: Path,
+        console: Console,
+        jobs: RunningJobs,
+        answer_count: int,
     ) -> None:
         self._settings, self._shards = pipeline.jobs, range(pipeline.shards)
-        self._output, self._console, self._running, self._answers = output, console, running, answers
+        self._output, self._console, self._jobs, self._answer_count = output, console, jobs, answer_count
         self._claims = Claims()
         # The keys of the following five are the numbers of shards.
         self._starts: Counter[int] = Counter()
@@ -127,8 +135,8 @@ class _Watch:
         self._gone_since: dict[int, float] = {}
         """The time at which the shard's job was first missing."""
         self._held_since: dict[int, float] = {}
-        """The time at which a process was first seen that still works on the shard although its job is
-        gone."""
+        """Shards whose job is gone while a process still works on them: the time at which this was first
+        noticed."""
         self._last_sign: dict[int, tuple[int, float]] = {}
         """The last change of the shard's progress.json: the file's time, and the time at which the change was
         noticed."""
@@ -145,9 +153,10 @@ class _Watch:
     def _read_file(self, shard: int, name: str) -> dict[str, Any] | None:
         """Returns the content of a shard's file; None if the file isn't there or can't be read."""
         try:
-            return dict(json.loads(self._path_of_file(shard, name).read_text()))
+            content: dict[str, Any] = json.loads(self._path_of_file(shard, name).read_text())
         except (OSError, ValueError):
             return None
+        return content
 
     def _is_finished(self, shard: int) -> bool:
         return self._path_of_file(shard, DONE_FILE).is_file()
@@ -164,10 +173,10 @@ class _Watch:
                 self._path_of_file(shard, FAILURE_FILE).unlink(missing_ok=True)
         if not to_do:
             return
-        alive = self._jobs_of_earlier_command()
-        if alive:
-            self._console.say(f"{len(alive)} jobs of an earlier command are still running")
-        self._start([shard for shard in to_do if shard not in alive])
+        shards_with_job = self._jobs_of_earlier_command()
+        if shards_with_job:
+            self._console.say(f"{len(shards_with_job)} jobs of an earlier command are still running")
+        self._start([shard for shard in to_do if shard not in shards_with_job])
 
         def news() -> str:
             return f"{sum(map(self._is_finished, self._shards))} of {len(self._shards)} shards are done"
@@ -179,15 +188,15 @@ class _Watch:
                     graded = sum(
                         shard_progress["graded"] for shard_progress in progress if shard_progress is not None
                     )
-                    show(graded, self._answers)
+                    show(graded, self._answer_count)
                     time.sleep(self._settings.poll)
         except (Stopped, KeyboardInterrupt):
             # `leave` ends the jobs or leaves them running, and returns a message that says which. Nothing
             # else tells the user.
-            self._console.say(f"stopped: {self._running.leave()}")
+            self._console.say(f"stopped: {self._jobs.leave()}")
             raise
         except BaseException:
-            self._running.leave()
+            self._jobs.leave()
             raise
         if self._failed:
             shard, reason = next(iter(self._failed.items()))
@@ -205,7 +214,7 @@ class _Watch:
         end = time.monotonic() + JOBS_UNKNOWN_S
         while True:
             try:
-                return self._running.alive()
+                return self._jobs.alive()
             except OSError as error:
                 if time.monotonic() > end:
                     raise RuntimeError(f"it isn't known whether jobs are running: {error}") from error
@@ -223,7 +232,7 @@ class _Watch:
         if not unfinished_shards:
             return False
         try:
-            alive = self._running.alive()
+            shards_with_job = self._jobs.alive()
         except OSError as error:  # a controller that is busy for a moment says nothing about the jobs
             if self._unknown_since is None:
                 self._unknown_since = time.monotonic()
@@ -236,16 +245,16 @@ class _Watch:
             self._console.say(f"the state of the jobs isn't known: {error}; trying again")
             return True
         self._unknown_since = None
-        for reason, message in self._running.describe_waits().items():
+        for reason, message in self._jobs.describe_waits().items():
             if reason not in self._shown_reasons:
                 self._shown_reasons.add(reason)
                 self._console.say(message)
         to_restart = []
         for shard in unfinished_shards:
-            if shard in alive:
+            if shard in shards_with_job:
                 self._gone_since.pop(shard, None)
                 self._end_if_silent(shard)
-            elif self._is_finished(shard):  # it has finished after the list was made
+            elif self._is_finished(shard):  # it finished after `unfinished_shards` was made
                 continue
             elif self._is_gone(shard) and self._may_restart(shard):
                 to_restart.append(shard)
@@ -260,18 +269,18 @@ class _Watch:
             self._starts[shard] += 1
             self._gone_since.pop(shard, None)
             self._last_sign.pop(shard, None)
-        self._running.start(shards)
+        self._jobs.start(shards)
 
     def _may_restart(self, shard: int) -> bool:
         """Returns whether to start another job for a shard whose job died. Raises ValueError if it died of a
         user's mistake."""
-        reason = self._running.describe_end(shard)
+        reason = self._jobs.describe_end(shard)
         failure = self._read_file(shard, FAILURE_FILE)
         if failure is not None:
             reason = failure["message"]
             if failure["code"] == USER_ERROR:
                 raise ValueError(reason)
-        if self._running.was_taken_away(shard):  # by the cluster: such a start doesn't count
+        if self._jobs.was_taken_away(shard):  # by the cluster: such a start doesn't count
             self._starts[shard] -= 1
         starts = self._starts[shard]
         if starts > self._settings.restarts:
@@ -314,7 +323,7 @@ class _Watch:
 
     def _end_if_silent(self, shard: int) -> None:
         """Ends a job whose progress.json hasn't changed for `silence` seconds."""
-        if shard not in self._running.running():  # it waits in the cluster's queue
+        if shard not in self._jobs.running():  # it waits in the cluster's queue
             return
         try:
             file_time = self._path_of_file(shard, PROGRESS_FILE).stat().st_mtime_ns
@@ -329,5 +338,5 @@ class _Watch:
         silent_s = time.monotonic() - noticed
         if silent_s > self._settings.silence:
             self._console.say(f"shard {shard} has made no progress for {silent_s:.0f} s: its job is ended")
-            self._running.stop(shard)
+            self._jobs.stop(shard)
             self._last_sign.pop(shard)

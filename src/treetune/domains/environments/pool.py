@@ -174,7 +174,7 @@ class Site:
         deadline = min(most_seconds, self._environment.deadline * turns)
         if self._service_number is not None:
             future = self._services.submit(
-                self._service_number, world, method, *arguments, deadline=deadline, about=self._name
+                self._service_number, world, method, *arguments, deadline_s=deadline, about=self._name
             )
             played: Played = future.result()
             return played

@@ -233,9 +233,9 @@ class GraderPool(AbstractContextManager["GraderPool"]):
             elif (waiting := self._waiting.get(key)) is not None:
                 waiting.append(future)
             else:
-                deadline = self.deadline if grader.deadline is None else grader.deadline
+                deadline_s = self.deadline if grader.deadline is None else grader.deadline
                 call = self._pool.submit(
-                    grader_number, response, problem, deadline=deadline, about=problem.id
+                    grader_number, response, problem, deadline_s=deadline_s, about=problem.id
                 )
                 self._waiting[key] = [future]
                 call.add_done_callback(partial(self._settle, key))
