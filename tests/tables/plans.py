@@ -58,7 +58,7 @@ def plan_of(base: Path, *, seeds: tuple[int, ...] = (1, 2), **changed: Any) -> T
     }
     table = check_root(Reproduction(**(settings | changed)))
     runs = [
-        PlannedRun(name, seed, table.experiments[name], base, config(base, seed, name), sets=("test",))
+        PlannedRun(name, seed, table.experiments[name], base, config(base, seed, name), sets_at_end=("test",))
         for seed in seeds
         for name in table.order()
     ]

@@ -64,6 +64,7 @@ def make_threads(pipeline: MakeThreads, source: Path, output: Path, config: dict
         RuntimeError: The endpoint failed. All answers so far are kept.
     """
     key = pipeline.endpoint.key()
+    # A shorter key is a placeholder for a local server, and may be an ordinary word of the configuration.
     if key is not None and len(key) >= SECRET_CHARACTERS and key in json.dumps(config, ensure_ascii=False):
         raise ValueError(
             "the configuration contains the key itself, and is written to disk: put the key into the"
@@ -139,12 +140,12 @@ class _Making:
 
     def solutions(self) -> Iterator[_Solution]:
         """Yields the input's rows. Raises ValueError for a line that isn't a JSON object."""
-        fields = self.pipeline.problem_field, self.pipeline.solution_field
+        problem_field, solution_field = self.pipeline.problem_field, self.pipeline.solution_field
         for number, (place, row) in enumerate(read_json_lines(self.source)):
-            fault = fault_of_text(row, fields[0]) or fault_of_text(row, fields[1])
+            fault = fault_of_text(row, problem_field) or fault_of_text(row, solution_field)
             problem = text = ""
             if not fault:
-                problem, text = text_of_value(row[fields[0]]), text_of_value(row[fields[1]])
+                problem, text = text_of_value(row[problem_field]), text_of_value(row[solution_field])
             yield _Solution(number, place, row, problem, text, fault)
 
     def _record_path(self, number: int) -> Path:
@@ -159,12 +160,12 @@ class _Making:
         try:
             record: dict[str, Any] = json.loads(path.read_text())
             # All three keys are read here, so that a file without one of them is refused below.
-            source, _, _ = record["source"], record["settings"], record["outcome"]
+            solution_hash, _, _ = record["source"], record["settings"], record["outcome"]
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} isn't a record of a solution ({error!r}): delete it") from error
-        if source != solution.hash:
+        if solution_hash != solution.hash:
             raise ValueError(
                 f"{path} is of another solution than {solution.place}: name another output, or delete that"
                 " file if the input was corrected"
@@ -267,7 +268,8 @@ class _Making:
                     outcomes["unanswered" if is_unanswered else "open"] += 1
                     continue
                 outcomes[record["outcome"]] += 1
-                # Blocks may be dropped from solutions of both outcomes.
+                # Blocks may be dropped from accepted and from rejected solutions. A solution about which the
+                # model was not asked has no list of them.
                 dropped_blocks.update(block["reason"] for block in record.get("dropped", ()))
                 if record["outcome"] != "accepted":
                     rejected[record["reason"]] += 1

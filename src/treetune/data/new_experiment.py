@@ -230,7 +230,8 @@ def make_experiment(options: Options) -> Iterator[str]:
 def _new_folder(name: str) -> Path:
     """Returns the folder with this name. Raises ValueError for a name that an experiment can't have, and for
     a folder that exists."""
-    for finding in check_name(name, "--name", "a relative folder name"):  # the first one, if there are any
+    finding = next(check_name(name, "--name", "a relative folder name"), None)
+    if finding is not None:
         raise ValueError(f"--name: {finding.what}: {finding.remedy}")
     folder = Path(name)
     if folder.exists():
@@ -297,8 +298,8 @@ def _number_of_weights(name: str) -> float | None:
     from treetune.models.shapes import number_of_weights
 
     with contextlib.suppress(ValueError):
-        # `shape` wants a function that returns an alphabet. A pretrained model doesn't call this function:
-        # `str`, which would return an empty one, stands in for it.
+        # The argument of `shape` is a function that returns a task's alphabet. A pretrained model doesn't
+        # call it, so any function does, such as `str`.
         shape = PretrainedModel(name_or_path=name).shape(str)
         if shape is not None:
             return shape.parameters
@@ -327,7 +328,7 @@ def _shipped_model(name: str) -> dict[str, Any]:
 
 def _read_own_rows(path: Path, fields: str | None) -> OwnRows:
     """Reads the rows of a user's file. Raises ValueError if fields are missing or there are too few rows."""
-    if path.suffix == ".csv" and path.is_file():
+    if path.suffix == ".csv" and path.is_file():  # `read_rows` raises an error for a file that doesn't exist
         with path.open(encoding="utf-8", newline="") as file:
             rows: list[dict[str, Any]] = list(csv.DictReader(file))
     else:
@@ -355,7 +356,8 @@ def _read_own_rows(path: Path, fields: str | None) -> OwnRows:
         raise ValueError(
             f"{path}, row {number}: {fault} ({len(faults)} such faults): fix the rows, or give --fields"
         )
-    return OwnRows(path, rows, *field_names)
+    problem_field, gold_field = field_names
+    return OwnRows(path, rows, problem_field, gold_field)
 
 
 def _likely_field(row: dict[str, Any], names: Sequence[str]) -> str:
@@ -469,7 +471,7 @@ def _method_of_stage(stage: str, is_small: bool) -> Method:
 def _task_of_own_rows(own_rows: OwnRows, is_small: bool) -> TaskValues:
     return TaskValues(
         texts=own_rows.texts,
-        # The training rows: without those for tests, and as many for validation.
+        # The rows for training: all but those for tests, and as many again for validation.
         n_rows=len(own_rows.rows) - 2 * own_rows.held_out,
         prompt="{problem}" if is_small else REASONING_PROMPT,
         sets=[_evaluation_set("validation", problems=None), _evaluation_set("test", problems=None)],
@@ -495,7 +497,7 @@ def _builtin_task(name: str) -> Task:
     import treetune.parts  # noqa: F401  (registers them)
     from treetune.config.build import build
 
-    find_file(f"tasks/{name}.jsonnet", CONFIGS_FOLDER)
+    find_file(f"tasks/{name}.jsonnet", CONFIGS_FOLDER)  # raises ConfigError if there is none
     config = load([f"tasks/{name}.jsonnet"], environment_keys=())
     return build(Task, config.data["task"], key=("task",))
 
@@ -506,7 +508,7 @@ def _read_texts(task: Task) -> list[tuple[str, str]]:
     texts = []
     with contextlib.suppress(ValueError):
         for problem in task.examples(64):
-            texts.append((problem.prompt, task.demonstration(problem, 0)))
+            texts.append((problem.prompt, task.demonstration(problem, seed=0)))
     return texts
 
 
@@ -549,6 +551,7 @@ def _estimate_sizes(texts: Sequence[tuple[str, str]], is_small: bool) -> Sizes:
     """
     if not texts and not is_small:
         return Sizes(answer=1024, context=2048, mean_prompt=128, mean_answer=256)
+    # Characters. Without texts, 64 and 32 are assumed.
     problems = [len(problem) for problem, _ in texts] or [64]
     golds = [len(gold) for _, gold in texts] or [32]
     if is_small:
@@ -560,15 +563,16 @@ def _estimate_sizes(texts: Sequence[tuple[str, str]], is_small: bool) -> Sizes:
             mean_prompt=_rounded_mean(problems),
             mean_answer=_rounded_mean(golds) + 1,  # with the end token
         )
-    # A model reasons before it answers: it gets twice the longest reference answer, from 512 tokens on.
-    # A token is taken for three characters, and not for four, so that the bounds are on the safe side.
+    # A model reasons before it answers: it gets twice the longest reference answer, but at least 512 and at
+    # most 1024 tokens. A token is taken for three characters, and not for four, so that the bounds are on the
+    # safe side.
     answer = min(1024, max(512, _round_up(2 * max(golds) / 3, 128)))
     prompt = (max(problems) + len(REASONING_PROMPT)) / 3
     return Sizes(
         answer=answer,
         context=_round_up(prompt + answer, 256),
-        # With about the tokens of the template
-        mean_prompt=_rounded_mean(problems) // CHARACTERS_PER_TOKEN + 20,
+        mean_prompt=_rounded_mean(problems) // CHARACTERS_PER_TOKEN + 20,  # 20: about those of the template
+        # For the estimates of `treetune plan`: at least a quarter of the longest answer.
         mean_answer=max(answer // 4, _rounded_mean(golds) // CHARACTERS_PER_TOKEN),
     )
 
@@ -585,12 +589,13 @@ def _round_up(number: float, step: int) -> int:
 def _training_amount(kind: ExperimentKind, rows: int, is_small: bool) -> TrainingAmount:
     """Returns the amount of training for a number of training rows.
 
-    With enough rows, a small model gets the numbers of the quickstart (configs/lib/quickstart.libsonnet).
+    With enough rows, a small model gets the numbers of the quickstart (configs/lib/quickstart.libsonnet). A
+    rate is text, such as ``1e-3``, since it is copied into the configuration as it is.
     """
     if kind == "supervised":
         return _supervised_amount(rows, is_small)
     if kind == "filtered":  # trains on the policy's own right answers
-        problems = min(rows, 320)
+        problems = min(rows, 320)  # the quickstart takes 320
         return TrainingAmount(
             iterations=5,
             problems=problems,
@@ -605,7 +610,7 @@ def _training_amount(kind: ExperimentKind, rows: int, is_small: bool) -> Trainin
     if kind == "preferences":
         return TrainingAmount(
             iterations=1,
-            problems=min(rows, 200),
+            problems=min(rows, 200),  # the quickstart takes 200 problems, and 64 answers to each
             samples=64 if is_small else 16,
             rate="2e-4" if is_small else "1e-6",
             warmup=10,
@@ -619,9 +624,9 @@ def _training_amount(kind: ExperimentKind, rows: int, is_small: bool) -> Trainin
     # policy is updated several times in a pass over the rows.
     third_of_rows = rows // 3 // 8 * 8
     problems = min(rows, 64, max(8, third_of_rows))
-    # The wanted passes over few rows would be over after a few updates, so there are at least
-    # `fewest_iterations` iterations. The wanted passes over many rows would take too long, so there are at
-    # most `most_iterations`.
+    # With few rows, `passes_wanted` passes over them would be only a few updates: there are at least
+    # `fewest_iterations` iterations. With many rows, so many passes would take too long: there are at most
+    # `most_iterations`.
     passes_wanted, fewest_iterations, most_iterations = (10, 10, 25) if is_small else (5, 10, 200)
     iterations = min(most_iterations, max(fewest_iterations, math.ceil(passes_wanted * rows / problems)))
     return TrainingAmount(
@@ -654,20 +659,20 @@ def _supervised_amount(rows: int, is_small: bool) -> TrainingAmount:
         )
     # From 6,400 rows on, there are 12 iterations of 100 updates, as in the quickstart. Fewer rows get 6
     # iterations of about 100 updates, the least that random weights need. For that, an iteration passes
-    # several times (`epochs`) over the rows.
-    minibatch = 64 if rows >= 6400 else min(16, rows)
-    problems = 6400 if rows >= 6400 else rows
-    steps_of_a_pass = math.ceil(problems / minibatch)
+    # several times (`epochs`, at most 40) over the rows.
+    iterations, minibatch = (12, 64) if rows >= 6400 else (6, min(16, rows))
+    problems = min(rows, 6400)
+    updates_of_a_pass = math.ceil(problems / minibatch)
     return TrainingAmount(
-        iterations=12 if rows >= 6400 else 6,
-        problems=6400 if rows > 6400 else "null",  # null: all rows
+        iterations=iterations,
+        problems="null" if problems == rows else problems,  # null: all rows
         samples=1,
         rate="2e-3",
         warmup=50,
         minibatch=minibatch,
-        epochs=min(40, max(1, math.ceil(100 / steps_of_a_pass))),
+        epochs=min(40, math.ceil(100 / updates_of_a_pass)),
         evaluate_every="null",
-        checkpoint_every=12 if rows >= 6400 else 6,
+        checkpoint_every=iterations,  # only at the end
     )
 
 
@@ -676,8 +681,10 @@ def _text_of_model(
 ) -> str:
     """Returns the value of `model`. `texts` are a user's rows, whose characters a small model has to know."""
     if options.model == "tiny" and stage != "sft":
-        start = _as_jsonnet(f"/{options.name}/sft/checkpoints/last/policy")
-        return f"{{ type: 'pretrained', name_or_path: $.directory + {start} }}"
+        # The small model begins with random weights. So `sft.jsonnet` trains it first, and the method goes on
+        # with the result.
+        policy_of_sft = _as_jsonnet(f"/{options.name}/sft/checkpoints/last/policy")
+        return f"{{ type: 'pretrained', name_or_path: $.directory + {policy_of_sft} }}"
     if options.model == "tiny":
         model: dict[str, Any] = {"type": "tiny", "layers": 4, "hidden_size": 128, "heads": 4}
         model |= {"intermediate_size": 384, "context_length": sizes.context}

@@ -134,8 +134,9 @@ async def _convert_solution(
     lines = parts.thought.split("\n")
     if _THREAD_TAG.search(solution):
         raise Rejected("the solution has thread tags already")
+    lines_with_text = [line for line in lines if line.strip()]
     # A block saves fewer characters than the thought has, and two threads need two lines.
-    if len(parts.thought.strip()) <= rule.min_saved or len([line for line in lines if line.strip()]) < 2:
+    if len(parts.thought.strip()) <= rule.min_saved or len(lines_with_text) < 2:
         raise Rejected("the solution is too short")
     try:
         groups, conversation = await ask_for_groups(questions, problem, lines)
@@ -158,10 +159,9 @@ async def _convert_solution(
     if not kept_blocks:
         raise Rejected("no independent parts were found" if not groups else "no block was kept")
     text = write_parallel_text(parts, lines, kept_blocks)
-    # `find_format_faults` filters the training data; `text_segments` also finds wrong white space.
     format_faults = find_format_faults(text, conclusions="refused", adjacent=True)
     try:
-        text_segments(text)
+        text_segments(text)  # is stricter about white space than `find_format_faults`
     except ValueError as error:
         format_faults.append(str(error))
     if format_faults:
@@ -174,8 +174,8 @@ async def _finish_block(
 ) -> ThreadedBlock | DroppedBlock:
     """Removes references between a block's threads, and writes an outline of each thread.
 
-    Returns a `Dropped` with the reason if the model's edits or outlines can't be used, or if the block saves
-    too few characters. A block saves the characters of all its threads but the longest.
+    Returns a `DroppedBlock` with the reason if the model's edits or outlines can't be used, or if the block
+    saves too few characters. A block saves the characters of all its threads but the longest.
     """
     text_before = "\n".join(lines[: block.first - 1])
     try:
@@ -209,10 +209,9 @@ async def _remove_references(
     Each thread is compared with every earlier one, since a text that was written from top to bottom refers
     back only. Raises Unreadable if the model's edits can't be applied.
     """
-
     numbers = range(1, len(threads) + 1)
     results = await wait_for_all(
-        [_rewrite_thread(questions, problem, text_before, threads, thread) for thread in numbers]
+        [_rewrite_thread(questions, problem, text_before, threads, number) for number in numbers]
     )
     rewritten_threads = tuple(text for text, _ in results)
     all_edits: list[dict[str, Any]] = []
@@ -222,20 +221,21 @@ async def _remove_references(
 
 
 async def _rewrite_thread(
-    questions: Questions, problem: str, text_before: str, threads: Sequence[str], thread: int
+    questions: Questions, problem: str, text_before: str, threads: Sequence[str], number: int
 ) -> tuple[str, list[dict[str, Any]]]:
-    """Returns a thread's text without references to earlier threads, and the changes."""
-    text = threads[thread - 1]
+    """Returns the text of the thread with this number without references to earlier threads, and the changes.
+    Numbers of threads count from 1."""
+    text = threads[number - 1]
     changes: list[dict[str, Any]] = []
-    for sibling in range(1, thread):
-        earlier_thread = threads[sibling - 1]  # the text that a reader of this thread doesn't see
+    for earlier_number in range(1, number):
+        earlier_thread = threads[earlier_number - 1]  # a reader of this thread doesn't see it
         question = prompts.REFERENCES.format(
             problem=problem, known=text_before, hidden=earlier_thread, part=text
         )
         read_edits = partial(_read_edits, text)
         (text, edits), _ = await questions.ask("references", [("user", question)], read_edits)
         for edit in edits:
-            changes.append({"thread": thread, "sibling": sibling, **edit._asdict()})
+            changes.append({"thread": number, "sibling": earlier_number, **edit._asdict()})
     return text, changes
 
 
@@ -298,12 +298,12 @@ async def _ask_for_outlines(
     parts = "\n\n".join(
         f'<part number="{number}">\n{text}\n</part>' for number, text in enumerate(threads, start=1)
     )
-    # The prompt and the messages call outlines announcements, and threads pieces of work.
     question = prompts.OUTLINES.format(count=len(threads), problem=problem, known=text_before, parts=parts)
 
     def read_outlines(answer: str) -> list[str]:
         """Returns the outlines in the model's answer, which is a JSON list with one for each thread."""
         items = read_json_list(answer)
+        # The model reads these messages. Its prompt calls outlines announcements, and threads pieces of work.
         if len(items) != len(threads):
             raise Unreadable(f"there are {len(items)} announcements for {len(threads)} pieces of work")
         known_text = f"{problem}\n{text_before}"
@@ -352,8 +352,8 @@ def count_sentences(text: str) -> int:
 
 
 def find_results(outline: str, known_text: str, thread: str, count: int) -> list[str]:
-    """Returns the numbers in an outline that its thread computes: they occur in the thread and not before it.
-    Numbers up to `count` are ignored, since they may count the threads."""
+    """Returns the numbers in an outline that its thread computes: they occur in the thread, and not in
+    `known_text`, the text before it. Numbers up to `count` are ignored, since they may count the threads."""
     numbers_before = set(_NUMBER_IN_TEXT.findall(known_text)) | set(map(str, range(count + 1)))
     computed = set(_NUMBER_IN_TEXT.findall(thread)) - numbers_before
     return [number for number in dict.fromkeys(_NUMBER_IN_TEXT.findall(outline)) if number in computed]

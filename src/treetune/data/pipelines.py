@@ -210,7 +210,8 @@ class EstimateDifficulty(DataPipeline):
         yield from self.policy.check_answers(self.answers.params)
 
     def _check_task(self) -> Iterator[Finding]:
-        """Yields a finding for a task that doesn't read rows."""
+        """Yields a finding for a task that doesn't read rows, and for one whose `stop` has strings that
+        `answers.stop` lacks."""
         if self.task is not UNKNOWN and not isinstance(self.task, RowsTask):
             yield Finding(
                 "the task doesn't read rows, and what is estimated are rows",
@@ -335,7 +336,7 @@ class PrepareData(DataPipeline):
     def rows_of(self, fields: Mapping[str, Any]) -> list[DomainRow | str]:
         """Returns the rows that are made from a row of the source: several if `expand` returns several
         objects. In place of a row that is dropped, the list has the name of the filter that dropped it, or
-        ``expand``.
+        ``expand`` if that returned nothing.
 
         Raises MissingField if a field is missing, and ValueError for a row that can't be read.
         """
@@ -378,11 +379,10 @@ class PrepareData(DataPipeline):
     def code(self) -> str:
         """Returns the source code of the module that `expand` names, or "" without `expand`. After a change
         of this code, rows are made again."""
-        return (
-            ""
-            if self.expand is None
-            else inspect.getsource(sys.modules[_load_function(self.expand).__module__])
-        )
+        if self.expand is None:
+            return ""
+        function = _load_function(self.expand)
+        return inspect.getsource(sys.modules[function.__module__])
 
 
 _load_function = functools.cache(function_at)

@@ -142,7 +142,8 @@ def _make_rows_folder(
 
     Args:
         identity: A hash of all that `read_rows` depends on. If it is the same, the rows are the same.
-        reasons: The `LeftOut.rule` that may occur, in the order of the summary.
+        reasons: All reasons for which `read_rows` may leave out a row (`LeftOut.rule`), in the order of the
+            summary.
         divide: Is called with the rows that the rules leave. Returns the name of each row's file, by the
             row's number. Rows without a name are left out.
     """
@@ -190,10 +191,10 @@ class _Stages:
         self.total = 0
         """The number of rows that were read, those that were left out included."""
 
-    def read(self, read: Callable[[], Iterator[RowRead]], identity: str, reasons: Sequence[str]) -> None:
-        """Reads the rows, unless an earlier command has read the same ones.
+    def read(self, read_rows: Callable[[], Iterator[RowRead]], identity: str, reasons: Sequence[str]) -> None:
+        """Reads the rows, unless an earlier command has read the same ones (with an equal `identity`).
 
-        `reasons` are all reasons for which data may be left out (`LeftOut.rule`), in the order of the
+        `reasons` are all reasons for which a row may be left out (`LeftOut.rule`), in the order of the
         summary. Each reason becomes a stage, like a rule.
         """
         self._id = identity
@@ -205,7 +206,7 @@ class _Stages:
             left_out: list[tuple[str, str, str]] = []
             phase = self._console.phase("reading", "rows")
             with phase as progress, write_atomically(self._folder / ROWS_FILE) as file:
-                for index, (place, split, row) in enumerate(read()):
+                for index, (place, split, row) in enumerate(read_rows()):
                     if index % 256 == 0:
                         progress(index, 0)  # 0: the number of all rows isn't known yet
                     if isinstance(row, LeftOut):
@@ -219,8 +220,10 @@ class _Stages:
         self.total = self._kept + len(record["left_out"])
         rows_before = self.total
         for reason in reasons:
+            # These rows have no numbers, so their places are the keys of `why_by_place`.
             dropped = [(place, why) for rule, place, why in record["left_out"] if rule == reason]
-            self.stages.append(_Stage(reason, rows_before, dict(dropped), details={}))
+            why_by_place = dict(dropped)
+            self.stages.append(_Stage(reason, rows_before, why_by_place, details={}))
             rows_before -= len(dropped)
 
     def judge(self, rule: Rule, number: int) -> None:
@@ -255,8 +258,8 @@ class _Stages:
         return _RowsLeft(self._folder / ROWS_FILE, self._kept, frozenset(self._dropped), self._columns)
 
     def _read_record(self, name: str) -> dict[str, Any] | None:
-        """Returns the content of a stage's file. Returns None if there is no such file, or if it was made
-        with other rows or settings."""
+        """Returns the content of a stage's file. Returns None if there is no such file, if it was made with
+        other rows or settings, or if the file of rows is missing."""
         path = self._folder / name
         try:
             record = json.loads(path.read_text())
@@ -388,8 +391,9 @@ def _write_files(stages: _Stages, file_by_number: Mapping[int, str], output: Pat
         console.say(line)
     for stage in stages.stages:
         for name, value in stage.details.items():
-            # The list of matching rows may be long, and is in the summary's file.
-            if name == "matching_rows" or value in ({}, 0, None):
+            if name == "matching_rows":  # the list may be long, and is in the summary's file
+                continue
+            if value in ({}, 0, None):  # there is nothing to tell
                 continue
             value_text = str(value)
             if isinstance(value, Mapping):
@@ -409,28 +413,26 @@ def order_splits(splits: Sequence[Split]) -> list[Split]:
 def _read_rows(pipeline: PrepareData, source: Source, splits: Sequence[Split]) -> Iterator[RowRead]:
     """Yields all rows of these splits, made by the pipeline's templates.
 
-    `extra_info.index` is the number of the row in the source. If `expand` makes several rows of one row of
-    the source, all of them have its number.
+    `extra_info.index` is the number of the row in the source, unless the row has an index already. If
+    `expand` makes several rows of one row of the source, all of them have its number.
     """
-    index = 0
-    for split in splits:
-        for place, fields in source.rows(split):
-            try:
-                rows = pipeline.rows_of(fields)
-            except (MissingField, ValueError) as error:
-                if pipeline.bad_rows == "stop":
-                    raise ValueError(f"{place}: {error}; fix it, or set bad_rows to 'drop'") from error
-                yield RowRead(place, split, LeftOut(BAD_ROWS, str(error)))
-                index += 1
-                continue
-            for part, row_or_filter in enumerate(rows):
-                place_of_row = place if len(rows) == 1 else f"{place}#{part}"
-                if isinstance(row_or_filter, str):  # the name of the filter that leaves it out
-                    yield RowRead(place_of_row, split, LeftOut(row_or_filter, row_or_filter))
-                else:
-                    extra_info = {"index": index, **row_or_filter[EXTRA_INFO]}
-                    yield RowRead(place_of_row, split, row_or_filter | {EXTRA_INFO: extra_info})
-            index += 1
+    source_rows = ((split, place, fields) for split in splits for place, fields in source.rows(split))
+    for index, (split, place, fields) in enumerate(source_rows):
+        try:
+            rows = pipeline.rows_of(fields)
+        except (MissingField, ValueError) as error:
+            if pipeline.bad_rows == "stop":
+                raise ValueError(f"{place}: {error}; fix it, or set bad_rows to 'drop'") from error
+            yield RowRead(place, split, LeftOut(rule=BAD_ROWS, why=str(error)))
+            continue
+        for part, row_or_filter in enumerate(rows):
+            place_of_row = place if len(rows) == 1 else f"{place}#{part}"
+            if isinstance(row_or_filter, str):
+                # The name of the filter that leaves the row out. It is all that is said about the reason.
+                yield RowRead(place_of_row, split, LeftOut(rule=row_or_filter, why=row_or_filter))
+            else:
+                extra_info = {"index": index, **row_or_filter[EXTRA_INFO]}
+                yield RowRead(place_of_row, split, row_or_filter | {EXTRA_INFO: extra_info})
 
 
 def _choose_splits(pipeline: PrepareData, rows: Rows) -> dict[int, str]:

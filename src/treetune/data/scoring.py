@@ -45,7 +45,8 @@ class ScoredRows:
     def count(self, row: dict[str, Any]) -> None:
         """Counts a row of the output."""
         self.rows += 1
-        self.correct += (row["reward"] or 0.0) >= CORRECT_SCORE
+        reward = row["reward"]  # None if the row could not be graded
+        self.correct += reward is not None and reward >= CORRECT_SCORE
         self.unavailable += row["outcome"] == "unavailable"
         self.no_answer += row["outcome"] == "no_answer"
         if row["outcome"] in ("timeout", "error"):
@@ -108,8 +109,8 @@ def score_responses(
     # The rows of an earlier run, and the bytes that they take in the file.
     output_rows, length = _read_output(output)
     ungraded: dict[int, dict[str, Any]] = {}
-    # Takes the input's rows that the output has already from the iterator `todo`. Afterwards it yields the
-    # others.
+    # For each row of the output, the input's row is taken from the iterator `todo`. After this loop, the
+    # iterator has only the input's rows that the output lacks.
     for number, row in enumerate(output_rows):
         input_row = _check_same_row(output, row, next(todo, None), number, steps)
         if row["outcome"] == "unavailable":
@@ -195,11 +196,11 @@ def _submit(task: Task, pool: GraderPool, row: dict[str, Any], number: int) -> _
 def _make_problem(task: Task, row: dict[str, Any], number: int) -> Problem:
     """Returns the problem of a row, with the row's domain and further fields, which graders may read. Raises
     ValueError for a row without problem, gold or response."""
-    for key in ROW_FIELDS[:2]:  # problem and gold
+    for key in ("problem", "gold"):
         fault = fault_of_text(row, key)
         if fault:
             raise ValueError(fault)
-    if not isinstance(row.get("response"), str):
+    if not isinstance(row.get("response"), str):  # unlike the others, it may be empty
         raise ValueError("it has no text under 'response'")
     query = text_of_value(row["problem"])
     prompt = task.fill_prompt(query) if isinstance(task, JsonLines) else query  # other tasks have no template
@@ -252,21 +253,29 @@ def _read_output(output: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def _check_same_row(
-    output: Path, row: dict[str, Any], source: tuple[str, dict[str, Any]] | None, index: int, steps: bool
+    output: Path,
+    output_row: dict[str, Any],
+    line_and_row_of_input: tuple[str, dict[str, Any]] | None,
+    index: int,
+    steps: bool,
 ) -> dict[str, Any]:
     """Returns the input's row that a row of the output grades.
 
-    `row` is the output's row with the number `index`. `source` has the place (``file:line``) and the content
-    of the input's row with this number; None if the input has fewer rows. Raises ValueError where `row`
-    grades another input row, or has no step boundaries although `steps` asks for them.
+    Raises ValueError if `output_row` grades another row, or has no step boundaries although `steps` asks for
+    them.
+
+    Args:
+        output_row: The output's row with the number `index`.
+        line_and_row_of_input: The place (``file:line``) and the content of the input's row with this number;
+            None if the input has fewer rows.
     """
     output_line = f"{output}:{index + 1}"
-    if source is None:
+    if line_and_row_of_input is None:
         raise ValueError(f"{output_line}: more rows than the input has: name another output")
-    input_line, input_row = source
-    if any(row.get(key) != input_row.get(key) for key in ROW_FIELDS):
+    input_line, input_row = line_and_row_of_input
+    if any(output_row.get(key) != input_row.get(key) for key in ROW_FIELDS):
         raise ValueError(f"{output_line} is another answer than {input_line}: name another output")
-    if steps and "step_boundaries" not in row:
+    if steps and "step_boundaries" not in output_row:
         raise ValueError(
             f"{output_line} was written without --steps: name another output, or leave --steps out"
         )

@@ -23,9 +23,9 @@ def render_text(template: str, fields: Mapping[str, Any]) -> str:
 def evaluate_expression(expression: str, fields: Mapping[str, Any]) -> Any:
     """Evaluates an expression such as ``metadata.level``, ``answers[0]`` or ``source != 'leetcode'``. Raises
     MissingField."""
-    value = _render(_parse_expression(expression), expression, fields)
     from jinja2 import Undefined
 
+    value = _render(_parse_expression(expression), expression, fields)
     if isinstance(value, Undefined):
         raise MissingField(f"{expression!r}: the row has no such field (it has {', '.join(sorted(fields))})")
     return value

@@ -235,7 +235,8 @@ async def ask_for_groups(
         ("groups", prompts.GROUPS),
         ("subgroups", prompts.SUBGROUPS),
     ):
-        # These answers aren't used: the model reasons step by step before it names the lines.
+        # These answers aren't used: the model reasons step by step before it names the lines. So any text is
+        # accepted (`str`).
         _, conversation = await questions.ask(step, [*conversation, ("user", task)], str)
     return await questions.ask("ranges", [*conversation, ("user", prompts.RANGES)], read_thread_groups)
 
@@ -264,7 +265,7 @@ def _read_self_check(threads: Set[ThreadNumber], text: str) -> dict[ThreadNumber
     notes_on_failed: dict[ThreadNumber, str] = {}
     without_verdict = set(threads)
     for item in read_json_list(text):
-        verdict = item if isinstance(item, dict) else {}
+        verdict = item if isinstance(item, dict) else {}  # {} is on thread 0 of group 0, which is unknown
         thread = ThreadNumber(verdict.get("group", 0), verdict.get("thread", 0))
         if thread not in without_verdict:
             raise Unreadable(

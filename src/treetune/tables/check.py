@@ -194,8 +194,8 @@ def check_table(table: Reproduction) -> None:
     plan = make_plan(table)
     issues_by_experiment: dict[str, ConfigIssue] = {}  # all seeds of an experiment have the same issue
     for run in plan.runs:
-        if run.wrong:
-            lines = [line for line in run.wrong.splitlines() if line]
+        if run.why_wrong:
+            lines = [line for line in run.why_wrong.splitlines() if line]
             issues_by_experiment[run.name] = ConfigIssue(
                 "can't be run",
                 f"experiments.{run.name}",
@@ -207,46 +207,44 @@ def check_table(table: Reproduction) -> None:
         raise ConfigError(issues)
 
 
-def refuse_unwritten(plan: TableRuns) -> None:
-    """Raises ConfigError if no run writes what a column or panel shows, or if a start model would be missing.
-
-    A start model would be missing if it doesn't exist and no needed experiment makes it.
-    """
+def check_plan(plan: TableRuns) -> None:
+    """Raises ConfigError if a column or panel shows something that no run writes, or if a run would have no
+    start model."""
     issues = [*missing_start_models(plan), *find_unwritten_numbers(plan)]
     if issues:
         raise ConfigError(issues)
 
 
 def missing_start_models(plan: TableRuns) -> Iterator[ConfigIssue]:
-    """Yields an issue for every missing start model in the table's folders that no needed experiment makes.
+    """Yields an issue for each experiment whose start model is missing.
 
-    A configuration may work by itself and fail in a table: a table gives each seed its own `directory`, and a
-    start model that was trained outside of the table isn't found there.
+    It is missing if its path is below the table's directory, nothing exists there, and no needed experiment
+    writes it. A configuration may work by itself and fail in a table: a table gives each seed its own
+    `directory`, and a start model that was trained outside of the table isn't found there.
     """
     base = Path(plan.table.directory)
     for name, recipe in plan.table.experiments.items():
-        # The first seed's run, of which `root` has the paths. Other seeds are alike.
+        # The run of the first seed: `root` was built with this seed, so it has the paths of this run.
         run = plan.runs_of(name)[0]
         if run.root is None or not isinstance(run.root.model, PretrainedModel):
             continue
         path = Path(run.root.model.name_or_path)
         if not path.is_relative_to(base) or path.exists():
             continue
-        # `needed_run_keys` returns the experiment itself, too, and leaves out shared experiments.
         needed_names = {needed for needed, _ in needed_run_keys(plan.table, name, [run.seed])}
-        needed_names |= set(recipe.needs)
-        needed_names.discard(name)
+        needed_names.discard(name)  # `needed_run_keys` yields the experiment itself, too
+        needed_names |= set(recipe.needs)  # `needed_run_keys` leaves out shared experiments
         folders = [plan.run(needed, run.seed).directory.path for needed in needed_names]
         if any(path.is_relative_to(folder) for folder in folders):
             continue
         yield ConfigIssue(
             f"it starts from {path}, which doesn't exist, and no experiment that it needs writes it",
             f"experiments.{name}",
-            remedy=_how_to_make(plan, path),
+            remedy=_remedy_for_start_model(plan, path),
         )
 
 
-def _how_to_make(plan: TableRuns, path: Path) -> str:
+def _remedy_for_start_model(plan: TableRuns, path: Path) -> str:
     """Returns the remedy for a start model that no needed experiment writes."""
     # The path without its beginning: the table's directory and the seed's folder in it.
     below_seed = Path(*path.relative_to(plan.table.directory).parts[1:])
@@ -266,9 +264,8 @@ def find_unwritten_numbers(plan: TableRuns) -> Iterator[ConfigIssue]:
     """
     table = plan.table
     roots = {run.name: run.root for run in plan.runs if run.root is not None}
-    for number, column in enumerate(table.columns):
-        # `number` is the column's position, and `column.number` the name of the number that it shows.
-        key, names = f"columns.{number}", [row.cell(column.name).experiment for row in table.rows]
+    for position, column in enumerate(table.columns):
+        key, names = f"columns.{position}", [row.cell(column.name).experiment for row in table.rows]
         # A ratio (`over`) is in no evaluation: the table divides numbers of two rows.
         if column.evaluation is not None and column.over is None:
             why_missing = partial(why_no_value, label=column.evaluation, value=column.number)
@@ -277,16 +274,16 @@ def find_unwritten_numbers(plan: TableRuns) -> Iterator[ConfigIssue]:
             why_missing = partial(why_no_value, label=column.curve, value=PASS_AT_1)
             shown_set = f"the set {column.curve!r}"
             yield from _issue_if_in_no_row(f"{key}.curve", shown_set, names, roots, why_missing)
-    starts = table.start_experiments  # panels leave their metrics out
-    for number, panel in enumerate(table.panels):
-        key, names = f"panels.{number}", [row.experiment for row in table.rows]
+    for position, panel in enumerate(table.panels):
+        key, names = f"panels.{position}", [row.experiment for row in table.rows]
         if panel.evaluation is not None:
             why_missing = partial(why_no_value, label=panel.evaluation, value=panel.number)
             yield from _issue_if_in_no_row(f"{key}.value", panel.number, names, roots, why_missing)
         if panel.metric is not None:
             why_missing = partial(why_no_metric, name=panel.metric)
-            trained = [name for name in names if name not in starts]
-            yield from _issue_if_in_no_row(f"{key}.metric", panel.metric, trained, roots, why_missing)
+            # A panel doesn't draw the metrics of experiments that others start from.
+            drawn_names = [name for name in names if name not in table.start_experiments]
+            yield from _issue_if_in_no_row(f"{key}.metric", panel.metric, drawn_names, roots, why_missing)
 
 
 def _issue_if_in_no_row(

@@ -100,7 +100,7 @@ def read_number_of_summary(summary: Mapping[str, Any], name: str, source: Path |
         name: The name of the number, see `kind_of_value`.
         source: The summary's file or another name for it, for the message.
     """
-    kind_of_value(name)
+    kind_of_value(name)  # raises ValueError for a name that no evaluation has
     domain_and_name = split_domain(name)
     if domain_and_name is not None:
         domain, name_in_domain = domain_and_name
@@ -170,7 +170,10 @@ def _number_of_answer(row: Mapping[str, Any], name: str) -> float | None:
     elif name == "mean_tokens":
         number = row.get("tokens")
     else:
-        group, _, short = (find_full_name(name) or "").partition("/")
+        full_name = find_full_name(name)
+        if full_name is None:
+            return None
+        group, _, short = full_name.partition("/")
         number = (row.get(group) or {}).get(short)
     return float(number) if isinstance(number, int | float) else None
 
@@ -257,8 +260,8 @@ class MeasuredColumn:
 
     def __post_init__(self) -> None:
         read_from_curve = {"speedup": self.speedup, "area": self.area, "reach": self.reach}
-        kinds = (self.evaluation, self.analysis, *read_from_curve.values())
-        if sum(kind is not None for kind in kinds) != 1:
+        quantities = (self.evaluation, self.analysis, *read_from_curve.values())
+        if sum(quantity is not None for quantity in quantities) != 1:
             raise ValueError(
                 f"column {self.name!r} needs one of evaluation (a set whose pass@1 it shows), analysis (whose"
                 " number it shows), speedup (over another row), area (under its curve) and reach (what an"
@@ -268,7 +271,7 @@ class MeasuredColumn:
             raise ValueError(f"column {self.name!r}: value is a number of an evaluation or an analysis")
         if self.evaluation is not None:
             try:
-                kind_of_value(self.number)
+                kind_of_value(self.number)  # raises ValueError for a name that no evaluation has
             except ValueError as error:
                 raise ValueError(f"column {self.name!r}: {error}") from None
         shows_ratio = self.evaluation is not None and is_ratio(self.number)
@@ -277,10 +280,10 @@ class MeasuredColumn:
                 f"column {self.name!r}: a ratio such as speed_up needs the row that it compares with: set"
                 " over; no other column takes over"
             )
-        for kind, settings in read_from_curve.items():
+        for key, settings in read_from_curve.items():
             if settings is not None and self.curve is None:
                 raise ValueError(
-                    f"column {self.name!r}: {kind} is computed from an accuracy curve: set curve to the name"
+                    f"column {self.name!r}: {key} is computed from an accuracy curve: set curve to the name"
                     " of an evaluation set"
                 )
         if self.curve is not None and self.evaluation is not None and self.number != PASS_AT_1:
@@ -300,7 +303,8 @@ class MeasuredColumn:
             return ValueKind("higher")
         if self.evaluation is not None:
             return kind_of_value(self.number)
-        # The area under a curve of accuracies is a share, and a number of an analysis counts as one.
+        # An area under a curve of accuracies is a share. A number of an analysis is treated as a share, too:
+        # it is shown in percent unless the column says otherwise.
         return ValueKind("higher", share=True)
 
     @property
@@ -338,7 +342,7 @@ class Panel:
         if self.value is not None and self.evaluation is None:
             raise ValueError(f"panel {self.name!r}: value is a number of an evaluation, and there is none")
         try:
-            kind_of_value(self.number)
+            kind_of_value(self.number)  # raises ValueError for a name that no evaluation has
         except ValueError as error:
             raise ValueError(f"panel {self.name!r}: {error}") from None
         if is_ratio(self.number):

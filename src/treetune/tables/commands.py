@@ -48,10 +48,10 @@ def reproduce_table(options: Options) -> int:
     from treetune.tables.launch import run
     from treetune.tables.write import copy_files, write_runs_table
 
-    def show(plan: TableRuns) -> None:
+    def write(plan: TableRuns) -> None:
         copy_files(write_runs_table(plan, _command_line()), options.output)
 
-    return run(cast("Reproduction", root), options, show)
+    return run(cast("Reproduction", root), options, write)
 
 
 def _command_line() -> str:

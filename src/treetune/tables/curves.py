@@ -131,10 +131,10 @@ def read_costs(plan: TableRuns, name: str) -> list[Cost]:
     """Returns the costs of an experiment's finished runs."""
     costs = []
     for run in trained_runs(plan, name):
-        # `template` is the configuration with the table's first seed. Below, only the type of the rollout is
-        # read from it, and that is the same for all seeds.
-        if (config := run.template) is None:
-            continue
+        # The configuration with the table's first seed, which is evaluated already. Only the type of the
+        # rollout is read from it, and all seeds have the same one.
+        config = run.checked_config
+        assert config is not None
         rows = run.directory.read_metrics()
         costs.append(
             Cost(
@@ -168,10 +168,14 @@ def _read_costs_along(run: PlannedRun) -> tuple[list[dict[str, Any]], list[dict[
 def read_measured_points(
     plan: TableRuns, run: PlannedRun, label: str, value: str = PASS_AT_1
 ) -> MeasuredPoints:
-    """Returns the accuracy, or another number of the set `label`, after each measured iteration.
+    """Returns the accuracy on an evaluation set, or another number of it, after each measured iteration.
 
     The number after 0 iterations is that of the start weights. Checkpoints whose summary has no such number
     are left out.
+
+    Args:
+        label: The name of the evaluation set.
+        value: The name of the number, such as "pass_at_8".
     """
     rows, costs = _read_costs_along(run)
     summaries = run.directory.read_summaries(label)
@@ -189,16 +193,20 @@ def read_measured_points(
 
 
 def _summary_of_start(plan: TableRuns, run: PlannedRun, label: str) -> dict[str, Any] | None:
-    """Returns the summary of the set `label` for a run's start weights, or None if there is none.
+    """Returns the summary of the evaluation of a run's start weights, or None if there is none.
 
-    If another run of the table made the start weights, the set may have been measured at the end of that run.
+    The start weights may be a checkpoint of another run of the table, which may have evaluated it at its end.
+    `label` is the name of the evaluation set.
     """
-    model = (run.config or {}).get("model") or {}
+    assert run.config is not None
+    model = run.config.get("model") or {}
     start_weights = str(model.get("name_or_path", ""))
     for needed_key in run.needs:
         needed_run = plan.run(*needed_key)
+        if needed_run.config is None:  # it can't be built, so the run's directory is unknown
+            continue
         checkpoints = f"{needed_run.directory.path}/{CHECKPOINTS}/"
-        if needed_run.config is not None and start_weights.startswith(checkpoints):
+        if start_weights.startswith(checkpoints):
             summaries = needed_run.directory.read_summaries(label)
             if needed_run.iterations in summaries:
                 return summaries[needed_run.iterations]
@@ -219,7 +227,7 @@ def _read_recorded_points(run: PlannedRun, metric: str) -> MeasuredPoints:
 def make_curve(plan: TableRuns, row: MethodRow, panel: Panel, name: str | None) -> Curve | None:
     """Returns the curve of an experiment in a panel, or None where no finished run has the panel's number.
 
-    A metric that an iteration recorded is drawn at the end of the iteration, as in the report.
+    A metric is drawn at the end of the iteration that recorded it.
 
     Args:
         row: The row that the curve belongs to.
@@ -264,17 +272,19 @@ def _average_over_seeds(by_seed: Mapping[int, MeasuredPoints]) -> tuple[CurvePoi
 
 
 def column_panel(column: MeasuredColumn) -> Panel:
-    """Returns a panel for a column that names a set to draw along training."""
+    """Returns a panel for the `curve` of a column. It has the column's name."""
     return Panel(name=column.name, evaluation=column.curve)
 
 
 def make_column_curves(plan: TableRuns) -> list[Curve]:
-    """Returns the curves of all columns that name a set to draw, for all rows with a finished run.
+    """Returns the curves of all columns that name an evaluation set to draw (`column.curve`), for all rows
+    with a finished run.
 
-    Of columns with the same set and the same experiments, only the first is drawn.
+    Of columns with the same evaluation set and the same experiments, only the first is drawn.
     """
     table = plan.table
-    columns: dict[tuple[str | None, ...], MeasuredColumn] = {}  # by the set and the rows' experiments
+    # By the evaluation set and the rows' experiments.
+    columns: dict[tuple[str | None, ...], MeasuredColumn] = {}
     for column in table.columns:
         if column.curve is not None:
             experiments = [row.cell(column.name).experiment for row in table.rows]
@@ -323,6 +333,8 @@ def panel_notes(plan: TableRuns, drawn: Sequence[Curve]) -> list[str]:
                     f"No finished run recorded {panel.metric} ({panel.name}):"
                     f" {did_you_mean(panel.metric, metrics)}"
                 )
+        # Without a `value` the panel shows pass@1, which every measurement has. Without any curve, it may be
+        # that no run has finished yet.
         elif panel.value is not None and drawn:
             notes.append(
                 f"No finished run's measurements on {panel.evaluation} have {panel.value} ({panel.name})."
@@ -331,26 +343,30 @@ def panel_notes(plan: TableRuns, drawn: Sequence[Curve]) -> list[str]:
 
 
 def _recorded_metrics(plan: TableRuns) -> list[str]:
-    """Returns the names of all metrics in the first iteration of any finished run."""
+    """Returns the names of the metrics that finished runs recorded in their first iteration. They are
+    suggested in place of a name that no run recorded."""
     names: set[str] = set()
     for row in plan.table.rows:
         for run in trained_runs(plan, row.experiment):
-            for metrics in run.directory.read_metrics()[:1]:
-                names |= set(metrics)
+            metrics_of_iterations = run.directory.read_metrics()
+            if metrics_of_iterations:
+                names |= set(metrics_of_iterations[0])
     return sorted(names)
 
 
 def speedup(plan: TableRuns, run: PlannedRun, other_run: PlannedRun, label: str, axis: Axis) -> float:
-    """Returns how many times cheaper it is for a run than for `other_run` to reach the best accuracy of the
-    latter.
+    """Returns how many times cheaper it is for `run` than for `other_run` to reach the best accuracy of
+    `other_run`.
 
     For each of the two runs, the cost is that of the first checkpoint that is as good as the best of
-    `other_run`. `axis` is the kind of cost. Raises ValueError where the run has no such checkpoint.
+    `other_run`. Raises ValueError where `run` has no such checkpoint.
+
+    Args:
+        label: The name of the evaluation set on which accuracies are measured.
+        axis: The kind of cost.
     """
-    measured, other_measured = (
-        read_measured_points(plan, run, label),
-        read_measured_points(plan, other_run, label),
-    )
+    measured = read_measured_points(plan, run, label)
+    other_measured = read_measured_points(plan, other_run, label)
     if not other_measured or not measured:
         raise ValueError(f"not measured along training on {label!r}")
     best = max(accuracy for _, accuracy in other_measured.values())
@@ -364,7 +380,7 @@ def speedup(plan: TableRuns, run: PlannedRun, other_run: PlannedRun, label: str,
         raise ValueError(f"never as good as {other_run.name} at its best ({best:.3f} on {label})")
     cost = costs[0]
     other_cost = costs_of_good_checkpoints(other_measured)[0]
-    if not cost or not other_cost:
+    if not cost or not other_cost:  # the start weights, which cost nothing, are as good
         raise ValueError(f"{other_run.name} was at its best before training on {label!r} began")
     return other_cost / cost
 

@@ -114,13 +114,13 @@ def _why_missing(experiment: ExperimentDirectory, table: ExperimentsTable) -> st
 
 def as_markdown(table: ExperimentsTable, results: list[FilledRow]) -> str:
     """Returns the table as Markdown, with shares in percent."""
-    published = any(result.row.published is not None for result in results)
+    with_published = any(result.row.published is not None for result in results)
     heads = ["", "pass@1", "95 % interval", "problems", "unfinished", "tokens", "iteration"]
-    rows = [_cells(result, published) for result in results]
+    rows = [_cells(result, with_published) for result in results]
     note = f"`{table.evaluation}` of the {table.checkpoint} checkpoint"
     if table.checkpoint == "best":
         note += f" by `{table.best_on}`"
-    if published:
+    if with_published:
         heads.append("published")
     parts = [f"## {table.title}"] if table.title else []
     parts.append(frame_as_markdown(as_frame(heads, rows)))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.tables.columns import MeasuredColumn, Panel
+from treetune.tables.columns import PASS_AT_1, MeasuredColumn, Panel
 from treetune.tables.curves import AXIS_TITLES, Curve, column_panel
 from treetune.tables.measure import Results
 from treetune.tables.settings import PanelAxis, Reproduction
@@ -42,6 +42,7 @@ def curve_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
 
     A chart's title names the evaluation set of its curves, which is seldom the set that the column reports.
     """
+    # The panel of a column's curve has the column's name.
     drawn_columns = {curve.panel.name for curve in curves if len(curve.points) > 1}
     columns = [column for column in results.plan.table.columns if column.name in drawn_columns]
     charts = []
@@ -49,7 +50,7 @@ def curve_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
         title = f"pass@1 on {column.curve} (%)" + (f", {column.name}" if len(columns) > 1 else "")
         for axis, axis_title in AXIS_TITLES.items():
             series = _make_series(results, curves, column_panel(column), axis)
-            charts.append(Chart(title, series, "up", MEANING_OF_BAND, x_name=axis_title))
+            charts.append(Chart(title, series, better="up", band=MEANING_OF_BAND, x_name=axis_title))
     return charts
 
 
@@ -60,8 +61,8 @@ def panel_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
     charts = []
     for panel in results.plan.table.panels:
         series = _make_series(results, curves, panel, axis)
-        better = _better_direction(panel)
-        charts.append(Chart(panel.title, series, better, MEANING_OF_BAND, x_name=AXIS_TITLES[axis]))
+        better, axis_title = _better_direction(panel), AXIS_TITLES[axis]
+        charts.append(Chart(panel.title, series, better, band=MEANING_OF_BAND, x_name=axis_title))
     return charts
 
 
@@ -70,8 +71,7 @@ def _better_direction(panel: Panel) -> BetterDirection:
     direction."""
     if panel.metric is not None:
         return better_direction_of(panel.metric)
-    # A panel of an evaluation shows pass@1 if it names no `value`.
-    return "up" if panel.value in (None, "pass_at_1") else ""
+    return "up" if panel.number == PASS_AT_1 else ""
 
 
 def _make_series(results: Results, curves: Sequence[Curve], panel: Panel, axis: PanelAxis) -> list[Series]:
@@ -121,8 +121,9 @@ def draw_table(results: Results, path: Path) -> None:
     figure, panels = _new_figure(width, height, rows=1, columns=len(table.columns))
     for panel, column in zip(panels, table.columns, strict=True):
         _draw_column(panel, results, column)
+        # Only the first panel has the rows' names at its ticks.
         names = [row.name for row in table.rows] if panel is panels[0] else []
-        panel.set_yticks(range(len(table.rows)), names)
+        panel.set_yticks(range(len(table.rows)), labels=names)
         panel.set_ylim(len(table.rows) - 0.4, -0.6)  # from the bottom up, so that the first row is on top
     _put_title(figure, table.title or table.name, width)
     figure.savefig(path)
@@ -135,8 +136,8 @@ def _draw_column(panel: Axes, results: Results, column: MeasuredColumn) -> None:
     for y, row in enumerate(results.plan.table.rows):
         cell, colour = results.cells[row.name, column.name], read_palette()[colour_of(y)]
         if cell.published is not None:
-            style = {"color": read_palette()["soft"], "fillstyle": "none", "markersize": 6, "zorder": 2}
-            panel.plot(scale * cell.published, y, "D", **style)  # type: ignore[arg-type]
+            grey = read_palette()["soft"]
+            panel.plot(scale * cell.published, y, "D", color=grey, fillstyle="none", markersize=6, zorder=2)
         if cell.estimate is None:
             if cell.experiment is not None:  # a row without an experiment in this column stays empty
                 panel.annotate(
@@ -212,7 +213,8 @@ def _draw_charts(
     }
     _put_legend(figure, colours, width)
     for path in paths:
-        # Text stays text, which is smaller, and the same numbers give the same bytes.
+        # An SVG has its texts as texts, since outlines of letters are larger. With a fixed salt and without
+        # a date, the same numbers give the same bytes.
         with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "treetune"}):
             figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     return figure

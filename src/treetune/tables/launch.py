@@ -32,7 +32,7 @@ from treetune.runtime.console import format_duration
 from treetune.runtime.machine import list_gpus
 from treetune.runtime.rank_launcher import MAIN_PROGRAM, count_ranks_here, threads_per_process
 from treetune.store.files import write_json, write_text
-from treetune.tables.check import refuse_unwritten
+from treetune.tables.check import check_plan
 from treetune.tables.runs import (
     STATES_TO_DO,
     TRAINED_STATES,
@@ -75,24 +75,24 @@ def run(table: Reproduction, options: Any, write: Write) -> int:
     if not (options.plan or options.launch_lines or options.slurm is not None):
         return reproduce(table, write, at_once=at_once)
     plan = add_needed_seeds(make_plan(table))
-    wrong = [run for run in plan.runs if plan.statuses[run.key].state == "wrong"]
+    wrong_runs = [run for run in plan.runs if plan.statuses[run.key].state == "wrong"]
     if options.plan:
         # The text also has the wrong runs, with the reasons.
         say("\n".join([plan_text(plan, at_once), *until_lines(plan)]))
     else:
-        _report_wrong_runs(plan, wrong)
+        _report_wrong_runs(plan, wrong_runs)
     if options.launch_lines:
         say("\n".join(launch_lines(plan, Launcher.of_this_machine())))
     if options.slurm is not None:
         write_text(options.slurm, slurm_script(plan, Launcher.of_this_machine(), Path.cwd()))
         say(f"bash {options.slurm} submits it")
-    return 2 if wrong else 0
+    return 2 if wrong_runs else 0
 
 
-def _report_wrong_runs(plan: TableRuns, wrong: Sequence[PlannedRun]) -> None:
+def _report_wrong_runs(plan: TableRuns, wrong_runs: Sequence[PlannedRun]) -> None:
     """Prints the runs that can't be started because their configuration is wrong, with the reasons."""
     labels_by_reason: dict[str, list[str]] = {}
-    for run in wrong:
+    for run in wrong_runs:
         labels_by_reason.setdefault(plan.statuses[run.key].why, []).append(run.label)
     for reason, labels in labels_by_reason.items():
         print(f"wrong configuration of {'; '.join(labels)}:\n{indent(reason, '  ')}", file=sys.stderr)
@@ -101,8 +101,8 @@ def _report_wrong_runs(plan: TableRuns, wrong: Sequence[PlannedRun]) -> None:
 def reproduce(table: Reproduction, write: Write, launcher: Launcher | None = None, at_once: int = 1) -> int:
     """Runs what is missing, at most `at_once` runs at a time, and writes the table.
 
-    Where the table adds seeds (`until`), the results decide which seeds follow. Returns 1 if a run could not
-    be finished, else 0.
+    If the table has the rule `until`, more seeds are added as long as the results so far call for them.
+    Returns 1 if a run could not be finished, else 0.
     """
     launcher = launcher or Launcher.of_this_machine(at_once)
     exit_on_signals()
@@ -114,9 +114,10 @@ def reproduce(table: Reproduction, write: Write, launcher: Launcher | None = Non
         ),
         _announce_continuation(),
     ):
-        plan, finished = add_needed_seeds(make_plan(table)), set[RunKey]()
-        refuse_unwritten(plan)
+        plan = add_needed_seeds(make_plan(table))
+        check_plan(plan)
         say(cost_line(plan, at_once))
+        finished: set[RunKey] = set()
         while True:
             unfinished = carry_out(plan, launcher, say, at_once, already_announced=finished)
             plan = inspect_again(plan)
@@ -175,14 +176,15 @@ class Launcher:
                 " --launch-lines or --slurm"
             )
         ranks = count_ranks_here()
-        return Launcher(ranks, int(threads_per_process(ranks * at_once)))
+        threads = threads_per_process(ranks * at_once)  # a text, as in an environment variable
+        return Launcher(ranks, int(threads))
 
     def command(self, run: PlannedRun, command: str, *arguments: str) -> list[str]:
         """Returns the command line of one of a run's commands. `arguments` are those of the command."""
         program = self.program or ("python", "-u", shorten_path(MAIN_PROGRAM))
         # main.py's command `run` starts the ranks, each with the command that follows.
         if self.ranks > 1 and command not in COMMANDS_OF_ONE_RANK:
-            program += "run", f"--ranks={self.ranks}"
+            program = (*program, "run", f"--ranks={self.ranks}")
         overrides = []
         for override in run.recipe.overrides:
             overrides += ["--override", override]
@@ -228,7 +230,7 @@ class _Attempt:
     def __init__(
         self, run: PlannedRun, command: str, shell_line: str, label: str, announce: Announce
     ) -> None:
-        """Writes the record, and the head of the command's part of the log.
+        """Adds the attempt to the run's record, and a heading for the command to the run's log.
 
         Args:
             run: The run.
@@ -257,7 +259,8 @@ class _Attempt:
         write_json(self.run.record, {"attempts": [*self._earlier, self._row]})
 
     def show_progress(self) -> None:
-        """Announces how many iterations are done, at most once in `PROGRESS_EVERY_S` seconds."""
+        """Announces how many iterations are done, and records the seconds so far. Does both at most once in
+        `PROGRESS_EVERY_S` seconds."""
         if time.monotonic() - self._last_progress <= PROGRESS_EVERY_S:
             return
         self._last_progress = time.monotonic()
@@ -312,8 +315,8 @@ def carry_out(
 class _Execution:
     """The runs of a table while they are carried out.
 
-    At first, a run is in `waiting`. While one of its commands runs, it has an attempt in `attempts`. After
-    its last command it is in `ended`, until the loop has put its status into `statuses`.
+    At first, a run is in `waiting_runs`. While one of its commands runs, it has an attempt in `attempts`.
+    After its last command it is in `ended_runs`, until the loop has put its status into `statuses`.
     """
 
     def __init__(
@@ -395,22 +398,24 @@ class _Execution:
     def start_next_command(self, run: PlannedRun, status: RunStatus) -> None:
         """Starts the next command that a run needs; ends the run where there is none."""
         commands, label = commands_of(self.plan, run, status), self.labels[run.key]
-        command = commands[0] if commands else ()
-        # Without this check, a command that succeeds and writes nothing would be started again without end.
-        if command in self.started_commands[run.key]:
-            reason = f"{command[0]} succeeded but changed nothing (log {run.log})"
-            status, command = RunStatus("failed", status.done, reason), ()
-        if not command:
+        was_started = bool(commands) and commands[0] in self.started_commands[run.key]
+        if was_started:
+            # It succeeded and wrote nothing, so it would be started again without end.
+            reason = f"{commands[0][0]} succeeded but changed nothing (log {run.log})"
+            status = RunStatus("failed", status.done, reason)
+        if not commands or was_started:
             if status.state != "finished":
                 self.announce(f"{label}: {status.state}: {status.why}")
             self.ended_runs.append((run, status))
             return
+        command = commands[0]
+        command_name = command[0]  # the arguments follow
         self.started_commands[run.key].add(command)
-        is_resumed = status.state in ("interrupted", "failed") and status.done
-        self.announce(f"{label}: {command[0]} {'continues' if is_resumed else 'starts'} (log {run.log})")
+        is_resumed = status.state in ("interrupted", "failed") and status.done > 0
+        self.announce(f"{label}: {command_name} {'continues' if is_resumed else 'starts'} (log {run.log})")
         program, *arguments = self.launcher.command(run, *command)
         shell_line = self.launcher.line(run, *command)
-        self.attempts[run.key] = _Attempt(run, command[0], shell_line, label, self.announce)
+        self.attempts[run.key] = _Attempt(run, command_name, shell_line, label, self.announce)
         environment = self.launcher.environment(run)
         self.processes.start(run.key, [_find_program(program), *arguments], environment, run.log)
 
@@ -478,8 +483,9 @@ def _shell_line(plan: TableRuns, run: PlannedRun, launcher: Launcher) -> str:
     it succeeds."""
     commands = commands_of(plan, run, plan.statuses[run.key])
     # `carry_out` looks at the run after training and sees that analyses are missing; a shell doesn't look.
-    if run.analyses and ("run_analyzers",) not in commands:
-        commands.append(("run_analyzers",))
+    analyze = ("run_analyzers",)  # a command without arguments
+    if run.analyses and analyze not in commands:
+        commands.append(analyze)
     return " && ".join(launcher.line(run, *command) for command in commands)
 
 
@@ -558,8 +564,8 @@ def estimate_run(plan: TableRuns, run: PlannedRun) -> RunCost:
     if status.state == "unmeasured":
         return RunCost(seconds=None, basis="evaluation alone")
     iterations_left = run.iterations - status.done
-    # `template` is the configuration of a run, or None if the configuration is wrong.
-    peers = [other_run for other_run in plan.runs if other_run.name == run.name and other_run.template]
+    # Without a checked configuration, a run's directory is unknown.
+    peers = [other_run for other_run in plan.runs if other_run.name == run.name and other_run.checked_config]
     peers.sort(key=lambda other_run: other_run.seed != run.seed)  # the run's own iterations first
     for peer in peers:
         if plan.statuses[peer.key].state == "different":  # another configuration may be faster or slower
@@ -593,9 +599,9 @@ def plan_text(plan: TableRuns, at_once: int = 1) -> str:
         # For an interrupted run, `why` says how far it has come, which its row shows already.
         if status.why and status.state != "interrupted":
             labels_by_reason.setdefault(status.why, []).append(run.label)
-        # `template` is the configuration, or None if it is wrong: folder and iterations are then unknown.
-        folder = str(run.directory.path) if run.template else DASH
-        iterations = f"{status.done}/{run.iterations}" if run.template else DASH
+        # If the configuration is wrong, folder and iterations are unknown.
+        folder = str(run.directory.path) if run.checked_config else DASH
+        iterations = f"{status.done}/{run.iterations}" if run.checked_config else DASH
         seed = "shared" if run.recipe.shared else str(run.seed)
         rows.append([run.name, seed, status.state, iterations, _remaining_need(plan, run), folder])
     lines = [*_align_cells(rows), "", cost_line(plan, at_once)]

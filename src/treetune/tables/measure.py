@@ -91,8 +91,9 @@ class Comparison:
         significant if its interval excludes 0 and one more condition holds: the table declared the comparison
         before anything ran, or the adjusted p is below 0.05.
         """
-        may_be_called = self.declared or (self.adjusted is not None and self.adjusted < SIGNIFICANCE_LEVEL)
-        if not may_be_called or not self.difference.excludes_zero:
+        has_small_p = self.adjusted is not None and self.adjusted < SIGNIFICANCE_LEVEL
+        is_significant = self.difference.excludes_zero and (self.declared or has_small_p)
+        if not is_significant:
             return None
         is_higher = self.difference.mean > 0
         if self.column.improves == "neither":
@@ -171,14 +172,15 @@ def measure_cells(plan: TableRuns) -> Results:
     table = plan.table
     cells = _read_cells(plan)
     costs = {name: read_costs(plan, name) for name in table.order()}
-    with_baseline = []
+    baseline_pairs = []
     if table.baseline is not None:
-        with_baseline = [(row.name, table.baseline) for row in table.rows if row.name != table.baseline]
-    with_others = [(pair.row, pair.to) for pair in (*table.comparisons, *table.pairs)]
-    comparisons: dict[tuple[str, str | None, str], Comparison] = {}  # by row, other row, column
+        baseline_pairs = [(row.name, table.baseline) for row in table.rows if row.name != table.baseline]
+    # The pairs that the table names, each once.
+    named_pairs = list(dict.fromkeys((pair.row, pair.to) for pair in (*table.comparisons, *table.pairs)))
+    comparisons: dict[tuple[str, str, str], Comparison] = {}  # by row, other row, column
     remarks: dict[tuple[str, str], list[str]] = {}  # by row and column
     for column in table.columns:
-        for row, other_row in dict.fromkeys([*with_baseline, *with_others]):
+        for row, other_row in dict.fromkeys([*baseline_pairs, *named_pairs]):
             try:
                 comparison = _compare(table, cells[row, column.name], cells[other_row, column.name])
             except ValueError as error:  # such as seeds that were measured on different problems
@@ -186,27 +188,29 @@ def measure_cells(plan: TableRuns) -> Results:
                 continue
             if comparison is not None:
                 comparisons[row, other_row, column.name] = comparison
-    # With declared comparisons, the results decide how many seeds are run. A p-value is not valid at each
-    # such look at the results.
     n_comparisons = len(table.comparisons)
+    # With declared comparisons, the results decide how many seeds are run, so they are looked at again and
+    # again. P-values are not valid then, and there are none.
     if not table.comparisons:
         p_values = {key: comparison.p for key, comparison in comparisons.items() if comparison.p is not None}
         for key, adjusted in zip(p_values, holm(list(p_values.values())), strict=True):
             comparisons[key] = replace(comparisons[key], adjusted=adjusted)
         n_comparisons = len(p_values)
     for (row, column_name), cell in cells.items():
+        to_baseline = None
+        if table.baseline is not None:
+            to_baseline = comparisons.get((row, table.baseline, column_name))
+        different_remarks = dict.fromkeys(remarks.get((row, column_name), ()))
         cells[row, column_name] = replace(
-            cell,
-            comparison_to_baseline=comparisons.get((row, table.baseline, column_name)),
-            notes=(*cell.notes, *dict.fromkeys(remarks.get((row, column_name), ()))),
+            cell, comparison_to_baseline=to_baseline, notes=(*cell.notes, *different_remarks)
         )
-    pairs = []
-    for row, other_row in dict.fromkeys(with_others):
+    comparisons_of_pairs = []
+    for row, other_row in named_pairs:
         for column in table.columns:
             if (row, other_row, column.name) in comparisons:
-                pairs.append(comparisons[row, other_row, column.name])
-    fates = {row.name: _failed_and_collapsed(plan, row) for row in table.rows}
-    return Results(plan, cells, costs, pairs, n_comparisons, fates)
+                comparisons_of_pairs.append(comparisons[row, other_row, column.name])
+    failed_and_collapsed = {row.name: _failed_and_collapsed(plan, row) for row in table.rows}
+    return Results(plan, cells, costs, comparisons_of_pairs, n_comparisons, fates=failed_and_collapsed)
 
 
 def _failed_and_collapsed(plan: TableRuns, row: MethodRow) -> str:
@@ -242,7 +246,7 @@ def _compare(table: Reproduction, cell: CellResult, other_cell: CellResult) -> C
         return None
     pairs = [(by_seed[seed], other_by_seed[seed]) for seed in seeds]
     differences = [result.value - other_result.value for result, other_result in pairs]
-    names, kind = (cell.row.name, other_cell.row.name), table.interval
+    names, interval_kind = (cell.row.name, other_cell.row.name), table.interval
     if table.comparisons and table.until is not None:
         # The results decide how many seeds are run, so they are looked at again and again. Only a confidence
         # sequence is valid at every look. Differences that the table declared have such a sequence. All other
@@ -251,7 +255,7 @@ def _compare(table: Reproduction, cell: CellResult, other_cell: CellResult) -> C
         if declared:
             difference = table.until.sequence(differences, table.level)
         else:
-            difference = interval_over_seeds(differences, kind)
+            difference = interval_over_seeds(differences, interval_kind)
         return Comparison(*names, cell.column, len(seeds), difference, declared=declared)
     differences_by_problem = []  # one entry for each seed whose two runs have means of the same problems
     for result, other_result in pairs:
@@ -261,10 +265,10 @@ def _compare(table: Reproduction, cell: CellResult, other_cell: CellResult) -> C
                 {problem: means[problem] - other_means[problem] for problem in means}
             )
     if len(differences_by_problem) == len(seeds):
-        difference = interval_over_seeds_and_problems(differences_by_problem, kind)
+        difference = interval_over_seeds_and_problems(differences_by_problem, interval_kind)
     else:
-        difference = interval_over_seeds(differences, kind)
-        # As if there were a single problem: `paired` then tests only over seeds.
+        difference = interval_over_seeds(differences, interval_kind)
+        # As if there were a single problem: the p-value below is then one over seeds alone.
         differences_by_problem = [{"": number} for number in differences]
     *_, p = compare_pairs(differences_by_problem)  # the mean and the interval come from `difference`
     return Comparison(*names, cell.column, len(seeds), difference, p)
@@ -292,7 +296,7 @@ def _read_cell(plan: TableRuns, row: MethodRow, column: MeasuredColumn) -> CellR
     The mean is missing where there is no result, and where some seed never reaches the accuracy whose cost
     the column shows.
     """
-    name, kind = row.cell(column.name).experiment, plan.table.interval
+    name = row.cell(column.name).experiment
     if name is None:
         return CellResult(row, column)
     results: list[SeedResult] = []
@@ -311,23 +315,25 @@ def _read_cell(plan: TableRuns, row: MethodRow, column: MeasuredColumn) -> CellR
             estimate = _estimate_mean(results, plan, column)
         except ValueError as error:
             notes.append(str(error))
-            estimate = interval_over_seeds([result.value for result in results], kind)
-        # The interval may reach beyond the possible values of the number: above 1 for a share, or below 0.
+            estimate = interval_over_seeds([result.value for result in results], plan.table.interval)
+        # Areas and the numbers of evaluations are at least 0, and shares at most 1. The computed interval may
+        # reach beyond these limits. A number of an analysis may have any value.
         if column.evaluation is not None or column.area is not None:
-            estimate = estimate.within(smallest=0.0, largest=1.0 if column.kind.share else math.inf)
+            largest = 1.0 if column.kind.share else math.inf
+            estimate = estimate.within(smallest=0.0, largest=largest)
     return CellResult(row, column, tuple(results), absent, estimate, notes=tuple(notes))
 
 
 def _estimate_mean(results: list[SeedResult], plan: TableRuns, column: MeasuredColumn) -> MeanWithInterval:
-    """Estimates a cell's mean over seeds and problems where all seeds have means of problems, and otherwise
-    only over seeds. For a single seed whose analysis gives an interval, the interval is that of the
-    analysis."""
+    """Returns a cell's mean with its interval.
+
+    If every seed has means of problems, the interval is over seeds and problems, and otherwise only over
+    seeds. A single seed whose analysis gives an interval keeps that interval.
+    """
     means = [result.by_problem for result in results if result.by_problem is not None]
     if len(means) == len(results):
-        are_shares = column.evaluation is not None and column.kind.share
-        if are_shares:
-            # Where all shares are 0, or all are 1, resampling finds no spread, but this function has an
-            # interval.
+        if column.kind.share:
+            # Shares that are all 0, or all 1, need an interval of another kind: resampling finds no spread.
             return interval_of_shares(means, plan.table.interval)
         return interval_over_seeds_and_problems(means, plan.table.interval)
     if len(results) == 1 and results[0].bounds is not None:
@@ -340,32 +346,32 @@ def read_seed_result(plan: TableRuns, run: PlannedRun, row: MethodRow, column: M
 
     Raises ValueError where there is none, with a message that says why."""
     _refuse_unmeasurable(plan, run)
-    folder = run.directory.path
-    common: dict[str, Any] = {
+    directory = run.directory.path
+    common_fields: dict[str, Any] = {
         "seed": run.seed,
-        "directory": str(folder),
-        "config_hash": config_hash(read_config(folder)),
+        "directory": str(directory),
+        "config_hash": config_hash(read_config(directory)),
         "iteration": run.iterations,
     }
     if column.analysis is not None:
         key = row.cell(column.name).value or column.value  # a row may show another number of the analysis
         value, bounds = _read_number(run.directory.analysis(column.analysis), key)
-        return SeedResult(value=value, bounds=bounds, **common)
+        return SeedResult(value=value, bounds=bounds, **common_fields)
     if column.speedup is not None:
         assert column.curve is not None
         other_run = _find_run(plan, column.speedup.of, column, run.seed)
         factor = speedup(plan, run, other_run, column.curve, column.speedup.over)
-        return SeedResult(value=factor, **common)
+        return SeedResult(value=factor, **common_fields)
     if column.area is not None:
         points = _points_of_curve(plan, run, column, column.area.over)
-        return SeedResult(value=area_under(points, column.area.upto), **common)
+        return SeedResult(value=area_under(points, column.area.upto), **common_fields)
     if column.reach is not None:
         points = _points_of_curve(plan, run, column, column.reach.over)
-        return SeedResult(value=cost_to_reach(points, column.reach.accuracy), **common)
+        return SeedResult(value=cost_to_reach(points, column.reach.accuracy), **common_fields)
     summary, folder = _read_summary(plan, run, column)
-    common["samples"] = summary["samples"]
+    common_fields["samples"] = summary["samples"]
     if column.over is not None:
-        # A ratio such as "speed_up" has a number of another row (`over`) above a number of this row.
+        # A ratio such as "speed_up" is a number of the row `over`, divided by a number of this row.
         numerator_name, denominator_name = declared_ratios()[column.number]
         denominator = read_number_of_summary(summary, denominator_name, folder / SUMMARY)
         if not denominator:
@@ -373,9 +379,9 @@ def read_seed_result(plan: TableRuns, run: PlannedRun, row: MethodRow, column: M
         other_run = _find_run(plan, column.over, column, run.seed)
         other_summary, other_folder = _read_summary(plan, other_run, column)
         numerator = read_number_of_summary(other_summary, numerator_name, other_folder / SUMMARY)
-        return SeedResult(value=numerator / denominator, **common)
+        return SeedResult(value=numerator / denominator, **common_fields)
     value = read_number_of_summary(summary, column.number, folder / SUMMARY)
-    return SeedResult(value=value, by_problem=problem_means(folder, column.number), **common)
+    return SeedResult(value=value, by_problem=problem_means(folder, column.number), **common_fields)
 
 
 def _refuse_unmeasurable(plan: TableRuns, run: PlannedRun) -> None:
@@ -383,15 +389,17 @@ def _refuse_unmeasurable(plan: TableRuns, run: PlannedRun) -> None:
     status = plan.statuses[run.key]
     if status.state in TRAINED_STATES:
         return
+    unmet_needs = []
+    if status.state == "missing":  # the other states have their reason in `status.why`
+        unmet_needs = plan.blocked_by(run)
     # `blocked_by` leaves out needed runs that have failed, since the next `reproduce_table` tries again.
-    unmet_needs = plan.blocked_by(run) if status.state == "missing" else []
     for name, seed in run.needs:
         state = plan.statuses[name, seed].state
         if state == "failed":
             unmet_needs.append(f"{name} ({state})")
     if unmet_needs:
         raise ValueError(f"skipped, because it needs {', '.join(unmet_needs)}")
-    raise ValueError(f"{status.state}: {status.why}" if status.why else str(status.state))
+    raise ValueError(f"{status.state}: {status.why}" if status.why else status.state)
 
 
 def _points_of_curve(
@@ -402,20 +410,21 @@ def _points_of_curve(
     assert column.curve is not None
     measurements = read_measured_points(plan, run, column.curve).values()
     points = sorted((costs[axis], accuracy) for costs, accuracy in measurements)
-    if run.name in plan.table.start_experiments:
+    if points and run.name in plan.table.start_experiments:
         # Other experiments start from this run. They begin with its last accuracy, at no cost.
-        points = [(0.0, accuracy) for _, accuracy in points[-1:]]
+        _, last_accuracy = points[-1]
+        return [(0.0, last_accuracy)]
     return points
 
 
-def _find_run(plan: TableRuns, row: str, column: MeasuredColumn, seed: int) -> PlannedRun:
-    """Returns the run with a seed that fills the cell of the row `row` in a column.
+def _find_run(plan: TableRuns, row_name: str, column: MeasuredColumn, seed: int) -> PlannedRun:
+    """Returns the run whose result with this seed is shown in a row and column.
 
     Raises ValueError where there is none, or where it is not trained to the end."""
-    table_row = next(table_row for table_row in plan.table.rows if table_row.name == row)
-    name = table_row.cell(column.name).experiment
+    row = next(row for row in plan.table.rows if row.name == row_name)
+    name = row.cell(column.name).experiment
     if name is None:
-        raise ValueError(f"{row} has no experiment in this column")
+        raise ValueError(f"{row_name} has no experiment in this column")
     # A shared experiment is run only once, for all seeds.
     run = next((run for run in plan.runs_of(name) if run.recipe.shared or run.seed == seed), None)
     if run is None:
@@ -426,7 +435,7 @@ def _find_run(plan: TableRuns, row: str, column: MeasuredColumn, seed: int) -> P
 
 
 def _read_summary(plan: TableRuns, run: PlannedRun, column: MeasuredColumn) -> tuple[dict[str, Any], Path]:
-    """Returns the summary of the column's set at the end of a run, and its folder."""
+    """Returns the summary of the column's evaluation at the end of a run, and the evaluation's folder."""
     assert column.evaluation is not None
     folder = run.directory.evaluation(run.iterations, column.evaluation)
     if not (folder / SUMMARY).is_file():

@@ -72,23 +72,23 @@ class PlannedRun:
     """The experiment's settings in the table."""
     base: Path
     """The table's directory."""
-    template: Mapping[str, Any] | None
+    checked_config: Mapping[str, Any] | None
     """The checked configuration with the table's first seed; None where it can't be built.
 
     Jsonnet is slow, so the configuration with this run's seed is evaluated only where it is needed
     (`config`).
     """
-    wrong: str | None = None
-    """The reason why the configuration can't be built."""
-    sets: tuple[str, ...] = ()
+    why_wrong: str = ""
+    """The reason why the configuration can't be built; empty where it can."""
+    sets_at_end: tuple[str, ...] = ()
     """The evaluation sets that the table shows at the end of training."""
-    along: tuple[str, ...] = ()
+    sets_at_checkpoints: tuple[str, ...] = ()
     """The evaluation sets that the table shows at every checkpoint that is kept."""
     analyses: tuple[str, ...] = ()
     """The analyses that the table shows."""
     root: PolicyIteration | None = None
-    """The object that the template builds."""
-    shared: Mapping[str, int] = field(default_factory=dict)
+    """The object that `checked_config` builds."""
+    shared_seeds: Mapping[str, int] = field(default_factory=dict)
     """The table's experiments that all seeds share, with the seed of each."""
 
     @property
@@ -98,7 +98,7 @@ class PlannedRun:
     @property
     def needs(self) -> list[RunKey]:
         """The keys of the runs that must finish first. A shared experiment has its own seed."""
-        return [(needed, self.shared.get(needed, self.seed)) for needed in self.recipe.needs]
+        return [(needed, self.shared_seeds.get(needed, self.seed)) for needed in self.recipe.needs]
 
     @property
     def label(self) -> str:
@@ -107,18 +107,18 @@ class PlannedRun:
     @cached_property
     def config(self) -> Mapping[str, Any] | None:
         """The configuration with this run's seed and directory."""
-        if self.template is None or self.template.get("seed") == self.seed:
-            return self.template
+        if self.checked_config is None or self.checked_config.get("seed") == self.seed:
+            return self.checked_config
         return _load_config(self.recipe, self.environment).data
 
     @property
     def experiment_name(self) -> str:
-        return str(self.template["experiment_name"]) if self.template else self.name
+        return str(self.checked_config["experiment_name"]) if self.checked_config else self.name
 
     @property
     def budget(self) -> StopAfter | None:
         """The budget that ends the run; None where only the number of iterations does."""
-        settings = self.template.get("stop_after") if self.template else None
+        settings = self.checked_config.get("stop_after") if self.checked_config else None
         return StopAfter(**settings) if settings else None
 
     @property
@@ -127,9 +127,9 @@ class PlannedRun:
 
         Where a budget ends the run, the number is estimated from the tokens of the iterations that are done.
         """
-        if self.template is None:
+        if self.checked_config is None:
             return 0
-        most_iterations = int(self.template["iterations"])
+        most_iterations = int(self.checked_config["iterations"])
         done_iterations = max([*self.directory.checkpoints(), len(self.directory.read_metrics())])
         return expected_iterations(most_iterations, self.budget, self.directory, done_iterations)
 
@@ -207,12 +207,13 @@ class TableRuns:
         blocking = []
         for needed_key in run.needs:
             needed_name, _ = needed_key
-            status = self.statuses[needed_key]
-            if status.state not in ("finished", *STATES_TO_DO):
-                blocking.append(f"{needed_name} ({status.state})")
-            elif status.state not in TRAINED_STATES:
-                # The needed run isn't trained to the end. It can be run, unless it is blocked itself.
+            state = self.statuses[needed_key].state
+            if state in TRAINED_STATES:
+                continue
+            if state in STATES_TO_DO:  # it can be run, unless it is blocked itself
                 blocking += self.blocked_by(self.run(*needed_key))
+            else:
+                blocking.append(f"{needed_name} ({state})")
         return blocking
 
     def to_do(self) -> list[PlannedRun]:
@@ -292,13 +293,13 @@ def make_plan(table: Reproduction) -> TableRuns:
                 seed=shared_seeds.get(name, table_seed),
                 recipe=recipe,
                 base=base,
-                template=configuration.config,
-                wrong=configuration.wrong,
-                sets=measurements.sets,
-                along=measurements.along,
+                checked_config=configuration.config,
+                why_wrong=configuration.why_wrong,
+                sets_at_end=measurements.sets_at_end,
+                sets_at_checkpoints=measurements.sets_at_checkpoints,
                 analyses=measurements.analyses,
                 root=configuration.root,
-                shared=shared_seeds,
+                shared_seeds=shared_seeds,
             )
             runs.append(run)
     return TableRuns(table, runs, {run.key: inspect_run(run) for run in runs})
@@ -311,15 +312,16 @@ class _Configuration(NamedTuple):
     """The table's entry, with overrides that name the folders of shared experiments."""
     config: dict[str, Any] | None = None
     root: PolicyIteration | None = None
-    wrong: str | None = None
+    why_wrong: str = ""
+    """The reason why it can't be run; empty where it can."""
 
 
 class _Measurements(NamedTuple):
     """The evaluations and analyses of an experiment that the table shows."""
 
-    sets: tuple[str, ...]
+    sets_at_end: tuple[str, ...]
     """Evaluation sets at the end of training."""
-    along: tuple[str, ...]
+    sets_at_checkpoints: tuple[str, ...]
     """Evaluation sets at every checkpoint that is kept."""
     analyses: tuple[str, ...]
 
@@ -346,6 +348,7 @@ def _load_configurations(table: Reproduction) -> dict[str, _Configuration]:
         configurations[name] = _load_configuration(
             recipe, environment, _measurements_of(table, name), shared_names
         )
+    # `name` is the name in the table. The configuration's `experiment_name` is the name of a run's folder.
     names_by_experiment_name: dict[str, list[str]] = {}
     for name, configuration in configurations.items():
         if configuration.config:
@@ -360,30 +363,33 @@ def _load_configurations(table: Reproduction) -> dict[str, _Configuration]:
                 " directory: give it another name, such as overrides:"
                 f" [\"{{experiment_name+: '_{name}'}}\"]"
             )
-            configurations[name] = _Configuration(table.experiments[name], wrong=message)
+            configurations[name] = _Configuration(table.experiments[name], why_wrong=message)
     return configurations
 
 
 def _measurements_of(table: Reproduction, name: str) -> _Measurements:
     """Returns the evaluations and analyses of an experiment that the table's columns and panels show.
 
-    `sets` are shown at the end of training, and `along` at every checkpoint that is kept.
+    An evaluation set is shown at the end of training, or at every checkpoint that is kept.
     """
     columns = []
     for column in table.columns:
         if any(row.cell(column.name).experiment == name for row in table.rows):
             columns.append(column)
-    sets = [column.evaluation for column in columns if column.evaluation is not None]
-    along = [column.curve for column in columns if column.speedup and column.curve is not None]
+    at_end = [column.evaluation for column in columns if column.evaluation is not None]
+    at_checkpoints = [
+        column.curve for column in columns if column.speedup is not None and column.curve is not None
+    ]
+    # Panels show the row's `experiment`, and never those of its cells.
     if any(row.experiment == name for row in table.rows):
-        along += [panel.evaluation for panel in table.panels if panel.evaluation is not None]
+        at_checkpoints += [panel.evaluation for panel in table.panels if panel.evaluation is not None]
     analyses = [column.analysis for column in columns if column.analysis is not None]
 
     def once_each(names: Sequence[str]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(names))
 
     # Columns may show the same set or analysis more than once.
-    return _Measurements(sets=once_each(sets), along=once_each(along), analyses=once_each(analyses))
+    return _Measurements(once_each(at_end), once_each(at_checkpoints), once_each(analyses))
 
 
 def _load_configuration(
@@ -410,10 +416,12 @@ def _load_configuration(
             config = _load_config(recipe, environment)
         root = build(Runtime, config.data, Explanation(config))
     except ConfigError as error:
-        return _Configuration(recipe, wrong=str(error))
+        return _Configuration(recipe, why_wrong=str(error))
     assert isinstance(root, PolicyIteration)
-    wrong = _why_not_measured(config.data, measurements)
-    return _Configuration(recipe, wrong=wrong) if wrong else _Configuration(recipe, config.data, root)
+    why_wrong = _why_not_measured(config.data, measurements)
+    if why_wrong:
+        return _Configuration(recipe, why_wrong=why_wrong)
+    return _Configuration(recipe, config.data, root)
 
 
 def _overrides_for_shared(
@@ -464,7 +472,8 @@ def _why_not_measured(config: Mapping[str, Any], measurements: _Measurements) ->
     experiment = config["experiment_name"]
     set_settings = (config.get("evaluation") or {}).get("sets", ())
     labels = [settings.get("name") or settings["split"] for settings in set_settings]
-    missing = [label for label in (*measurements.sets, *measurements.along) if label not in labels]
+    shown_sets = (*measurements.sets_at_end, *measurements.sets_at_checkpoints)
+    missing = [label for label in shown_sets if label not in labels]
     if missing:
         return (
             f"{experiment} has no evaluation set {', '.join(map(repr, missing))}, which the"
@@ -482,16 +491,17 @@ def _why_not_measured(config: Mapping[str, Any], measurements: _Measurements) ->
 
 def inspect_run(run: PlannedRun) -> RunStatus:
     """Returns the state of a run. Reads its directory, and the table's record of attempts at it."""
-    if run.template is None:
-        return RunStatus("wrong", why=run.wrong or "")
+    if run.checked_config is None:
+        return RunStatus("wrong", why=run.why_wrong)
     directory = run.directory
     done_iterations = len(directory.read_metrics())
-    stored = directory.config_file
-    if stored.is_file() and directory.has_work():
+    stored_config = directory.config_file
+    if stored_config.is_file() and directory.has_work():
         assert run.config is not None
-        different = find_different_keys(read_config(directory.path), run.config)
-        if different:
-            return RunStatus("different", done_iterations, f"other {', '.join(different)} in {stored}")
+        different_keys = find_different_keys(read_config(directory.path), run.config)
+        if different_keys:
+            reason = f"other {', '.join(different_keys)} in {stored_config}"
+            return RunStatus("different", done_iterations, reason)
     if directory.is_running():
         return RunStatus("running", done_iterations, f"another process is running in {directory.path}")
     is_trained = run.iterations in directory.checkpoints()
@@ -512,14 +522,11 @@ def inspect_run(run: PlannedRun) -> RunStatus:
 
 
 def _missing_evaluations(run: PlannedRun) -> tuple[str, ...]:
-    """Returns the evaluations that the table shows and the run lacks: ("test after 1000",).
-
-    `run.sets` are due after the last iteration, and `run.along` after every regular checkpoint.
-    """
+    """Returns the evaluations that the table shows and the run lacks: ("test after 1000",)."""
     directory = run.directory
-    shown_evaluations = [(run.iterations, label) for label in run.sets]
+    shown_evaluations = [(run.iterations, label) for label in run.sets_at_end]
     for iteration in directory.regular_checkpoints():
-        shown_evaluations += [(iteration, label) for label in run.along]
+        shown_evaluations += [(iteration, label) for label in run.sets_at_checkpoints]
     return tuple(
         f"{label} after {iteration}"
         for iteration, label in shown_evaluations

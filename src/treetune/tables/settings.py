@@ -75,6 +75,7 @@ class ExperimentsTable(Table):
 
     @override
     def check(self, table: ExperimentsTable) -> Iterable[Finding]:
+        """Yields the findings about this table. `table` is the configuration's root, which is `self`."""
         names = [row.name for row in self.rows]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
@@ -278,6 +279,7 @@ class Reproduction(Table):
 
     @override
     def check(self, table: Reproduction) -> Iterable[Finding]:
+        """Yields the findings about this table. `table` is the configuration's root, which is `self`."""
         yield from self._check_repeated_names()
         if "/" in self.name or self.name.startswith(".") or not self.name.isprintable():
             yield Finding(
@@ -314,9 +316,11 @@ class Reproduction(Table):
                 )
 
     def _check_named_rows(self) -> Iterator[Finding]:
-        """Yields a finding for each row that a setting names and that doesn't exist, or can't serve there."""
+        """Yields a finding for each setting that names an unknown row, and for each column whose row `over`
+        has no experiment."""
         rows = [row.name for row in self.rows]
-        named_rows: list[tuple[str, str | None]] = [("baseline", self.baseline)]  # by key
+        # The key of each setting that may name a row, and the row that it names.
+        named_rows: list[tuple[str, str | None]] = [("baseline", self.baseline)]
         for key, pairs in (("pairs", self.pairs), ("comparisons", self.comparisons)):
             for number, pair in enumerate(pairs):
                 named_rows += [(f"{key}.{number}.row", pair.row), (f"{key}.{number}.to", pair.to)]
@@ -357,7 +361,7 @@ class Reproduction(Table):
             all_needs |= set(experiment.needs)
         try:
             if all_needs <= self.experiments.keys():  # unknown names have had their own findings
-                self._sorter(list(self.experiments))
+                self._sorter(list(self.experiments))  # raises CycleError for a circle
         except CycleError as error:
             _, circle = error.args  # the names in the circle; the first is also the last
             yield Finding(
@@ -424,11 +428,11 @@ class Reproduction(Table):
             return
         # Equal differences have the narrowest interval. Here all are 0, so the interval lies around 0, and
         # its upper end is its half-width.
-        equal = confidence_sequence([0.0] * most_seeds, until.bound)
-        if equal.high is not None and equal.high > until.difference:
+        narrowest = confidence_sequence([0.0] * most_seeds, until.bound)
+        if narrowest.high is not None and narrowest.high > until.difference:
             yield Finding(
-                f"even {most_seeds} seeds with equal differences give a half-width of {equal.high:.2g} with"
-                f" bound {until.bound:g}, and not {until.difference:g}: all seeds would always be run",
+                f"even {most_seeds} seeds with equal differences give a half-width of {narrowest.high:.2g}"
+                f" with bound {until.bound:g}, and not {until.difference:g}: all seeds would always be run",
                 "until.difference",
                 "set a larger difference, name more seeds, set a smaller `bound` if runs can't differ as"
                 " much, or remove `until` and name the seeds to run",

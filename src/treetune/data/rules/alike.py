@@ -91,9 +91,10 @@ def word_list(text: str) -> list[str]:
     Burmese), each character is a word. A text that has only signs is cut at its spaces.
     """
     # A thin space between the digits of a number becomes a comma, which `plain_notation` removes. NFKC would
-    # make a plain space of it, and two words of the number.
+    # turn it into a plain space, and the number would become two words.
     text = _THIN_SPACES.sub(",", text)
-    # Powers and fractions are set apart first, since NFKC would make 102 of 10², and 31/2 of 3½.
+    # Powers and fractions are separated first (10^², 3 ½), since NFKC would turn 10² into 102, and 3½ into
+    # 31/2.
     text = _FRACTION.sub(r" \g<0>", _POWER.sub(r"^\g<0>", _INVISIBLE.sub("", text)))
     text = unicodedata.normalize("NFKC", text).casefold()
     # Again, since `casefold` may give letters that NFKC changes; and NFKC writes fractions with U+2044.
@@ -108,10 +109,11 @@ def length_in_words(words: Sequence[str]) -> float:
 
 
 def runs_of_words(words: Sequence[str], length: float) -> Iterator[str]:
-    """Yields, from each word on, the shortest run of words with at least this length (see `length_in_words`).
-    A shorter text is one run.
+    """Yields, from each word on, the shortest run of words with at least this length. A shorter text is one
+    run.
 
-    Example: the runs of length 2 of ``a b c`` are ``a b`` and ``b c``.
+    A length is a number of words, in which a character of a script without spaces, such as Chinese, counts as
+    half a word (`length_in_words`). Example: the runs of length 2 of ``a b c`` are ``a b`` and ``b c``.
     """
     lengths = [length_in_words((word,)) for word in words] or [0.0]  # a text without words is one empty run
     end, length_of_run = 0, 0.0
@@ -207,15 +209,15 @@ class NearDuplicates(Rule):
         from datasketch import MinHash, MinHashLSH
 
         bands = bands_for(self.similarity, self.permutations)
-        index = MinHashLSH(num_perm=self.permutations, params=bands)
+        sketches_of_kept = MinHashLSH(num_perm=self.permutations, params=bands)
         # This sketch is copied for each row. Making a new one would draw its permutations, which takes long.
         # A sketch hashes what it gets. Here it gets hashes of runs, which `_hash_of_hash` leaves unchanged.
         empty = MinHash(num_perm=self.permutations, seed=1, hashfunc=_hash_of_hash)
         kept_rows: dict[int, _KeptRow] = {}
         dropped = {}
-        for index_of_row, row in enumerate(rows):
-            if index_of_row % 64 == 0:
-                context.progress(index_of_row, len(rows))
+        for index, row in enumerate(rows):
+            if index % 64 == 0:
+                context.progress(index, len(rows))
             words = word_list(prompt_text(row.row))
             # Hashes have four bytes, since MinHash takes numbers of 32 bits.
             hashes_of_runs = (hash_number(run, size=4) for run in runs_of_words(words, self.ngram))
@@ -224,7 +226,7 @@ class NearDuplicates(Rule):
             sketch = empty.copy()
             sketch.update_batch(hashes.tolist())
             best_number, best_similarity = None, 0.0
-            for number in sorted(index.query(sketch)):  # sorted: the earliest row wins a tie
+            for number in sorted(sketches_of_kept.query(sketch)):  # sorted: the earliest row wins a tie
                 candidate = kept_rows[number]
                 if self.within_source and candidate.source != source:
                     continue
@@ -234,7 +236,7 @@ class NearDuplicates(Rule):
             if best_number is not None and best_similarity >= self.similarity:
                 dropped[row.number] = f"{best_similarity:.2f} alike {kept_rows[best_number].place}"
                 continue
-            index.insert(row.number, sketch)
+            sketches_of_kept.insert(row.number, sketch)
             kept_rows[row.number] = _KeptRow(row.place, source, hashes)
         return Verdict(dropped)
 
@@ -400,8 +402,9 @@ class _TestProblems:
         self._by_long_run: dict[int, tuple[str, str]] = {}
         """Test set and place of the first problem that has a long run, by the run's hash. A long run has
         `ngram` words, or all words of a shorter problem."""
-        self._lengths: set[float] = set()
-        """The lengths of the long runs: `ngram`, and the lengths of shorter problems."""
+        self._lengths_of_long_runs: set[float] = set()
+        """`ngram`, and the lengths of shorter problems in words. A character of a script without spaces, such
+        as Chinese, counts as half a word, so a length may be 6.5."""
         self._by_short_run: defaultdict[int, list[int]] = defaultdict(list)
         """All problems with a run of `OVERLAP_RUN` words, as indices of `_short_runs`, by the run's hash."""
         self._short_runs: list[_ShortRuns] = []
@@ -419,16 +422,17 @@ class _TestProblems:
             if length < min(rule.shortest, rule.ngram):
                 too_short += 1
                 continue
-            self._lengths.add(length)
+            self._lengths_of_long_runs.add(length)
             for run in runs_of_words(words, length):
                 self._by_long_run.setdefault(hash_number(run, RUN_HASH), (test_set.name, place))
             short_runs = {hash_number(run, RUN_HASH) for run in runs_of_words(words, OVERLAP_RUN)}
-            # A problem of `ngram` words has `ngram` − `OVERLAP_RUN` + 1 short runs. One with fewer different
-            # runs has fewer words, or repeats itself, such as a table of zeros. A share of so few runs says
-            # nothing.
-            if len(short_runs) > rule.ngram - OVERLAP_RUN:
-                for key in short_runs:
-                    self._by_short_run[key].append(len(self._short_runs))
+            # A problem with fewer different short runs than `ngram` words have is too short, or repeats
+            # itself, such as a table of zeros. A share of so few runs says nothing.
+            short_runs_of_ngram_words = rule.ngram - OVERLAP_RUN + 1
+            if len(short_runs) >= short_runs_of_ngram_words:
+                index = len(self._short_runs)  # of the problem, in `_short_runs`
+                for run_hash in short_runs:
+                    self._by_short_run[run_hash].append(index)
                 self._short_runs.append(_ShortRuns(test_set.name, place, len(short_runs)))
         if not count:
             raise ValueError(f"the test set {test_set.name!r} is empty")
@@ -439,7 +443,7 @@ class _TestProblems:
     def match(self, words: Sequence[str], overlap: float | None) -> _Match | None:
         """Returns the test problem that has a long run of these words. Without one, returns the problem with
         the largest share of its short runs among these words, if the share is `overlap` or more."""
-        for length in sorted(self._lengths, reverse=True):
+        for length in sorted(self._lengths_of_long_runs, reverse=True):
             for run in runs_of_words(words, length):
                 problem = self._by_long_run.get(hash_number(run, RUN_HASH))
                 if problem is not None:

@@ -81,8 +81,10 @@ class Length(Rule):
     def __post_init__(self) -> None:
         tokens = (self.max_prompt_tokens, self.max_ground_truth_tokens)
         if any(tokens) and self.model is None:
-            raise ValueError("max_prompt_tokens and max_ground_truth_tokens need a model: name one, as an"
-                             " experiment does, or bound characters")  # fmt: skip
+            raise ValueError(
+                "max_prompt_tokens and max_ground_truth_tokens need a model: name one, as an experiment does,"
+                " or bound characters"
+            )
         bounds = (*tokens, self.max_prompt_characters, self.max_ground_truth_characters)
         if not any(bounds) and not self.min_prompt_characters:
             raise ValueError("the rule 'length' bounds nothing: set max_prompt_tokens, or leave it out")
@@ -111,7 +113,8 @@ class Length(Rule):
             return None
         # Tokens are counted only if there is a bound, since that takes time.
         if self.max_prompt_tokens is not None:
-            n_tokens = len(codec.encode_prompt(problem_of(row, "row")))
+            problem = problem_of(row, id="row")  # the tokens don't depend on the id
+            n_tokens = len(codec.encode_prompt(problem))
             if n_tokens > self.max_prompt_tokens:
                 return f"a prompt of {n_tokens} tokens"
         if self.max_ground_truth_tokens is not None:
@@ -174,9 +177,10 @@ class Quotas(Rule):
         # The order of the random keys decides which rows of a group stay.
         for numbers in numbers_by_group.values():
             numbers.sort(key=lambda number: (random_keys[number], number))
-        quota_by_group = {
-            group: len(numbers[: self._quota(group)]) for group, numbers in numbers_by_group.items()
-        }
+        quota_by_group: dict[str, int] = {}
+        for group, numbers in numbers_by_group.items():
+            most = self._quota(group)
+            quota_by_group[group] = len(numbers) if most is None else min(most, len(numbers))
         if self.total is not None and sum(quota_by_group.values()) > self.total:
             quota_by_group = share_proportionally(quota_by_group, self.total)
         dropped: dict[int, str] = {}
@@ -239,7 +243,7 @@ class PassRates(Rule):
         """Drops the rows that are too hard for the strong model, or too easy for the weak one."""
         dropped: dict[int, str] = {}  # of two reasons, the first one is kept (`setdefault`)
         values: dict[str, dict[int, float]] = {}  # rates that become columns of the rows
-        missing: Counter[str] = Counter()
+        missing_by_model: Counter[str] = Counter()
         for model in self._rated_models():
             rates = None if model.rates_path is None else rates_by_key(_rates_file(model.rates_path))
             for row in rows:
@@ -252,7 +256,7 @@ class PassRates(Rule):
                 if model.bound is None:
                     continue
                 if rate is None:
-                    missing[model.name] += 1
+                    missing_by_model[model.name] += 1
                     reason = self._judge_without_rate(row.place, model)
                 else:
                     reason = model.find_fault(rate)
@@ -260,7 +264,8 @@ class PassRates(Rule):
                     dropped.setdefault(row.number, reason)
         # Only the text before the colon is counted: the text after it may differ from row to row.
         reasons = Counter(why.partition(":")[0] for why in dropped.values())
-        return Verdict(dropped, {"why": dict(reasons.most_common()), "without_a_rate": dict(missing)}, values)
+        details = {"why": dict(reasons.most_common()), "without_a_rate": dict(missing_by_model)}
+        return Verdict(dropped, details, columns=values)
 
     def _rated_models(self) -> list[_RatedModel]:
         return [

@@ -128,7 +128,7 @@ def _grade_batch(
                 submitted.append(_Submitted(row.number, key, verdict, future))
         for number, key, verdict, future in submitted:
             if verdict is None:
-                assert future is not None, "what has no verdict is with the graders"
+                assert future is not None, "a response without a verdict was submitted"
                 verdict = _verdict_of_grade(key, future.result())
                 journal.add(verdict)
             if verdict["correct"]:
@@ -150,7 +150,8 @@ class _Submitted(NamedTuple):
 
 
 def _verdict_of_grade(key: str, grade: Grade) -> dict[str, Any]:
-    """Returns the row of a graded reference. Raises RuntimeError if it could not be graded."""
+    """Returns the row of the journal for a graded response. Raises RuntimeError if the response could not be
+    graded."""
     if grade.outcome == "unavailable":
         raise RuntimeError(
             f"answers can't be graded: {grade.message}. All grades so far are kept: the same command"
