@@ -95,9 +95,13 @@ def remedy_for_import(file: str, line: int) -> str | None:
     it imports no old name of this package."""
     statement = _import_at(file, line)
     if isinstance(statement, ast.Import):
-        renamed = [(alias.name, present_name(alias.name)) for alias in statement.names]
-        return "; ".join(_describe_new_place(old, new) for old, new in renamed if new is not None) or None
-    if statement is None or statement.module is None:
+        remedies = []
+        for alias in statement.names:
+            new = present_name(alias.name)
+            if new is not None:
+                remedies.append(_describe_new_place(alias.name, new))
+        return "; ".join(remedies) or None
+    if statement is None or statement.module is None:  # `from . import x` names no module
         return None
     module = statement.module
     # If `treetune` itself offers all of the names, they needn't be imported from one of its modules.
@@ -132,6 +136,7 @@ def _import_at(file: str, line: int) -> ast.Import | ast.ImportFrom | None:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Import | ast.ImportFrom):
             continue
-        if node.lineno <= line <= (node.end_lineno or node.lineno):
+        assert node.end_lineno is not None, "`ast.parse` sets it"
+        if node.lineno <= line <= node.end_lineno:
             return node
     return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import itertools
 import json
 import re
 import textwrap
@@ -84,14 +85,16 @@ def key_entry(part: type, key: schema.Key) -> KeyEntry:
 def key_meaning(part: type, key: schema.Key) -> str:
     """Returns what the part's class says about the key.
 
-    If the class says nothing, returns the summary of the first object that the key's value may hold.
+    If the class says nothing, returns what the class of an object in the key's value says about itself.
     """
     if key is schema.IMPORTS_KEY:
         return "Modules of your own, such as 'my_package.my_part': their parts can then be chosen by `type`."
     if text := meaning_of_key(part, key.name):
         return text
-    objects = [inner for inner in objects_within(key.annotation) if first_sentence_of(inner)]
-    return first_sentence_of(objects[0]) if objects else ""
+    for object_class in objects_within(key.annotation):
+        if text := first_sentence_of(object_class):
+            return text
+    return ""
 
 
 def objects_within(annotation: Any) -> Iterator[type]:
@@ -106,7 +109,7 @@ def objects_within(annotation: Any) -> Iterator[type]:
     else:
         contained_types = schema.alternatives_of(inner)
     for contained in contained_types:
-        # `members` returns a type that isn't a union as its only member, and such a type holds nothing.
+        # `alternatives_of` returns a type that isn't a union as it is, and such a type holds nothing.
         if contained is not inner:
             yield from objects_within(contained)
 
@@ -163,8 +166,12 @@ def json_schema(roots: Sequence[type[Registrable]]) -> dict[str, Any]:
     what parts find wrong in other parts.
     """
     shared: dict[str, Any] = {}
-    root = _chosen_by_type(roots, shared)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **root, "$defs": shared}
+    reference_to_roots = _chosen_by_type(roots, shared)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **reference_to_roots,
+        "$defs": shared,
+    }
 
 
 def _chosen_by_type(families: Sequence[type[Registrable]], shared: dict[str, Any]) -> dict[str, Any]:
@@ -177,12 +184,13 @@ def _chosen_by_type(families: Sequence[type[Registrable]], shared: dict[str, Any
         parts: dict[str, type] = {}
         for family in families:
             parts |= schema.registered_parts(family)
-        default, cases = families[0].default, list[dict[str, Any]]()
+        default = families[0].default  # `build` takes this part for an object without `type`
+        cases: list[dict[str, Any]] = []
         # The schema is added before its parts are read, since a part may hold another part of its own family.
         shared[title] = {"type": "object", "allOf": cases}
         for name, part in sorted(parts.items()):
-            # The condition of this case is that the object's `type` is `name`. An object without `type` is
-            # the default part.
+            # The condition of this case is that the object's `type` is `name`. For the default part, an
+            # object without `type` meets it, too.
             required = [] if name == default else ["type"]
             is_chosen = {"properties": {"type": {"const": name}}, "required": required}
             cases.append({"if": is_chosen, "then": _object_schema(part, shared, name)})
@@ -208,7 +216,9 @@ def _object_schema(part: type, shared: dict[str, Any], name: str | None = None) 
             if text := key_meaning(part, key):
                 value_schema = value_schema | {"description": text}
             if not key.required:
-                value_schema = value_schema | {"default": json.loads(as_jsonnet(key.default))}
+                # `as_jsonnet` writes objects, such as parts and paths, as plain values.
+                default = json.loads(as_jsonnet(key.default))
+                value_schema = value_schema | {"default": default}
             properties[key.name] = value_schema
         shared[title] = {
             "type": "object",
@@ -221,7 +231,10 @@ def _object_schema(part: type, shared: dict[str, Any], name: str | None = None) 
 
 
 def _value_schema(annotation: Any, shared: dict[str, Any]) -> dict[str, Any]:
-    """Returns the schema of a key's value; parts in it are references to `shared`."""
+    """Returns the schema of a key's value.
+
+    The schema of a part in it is added to `shared`, and the returned schema refers to it there.
+    """
     inner, constraints = schema.split_constraints(annotation)
     if not schema.holds_parts(inner):
         return schema.validator_of(annotation).json_schema()
@@ -248,22 +261,23 @@ def _container_schema(
 ) -> dict[str, Any]:
     """Returns the schema of a "list", a "tuple" or an "object" that contains parts.
 
-    `constraints` bound its length.
+    `constraints` bound its length. The schemas of the parts are added to `shared`.
     """
     item_schemas = [_value_schema(item, shared) for item in item_annotations]
-    # Pydantic writes the bounds of the length into the schema of a plain container, as minItems for a list.
-    plain: Any = dict[str, Any] if kind == "object" else list[Any]
-    for constraint in constraints:
-        plain = Annotated[plain, constraint]
-    items: dict[str, Any]
+    schema_of_items: dict[str, Any]
     if kind == "tuple":
         count = len(item_schemas)
-        items = {"prefixItems": item_schemas, "minItems": count, "maxItems": count}
+        schema_of_items = {"prefixItems": item_schemas, "minItems": count, "maxItems": count}
     elif kind == "object":
-        items = {"additionalProperties": item_schemas[0]}
+        schema_of_items = {"additionalProperties": item_schemas[0]}
     else:
-        items = {"items": item_schemas[0]}
-    return schema.validator_of(plain).json_schema() | items
+        schema_of_items = {"items": item_schemas[0]}
+    # Pydantic can't describe parts, but it translates the constraints: MinLen of a list is minItems. So it
+    # gets the container with items of any type.
+    container_of_anything: Any = dict[str, Any] if kind == "object" else list[Any]
+    for constraint in constraints:
+        container_of_anything = Annotated[container_of_anything, constraint]
+    return schema.validator_of(container_of_anything).json_schema() | schema_of_items
 
 
 # Meanings: the words that a class has for itself and its keys
@@ -277,7 +291,10 @@ def docstring_of(part: type) -> str:
 
 
 def first_sentence_of(part: type) -> str:
-    """Returns the first sentence of a part's docstring."""
+    """Returns the first sentence of a part's docstring.
+
+    If the part's class has no docstring, it is that of the nearest base class with a docstring.
+    """
     for base in part.__mro__[:-1]:
         if text := split_sentences(docstring_of(base)):
             return text[0]
@@ -293,8 +310,10 @@ def meaning_of_key(part: type, key: str) -> str:
     # Matches the key in single backquotes, but not in double ones.
     name = re.compile(rf"(?<!`)`{re.escape(key)}`(?!`)")
     for base in part.__mro__[:-1]:
-        texts_of_class = _texts_of_file(inspect.getsourcefile(base) or "").get(base.__qualname__, {})
-        if text := texts_of_class.get(key):
+        file = inspect.getsourcefile(base)
+        texts_of_classes = _texts_of_file(file) if file else {}
+        texts_of_fields = texts_of_classes.get(base.__qualname__, {})
+        if text := texts_of_fields.get(key):
             return text
         naming = [sentence for sentence in split_sentences(docstring_of(base)) if name.search(sentence)]
         if naming:
@@ -306,22 +325,23 @@ def split_sentences(text: str) -> list[str]:
     """Returns the sentences of a docstring, each in one line. The end of a paragraph ends a sentence."""
     result: list[str] = []
     for paragraph in re.split(r"\n\s*\n", textwrap.dedent(text)):
-        is_first = True
-        for piece in _SENTENCE_END.split(" ".join(paragraph.split())):
-            # After an abbreviation the sentence goes on: "by Kim et al. (2023)". But the first piece of a
-            # paragraph always begins a sentence.
-            if result and not is_first and _ABBREVIATION.search(result[-1]):
+        if not paragraph.strip():
+            continue
+        first_piece, *further_pieces = _SENTENCE_END.split(" ".join(paragraph.split()))
+        result.append(first_piece)
+        for piece in further_pieces:
+            # After an abbreviation the sentence goes on: "by Kim et al. (2023)".
+            if _ABBREVIATION.search(result[-1]):
                 result[-1] += f" {piece}"
-            elif piece:
+            else:
                 result.append(piece)
-            is_first = False
     return result
 
 
 @functools.cache
 def _texts_of_file(file: str) -> dict[str, dict[str, str]]:
     """Returns the docstrings of fields, by class and field, of a Python file."""
-    if not Path(file).is_file():
+    if not Path(file).is_file():  # e.g. for a class that was defined at a prompt
         return {}
     texts_by_class: dict[str, dict[str, str]] = {}
 
@@ -338,7 +358,7 @@ def _texts_of_file(file: str) -> dict[str, dict[str, str]]:
 def _texts_of_class(node: ast.ClassDef) -> dict[str, str]:
     """Returns the text literals directly below annotated fields of a class, by field."""
     texts = {}
-    for field, below in zip(node.body, node.body[1:], strict=False):
+    for field, below in itertools.pairwise(node.body):
         if (
             isinstance(field, ast.AnnAssign)
             and isinstance(field.target, ast.Name)

@@ -46,9 +46,11 @@ class Registrable(Part):
         if Registrable in cls.__bases__:  # the class is a family, and its sub-classes are the family's parts
             cls._parts = {}
             cls.root = root
-        # Only classes of users are refused. The package's own classes may define these names: `MixedTask`,
-        # for example, has the method `of`, which every task could have in earlier versions.
-        elif cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
+            return
+        # A user's class is refused if it has a name that is no longer used. The package's own classes may
+        # have such names: `MixedTask` has the method `of`, which every task could have in earlier versions.
+        package_of_class, package_of_registry = cls.__module__.split(".")[0], __name__.split(".")[0]
+        if package_of_class != package_of_registry:
             for base in cls.__mro__:
                 if Registrable in base.__bases__:  # the family to which the class belongs
                     refuse_former_names(base, cls)
@@ -62,18 +64,16 @@ class Registrable(Part):
         """
 
         def add(part: T) -> T:
-            registered_before = cls._parts.get(name)
+            before = cls._parts.get(name)
             # A module that is imported anew, after an error or in a notebook, replaces its own part.
-            if registered_before is not None and _module_and_name(registered_before) != _module_and_name(
-                part
-            ):
+            if before is not None and _module_and_name(before) != _module_and_name(part):
                 raise ValueError(
                     f"{cls.__name__} {name!r} is registered twice: by"
-                    f" {_name_and_file(registered_before)} and by {_name_and_file(part)}"
+                    f" {_name_and_file(before)} and by {_name_and_file(part)}"
                 )
-            # `REMEDY_BY_FORMER_METHOD` names methods that earlier versions called for messages. Nothing calls
-            # them now, so the messages of a part with such a method would be lost. The family (`cls`) may
-            # have a method of its own with such a name: then its parts may have the method, too.
+            # Earlier versions called the methods in `REMEDY_BY_FORMER_METHOD` to get a part's messages.
+            # Nothing calls them now, so the messages would be lost. But if the family (`cls`) has a method
+            # with such a name, its parts may have it, too.
             for former_method, remedy in REMEDY_BY_FORMER_METHOD.items():
                 if callable(getattr(part, former_method, None)) and not hasattr(cls, former_method):
                     raise TypeError(

@@ -63,25 +63,33 @@ def issue_of_unknown_key(
     keys_by_object: Mapping[KeyPath, Sequence[str]],
     explanation: Explanation | None,
 ) -> ConfigIssue:
-    """Returns the issue of an unknown key of an object, whose class is `owner`. `keys_by_object` are the keys
-    of all objects of the configuration, since the key may belong to another object."""
-    # Another library may have a key of treetune's under this name, such as `lr` for `learning_rate`.
-    name = KEY_BY_FOREIGN_NAME.get(key[-1], key[-1])
+    """Returns the issue of an unknown key.
+
+    Args:
+        key: The path of the unknown key.
+        owner: The class of the object that has the key.
+        keys_by_object: The keys of all objects of the configuration, since the key may belong to another one.
+        explanation: Tells which file sets a key.
+    """
+    name_in_file = key[-1]
+    # If it is the name of a key in another library, such as `lr`, this is the name here: `learning_rate`.
+    name = KEY_BY_FOREIGN_NAME.get(name_in_file, name_in_file)
     # The paths of other objects that have this key
     objects_with_key = [
         path for path, names in keys_by_object.items() if name in names and _is_writable(path)
     ]
     types = schema.registered_parts(owner.family).items() if owner.family else ()
-    types_with_key = [repr(type_name) for type_name, part in types if key[-1] in schema.keys_of(part)]
+    types_with_key = [repr(type_name) for type_name, part in types if name_in_file in schema.keys_of(part)]
     if types_with_key:
         # Often another file sets `type` in an object whose other keys belong to the earlier type.
+        name_of_object = dotted(key[-2:-1])  # the key of the object around it; empty for the root object
         remedy = (
             f"it is a key of {' and '.join(types_with_key)}: choose that type or drop the key; where the type"
-            f" was changed over another file's object, write `{dotted(key[-2:-1])}: {{…}}` there, without `+`"
+            f" was changed over another file's object, write `{name_of_object}: {{…}}` there, without `+`"
         )
     elif name == "type" and owner.family is None:
         remedy = f"there is only one kind of {owner.label}: leave it out"
-    elif objects_with_key and not meant_key(key, owner):  # not a misspelling of a key of its own object
+    elif objects_with_key and not meant_key(key, owner):  # it isn't like a key that its own object may have
         remedy = f"it belongs elsewhere: {override_option((*objects_with_key[0], name))}"
     else:
         remedy = did_you_mean(name, list(schema.keys_of(owner.part)))
@@ -109,9 +117,9 @@ def issue_of_missing_type(
 ) -> ConfigIssue:
     """Returns the issue of an object at `key` that has no `type`."""
     word = schema.family_word(family)
-    names = f"types of {word}: {schema.list_names(schema.registered_parts(family))}"
-    what = f"missing: `type` says which {word} this is"
-    return _issue_of_missing((*key, "type"), what, names, explanation)
+    fault = f"missing: `type` says which {word} this is"
+    remedy = f"types of {word}: {schema.list_names(schema.registered_parts(family))}"
+    return _issue_of_missing((*key, "type"), fault, remedy, explanation)
 
 
 def _issue_of_missing(
@@ -123,7 +131,7 @@ def _issue_of_missing(
     If a file sets the key, and a later file replaces the object around the key, the remedy is to extend that
     object.
     """
-    setter_of_object = find_source(key[:-1], explanation) if len(key) > 1 else None
+    setter_of_object = find_source(key[:-1], explanation)  # None for a key of the root object
     settings = explanation.settings(key) if explanation else []  # all places that set the key
     if settings and setter_of_object:
         # The most common mistake in Jsonnet: `trainer: {…}` instead of `trainer+: {…}`.
@@ -149,23 +157,23 @@ def issue_of_refusal(
     # A word in braces is a template's placeholder, not a key.
     words_of_message = set(re.findall(r"\w+", re.sub(r"\{\w+\}", "", str(error))))
     named_keys = [name for name in schema.keys_of(owner.part) if name in words_of_message]
-    sources_of_keys = [
-        f"{name} from {find_source((*key, name), explanation)}" for name in named_keys if name in data
-    ]
     if named_keys:
         paths = " or ".join(dotted((*key, name)) for name in named_keys)
         remedy = f"change {paths}, e.g. {override_option((*key, named_keys[0]))}"
     elif key:
         remedy = f"change {dotted(key)}"
     else:
-        # The root object has no path to name. The message names two values that contradict each other.
+        # The root object has no path, and the message says which two values contradict each other.
         remedy = "change one of the two"
-    where = ", ".join(sources_of_keys) if explanation and sources_of_keys else find_source(key, explanation)
+    where = find_source(key, explanation)
+    keys_in_data = [name for name in named_keys if name in data]  # the others have their defaults
+    if explanation and keys_in_data:
+        where = ", ".join(f"{name} from {find_source((*key, name), explanation)}" for name in keys_in_data)
     return ConfigIssue(str(error), dotted(key) or "configuration", where, remedy)
 
 
 def issue_of_finding(key: KeyPath, finding: Finding, explanation: Explanation | None) -> ConfigIssue:
-    """Returns the issue of a finding of a part, at the key to change."""
+    """Returns the issue of a problem that a part found in the configuration. `key` is the key to change."""
     where = find_source(key, explanation)
     example = ""
     if key and _is_writable(key) and "--override" not in finding.remedy:
@@ -189,13 +197,14 @@ def suggest_value(annotation: Any, data: Any) -> str | None:
     expected = schema.describe_type(annotation)
     if isinstance(data, str):
         choices: list[str] = []  # the texts of Literals
-        # `bare` removes constraints such as `Gt(0)`, and `members` returns the alternatives of a union.
-        for alternative in schema.alternatives_of(schema.split_constraints(annotation)[0]):
+        without_constraints, _ = schema.split_constraints(annotation)
+        for alternative in schema.alternatives_of(without_constraints):
             choices += [value for value in getattr(alternative, "__args__", ()) if isinstance(value, str)]
         match = nearest(data, choices)
         if match:
             return f"did you mean {match[0]!r}?"
-        is_number = re.fullmatch(r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?", data)  # as Jsonnet writes them
+        # Whether the text would be a number in Jsonnet without its quotes
+        is_number = re.fullmatch(r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?", data)
         is_boolean = data in ("true", "false")
         if (is_number and "number" in expected) or (is_boolean and "true or false" in expected):
             return f"write it without quotes: {data}"
@@ -231,15 +240,16 @@ def override_option(key: KeyPath, value: str = "…") -> str:
         value: The value in Jsonnet.
     """
     for depth, part in enumerate(key):
-        if part.isdecimal():
+        if part.isdecimal():  # the number of a list's item
             key, value = key[:depth], "[…]"
             break
+    # The text grows from the last key outwards: `{learning_rate: 1e-4}`, then the object around it.
     text = value
-    for depth, part in enumerate(reversed(key)):
+    colon = ": "
+    for part in reversed(key):
         name = part if _FIELD_NAME.fullmatch(part) else json.dumps(part, ensure_ascii=False)
-        is_last_key = depth == 0
-        plus = "" if is_last_key else "+"  # the objects around the last key keep their other keys
-        text = f"{{{name}{plus}: {text}}}"
+        text = "{" + name + colon + text + "}"
+        colon = "+: "  # the objects around the last key keep their other keys
     return f"--override {shlex.quote(text)}"
 
 

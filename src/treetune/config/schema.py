@@ -99,7 +99,7 @@ def validator_of(annotation: Any) -> TypeAdapter[Any]:
 def check_annotation(annotation: Any) -> None:
     """Raises TypeError for a type that no value of a configuration can be checked against."""
     inner, _ = split_constraints(annotation)
-    if holds_parts(inner):
+    if holds_parts(inner):  # `build` makes such a value, and checks it then
         return
     try:
         validator_of(annotation)
@@ -108,8 +108,10 @@ def check_annotation(annotation: Any) -> None:
 
 
 def is_family(annotation: Any) -> bool:
-    """Returns whether the annotation is a family, or a part of one. Its values have a `type`, which chooses
-    the part."""
+    """Returns whether the annotation is a family (a base class such as `Credit`) or one of its parts.
+
+    Values of such an annotation are objects whose `type` chooses the part.
+    """
     return (
         isinstance(annotation, type) and issubclass(annotation, Registrable) and annotation is not Registrable
     )
@@ -229,7 +231,7 @@ def describe_type(annotation: Any) -> str:
 
 
 def _describe_type(annotation: Any) -> str:
-    """Returns a type in words, without constraints: "a whole number", "a list of: a text"."""
+    """Returns a type in words, without its constraints: "a whole number", "a list of strings"."""
     if annotation in _DESCRIPTIONS:
         return _DESCRIPTIONS[annotation]
     if typing.get_origin(annotation) is Literal:
@@ -244,7 +246,7 @@ def _describe_type(annotation: Any) -> str:
         described_items = [describe_type(item) for item in items]
         if kind == "tuple":
             return f"a list of exactly {len(items)}: {', '.join(described_items)}"
-        if not described_items:
+        if not described_items:  # such as `typing.List`, which doesn't say what the items are
             return f"a {kind}"
         name = "an object" if kind == "object" else "a list"
         item = described_items[0]

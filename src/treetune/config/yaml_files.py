@@ -59,7 +59,7 @@ def jsonnet_of_yaml(text: str, name: str) -> str:
     reader = _YamlReader(name)
     top = _parse_document(text, reader)
     writer = _Writer(reader)
-    writer.write_value(top, depth=1)
+    writer.write_value(top)
     return "".join(writer.pieces)
 
 
@@ -76,8 +76,10 @@ def _parse_document(text: str, reader: _YamlReader) -> yaml.Node:
             """Returns a node's tag. A text without quotes gets `_PLAIN_TAG`, and any other text
             `_TEXT_TAG`."""
             if kind is yaml.ScalarNode:
-                # The first of PyYAML's pair says that the text has neither quotes nor a tag.
-                return _PLAIN_TAG if isinstance(implicit, tuple) and implicit[0] else _TEXT_TAG
+                # For a text, PyYAML gives a pair. Its first element is True if the text has neither quotes
+                # nor a tag.
+                is_plain = isinstance(implicit, tuple) and implicit[0]
+                return _PLAIN_TAG if is_plain else _TEXT_TAG
             return str(super().resolve(kind, value, implicit))
 
     try:
@@ -86,7 +88,9 @@ def _parse_document(text: str, reader: _YamlReader) -> yaml.Node:
             top = loader.get_single_node()
         finally:
             loader.dispose()
-        version = next((t.value for t in yaml.scan(text) if _is_version(t)), (1, 2))
+        # A file may state its version in a line such as `%YAML 1.1`.
+        stated_versions = [token.value for token in yaml.scan(text) if _is_version(token)]
+        version = stated_versions[0] if stated_versions else (1, 2)
     except yaml.reader.ReaderError as error:
         lines_before = text[: error.position].split("\n")
         line_and_column = f"{len(lines_before)}:{len(lines_before[-1]) + 1}"
@@ -148,9 +152,9 @@ class _YamlReader:
         self.refuse_at(line_and_column, f"this can't be read as YAML: {problem}", remedy)
 
     def scalar(self, node: yaml.ScalarNode) -> YamlScalar:
-        """Returns the value of a single text, by its tag or else by its spelling."""
+        """Returns the value of a text: by its tag, such as ``!!int``, or without a tag by its spelling."""
         text = str(node.value)
-        # "plain" is a text with neither quotes nor a tag. All other kinds are tags, or "str" for quotes.
+        # The kind is "plain" without quotes and tag, and "str" with quotes. All other kinds are tags.
         kind = node.tag.removeprefix(_TAG_PREFIX)
         if kind == "str":
             return text
@@ -193,6 +197,7 @@ class _YamlReader:
                 return number
         elif not _NOT_FINITE.fullmatch(text):
             return None
+        # The text is a number, but not a finite one: 1e999 or .inf.
         self.refuse(
             node,
             f"{text[:40]} isn't finite, and a configuration holds finite numbers only",
@@ -219,15 +224,16 @@ class _YamlReader:
             self.refuse(node, "a key is missing before the colon", "give one")
         if text.endswith("++"):
             self.refuse(node, f"the key {text!r} ends with more than one +", "write one + after the key")
-        return _Key(text.removesuffix("+"), text.endswith("+"))
+        return _Key(text.removesuffix("+"), merges=text.endswith("+"))
 
     def fields(self, node: yaml.MappingNode, merging_objects: tuple[int, ...] = ()) -> Mapping[str, _Field]:
-        """Returns the fields of an object by their names, and those of the objects that ``<<`` merges into
-        it. The object's own fields win over these.
+        """Returns the fields of an object by their names, with those that ``<<`` adds from other objects.
+
+        If ``<<`` adds a field whose name the object itself has, the object's own field counts.
 
         Args:
-            merging_objects: The identities of the objects that merge this one. One that merges itself is
-                refused.
+            merging_objects: The identities of the objects that merge this one, directly or by others. They
+                show whether an object merges itself, which is refused.
         """
         import yaml
 
@@ -235,11 +241,11 @@ class _YamlReader:
             return self._fields[id(node)]
         own_fields: dict[str, _Field] = {}
         inherited: dict[str, _Field] = {}
-        merge_line = 0
+        merge_line: int | None = None  # the line of `<<`
         for key_node, value in node.value:
             line = key_node.start_mark.line + 1
             if key_node.tag == _PLAIN_TAG and key_node.value == "<<":
-                if merge_line:
+                if merge_line is not None:
                     self._refuse_second(key_node, "<<", merge_line)
                 merge_line = line
                 bases = value.value if isinstance(value, yaml.SequenceNode) else [value]
@@ -296,14 +302,14 @@ class _Writer:
     characters: int = 0
     """Characters of all single values."""
 
-    def write_value(self, node: yaml.Node, depth: int, containing_values: tuple[int, ...] = ()) -> None:
+    def write_value(self, node: yaml.Node, containing_values: tuple[int, ...] = ()) -> None:
         """Writes a value as Jsonnet. Raises ConfigError for a value that a configuration can't hold.
 
         Each item of a list and each key is on the same line as in the YAML file. What an alias repeats is on
         the line of the alias.
 
         Args:
-            depth: The number of values within each other, this one included.
+            node: The value.
             containing_values: The identities of the objects and lists that contain this value.
         """
         import yaml
@@ -315,7 +321,7 @@ class _Writer:
                 f"the file has more than {MOST_VALUES_OF_FILE:,} values, with what aliases repeat",
                 "write less",
             )
-        if depth > DEEPEST_NESTING:
+        if len(containing_values) >= DEEPEST_NESTING:
             self.reader.refuse(
                 node, f"values lie more than {DEEPEST_NESTING} deep in each other", "flatten them"
             )
@@ -340,7 +346,7 @@ class _Writer:
             self.pieces.append("[")
             for item in node.value:
                 self._go_to_line(item.start_mark.line + 1)
-                self.write_value(item, depth + 1, inner)
+                self.write_value(item, inner)
                 self.pieces.append(", ")
             self.pieces.append("]")
             return
@@ -349,7 +355,7 @@ class _Writer:
         for key, value, line in self.reader.fields(node).values():
             self._go_to_line(line)
             self.pieces.append(f"{json.dumps(key.name)}{'+' if key.merges else ''}: ")
-            self.write_value(value, depth + 1, inner)
+            self.write_value(value, inner)
             self.pieces.append(", ")
         self.pieces.append("}")
 

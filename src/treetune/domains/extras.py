@@ -6,7 +6,8 @@ from importlib.util import find_spec
 
 
 def missing_extras(user: str, *modules: str) -> list[str]:
-    """Returns a message with the modules that `user` needs and that aren't installed, and the remedy."""
+    """Returns a list with one message: which modules aren't installed that `user` (such as "the tool search")
+    needs, and how to install them. The list is empty if all are installed."""
     absent = [module for module in modules if find_spec(module) is None]
     if not absent:
         return []

@@ -72,21 +72,22 @@ def name_in_process(file: Path) -> str:
     all files, including this one, find the library under its name.
     """
     stem = file.stem
-    elsewhere = [folder for folder in sys.path if Path(folder).resolve() != file.parent.resolve()]
-    is_library = stem in sys.stdlib_module_names or PathFinder.find_spec(stem, elsewhere) is not None
+    # Without the file's own folder, in which an import would find the file, and not the library.
+    other_folders = [folder for folder in sys.path if Path(folder).resolve() != file.parent.resolve()]
+    is_library = stem in sys.stdlib_module_names or PathFinder.find_spec(stem, other_folders) is not None
     if is_library and stem not in sys.modules:
-        path = sys.path[:]
-        sys.path[:] = elsewhere  # without the file's own folder, in which the import would find the file
+        all_folders = sys.path[:]
+        sys.path[:] = other_folders
         try:
             importlib.import_module(stem)
         except ImportError:
             pass  # if the file needs the library, its own import raises
         finally:
-            sys.path[:] = path
+            sys.path[:] = all_folders
     loaded = sys.modules.get(stem)
     loaded_from: str | None = getattr(loaded, "__file__", None)
     # A module of this name may come from another folder's file: two files `reward.py`.
-    is_this_file = bool(loaded_from) and Path(str(loaded_from)).resolve() == file.resolve()
+    is_this_file = loaded_from is not None and Path(loaded_from).resolve() == file.resolve()
     is_free = loaded is None or is_this_file
     if is_free and not is_library:
         return stem
@@ -114,7 +115,9 @@ def message_for_verifiers(message: Mapping[str, Any]) -> Any:
         # In verifiers, arguments are JSON text, both in the call and in its function.
         function = call["function"] | {"arguments": json.dumps(call["function"]["arguments"])}
         calls.append(MessageWithAttributes({**call, "function": function, **function}))
-    return kind(**{**message, "tool_calls": calls} if calls else message)
+    if not calls:
+        return kind(**message)
+    return kind(**{**message, "tool_calls": calls})
 
 
 def verifiers_state(row: GradedRow) -> dict[str, Any]:
@@ -126,19 +129,25 @@ def verifiers_state(row: GradedRow) -> dict[str, Any]:
     data = row["data"]
     _, turns, rewards = row["transcript"]
     prompt = list(map(message_for_verifiers, row["messages"] or [{"role": "user", "content": row["prompt"]}]))
-    messages, trajectory = prompt, list[Mapping[str, Any]]()
+    messages_so_far = prompt
+    trajectory: list[Mapping[str, Any]] = []
     for turn, reward in zip(turns, rewards):
         # The first message of a turn is the model's, and the others are replies to it.
         turn_messages = list(map(message_for_verifiers, turn))
-        # In verifiers, the reward of a step that earns nothing itself is None.
-        step = {"prompt": messages, "completion": turn_messages[:1], "reward": reward or None}
-        trajectory.append({**step, "extras": {}})
-        messages = [*messages, *turn_messages]
+        step = {
+            "prompt": messages_so_far,
+            "completion": turn_messages[:1],
+            # In verifiers, the reward of a step that earns nothing itself is None, and not 0.
+            "reward": reward or None,
+            "extras": {},
+        }
+        trajectory.append(step)
+        messages_so_far = [*messages_so_far, *turn_messages]
     gold = gold_of_row(row)
     # The `info` of verifiers is the column `info`. If there is none, it is verl's column `extra_info`, and
     # without this, all columns.
     state = {"answer": gold, **data, "info": data.get("info", data.get("extra_info", dict(data)))}
-    state |= {"prompt": prompt, "completion": messages[len(prompt) :], "task": row["domain"]}
+    state |= {"prompt": prompt, "completion": messages_so_far[len(prompt) :], "task": row["domain"]}
     return state | {"trajectory": trajectory}
 
 
@@ -180,7 +189,8 @@ def call_arguments(
         task = SimpleNamespace(**{"prompt": row["prompt"], "prompt_text": row["prompt"], **columns})
         by_name = {"task": task, "trace": _trace_of_verifiers(response, row, state), "runtime": None}
     elif list(parameters)[1:2] == ["problem"]:  # ``def reward(response, problem)``
-        # A row in another Python has only the problem's values, and no Problem.
+        # In another Python, the row came as JSON, which has no object `problem`. There the function gets an
+        # object with the row's values as attributes.
         return [response, row.get("problem", SimpleNamespace(**row))], {}
     else:
         return [response, row["gold"]], {}
@@ -192,6 +202,7 @@ def _arguments_of_verl(row: GradedRow) -> dict[str, Any]:
     """Returns the arguments of verl's reward functions for one answer."""
     data = row["data"]
     text, turns, rewards = row["transcript"]
+    # verl's own rollouts and tools put scores under the last two keys. Here they are always empty.
     extra = {**data.get("extra_info", data), "rollout_reward_scores": {}, "tool_rewards": []}
     # verl also counts the prompt and the messages between the model's turns: 3 turns count as 6.
     extra["num_turns"] = 2 * len(turns)
@@ -206,7 +217,10 @@ def _arguments_of_verl(row: GradedRow) -> dict[str, Any]:
 
 def _columns_of_trl(row: GradedRow) -> dict[str, Any]:
     """Returns the prompt and the completion as TRL gives them to reward functions: lists of messages for a
-    conversation, and texts otherwise."""
+    conversation, and texts otherwise.
+
+    The keys are plural because TRL passes lists with an item for each answer. A value here is one such item.
+    """
     text, turns, _ = row["transcript"]
     conversation = list(row["messages"])
     if not conversation:
@@ -245,10 +259,10 @@ def read_rewards(result: Any, name: str, turns: int = 1) -> tuple[list[float], d
     """
     if inspect.isawaitable(result):
         result = asyncio.run(_await_result(result))
-    returned, numbers = result, {}
+    returned = result  # for the message of the error
+    numbers: dict[str, float] = {}
     if isinstance(result, list | tuple) and len(result) == 1:
-        # Of a function for a batch of one answer, or the reward of the only turn.
-        result = result[0]
+        result = result[0]  # the result of a batch's only answer, or the reward of the only turn
     if result is None:
         return [], {}
     if isinstance(result, Mapping):
@@ -256,7 +270,9 @@ def read_rewards(result: Any, name: str, turns: int = 1) -> tuple[list[float], d
             if isinstance(value, int | float) and math.isfinite(value):
                 numbers[f"rewards/{key}"] = float(value)
         result = result.get("score", result.get("reward"))
-    rewards = result if isinstance(result, list | tuple) and len(result) == turns else [result]
+    has_reward_of_each_turn = isinstance(result, list | tuple) and len(result) == turns
+    rewards = result if has_reward_of_each_turn else [result]
+    # A list of another length has become an item of `rewards`. It is not a number, and raises here, too.
     if not all(map(_is_finite_number, rewards)):
         raise ValueError(
             f"{name} returned {returned!r}: return a finite number, a list with one number (or one for each"
@@ -285,7 +301,7 @@ def grade_answer(
     Returns:
         The turns' rewards and the metrics, or the function's `Grade` if it returns one. The list of rewards
         is empty if the function returned None, which means that the response contains no answer. Of several
-        weighted functions, each has to return None for this.
+        weighted functions, each has to return None for this, and none may have set the reward of a step.
     """
     state = verifiers_state(row)
     steps = state["trajectory"]
@@ -297,6 +313,7 @@ def grade_answer(
         has_rewards = False
         row = {**row, "data": {**row["data"], **objects}}  # the functions get these by their names, too
         for part, weight in weighted_functions:
+            # verifiers passes all arguments of a rubric's functions by their names.
             _, by_name = call_arguments(inspect.signature(part).parameters, response, row, state)
             rewards_of_part, _ = read_rewards(part(**by_name), part.__name__, len(steps))
             numbers[f"rewards/{part.__name__}"] = sum(rewards_of_part)
@@ -307,20 +324,20 @@ def grade_answer(
     else:
         in_order, by_name = call_arguments(inspect.signature(function).parameters, response, row, state)
         result = function(*in_order, **by_name, **arguments)
-        if hasattr(result, "outcome"):
+        is_grade = hasattr(result, "outcome")  # this file can't import the class `Grade`
+        if is_grade:
             return result
         rewards, numbers = read_rewards(result, name, len(steps))
         has_rewards = bool(rewards)
 
     step_rewards = [step["reward"] for step in steps]
     has_set_step_rewards = step_rewards != step_rewards_before
-    # A function that returns None may still have set the rewards of steps.
-    if not has_rewards and not has_set_step_rewards:
+    if not has_set_step_rewards:
+        return (rewards if has_rewards else []), numbers
+    if not rewards:  # a plain function returned None
         return [], numbers
-    if rewards and has_set_step_rewards:
-        rewards_before_last = [reward or 0.0 for reward in step_rewards[:-1]]
-        rewards = [*rewards_before_last, sum(rewards) - sum(rewards_before_last)]
-    return rewards, numbers
+    rewards_before_last = [reward or 0.0 for reward in step_rewards[:-1]]
+    return [*rewards_before_last, sum(rewards) - sum(rewards_before_last)], numbers
 
 
 def _weighted_functions(reward_object: Any, row: GradedRow) -> tuple[list[tuple[Any, float]], dict[str, Any]]:

@@ -150,8 +150,8 @@ class WrittenArithmetic(GeneratedTask):
         generator = derived_random(seed, problem.id, "demonstration")
 
         def write(line: SolutionLine) -> int:
-            slips = generator.random() < self.demonstration_noise
-            return line.value + (generator.choice(SLIPS) if slips else 0)
+            has_error = generator.random() < self.demonstration_noise
+            return line.value + (generator.choice(SLIPS) if has_error else 0)
 
         return self._text(problem, self._write_lines(problem, write), seed)
 
@@ -162,8 +162,8 @@ class WrittenArithmetic(GeneratedTask):
         """Returns the probability that the teacher, continuing after `prefix`, gives the right answer.
 
         `prefix` is any number of complete lines with their newlines, written by the teacher or by a policy.
-        The teacher continues with the numbers in the prefix, right or wrong. An error of the teacher only
-        makes the answer larger. So there are three cases, in which n is the number of missing lines:
+        The teacher continues with the numbers in the prefix, right or wrong. An error of the teacher makes
+        the answer larger, never smaller. So there are three cases. n is the number of missing lines:
 
         * The numbers so far lead to the right answer: ``(1 - demonstration_noise) ** n``.
         * They lead to an answer that is too large: 0.
@@ -174,7 +174,7 @@ class WrittenArithmetic(GeneratedTask):
 
         Raises ValueError if the prefix doesn't consist of lines of this problem's solution.
         """
-        if MARKER in prefix:
+        if MARKER in prefix:  # the marker begins the answer
             return self.grader.grade(prefix, problem).reward
         *prefix_lines, unfinished_line = prefix.split("\n")
         if unfinished_line:
@@ -182,27 +182,30 @@ class WrittenArithmetic(GeneratedTask):
         next_lines = iter(prefix_lines)
 
         def with_zeros(line: str) -> str:
+            """Returns the line with 0 in place of each number: ``0+0=0`` for ``12+34=46``."""
             return re.sub(r"[0-9]+", "0", line)
 
-        def write(line: SolutionLine) -> int:
-            """Returns the number in the prefix's next line, or the right number after the prefix."""
+        def number_in_prefix(line: SolutionLine) -> int:
+            """Returns the number that the prefix has as the result of this line. For a line after the prefix,
+            returns the right number."""
             text = next(next_lines, None)
             if text is None:  # the prefix has ended; the solution continues without errors
                 return line.value
             right_text = f"{line.lead}{line.value}"
-            # A wrong line has other numbers than the right one, and the same operators.
+            # The numbers of a line may be wrong, but it must have the same operators as the right line.
             if with_zeros(text) != with_zeros(right_text):
                 raise ValueError(
                     f"{text!r} in {prefix!r} is not a step of this solution, such as {right_text!r}"
                 )
-            return int(re.split(r"[^0-9]", text)[-1])
+            *_, last_number = re.split(r"[^0-9]", text)
+            return int(last_number)
 
-        lines = self._write_lines(problem, write)
+        lines = self._write_lines(problem, number_in_prefix)
         if len(prefix_lines) > len(lines):
             raise ValueError(
                 f"the prefix {prefix!r} has {len(prefix_lines)} lines, the solution {len(lines)}"
             )
-        # The amount by which the answer without further errors is too small. Errors can only make it larger.
+        # The answer if the teacher makes no error after the prefix, and the amount by which it is too small
         _, answer_without_errors = lines[-1]
         missing_sum = self._answer(problem.data["numbers"]) - answer_without_errors
         # A line's weight is the amount by which the answer grows if the line's number is 1 too large.
@@ -308,7 +311,7 @@ def distinct_operands(
     generator = derived_random(seed, "operands", values.start, values.stop, count)
     count_from_values = count if first_values is None else count - 1
     operands: list[tuple[int, ...]] = []
-    # If there are few enough, all are listed and shuffled, so that all can be requested.
+    # If there are few enough selections, all are listed and shuffled. So even all of them can be requested.
     if available <= _MOST_LISTED_SELECTIONS:
         unordered = itertools.combinations_with_replacement(values, count_from_values)
         first_numbers: list[tuple[int, ...]] = [()]
@@ -317,9 +320,9 @@ def distinct_operands(
         all_selections = list(itertools.product(first_numbers, unordered))
         generator.shuffle(all_selections)
         for first_number, selection in all_selections:
-            in_any_order = list(selection)
-            generator.shuffle(in_any_order)
-            operands.append((*first_number, *in_any_order))
+            shuffled_numbers = list(selection)  # sorted so far, by `combinations_with_replacement`
+            generator.shuffle(shuffled_numbers)
+            operands.append((*first_number, *shuffled_numbers))
         return tuple(operands[:total])
     # If there are more selections, it is quicker to draw until a new one occurs.
     seen_selections: set[tuple[int, ...]] = set()

@@ -87,12 +87,12 @@ class Task(Registrable):
 
     @final
     def answer_boundaries(self, response: str) -> list[int]:
-        """Returns the boundaries of an answer that ends here, from 0 to ``len(response)``.
+        """Returns the step boundaries of an answer that ends here, from 0 to ``len(response)``.
 
-        The end token is not in `response`. If any other token in its place would begin a step, the end token
-        must begin one, too: the baseline of a token must not depend on the token itself. So this method looks
-        at the answer with another line after it. If a step then ends where the answer ends, the offset
-        ``len(response)`` is listed twice, and the end token is a step of its own.
+        The end token comes after `response`, and isn't in it. It must begin a step if another token after
+        `response` would begin a step, since the baseline of a token must not depend on which token it is. So
+        this method appends another line to find out whether `response` ends where a step ends. If it does,
+        the offset ``len(response)`` is listed twice: the end token is a step of its own.
 
         Example: ``[0, 4, 8, 8]`` for ``a=1\\nb=2\\n``, and ``[0, 4, 7]`` for ``a=1\\nb=2``.
 
@@ -119,8 +119,8 @@ class Task(Registrable):
         raise ValueError(f"task {type(self).__name__} has no demonstrations to learn from")
 
     def sequential_demonstration(self, problem: Problem, seed: int) -> str:
-        """Returns a response without threads, even if demonstrations have threads. It is the baseline for the
-        latency of answers that fork.
+        """Returns a demonstration in which nothing is written in parallel, even if `demonstration` forks into
+        parallel threads. Its latency is the baseline for answers that fork.
 
         Raises ValueError for a task without demonstrations.
         """
@@ -156,8 +156,8 @@ class GeneratedTask(Task):
                 raise ValueError(f"{name} is [{smallest}, {largest}]: give the smaller one first")
 
     def generate(self, count: int) -> Sequence[Any]:
-        """Returns the raw data of the first `count` problems, such as their operands. `problem` makes a
-        problem of each item.
+        """Returns the raw data of the first `count` problems, such as their operands. The method `problem`
+        makes a `Problem` of each item.
 
         A smaller `count` must give the first items of a larger one. Raises ValueError if there are fewer than
         `count` problems.
@@ -184,13 +184,16 @@ class GeneratedTask(Task):
     def make_problems(self, split: Split) -> Sequence[Problem]:
         """Makes the problems of a split. `problems` caches them."""
         # The splits are consecutive slices of one sequence of different problems, so none is in two splits.
+        sizes = self.sizes()
         start = 0
-        for name, size in self.sizes().items():
+        for name, size in sizes.items():
             if name == split:
                 break
             start += size
-        generated = self.generate(sum(self.sizes().values()))[start : start + self.size(split)]
-        return [self.problem(f"{split}/{index}", value) for index, value in enumerate(generated)]
+        # Every split asks for the whole sequence, since `generate` may cache its result by the count.
+        sequence = self.generate(sum(sizes.values()))
+        of_split = sequence[start : start + sizes[split]]
+        return [self.problem(f"{split}/{index}", value) for index, value in enumerate(of_split)]
 
     @override
     def examples(self, count: int) -> Sequence[Problem]:

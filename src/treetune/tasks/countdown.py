@@ -124,7 +124,7 @@ class Countdown(GeneratedTask):
             return (TaskDemonstrations(),)
         return (
             TaskDemonstrations(
-                f"task.operators is {list(self.operators)}, and countdown has them only for sums and"
+                why_none=f"task.operators is {list(self.operators)}, and countdown has them only for sums and"
                 " differences: set it to ['+', '-'] or ['+']"
             ),
         )
@@ -137,9 +137,9 @@ class Countdown(GeneratedTask):
         with the probability `demonstration_noise`, and the answer is wrong. The order of the sums and the
         wrong answers depend on `seed` and the problem.
 
-        Raises ValueError if the task has no demonstrations with these operators (`gives`).
+        Raises ValueError if the task has no demonstrations with these operators.
         """
-        (demonstrations,) = self.gives
+        (demonstrations,) = self.gives  # says why there are no demonstrations, if there are none
         if demonstrations.why_none:
             raise ValueError(f"there are no demonstrations, since {demonstrations.why_none}")
         generator = derived_random(seed, problem.id, "demonstration")
@@ -166,19 +166,19 @@ class Countdown(GeneratedTask):
 def signed_sums(
     numbers: Sequence[int], operators: Sequence[Operator] = ("+", "-")
 ) -> Iterator[tuple[str, str, int]]:
-    """Yields each way to add and subtract the numbers once, if its value is positive.
+    """Yields the sums in which each number is added or subtracted once, if their value is positive.
 
     Each item has an expression, the expression with its running totals, and its value:
     ("34+7-12", "34+7=41-12=29", 29). Added numbers come first, so no running total of an expression with a
     positive value is negative. If `operators` has no ``-``, nothing is subtracted.
     """
     seen_expressions: set[str] = set()
-    # If bit i of the mask is set, number i is subtracted. The mask with all bits is left out, so that one
-    # number at least is added.
+    # If bit i of the mask is set, number i is subtracted. The mask with all bits is left out, since at
+    # least one number must be added.
     n_masks = 2 ** len(numbers) - 1 if "-" in operators else 1
     for mask in range(n_masks):
-        subtracted = [number for index, number in enumerate(numbers) if mask >> index & 1]
-        added = [number for index, number in enumerate(numbers) if not mask >> index & 1]
+        subtracted = [number for index, number in enumerate(numbers) if mask & (1 << index)]
+        added = [number for index, number in enumerate(numbers) if not mask & (1 << index)]
         total = added[0]
         expression = running = str(total)
         signed_numbers = [("+", number) for number in added[1:]] + [("-", number) for number in subtracted]
@@ -214,7 +214,8 @@ def _draw_distinct_puzzles(
         count: The number of problems.
         seed: The seed of the draws.
     """
-    generator = derived_random(seed, "countdown", *map(repr, (numbers, operands, targets)))
+    # `derived_random` takes numbers and texts, so the pairs are written as texts.
+    generator = derived_random(seed, "countdown", repr(numbers), repr(operands), repr(targets))
     puzzles: list[CountdownPuzzle] = []
     seen_puzzles: set[CountdownPuzzle] = set()
     draws = 0
@@ -314,21 +315,21 @@ class CountdownRows(RowsTask):
     def problem_of(self, row: dict[str, Any], id: str) -> Problem:
         numbers, target = self._read_value(row, self.numbers_field), self._read_value(row, self.target_field)
 
-        def is_whole(value: Any) -> bool:
+        def is_whole_number(value: Any) -> bool:
             return (
                 isinstance(value, int)
                 and not isinstance(value, bool)
-                and abs(value) < 10**MOST_DIGITS_OF_A_NUMBER
+                and abs(value) < 10**MOST_DIGITS_OF_A_NUMBER  # the grader reads no longer numbers
             )
 
         if not isinstance(numbers, list | tuple) or not numbers:
             raise BadRow(f"its {self.numbers_field!r} is not a list of numbers")
         for number in numbers:
-            if not is_whole(number) or number < 0:
+            if not is_whole_number(number) or number < 0:
                 raise BadRow(
                     f"its {self.numbers_field!r} contains {number!r}, which is not a whole number from 0 up"
                 )
-        if not is_whole(target):
+        if not is_whole_number(target):
             raise BadRow(f"its {self.target_field!r} is {target!r}, which is not a whole number")
         prompt = (
             self._read_prompt(row) if self.prompt is None else fill_template(self.prompt, numbers, target)
@@ -347,7 +348,9 @@ class CountdownRows(RowsTask):
         prompt = self._read_value(row, self.prompt_field)
         if isinstance(prompt, str):
             return prompt
-        turns = [turn for turn in prompt if isinstance(turn, Mapping)] if isinstance(prompt, list) else []
+        turns: list[Mapping[Any, Any]] = []
+        if isinstance(prompt, list):
+            turns = [turn for turn in prompt if isinstance(turn, Mapping)]
         roles = [turn.get("role") for turn in turns]
         if roles not in (["user"], ["system", "user"]) or not isinstance(turns[-1].get("content"), str):
             raise BadRow(

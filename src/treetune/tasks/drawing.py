@@ -116,10 +116,10 @@ def slice_of_epochs(
 ) -> list[int]:
     """Returns the last of several consecutive slices of a long sequence of indices.
 
-    The sequence is one shuffle of `size` indices after the other.
+    The sequence consists of shuffles of `range(size)`, one after the other.
 
-    A slice may begin in one shuffle and end in the next one, but must not contain an index twice. So in the
-    next shuffle, indices that the slice has already are moved after the indices that complete the slice.
+    A slice may begin in one shuffle and end in the next one, but must not contain an index twice. So the next
+    shuffle is changed: first come the indices that the slice still needs, and then all others.
 
     Example: the shuffles ``2 0 1`` and ``1 0 2`` are cut into slices of 2. The second slice begins with the 1
     of the first shuffle, so the 1 of the second shuffle moves after its 0: ``2 0``, ``1 0``, ``1 2``.
@@ -139,9 +139,9 @@ def slice_of_epochs(
         slice_start = ends[open_slice] - counts[open_slice]
         in_slice = set(order[slice_start:])
         n_missing = ends[open_slice] - len(order)  # the number of indices that the slice still needs
-        # First, indices that the slice doesn't have complete it. Then the others follow in their order.
-        filling = [index for index in shuffled if index not in in_slice][:n_missing]
-        is_filling = set(filling)  # for quick look-ups
-        order += filling + [index for index in shuffled if index not in is_filling]
+        not_in_slice = [index for index in shuffled if index not in in_slice]
+        completing = not_in_slice[:n_missing]
+        completing_set = set(completing)  # for quick look-ups
+        order += completing + [index for index in shuffled if index not in completing_set]
         epoch += 1
     return order[ends[-1] - counts[-1] : ends[-1]]

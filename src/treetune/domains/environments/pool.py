@@ -74,22 +74,22 @@ class TurnJournal:
             requests.with_suffix(TURNS_SUFFIX), [path.with_suffix(TURNS_SUFFIX) for path in other_requests]
         )
 
-    def find(self, answer: int, actions: Sequence[str]) -> Played | None:
-        """Returns the turn that followed the last action of an answer, whose number is `answer`. Returns None
-        if the journal doesn't have this turn."""
-        row = self._journal.get(_key_of_turn(answer, actions))
+    def find(self, answer_number: int, actions: Sequence[str]) -> Played | None:
+        """Returns the turn that followed the last action of an answer. Returns None if the journal doesn't
+        have this turn."""
+        row = self._journal.get(_key_of_turn(answer_number, actions))
         if row is None:
             return None
-        _, turn, encoded_snapshot = row
+        _key, turn, encoded_snapshot = row
         snapshot: Snapshot | None = None
         if encoded_snapshot is not None:
             action_count, state = encoded_snapshot  # the number of played actions, and the pickled state
             snapshot = action_count, base64.b64decode(state)
         return Played((Turn(*turn),), snapshot)
 
-    def add(self, answer: int, actions: Sequence[str], played: Played) -> None:
-        """Writes the turn that followed the last action of an answer, whose number is `answer`, unless the
-        environment was unavailable."""
+    def add(self, answer_number: int, actions: Sequence[str], played: Played) -> None:
+        """Writes the turn that followed the last action of an answer, unless the environment was
+        unavailable."""
         (turn,) = played.turns
         if turn.outcome == "unavailable":  # the turn is to be played again
             return
@@ -97,14 +97,15 @@ class TurnJournal:
         if played.snapshot is not None:
             action_count, state = played.snapshot
             encoded_snapshot = [action_count, base64.b64encode(state).decode("ascii")]
-        self._journal.add([_key_of_turn(answer, actions), dataclasses.astuple(turn), encoded_snapshot])
+        key = _key_of_turn(answer_number, actions)
+        self._journal.add([key, dataclasses.astuple(turn), encoded_snapshot])
 
     def close(self) -> None:
         self._journal.close()
 
 
-def _key_of_turn(answer: int, actions: Sequence[str]) -> str:
-    text = json.dumps([answer, *actions])
+def _key_of_turn(answer_number: int, actions: Sequence[str]) -> str:
+    text = json.dumps([answer_number, *actions])
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
@@ -125,7 +126,7 @@ class Site:
         if environment.isolation == "process":
             self._forks = ForkedProcesses(environment, memory_gib)
         else:
-            environment.prepare()  # it runs in this process
+            environment.prepare()  # in this process, where both ``inline`` and ``service`` run
         if environment.isolation == "service":
             self._service_number = services.register(
                 Loaded(environment), self._name, threads=environment.concurrency
@@ -258,7 +259,10 @@ class Play:
         self._world = None
 
     def _act(self, action: str, start: float) -> Played:
-        """Takes the turn after an action from the journal, or plays the action if the journal lacks it."""
+        """Takes the turn after an action from the journal, or plays the action if the journal lacks it.
+
+        `start` is the moment at which `act` was called.
+        """
         actions = (*self.actions, action)
         played: Played | None = None
         if self.journal is not None:
@@ -274,7 +278,6 @@ class Play:
                 journal.add(answer_number, actions, played)
         self.actions = actions
         self.snapshot = played.snapshot or self.snapshot
-        # `start` is the moment of the call of `act`.
         return replace(played, seconds=time.perf_counter() - start)
 
     def _play(self, action: str | None) -> Played:
@@ -286,21 +289,22 @@ class Play:
         if self._lost_turn is not None:  # the environment could not begin before, and isn't tried again
             return Played((self._lost_turn,))
         for _ in range(2):
-            # Whether the world is still to be brought to the state before the action.
-            is_beginning = self._world is None
+            # Whether the world has reached the state before the action.
+            has_begun = self._world is not None
             try:
                 if self._world is None:
                     self._world = self.site.new_world()
                     played = self._begin_world(self._world)
                     if action is None or _has_failed(played):
                         break
-                    is_beginning = False
+                    has_begun = True
                 assert action is not None, "a world that has begun plays actions"
                 return self._step(self._world, action)
             except EOFError as error:
                 self._world = None
                 played = failed_result("error", f"the worker process {error}")
-        if is_beginning and _has_failed(played):
+        # Here the action has no turn: it is None, the world could not begin, or two processes have ended.
+        if not has_begun and _has_failed(played):
             # The policy's last action hasn't been played yet, so it can't be the cause.
             self._lost_turn = replace(played.turns[-1], outcome="unavailable")
             return Played((self._lost_turn,))
@@ -345,6 +349,7 @@ class EnvironmentPool(AbstractContextManager["EnvironmentPool"]):
     def __init__(self, *, memory_gib: float | None = 4.0, timeline: Timeline | None = None) -> None:
         self._memory_gib = memory_gib
         self._timeline = timeline or Timeline()
+        # Only ``service`` environments are in this pool. They run in threads, so its one worker never starts.
         self._services = Pool(
             "the environment pool", workers=1, memory_gib=memory_gib, make_lost_result=failed_result
         )
@@ -371,7 +376,7 @@ class EnvironmentPool(AbstractContextManager["EnvironmentPool"]):
             actions: The actions of the turns so far, if an answer is continued.
             snapshot: The environment's state after these actions, for an environment whose state is copied.
             journal: A journal of turns, and the answer's number in it.
-            seconds: The time for all turns of the answer that follow.
+            seconds: The time for all further turns of the answer together.
         """
         if id(environment) not in self._sites:
             site = Site(environment, self._services, self._memory_gib, self._timeline)

@@ -353,8 +353,8 @@ class Tools(Environment):
         if self.is_native:
             return calls_of_turn(self.format, action)
         if reading.is_cut_off:
-            # With tags, models are also trained to call a tool within a thought, which continues after the
-            # result. Such a call is at the end of the turn.
+            # The turn ends within a thought. With tags, models are also trained to call a tool in the middle
+            # of a thought: the call ends the turn, and the thought continues after the result.
             matches = list(self._pattern.finditer(action))
             ends_in_call = bool(matches) and not action[matches[-1].end() :].strip()
             call = matches[-1] if ends_in_call else None
@@ -456,6 +456,7 @@ def _call_with_json(function: Callable[..., Any], arguments: Mapping[str, Any]) 
         for name in wrong_names & arguments.keys():
             if isinstance(arguments[name], str):
                 try:
+                    # strict=False: the text may have line breaks within strings.
                     repaired[name] = json.loads(arguments[name], strict=False)
                 except ValueError:
                     continue
@@ -479,9 +480,9 @@ def _calls_by_vllm(
     calls: list[ToolCall] = []
     for tool_call in parser.extract_tool_calls(action, request).tool_calls:
         function = tool_call.function
-        # The arguments are JSON text as the model wrote it, which may have mistakes. `read_calls` gives a
-        # call with a mistake a `fault` for the model to read. It gets the call in Mistral's form,
-        # ``name[ARGS]arguments``.
+        # The arguments are JSON text as the model wrote it, which may have mistakes. `read_calls` reads such
+        # text in Mistral's form, ``name[ARGS]arguments``. A call with a mistake gets a `fault`, which the
+        # model reads.
         calls += read_calls(f"{function.name}[ARGS]{function.arguments or '{}'}")
     return calls
 

@@ -373,13 +373,17 @@ def _limit_waits(connection: Connection, seconds: float) -> None:
 def main() -> None:
     """Loads the environment, and forks a process for each answer that is to be played.
 
-    Orders come one at a time. ``("fork", 0)``, whose number has no meaning, comes with a descriptor, and is
-    answered by the child's number. ``("kill", pid)`` and ``("dies", pid)`` are answered by the exit code of
-    that child. A child serves calls of its `World` on the descriptor until that is closed.
+    Orders come one at a time. ``("fork", 0)`` comes with a descriptor, and is answered by the child's number.
+    (The 0 stands where other orders have the number of a child.) ``("kill", pid)`` and ``("dies", pid)`` are
+    answered by the exit code of that child. A child serves calls of its `World` on the descriptor until that
+    is closed.
     """
     requests, _ = become_worker()
     orders = Connection(os.dup(requests.fileno()))
-    environment = load_servant(read_message(requests), lambda *message: orders.send(message)).environment
+    pickled_servant = read_message(requests)
+    # If the environment can't be loaded, `load_servant` sends ("failed", reason), and exits.
+    servant = load_servant(pickled_servant, lambda *message: orders.send(message))
+    environment = servant.environment
     orders.send(("loaded", None))
     while True:
         try:
@@ -389,12 +393,16 @@ def main() -> None:
         if order != "fork":
             # "kill" ends the process at once. "dies" is for a process that is ending: the process gets some
             # time to end by itself, so that its exit code tells the reason.
-            code = -signal.SIGKILL
-            with contextlib.suppress(ChildProcessError):  # the child of an earlier process, which has ended
-                code = _end_process(pid, _TIME_TO_END_S if order == "dies" else 0.0)
-            orders.send(code)
+            patience = _TIME_TO_END_S if order == "dies" else 0.0
+            try:
+                exit_code = _end_process(pid, patience)
+            except ChildProcessError:
+                # It is the child of an earlier loading process. The kernel has killed it with its parent.
+                exit_code = -signal.SIGKILL
+            orders.send(exit_code)
             continue
-        descriptor, parent = reduction.recv_handle(orders), os.getpid()
+        descriptor = reduction.recv_handle(orders)
+        parent = os.getpid()
         pid = os.fork()
         if pid:
             os.close(descriptor)
@@ -406,12 +414,14 @@ def main() -> None:
             die_with_parent(parent)
             orders.close()
             requests.close()
-            world, connection = World(environment), Connection(descriptor)
+            world = World(environment)
+            connection = Connection(descriptor)
+            no_deadline = math.inf  # `ForkedWorld.call`, in the parent, waits until the deadline
             while True:
                 method, *arguments = connection.recv()
-                connection.send(world.call(math.inf, method, *arguments))
-        except EOFError:  # the answer has ended
-            os._exit(0)
+                connection.send(world.call(no_deadline, method, *arguments))
+        except EOFError:
+            pass  # the parent has closed the connection: the answer has ended
         except Exception:
             traceback.print_exc()
             os._exit(1)
@@ -425,9 +435,9 @@ def _end_process(pid: int, patience: float) -> int:
     Returns its exit code. Raises ChildProcessError for a process that isn't a child of this one.
     """
     deadline = time.monotonic() + patience
-    # WNOWAIT looks without reaping the child, so that no other process can get its number meanwhile.
-    look = os.WEXITED | os.WNOHANG | os.WNOWAIT
-    while os.waitid(os.P_PID, pid, look) is None and time.monotonic() < deadline:
+    # WNOWAIT leaves the ended child unreaped, so that no other process can get its number meanwhile.
+    wait_options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    while os.waitid(os.P_PID, pid, wait_options) is None and time.monotonic() < deadline:
         time.sleep(0.001)
     # Kills the process's group, with all processes that it started. Then kills the process itself, in case it
     # has not made its group yet.

@@ -145,10 +145,11 @@ class Code(SandboxedGrader):
         call = f"\nrun({prefix!r}, {code!r}, {inputs!r}, {self.test_seconds!r}, {most_bytes}, {stops_early})"
         # For each test, the report has a line, what the program printed, and the end of its errors (see
         # `sandbox.inside.cases`). The 4 KiB are for the line and the errors.
-        limits = replace(self.limits, output_kib=(self.limits.output_kib + 4) * len(inputs) + _REPORT_KIB)
+        kib_of_test = self.limits.output_kib + 4
+        limits = replace(self.limits, output_kib=kib_of_test * len(inputs) + _REPORT_KIB)
         report = self.sandbox.run(inside.bundle("cases", "joining") + call, limits=limits).stdout
         passed, done, message = 0, 0, None
-        # Fewer tests are reported than there are outputs if one has failed and decides, or at a limit.
+        # The report has fewer tests than there are outputs if the first failure has stopped it, or a limit.
         for expected, test in zip(map(_text_of_value, outputs), _read_report(report)):
             done += 1
             if test.ran_out_of_time:
@@ -286,14 +287,14 @@ class _TestRun(NamedTuple):
 def _read_report(report: str) -> Iterator[_TestRun]:
     """Yields the runs in a report of `sandbox.inside.cases`, until it ends or was cut at a limit.
 
-    A run has a line such as "0 0 3 0", then what the program printed, then its errors. The last two numbers
-    of the line are the lengths of these two texts.
+    A run has a line such as "0 0 3 0", then what the program printed, then its errors. The numbers are the
+    exit status, 1 if the time ran out, and the lengths of these two texts.
     """
     while True:
-        lengths_line, _, report = report.partition("\n")
+        numbers_line, _, report = report.partition("\n")
         try:
-            exit_status, ran_out_of_time, printed_length, errors_length = map(int, lengths_line.split())
-        except ValueError:
+            exit_status, ran_out_of_time, printed_length, errors_length = map(int, numbers_line.split())
+        except ValueError:  # an empty line, or a line that was cut
             return
         printed = report[:printed_length]
         errors = report[printed_length : printed_length + errors_length]
@@ -311,7 +312,7 @@ def _text_of_value(value: Any) -> str:
 
 def _read_arguments(value: Any) -> list[Any]:
     """Returns the arguments of one call, from a list, or from a text with the JSON of an argument in each
-    line."""
+    line. Any other value is the only argument."""
     if isinstance(value, str):
         return [_json_value_or_text(line) for line in value.splitlines() if line.strip()]
     return value if isinstance(value, list) else [value]
@@ -395,12 +396,12 @@ def _same_word(printed: str, expected: str) -> bool:
     if max(len(printed), len(expected)) > _LONGEST_NUMBER or "_" in printed:
         return False  # `int` takes quadratic time for long numbers, and Python reads 1_0 as ten
     try:
-        whole = int(expected)
+        expected_integer = int(expected)
     except ValueError:
-        whole = None
+        expected_integer = None
     try:
-        if whole is not None:
-            return bool(Decimal(printed) == whole)
+        if expected_integer is not None:
+            return bool(Decimal(printed) == expected_integer)
         number, expected_number = float(printed), float(expected)
         if math.isinf(number) or math.isinf(expected_number):
             exact_expected = Decimal(expected)
@@ -447,5 +448,6 @@ def are_close(number: float, expected: float, tolerance: float) -> bool:
     """
     if math.isinf(number) or math.isinf(expected):
         return number == expected
-    scale = max(1.0, min(abs(number), abs(expected)))  # 1 for the absolute tolerance
-    return number == expected or abs(number - expected) <= tolerance * scale
+    # For numbers below 1, the tolerance is absolute. For others it is relative to the smaller one.
+    scale = max(1.0, min(abs(number), abs(expected)))
+    return abs(number - expected) <= tolerance * scale

@@ -121,7 +121,8 @@ class CodeIO(Grader):
         right = any(self.are_equal(value, gold) for value in values)
         if not right and self.program is not None and key == "input":
             # Another input may have the same output. The sandbox is needed only for such answers.
-            right = self._same_output(values[0], gold, problem)
+            predicted_input = values[0]  # without the key "input", if the answer has it
+            right = self._same_output(predicted_input, gold, problem)
         return Grade(reward=float(right), outcome="ok")
 
     @override
@@ -135,18 +136,19 @@ class CodeIO(Grader):
             return False
         return self.are_equal(possible_values(value, key)[0], possible_values(other_value, key)[0])
 
-    def _same_output(self, prediction: Any, gold: Any, problem: Problem) -> bool:
+    def _same_output(self, predicted_input: Any, gold_input: Any, problem: Problem) -> bool:
         """Returns whether the program's function returns the same value for both inputs.
 
         An input that is an object gives the arguments by their names. An input that is a list gives the
         arguments in their order.
         """
-        program = problem.data.get(str(self.program))
+        assert self.program is not None, "without a program nothing is called"
+        program = problem.data.get(self.program)
         if not isinstance(program, str):
             raise ValueError(f"problem {problem.id} has no program under {self.program!r}")
         calls = _CODE_OF_CALLS.format(entry=self.entry, mark=_OUTPUT_MARK)
         outcome = self.sandbox.run(
-            f"{program}\n{calls}", stdin=json.dumps([gold, prediction]), limits=self.limits
+            f"{program}\n{calls}", stdin=json.dumps([gold_input, predicted_input]), limits=self.limits
         )
         # A result is missing if the call exceeded a limit. It has no value if the call raised, or returned a
         # value that JSON doesn't have.

@@ -54,13 +54,13 @@ class CruxEval(SandboxedGrader):
     def verdict(self, extracted: str, problem: Problem) -> float:
         gold = _read_gold(problem)
         asks_output = "input" in gold
-        call_of_question = _make_call(gold["input"]) if asks_output else None
         prediction = _read_prediction(extracted, asks_output)
         if prediction is None:
             return 0.0
         call, value = prediction
         if asks_output:
-            assert call_of_question is not None
+            call_of_question = _make_call(gold["input"])
+            assert call_of_question is not None, "the arguments in a gold are literals"
             # In ``assert f(…) == …`` the call has to be the question's.
             is_other_call = call is not None and ast.dump(call) != ast.dump(call_of_question)
             if value is None or is_other_call:
@@ -78,7 +78,8 @@ class CruxEval(SandboxedGrader):
 
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
-        """Returns whether two answers predict the same value, or the same arguments. It calls nothing."""
+        """Returns whether two answers predict the same value, or the same arguments. The problem's
+        function isn't called."""
         asks_output = "input" in _read_gold(problem)
         prediction = _read_prediction(answer, asks_output)
         other_prediction = _read_prediction(other, asks_output)
@@ -134,9 +135,11 @@ def _read_prediction(text: str, asks_output: bool) -> _Prediction | None:
         if asks_output:
             return _Prediction(call=None, value=text)
         statement = statements[0] if len(statements) == 1 else None
+        arguments = text
         if isinstance(statement, ast.Expr) and _is_call(statement.value):
-            return _Prediction(_make_call(_text_of_arguments(statement.value)), value=None)
-        return _Prediction(_make_call(text), value=None)
+            arguments = _text_of_arguments(statement.value)
+        # `_make_call` makes a call again, but only of arguments that are literals. Otherwise it returns None.
+        return _Prediction(_make_call(arguments), value=None)
     test = assertions[-1].test
     if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)):
         return None

@@ -284,7 +284,7 @@ class _FormulaParser:
         if self._open_functions and self.next_token == _DEGREE_SIGN:  # elsewhere degrees are a unit
             self._take()
             return base * self._sympy.pi / 180
-        return self._raise_to(base, self._read_argument(depth + 1, whole_number=True))
+        return self._raise_to(base, self._read_argument(depth + 1, takes_all_digits=True))
 
     def _read_postfix(self, value: Any) -> Any:
         """Reads the signs after a value: ``n!``, ``3!!`` (the factorial of 3!), ``50%``."""
@@ -295,23 +295,24 @@ class _FormulaParser:
                 value = self._factorial(value)
         return value
 
-    def _read_argument(self, depth: int, whole_number: bool = False) -> Any:
+    def _read_argument(self, depth: int, takes_all_digits: bool = False) -> Any:
         """Reads the argument of a command: a group, or the next digit, letter or command.
 
-        With `whole_number` it is the next number with all its digits, perhaps with a sign, as for a power and
-        a function: ``2^10`` is 1024, and ``\\sin 30`` the sine of 30.
+        With `takes_all_digits`, a number is read with all its digits, and may have a sign. This is for powers
+        and functions: ``2^10`` is 1024, and ``\\sin 30`` is the sine of 30.
         """
         if self._next_is("{"):
             return self._read_group(depth, "{", "}")
-        if whole_number:
+        if takes_all_digits:
             return self._read_signed_power(depth) if self._next_is("+", "-") else self._read_atom(depth)
         token = self.next_token
         if token is not None and token.kind == "number" and len(token.text) > 1:
             # \frac12 is a half: LaTeX takes one digit as an argument, and the next argument begins after it.
             first_digit, other_digits = token.text[0], token.text[1:]
             self._tokens[self._position] = FormulaToken("number", other_digits)
-            # In .5 the point is skipped, and 5 is read.
-            return self._make_number(first_digit) if first_digit.isdigit() else self._read_atom(depth)
+            if first_digit.isdigit():
+                return self._make_number(first_digit)
+            # The first character is the point of .5, which is skipped. The 5 is read below.
         return self._read_atom(depth)
 
     def _read_group(self, depth: int, opening: str, closing: str) -> Any:
@@ -357,23 +358,23 @@ class _FormulaParser:
         texts = [token.text for token in tokens]
         if texts[:1] == ["("] and texts[2:3] == [","] and texts[4:5] == [")"]:
             # The five tokens of (10,3)
-            top, bottom, length = tokens[1], tokens[3], 5
+            top, bottom, token_count = tokens[1], tokens[3], 5
         elif letter == "C" and texts[:1] == ["_"]:
             # _{10}^{3}, with or without each of the braces. Without braces it has four tokens.
             positions = [position for position, text in enumerate(texts) if text not in ("{", "}")]
             if len(positions) < 4 or texts[positions[2]] != "^":
                 return None
             top, bottom = tokens[positions[1]], tokens[positions[3]]
-            length = positions[3] + 1
-            if texts[length : length + 1] == ["}"]:
-                length += 1
+            token_count = positions[3] + 1
+            if texts[token_count : token_count + 1] == ["}"]:
+                token_count += 1
         else:
             return None
         if top.kind != "number" or bottom.kind != "number":
             return None
         if not top.text.isdigit() or not bottom.text.isdigit():  # no decimals
             return None
-        self._position += length
+        self._position += token_count
         top_number, bottom_number = self._make_number(top.text), self._make_number(bottom.text)
         choices = self._binomial(top_number, bottom_number)
         if letter == "C":
@@ -453,24 +454,24 @@ class _FormulaParser:
         # \sin{x}^2 looks like \sin x^2, which is the sine of x^2.
         is_bracketed = self._next_is("(", "[")
         self._open_functions += 1
-        argument = self._read_argument(depth, whole_number=True)
+        argument = self._read_argument(depth, takes_all_digits=True)
         if not is_bracketed:
             argument = self._read_postfix(argument)  # \sin x! is the sine of x!
         self._open_functions -= 1
         while not is_grouped and self._factor_of_argument_is_next():
             argument = self._check_size(argument * self._read_power(depth))
-        # `_read_power` has read the exponents of the further factors. So an exponent can only come next here
-        # if there is one factor.
+        # The loop has read each further factor with its exponent. So if an exponent comes next, the argument
+        # is a single factor.
         if not self._next_is("^"):
             return argument
         if self._tokens[self._position + 1 : self._position + 2] == [_DEGREE_SIGN]:
-            # \sin 30^\circ and \sin(30)^\circ: only the argument of a sine is an angle.
+            # In \sin 30^\circ and also in \sin(30)^\circ, 30 is the angle: a sine itself has no degrees.
             self._position += 2
             return argument * self._sympy.pi / 180
         if is_bracketed:
             return argument  # `_read_power` raises the function's value
         self._take()
-        exponent = self._read_argument(depth, whole_number=True)
+        exponent = self._read_argument(depth, takes_all_digits=True)
         return self._raise_to(argument, exponent)  # \sin x^2 is the sine of x^2
 
     def _factor_of_argument_is_next(self) -> bool:
@@ -573,12 +574,14 @@ class _FormulaParser:
         """
         sympy = self._sympy
         order = int(exponent.q)
-        root_above, above_is_exact = sympy.integer_nthroot(abs(base.p), order)
-        root_below, below_is_exact = sympy.integer_nthroot(base.q, order)
+        numerator, denominator = base.p, base.q
+        numerator_root, is_exact_above = sympy.integer_nthroot(abs(numerator), order)
+        denominator_root, is_exact_below = sympy.integer_nthroot(denominator, order)
         # The exact root is only for a base that isn't negative. The root of a negative base is complex, and
         # sympy computes it below.
-        if base.p >= 0 and above_is_exact and below_is_exact:
-            return self._raise_to(sympy.Rational(root_above, root_below), sympy.Integer(exponent.p))
+        if numerator >= 0 and is_exact_above and is_exact_below:
+            root = sympy.Rational(numerator_root, denominator_root)
+            return self._raise_to(root, sympy.Integer(exponent.p))
         if _count_bits(base) * max(abs(exponent.p), 1) > MOST_BITS_UNDER_ROOT:
             raise Absurd("a root of a number of too many digits")
         return base**exponent
@@ -715,8 +718,8 @@ def same_value(first: Any, second: Any, tolerance: float = 0.0) -> bool:
 
     Numbers are equal if they differ by less than `tolerance`. Expressions with unknowns are evaluated at
     several points. This is a thousand times faster than simplifying their difference, and finds more: sympy
-    does not find that ``log(50)/log(5)`` is ``2 + log(2)/log(5)``. It may still take long for a formula that
-    a model wrote, so call it in a process that can be killed.
+    does not find that ``log(50)/log(5)`` is ``2 + log(2)/log(5)``. A formula of a model may still take long,
+    so call this function in a process that can be killed.
     """
     import sympy
 
@@ -751,7 +754,7 @@ def _agree_at(point: dict[Any, Fraction], first: Any, second: Any) -> bool | Non
 
     first_value, second_value = _rational_value(first, point), _rational_value(second, point)
     if first_value is not None and second_value is not None:
-        return first_value == second_value
+        return first_value == second_value  # exact, and faster than the comparison below
     values = {symbol: sympy.Rational(value) for symbol, value in point.items()}
     return _agree(first.subs(values), second.subs(values), tolerance=0.0)
 
@@ -847,10 +850,10 @@ def _differ_in_first_digits(first: Any, second: Any, tolerance: float) -> bool:
 
 
 def _has_factorials_of_fractions(*expressions: Any) -> bool:
-    """Returns whether one of the expressions has a factorial of a fraction.
+    """Returns whether one of the expressions, which have no unknowns, has a factorial of a fraction.
 
-    Such a factorial comes from ``(2n)!``, where 7/3 is put in place of n. Its value is one of the gamma
-    function, and 1,000 digits of such a value take a second.
+    `same_value` compares ``(2n)!`` at n = 3/7, for example, and so computes (6/7)!. sympy computes such a
+    factorial with the gamma function, which takes a second for 1,000 digits.
     """
     import sympy
 
@@ -863,8 +866,9 @@ def _has_factorials_of_fractions(*expressions: Any) -> bool:
 def _choose_digits(*expressions: Any) -> int:
     """Returns the number of digits that decide whether two numbers are equal.
 
-    The number is 40 (`_FEWEST_DIGITS`). If the sum of the magnitudes of all parts is large, twice this sum is
-    added: ``sqrt(10^60 + 1)`` differs from ``10^30`` only in its 61st digit.
+    The number is 40 (`_FEWEST_DIGITS`). The magnitude of 1000 or 0.001 is 3. If the sum of the magnitudes of
+    all parts is large, twice this sum is added: ``sqrt(10^60 + 1)`` differs from ``10^30`` only in its 62nd
+    digit.
 
     Raises Absurd if the magnitudes are too large.
     """
@@ -1025,9 +1029,9 @@ def equal_formulas(answer: str, gold: str) -> bool:
         # The value of the gold is too large to be computed. So only remainders are compared.
         return same_residue(answer, gold)
     try:
-        expression = read_expression(answer)
+        answer_expression = read_expression(answer)
     except NotAFormula:
-        expression = None
+        answer_expression = None
     except Absurd:
         # The answer's value is too large to be computed. It may be right if the gold is a very large number.
         # If the gold isn't, the answer is refused (Absurd).
@@ -1035,8 +1039,8 @@ def equal_formulas(answer: str, gold: str) -> bool:
         if is_number and _count_bits(gold_expression) > BITS_OF_A_HUGE_GOLD:
             return same_residue(answer, gold)
         raise
-    if expression is not None and gold_expression is not None:
-        return same_value(expression, gold_expression)
+    if answer_expression is not None and gold_expression is not None:
+        return same_value(answer_expression, gold_expression)
     return _compare_by_math_verify(answer, gold)
 
 
@@ -1079,7 +1083,7 @@ def are_proportional_equations(sides: tuple[str, str], gold_sides: tuple[str, st
         return _compare_by_math_verify(" = ".join(sides), " = ".join(gold_sides))
     unknowns = difference.free_symbols
     if unknowns != gold_difference.free_symbols or not unknowns:
-        return difference == gold_difference  # without a common unknown there is no factor to find
+        return difference == gold_difference  # a factor is only computed for equal sets of unknowns
     factor = _quotient_at_a_point(difference, gold_difference, sorted(unknowns, key=str))
     if factor is None:  # no point gives a factor, so only 1 and -1 are tried
         return same_value(difference, gold_difference) or same_value(difference, -gold_difference)
@@ -1135,7 +1139,7 @@ def _compare_by_math_verify(answer: str, gold: str) -> bool:
     from sympy import Expr
 
     has_prime, gold_has_prime = _PRIME.search(answer) is not None, _PRIME.search(gold) is not None
-    if has_prime is not gold_has_prime:
+    if has_prime != gold_has_prime:
         return False  # 45' (minutes) is not 45 degrees, and math-verify ignores the sign
     readings, gold_readings = _parse_by_math_verify(answer), _parse_by_math_verify(gold)
     if not readings or not gold_readings:
@@ -1152,11 +1156,15 @@ def _parse_by_math_verify(formula: str) -> Any:
     """Returns the library's readings of a formula, the first of which is a sympy object. The list is empty if
     the library can't read the formula.
 
-    The library searches a text for its answer. So the formula is put into a box, and only boxes are read.
+    The library searches a text for its answer. So the formula is put into a box, for which the library looks
+    first.
     """
     from math_verify import LatexExtractionConfig, parse
 
-    config = (LatexExtractionConfig(boxed_match_priority=0),)
+    boxes_first = LatexExtractionConfig(boxed_match_priority=0)
     return parse(
-        f"\\boxed{{{formula}}}", extraction_config=config, parsing_timeout=None, fallback_mode="no_fallback"
+        f"\\boxed{{{formula}}}",
+        extraction_config=[boxes_first],
+        parsing_timeout=None,
+        fallback_mode="no_fallback",
     )

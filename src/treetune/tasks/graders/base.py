@@ -147,9 +147,10 @@ class Grader(Registrable):
         return (self,)
 
     def serve(self, context: ServiceContext, grade_by: GradeBy) -> Service | None:
-        """Starts the running form of a ``service`` grader, and returns it.
+        """Starts and returns the object that grades for this ``service`` grader during a run, for example one
+        with connections to a server.
 
-        Returns None if the grader has none: its own `grade` is then called.
+        Returns None if the grader needs no such object. The grader's own `grade` is then called.
 
         Args:
             context: The objects of the run that services need.
@@ -174,7 +175,9 @@ class Grader(Registrable):
         if not reading.is_cut_off:
             return reading.answer
         last_line = response.rstrip().rpartition("\n")[2]
-        return last_line if _LINE_WITH_FINAL_ANSWER.search(last_line[-LONGEST_FINAL_LINE:]) else None
+        # The line may be very long. Only its end is searched, since the answer must be at its end.
+        end_of_line = last_line[-LONGEST_FINAL_LINE:]
+        return last_line if _LINE_WITH_FINAL_ANSWER.search(end_of_line) else None
 
     def extract(self, response: str, problem: Problem) -> str | None:
         """Returns the answer in a response; None if there is none."""

@@ -80,7 +80,7 @@ class Case:
 def conformance(
     grader: Grader, cases: Sequence[Case], *, deadline: float = 10.0, skip: Sequence[str] = ()
 ) -> None:
-    """Tests a grader for some seconds, and raises AssertionError with all its faults.
+    """Tests a grader, and raises AssertionError with all its faults. A test takes some seconds.
 
     Args:
         grader: The grader to test.
@@ -107,7 +107,7 @@ def _find_faults(
             yield from _find_wrong_verdicts(pool, case, skip)
             yield from _find_inconsistencies(grader, pool, case)
     # A grader must not keep a state. With a state, a response may get another grade the second time. A pool
-    # with a memo would not ask the grader a second time.
+    # with a memo would not ask the grader a second time. The responses come in another order than above.
     with GraderPool(grader, workers=1, deadline=deadline, memo_size=0) as pool_without_memo:
         for case in reversed(cases):
             for response in reversed((*case.right, *case.wrong, *case.nearly)):
@@ -179,7 +179,8 @@ def _endless_answers(case: Case) -> Iterator[str]:
     for unit in ("a", "1", " ", "\n", "\\boxed{", "(", "<answer>", '{"a": ', "x = y\n", "#### 1\n"):
         yield unit * (MILLION // len(unit))
     for right in case.right[:1]:
-        filler = "and so on, " * (MILLION // 11)
+        phrase = "and so on, "
+        filler = phrase * (MILLION // len(phrase))
         yield filler + right
         yield right + filler
 
@@ -187,10 +188,10 @@ def _endless_answers(case: Case) -> Iterator[str]:
 def _find_inconsistencies(grader: Grader, pool: GraderPool, case: Case) -> Iterator[str]:
     """Yields differences between a response's grade and the results of `extract` and `verdict`, if the grader
     has these methods."""
-    problem_grader = grader.of(case.problem)
+    problem_grader = grader.of(case.problem)  # the grader itself, or the one to which it routes the problem
     if type(problem_grader).extract is Grader.extract:  # it has only `grade`
         return
-    problem_grader.prepare()
+    problem_grader.prepare()  # as a worker process does before its first answer
     for response in (*case.right, *case.wrong, *case.silent):
         grade = _grade(pool, response, case.problem)
         # The part of the response after its thought; None if the response ends within the thought.
@@ -281,8 +282,9 @@ def _hostile_text(kind: str, draw: random.Random) -> str:
     match kind:
         case "huge power":
             base, power = draw.randint(2, 99), "9" * draw.randint(1, 30)
-            powers = f"{base}^{{{power}}}", f"{base}**{power}", f"({base}x+1)^{{{power}}}", f"10^{{-{power}}}"
-            return draw.choice(powers)
+            return draw.choice(
+                (f"{base}^{{{power}}}", f"{base}**{power}", f"({base}x+1)^{{{power}}}", f"10^{{-{power}}}")
+            )
         case "power tower":
             levels = draw.randint(2, 40)
             numbers = "^{".join(str(draw.randint(2, 9)) for _ in range(levels))

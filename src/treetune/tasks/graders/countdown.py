@@ -119,9 +119,9 @@ class CountdownGrader(Grader):
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         """Grades an expression as malformed, wrong or correct."""
         target, given_numbers = read_gold(problem.gold)
-        text, equals, _ = extracted.partition("=")
+        text, equals_sign, _ = extracted.partition("=")  # of `3+4=7`, only `3+4` is read
         try:
-            if equals and self.equation == "refused":
+            if equals_sign and self.equation == "refused":
                 raise NotAnExpression("it is an equation")
             expression = read_expression(text)
             used_numbers = Counter(expression.numbers)
@@ -188,8 +188,8 @@ class Expression:
 def read_expression(text: str) -> Expression:
     """Reads and computes an expression: ``(3 + 4) * 2`` gives ``Expression(Fraction(14), (3, 4, 2))``.
 
-    This is Dijkstra's shunting yard algorithm, with two stacks in place of recursion, so that deep brackets
-    can't overflow. The time is linear in the text. The only exception is NotAnExpression.
+    This is Dijkstra's shunting yard algorithm, with two stacks in place of recursion. The time is linear in
+    the text. The only exception is NotAnExpression.
     """
     signs: list[str] = []
     values: list[Fraction] = []
@@ -197,7 +197,7 @@ def read_expression(text: str) -> Expression:
     depth = 0
     previous: str | None = None  # "number", or the sign that was read last
     for kind, token in _split_into_tokens(text):
-        is_at_start = previous is None or previous == "("
+        begins_sum = previous is None or previous == "("
         follows_value = previous == "number" or previous == ")"
         if kind == "number" or token == "(":
             if follows_value:
@@ -210,7 +210,7 @@ def read_expression(text: str) -> Expression:
                 if depth > MOST_NESTED_BRACKETS:
                     raise NotAnExpression(f"more than {MOST_NESTED_BRACKETS} brackets deep")
                 signs.append(token)
-        elif token == "-" and is_at_start:
+        elif token == "-" and begins_sum:
             signs.append(_NEGATED)
         elif not follows_value:
             raise NotAnExpression(f"no number before {token!r}")
