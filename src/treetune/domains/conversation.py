@@ -178,9 +178,9 @@ class Conversation:
             ValueError: The new replies make other tokens than those of `segments`.
         """
         sampled = [segment for segment in segments if segment.origin == "sampled"]
-        # What happens in the replay has been counted for the earlier answer.
+        # The events of the replay have been counted for the earlier answer already, so they are dropped.
         events_before = self.events.copy()
-        for segment, reply in zip(sampled, replies):
+        for segment, reply in zip(sampled, replies):  # a failed reply is the last one
             self._add_turn(segment)
             if reply.outcome != "ok":  # the environment failed in the replay, which isn't the answer's fault
                 self.segments = list(segments)
@@ -213,17 +213,18 @@ class Conversation:
         """Returns the answer as its grader sees it. `message` turns an action into a message of a chat (see
         `Environment.message`)."""
         turns = []
-        # After the last turn the policy read nothing.
-        for action, observed in zip(self.actions, [*self.observed, []], strict=True):
+        messages_after_turns = [*self.observed, []]  # after the last turn the policy read nothing
+        for action, messages in zip(self.actions, messages_after_turns, strict=True):
             policy_message = message(action)
-            # Each call gets the id of the next result of its tool.
-            results = iter(observed)
+            # Each call gets the id of the next result of its tool. `results` is an iterator, so the search
+            # continues after the result of the call before.
+            results = iter(messages)
             for call in policy_message.get("tool_calls", ()):
                 for result in results:
                     if result.get("name") == call["function"]["name"]:
                         call["id"] = result.get("tool_call_id", call["id"])
                         break
-            turns.append([policy_message, *observed])
+            turns.append([policy_message, *messages])
         text = self.codec.decode(joined([segment.token_ids for segment in self.segments]))
         return Transcript(text, turns, self.rewards)
 
@@ -309,7 +310,7 @@ def encode_between_turns(
         codec: Encodes text.
         observation: The observation: a text, or messages with the results of tools.
         last_token: The last token of the first of the two turns. If it is the end token, and the text between
-            the turns begins with the end token, too, the result leaves that out.
+            the turns begins with the end token, too, the result leaves the second of them out.
         frame: Turns an observation that is a text into the text between the turns. If it is None, or for
             messages, the model's chat template makes this text.
 
@@ -337,12 +338,15 @@ class UnpackedSnapshot(NamedTuple):
 
 def unpack_snapshot(segments: Sequence[Segment]) -> UnpackedSnapshot:
     """Returns the contents of the last segment's snapshot. If the segment has no snapshot, or there is no
-    segment, they are two empty lists and None."""
+    segment, the contents are two empty lists and None."""
     snapshot = segments[-1].snapshot if segments else None
     if snapshot is None:
         return UnpackedSnapshot([], [], None)
     head, _, state = snapshot.partition(END_OF_HEAD)
-    action_count, rewards, *observed = json.loads(head)
-    # Snapshots of earlier versions don't have the messages.
-    messages = observed[0] if observed else [[]] * len(rewards)
+    contents = json.loads(head)
+    if len(contents) == 2:  # from an earlier version, whose snapshots don't have the messages
+        action_count, rewards = contents
+        messages: list[Any] = [[]] * len(rewards)
+    else:
+        action_count, rewards, messages = contents
     return UnpackedSnapshot(rewards, messages, (action_count, state))

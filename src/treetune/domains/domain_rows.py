@@ -98,7 +98,7 @@ def normalise_row(row: Mapping[str, Any]) -> DomainRow:
         raise ValueError(f"its {APPLY_CHAT_TEMPLATE} should be true or false, and its {RAW_PROMPT} text")
     # Without the chat template, the model gets the raw prompt as it is, and needs no messages.
     needs_messages = applies_template or not raw_prompt.strip()
-    full = domain_row(
+    normalised = domain_row(
         source,
         _read_messages(row.get(PROMPT), needs_messages),
         ground_truth,
@@ -107,13 +107,15 @@ def normalise_row(row: Mapping[str, Any]) -> DomainRow:
         raw_prompt=raw_prompt,
         apply_chat_template=applies_template,
     )
-    if isinstance(reward[GROUND_TRUTH], Mapping | list):
-        # The gold has become JSON text. Reward functions of other libraries get its value back as it was.
-        full[EXTRA_INFO][GOLD_IS_JSON] = True
+    if isinstance(ground_truth, Mapping | list):
+        # `domain_row` has written the ground truth as JSON text. With this mark, reward functions of other
+        # libraries get it as the object or list that it was.
+        normalised[EXTRA_INFO][GOLD_IS_JSON] = True
     # Keep the row's other keys of the reward model, such as its style.
     reward_fields = {name: value for name, value in reward.items() if value is not None}
-    full[REWARD_MODEL] = {STYLE: "rule", **reward_fields, GROUND_TRUTH: full[REWARD_MODEL][GROUND_TRUTH]}
-    return {**row, **full}
+    ground_truth_text = normalised[REWARD_MODEL][GROUND_TRUTH]
+    normalised[REWARD_MODEL] = {STYLE: "rule", **reward_fields, GROUND_TRUTH: ground_truth_text}
+    return {**row, **normalised}
 
 
 def prompt_text(row: Mapping[str, Any]) -> str:
@@ -159,10 +161,10 @@ def read_domain_rows(path: Path) -> Iterator[tuple[str, DomainRow]]:
     for file in files_matching(path):
         for file_and_line, row in read_rows(file):
             try:
-                full = normalise_row(row)
+                normalised = normalise_row(row)
             except ValueError as error:
                 raise ValueError(f"{file_and_line}: {error}") from error
-            yield file_and_line, full
+            yield file_and_line, normalised
 
 
 def write_parquet(path: Path, rows: Iterable[DomainRow]) -> None:
@@ -175,12 +177,12 @@ def write_parquet(path: Path, rows: Iterable[DomainRow]) -> None:
     import pyarrow.parquet as parquet
 
     # The first pass finds the type of each column, and the second one writes.
-    kinds: dict[str, str] = {}  # of the keys of extra_info
-    columns: dict[str, str] = {}  # the kinds of further columns
+    kinds_of_info: dict[str, str] = {}  # the kind of the values of each key in `extra_info`
+    kinds_of_columns: dict[str, str] = {}  # the kind of the values of each column outside of the schema
     for row in rows:
-        _note_kinds(kinds, row[EXTRA_INFO])
-        _note_kinds(columns, {name: value for name, value in row.items() if name not in SCHEMA})
-    schema = arrow_schema(kinds, columns)
+        _note_kinds(kinds_of_info, row[EXTRA_INFO])
+        _note_kinds(kinds_of_columns, {name: value for name, value in row.items() if name not in SCHEMA})
+    schema = arrow_schema(kinds_of_info, kinds_of_columns)
     with (
         write_atomically(path, "wb") as file,
         parquet.ParquetWriter(file, schema, compression="zstd") as writer,
@@ -188,13 +190,15 @@ def write_parquet(path: Path, rows: Iterable[DomainRow]) -> None:
         batch: list[DomainRow] = []
         for row in rows:
             further_columns = {
-                name: _encode_value(row[name], columns[name]) for name in sorted(columns) if name in row
+                name: _encode_value(row[name], kind)
+                for name, kind in sorted(kinds_of_columns.items())
+                if name in row
             }
             # A key that is None in every row has no kind, and is left out.
             info = {
-                name: _encode_value(value, kinds[name])
+                name: _encode_value(value, kinds_of_info[name])
                 for name, value in row[EXTRA_INFO].items()
-                if name in kinds
+                if name in kinds_of_info
             }
             schema_columns = {name: row[name] for name in SCHEMA}
             batch.append({**schema_columns, EXTRA_INFO: info, **further_columns})
@@ -204,13 +208,13 @@ def write_parquet(path: Path, rows: Iterable[DomainRow]) -> None:
         writer.write_table(pa.Table.from_pylist(batch, schema))
 
 
-def arrow_schema(kinds: Mapping[str, str], columns: Mapping[str, str]) -> pa.Schema:
+def arrow_schema(kinds_of_info: Mapping[str, str], kinds_of_columns: Mapping[str, str]) -> pa.Schema:
     """Returns the Arrow schema of a file.
 
     Args:
-        kinds: The kind of values of each key in `extra_info`: ``text``, ``int``, ``float``, ``bool``,
-            ``json``, or ``list of …``.
-        columns: The kind of values of each further column.
+        kinds_of_info: The kind of the values of each key in `extra_info`: ``text``, ``int``, ``float``,
+            ``bool``, ``json``, or ``list of …``.
+        kinds_of_columns: The kind of the values of each further column.
     """
     import pyarrow as pa
 
@@ -221,9 +225,14 @@ def arrow_schema(kinds: Mapping[str, str], columns: Mapping[str, str]) -> pa.Sch
         "float": pa.float64(),
         "bool": pa.bool_(),
     }
-    types = {**scalar_types, **{f"list of {name}": pa.list_(kind) for name, kind in scalar_types.items()}}
+    list_types = {f"list of {kind}": pa.list_(scalar_type) for kind, scalar_type in scalar_types.items()}
+    types = scalar_types | list_types
+
+    def fields_of(kinds: Mapping[str, str]) -> list[pa.Field]:
+        return [pa.field(name, types[kind]) for name, kind in sorted(kinds.items())]
+
     # Parquet can't hold an object without fields. So `extra_info` without keys gets an empty field "index".
-    info = [pa.field(name, types[kinds[name]]) for name in sorted(kinds)] or [pa.field("index", pa.int64())]
+    info = fields_of(kinds_of_info) or [pa.field("index", pa.int64())]
     message = pa.struct([pa.field("role", pa.string()), pa.field("content", pa.string())])
     fields = [
         pa.field(DATA_SOURCE, pa.string()),
@@ -235,14 +244,15 @@ def arrow_schema(kinds: Mapping[str, str], columns: Mapping[str, str]) -> pa.Sch
             REWARD_MODEL, pa.struct([pa.field(STYLE, pa.string()), pa.field(GROUND_TRUTH, pa.string())])
         ),
         pa.field(EXTRA_INFO, pa.struct(info)),
-        *(pa.field(name, types[columns[name]]) for name in sorted(columns)),
+        *fields_of(kinds_of_columns),
     ]
-    # The columns with JSON text, for `read_rows`: keys of `extra_info`, and under "" whole columns.
-    in_json = {
-        EXTRA_INFO: sorted(name for name, kind in kinds.items() if kind == "json"),
-        "": sorted(name for name, kind in columns.items() if kind == "json"),
+    # The names of the values that are written as JSON text, which `read_rows` decodes: keys of `extra_info`,
+    # and, under "", whole columns.
+    names_in_json = {
+        EXTRA_INFO: sorted(name for name, kind in kinds_of_info.items() if kind == "json"),
+        "": sorted(name for name, kind in kinds_of_columns.items() if kind == "json"),
     }
-    return pa.schema(fields, metadata={JSON_FIELDS: json.dumps(in_json).encode()})
+    return pa.schema(fields, metadata={JSON_FIELDS: json.dumps(names_in_json).encode()})
 
 
 _UNSUPPORTED_KEYS = ("tool_calls", "function_call", "tool_call_id", "images", "audio", "videos")
@@ -297,23 +307,28 @@ def _read_content(message: Any) -> str:
         return ""  # `_read_messages` refuses the message because of its other keys
     if isinstance(content, str):
         return content
-    # Content that is no list, or an empty one, counts as one part that is no text.
-    parts = content if isinstance(content, list) and content else [None]
-    texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
-    if len(texts) == len(parts) and all(isinstance(text, str) for text in texts):
-        return "".join(map(str, texts))
-    kinds = {str(part.get("type")) for part in parts if isinstance(part, Mapping)} - {"text"}
-    if kinds:
+    parts = content if isinstance(content, list) else []
+    texts: list[str] = []
+    other_types: set[str] = set()  # types of parts that aren't text, such as "image_url"
+    for part in parts:
+        if not isinstance(part, Mapping):
+            continue  # the missing text makes the message wrong
+        if part.get("type") != "text":
+            other_types.add(str(part.get("type")))
+        elif isinstance(part.get("text"), str):
+            texts.append(part["text"])
+    if parts and len(texts) == len(parts):
+        return "".join(texts)
+    if other_types:
         raise ValueError(
-            f"its {PROMPT} has a message with {', '.join(sorted(kinds))}: prompts can only contain text"
+            f"its {PROMPT} has a message with {', '.join(sorted(other_types))}: prompts can only contain text"
         )
     raise ValueError(f"its {PROMPT} contains {str(message)[:80]!r}, which is not {{role, content}}")
 
 
 def _without_nulls(value: Any) -> Any:
     """Returns a value without the keys whose value is null, also in objects within it. In Parquet, each
-    object has the keys of all rows, so null means that the row doesn't have the key. (Golds keep their
-    nulls.)"""
+    object has the keys of all rows, so null means that the row doesn't have the key."""
     if isinstance(value, dict):
         return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value

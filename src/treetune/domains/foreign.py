@@ -134,7 +134,7 @@ def verifiers_state(row: GradedRow) -> dict[str, Any]:
     for turn, reward in zip(turns, rewards):
         # The first message of a turn is the model's, and the others are replies to it.
         turn_messages = list(map(message_for_verifiers, turn))
-        step = {
+        step: dict[str, Any] = {
             "prompt": messages_so_far,
             "completion": turn_messages[:1],
             # In verifiers, the reward of a step that earns nothing itself is None, and not 0.

@@ -85,8 +85,8 @@ def interval_over_seeds_and_problems(
     import numpy as np
 
     problems = list(values[0])
-    for values_of_seed in values[1:]:
-        if values_of_seed.keys() != values[0].keys():
+    for seed_values in values[1:]:
+        if seed_values.keys() != values[0].keys():
             raise ValueError("the seeds were measured on different problems")
     matrix_SP = np.array([[seed_values[problem] for problem in problems] for seed_values in values])
     n_seeds, n_problems = matrix_SP.shape
@@ -113,13 +113,13 @@ def normal_sequence(values: Sequence[float], level: float = CONFIDENCE_LEVEL) ->
     It is a t-interval at which one may look after each number, as with `confidence_sequence`.
 
     A candidate mean m is excluded when the numbers are 1 / (1 − level) times likelier under a mixture than
-    under m. The mixture is over normal means m + δσ, with δ from N(0, 1 / WEIGHT), and over all spreads σ.
-    The likelihood ratio is √r · ((1 + u) / (1 + r · u))^(n / 2), with r = WEIGHT / (n + WEIGHT), u = t² / (n
-    − 1) and Student's t of m. It is a martingale that begins with 1 (Wang and Ramdas 2023, arXiv:2310.03722,
-    the Gaussian mixture in the reduced filtration; Lai 1976). So the true mean is ever excluded with a
-    probability of at most 1 − level (Ville 1939).
+    under m. The mixture is over normal means m + δσ, with δ from N(0, 1 / w), and over all spreads σ, where w
+    is `PRIOR_WEIGHT`. The likelihood ratio is √r · ((1 + u) / (1 + r · u))^(n / 2), with r = w / (n + w), u =
+    t² / (n − 1) and Student's t of m. It is a martingale that begins with 1 (Wang and Ramdas 2023,
+    arXiv:2310.03722, the Gaussian mixture in the reduced filtration; Lai 1976). So the true mean is ever
+    excluded with a probability of at most 1 − level (Ville 1939).
 
-    The bounds are None where the numbers are too few to exclude any mean.
+    The bounds are None where the numbers are too few to exclude any mean, and where all numbers are equal.
     """
     count, mean = len(values), fmean(values)
     if count < 2:
@@ -129,7 +129,8 @@ def normal_sequence(values: Sequence[float], level: float = CONFIDENCE_LEVEL) ->
     r = PRIOR_WEIGHT / (count + PRIOR_WEIGHT)
     q = ((1 - level) * math.sqrt(r)) ** (-2 / count)
     spread = stdev(values)
-    if q * r >= 1 or not spread:  # equal numbers are not normally distributed
+    excludes_no_mean = q * r >= 1  # the likelihood ratio stays below 1 / (1 − level), however large u is
+    if excludes_no_mean or spread == 0:  # equal numbers are not normally distributed
         return MeanWithInterval(mean, low=None, high=None)
     half_width = spread * math.sqrt((count - 1) / count * (q - 1) / (1 - q * r))
     return MeanWithInterval(mean, mean - half_width, mean + half_width)
@@ -169,19 +170,22 @@ def confidence_sequence(
     def on_the_scale_of_values(number: float) -> float:
         return (2 * number - 1) * bound
 
-    stakes_C1 = ((np.arange(64) + 0.5) / 64)[:, None]
+    stakes_C1 = ((np.arange(64) + 0.5) / 64)[:, None]  # the shares of the capital that are staked
 
     def is_excluded(candidate: float) -> bool:
-        # The capital of each share C after all numbers N: of bets that the mean is above the candidate, and
-        # of bets that it is below.
+        # A gambler begins with a capital of 1, and stakes the same share of it on each number in turn. The
+        # arrays have the capital after all numbers, for each share: of bets that the mean is above the
+        # candidate, and of bets that it is below.
         log_capital_above_C = np.log1p(stakes_C1 * (numbers_N / candidate - 1)).sum(axis=1)
         log_capital_below_C = np.log1p(stakes_C1 * ((1 - numbers_N) / (1 - candidate) - 1)).sum(axis=1)
         log_sum = np.logaddexp.reduce(np.concatenate([log_capital_above_C, log_capital_below_C]))
         log_capital = log_sum - math.log(2 * len(stakes_C1))  # of the mean over shares and directions
-        # If the candidate is the mean, the capital is ever so large with a probability of at most 1 − level.
+        # If the candidate is the true mean, the capital reaches 1 / (1 − level) with a probability of at most
+        # 1 − level.
         return bool(log_capital >= -math.log(1 - level))
 
-    mean, bounds = float(numbers_N.mean()), []
+    mean = float(numbers_N.mean())
+    bounds = []
     for extreme in (0.0, 1.0):
         # Bisects for the bound between the mean, which is never excluded (no bet against it has gained), and
         # the extreme. After forty halvings the bound is far more precise than any table.
@@ -237,8 +241,9 @@ def widening_factor(seeds: int, kind: IntervalKind) -> float:
     if kind == "student":
         from scipy.special import ndtri, stdtrit
 
-        upper_bound = 0.5 + CONFIDENCE_LEVEL / 2  # 0.975 for an interval of 95 %
-        factor *= float(stdtrit(seeds - 1, upper_bound) / ndtri(upper_bound))
+        probability_below = 0.5 + CONFIDENCE_LEVEL / 2  # the upper bound's: 0.975 for an interval of 95 %
+        student_quantile = stdtrit(seeds - 1, probability_below)
+        factor *= float(student_quantile / ndtri(probability_below))
     return factor
 
 
@@ -256,7 +261,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     Suppose that a p-value below 0.05 is called significant after the correction. Then at most 5 of 100 tables
     call a difference significant that isn't there.
     """
-    adjusted, largest = [0.0] * len(p_values), 0.0
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
     indices_by_p = sorted(range(len(p_values)), key=p_values.__getitem__)
     for rank, index in enumerate(indices_by_p):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))

@@ -41,7 +41,8 @@ def number_text(value: float | None, column: MeasuredColumn, sign: bool = False)
         return DASH
     plus = "+" if sign else ""
     if column.in_percent:
-        text = f"{100 * value:{plus}.{1 if column.digits is None else column.digits}f}"
+        digits = 1 if column.digits is None else column.digits
+        text = f"{100 * value:{plus}.{digits}f}"
     elif column.digits is not None:
         text = f"{value:{plus},.{column.digits}f}"
     else:
@@ -166,10 +167,10 @@ def legend_lines(results: Results) -> list[str]:
 
 
 def until_lines(plan: TableRuns) -> list[str]:
-    """Returns a line about the rule `until`, and one for each difference that it looks at, with the interval
-    of the difference and the cost of further seeds. Returns no lines for a table without the rule.
+    """Returns a line about the rule `until`, and a line for each difference that the rule looks at, with the
+    interval of the difference and the cost of further seeds. Returns no lines for a table without the rule.
 
-    `until` is the table's rule that adds seeds until these differences are known well enough.
+    The rule adds seeds until the intervals of these differences are narrow enough.
 
     Example: "PPO − GRPO: difference +6.0 ± 7.0 after 8 seeds, 12 more seeds, about 3 h of runs, until ± 5.0."
     """
@@ -197,9 +198,9 @@ def until_lines(plan: TableRuns) -> list[str]:
         elif verdict.reason == "more" and verdict.seeds < until.seeds.at_least:
             # Both rows get `at_least` seeds, even if no number of seeds makes the interval narrow enough.
             reason = "and further seeds are to be run"
-        mean, half_width = None, None
-        if verdict.known is not None:
-            mean, half_width = verdict.known.mean, verdict.known.half_width
+        estimate = verdict.known  # None before the first seed has a result
+        mean = None if estimate is None else estimate.mean
+        half_width = None if estimate is None else estimate.half_width
         difference = f"{number_text(mean, column, sign=True)} ± {number_text(half_width, column)}"
         count = f"{verdict.seeds} seed{'s' if verdict.seeds != 1 else ''}"
         lines.append(f"{verdict.row} − {verdict.to}: difference {difference} after {count}, {reason}.")
@@ -217,7 +218,8 @@ def main_grid(
     column, with the head `HEAD_OF_FATES`, says how many of a method's runs failed and how many collapsed.
     """
     table = results.plan.table
-    heads, rows = [""], [[escape(row.name)] for row in table.rows]
+    heads = [""]
+    rows = [[escape(row.name)] for row in table.rows]
     for column in table.columns:
         heads.append(escape(column.name))
         published = has_published(results, column)
@@ -299,12 +301,13 @@ def seeds_grid(results: Results) -> DataFrame:
     for cell in results.cells.values():
         names = [cell.row.name, cell.column.name]
         for result in cell.seeds:
-            answers = (
-                f"{len(result.by_problem)} × {result.samples}" if result.by_problem is not None else DASH
-            )
+            counts = DASH  # of problems and samples
+            if result.by_problem is not None:
+                counts = f"{len(result.by_problem)} × {result.samples}"
             value = number_text(result.value, cell.column)
-            rows.append([*names, str(result.seed), value, answers, result.directory, result.config_hash])
+            rows.append([*names, str(result.seed), value, counts, result.directory, result.config_hash])
         for seed, reason in cell.absent.items():
+            # The reason why the seed has no number is in place of the directory.
             rows.append([*names, str(seed), DASH, DASH, reason.splitlines()[0], DASH])
     return as_frame(
         ["", "column", "seed", "value", "problems × samples", "experiment", "configuration"], rows
@@ -319,7 +322,7 @@ def panel_grid(results: Results, panels: Sequence[Curve]) -> DataFrame:
     table = results.plan.table
     curves = {(curve.row.name, curve.panel.name): curve for curve in panels}
     rows = []
-    if curves:
+    if curves:  # else the grid has no rows, and isn't shown
         for row in table.rows:
             cells = [_ends_text(curves.get((row.name, panel.name)), panel) for panel in table.panels]
             rows.append([row.name, *cells])

@@ -68,26 +68,25 @@ def add_needed_seeds(plan: TableRuns) -> TableRuns:
 
 
 def judge_differences(plan: TableRuns) -> list[DifferenceVerdict]:
-    """Returns a verdict on every difference that the rule names, from the results on disk.
+    """Returns a verdict on every difference that the rule `until` names, from the results on disk.
 
     The order in which results arrived changes nothing: seeds are always looked at in the table's order.
     """
     until = plan.table.until
-    return (
-        []
-        if until is None
-        else [_judge_difference(plan, until, row, other_row) for row, other_row in plan.table.decisive_pairs]
-    )
+    if until is None:
+        return []
+    return [_judge_difference(plan, until, row, other_row) for row, other_row in plan.table.decisive_pairs]
 
 
 def _judge_difference(plan: TableRuns, until: Until, row: str, other_row: str) -> DifferenceVerdict:
     """Adds seed after seed to the difference of two rows, and returns the verdict.
 
-    The last seed is the first one with which there are enough seeds, the first without a result, or the first
-    that isn't planned yet.
+    It stops at the first seed with which there are enough seeds, that has no result, or that isn't planned
+    yet.
     """
     table = plan.table
-    fewest_seeds, most_seeds = until.seeds.at_least, until.seeds.at_most or len(table.seeds)
+    fewest_seeds = until.seeds.at_least
+    most_seeds = until.seeds.at_most or len(table.seeds)
     rows_by_name = {table_row.name: table_row for table_row in table.rows}
     differences: list[float] = []
     sequence: MeanWithInterval | None = None
@@ -96,11 +95,11 @@ def _judge_difference(plan: TableRuns, until: Until, row: str, other_row: str) -
         further = _further_seeds(table.level, until, differences, most_seeds) if reason == "more" else None
         return DifferenceVerdict(row, other_row, count, reason, sequence, next_seed, further)
 
-    names = experiments_of_rows(plan, row, other_row)
+    experiments = experiments_of_rows(plan, row, other_row)
     for count, seed in enumerate(table.seeds[:most_seeds], start=1):
-        if any(not _is_planned(plan, name, seed) for name in names):
-            return verdict(count - 1, "more", seed)
-        runs = [plan.run(name, seed) for name in names]
+        if any(not _is_planned(plan, experiment, seed) for experiment in experiments):
+            return verdict(count - 1, "more", next_seed=seed)
+        runs = [plan.run(experiment, seed) for experiment in experiments]
         difference = _read_difference(plan, rows_by_name[row], rows_by_name[other_row], runs)
         if difference is None:
             is_to_come = any(plan.statuses[run.key].state in (*STATES_TO_DO, "running") for run in runs)
@@ -123,7 +122,7 @@ def _read_difference(
 
     `runs` has the two rows' runs with the seed.
     """
-    # `settings` refuses a table in which one of the rows has no experiment here.
+    # There are two: the check of the table's settings refuses a compared row without an experiment.
     run, other_run = runs
     column = plan.table.judged_column
     try:
@@ -138,10 +137,10 @@ def _is_worse(difference: MeanWithInterval, column: MeasuredColumn) -> bool:
     """Returns whether a difference shows that the row is worse than the other one."""
     if not difference.excludes_zero:
         return False
-    # The better direction of the column's number, or "neither".
-    if column.improves == "higher":
-        return difference.mean < 0
-    return column.improves == "lower" and difference.mean > 0
+    better_direction = column.improves  # "higher", "lower" or "neither"
+    if better_direction == "lower":
+        return difference.mean > 0
+    return better_direction == "higher" and difference.mean < 0
 
 
 def _is_planned(plan: TableRuns, name: str, seed: int) -> bool:

@@ -72,7 +72,8 @@ def write_runs_table(plan: TableRuns, command: str) -> list[Path]:
     table = plan.table
     results, column_curves, panels = measure_cells(plan), make_column_curves(plan), make_panel_curves(plan)
     account = _make_account(plan, command)
-    # A curve of a single point is drawn as a level, and a figure that has only levels would show nothing.
+    # A curve of a single point is drawn as a horizontal line, to compare the other curves with. A figure that
+    # has only such lines isn't drawn.
     has_curves = any(len(curve.points) > 1 for curve in column_curves)
     figure = f"{table.name}_panels.png" if any(len(curve.points) > 1 for curve in panels) else None
     markdown = as_markdown(results, account, panels, figure)
@@ -99,7 +100,8 @@ def write_runs_table(plan: TableRuns, command: str) -> list[Path]:
         draw_curves(results, column_curves, [file_to_write("_curves.png"), file_to_write("_curves.svg")])
     if figure is not None:
         draw_panels(results, panels, [file_to_write("_panels.png"), file_to_write("_panels.svg")])
-    print(markdown.split("\n## ")[0].strip())
+    main_part, *_ = markdown.split("\n## ")  # the title, the table and its legend
+    print(main_part.strip())
     return written_files
 
 
@@ -115,13 +117,15 @@ def _make_account(plan: TableRuns, command: str) -> dict[str, str]:
     """Returns how the table was made: command, time, machine and versions."""
     seconds = sum(run.seconds for run in plan.runs)
     finished = sum(status.state == "finished" for status in plan.statuses.values())
-    name, _, _ = read_processor()[0].partition(",")  # without family, model, stepping and cache
+    description, _ = read_processor()
+    processor = description.split(",")[0]  # without family, model, stepping and cache
+    cores = len(os.sched_getaffinity(0))
     packages = {"Python": platform.python_version(), **read_versions()}
     return {
         "command": command,
         "runs": f"{finished} of {len(plan.runs)} finished",
         "time": f"{format_duration(seconds)} for all runs, start-up and evaluation included",
-        "machine": f"{name}, {len(os.sched_getaffinity(0))} cores, {read_host_memory() / GIB:.0f} GiB memory",
+        "machine": f"{processor}, {cores} cores, {read_host_memory() / GIB:.0f} GiB memory",
         "system": platform.platform(),
         "versions": ", ".join(f"{package} {version}" for package, version in packages.items()),
         "written": time.strftime("%Y-%m-%d %H:%M %Z"),
@@ -151,7 +155,7 @@ def as_json(results: Results, account: Mapping[str, str]) -> dict[str, Any]:
             vars(verdict) | {"known": _estimate_json(verdict.known)}
             for verdict in judge_differences(results.plan)
         ],
-        "costs": {name: [dict(vars(cost)) for cost in costs] for name, costs in results.costs.items()},
+        "costs": {name: [vars(cost) for cost in costs] for name, costs in results.costs.items()},
         "account": dict(account),
     }
 
@@ -190,8 +194,8 @@ def _comparison_json(comparison: Comparison | None) -> dict[str, Any]:
         "difference": _estimate_json(comparison.difference),
         "p": comparison.p,
         "p_holm": comparison.adjusted,
-        "declared": comparison.declared,  # before anything ran
-        "called": comparison.significant_direction,  # the direction if it is significant, such as "better"
+        "declared": comparison.declared,  # whether the table declared it before anything ran
+        "called": comparison.significant_direction,  # such as "better"; null if it isn't significant
     }
 
 
@@ -250,12 +254,11 @@ def _cell_values(cell: CellResult) -> dict[str, Any]:
     # The template draws an interval on a scale from 0 to 1, so only shares have a drawing.
     drawing = (estimate.mean, max(0.0, low), min(1.0, high)) if column.in_percent else None
     seed_values = [f"seed {result.seed}: {result.value:.4g} ({result.directory})" for result in cell.seeds]
+    direction = cell.significant_direction  # of the difference to the baseline; None if it isn't significant
     return values | {
         "text": number_text(estimate.mean, column),
         "title": "\n".join(seed_values),
-        "mark": MARKS_OF_DIFFERENCES[
-            cell.significant_direction
-        ],  # the direction of a significant difference to the baseline
+        "mark": MARKS_OF_DIFFERENCES[direction],
         "interval": interval_text(estimate, column),
         "seeds": seeds_note(cell),
         "interval_drawing": drawing,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from treetune.domains.graders.instruction_following import (
-    NO_SENTENCES,
+    MISSING_SENTENCE_DATA,
     InstructionFollowing,
     _load_check_classes,
 )
@@ -119,7 +119,7 @@ def test_without_the_data_for_sentences_instructions_about_them_are_ungraded(
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
     instructions_util._get_sentence_tokenizer.cache_clear()
     two_sentences = ("length_constraints:number_sentences", {"num_sentences": 2, "relation": "at least"})
-    assert missing_requirements([InstructionFollowing()]) == [NO_SENTENCES]
+    assert missing_requirements([InstructionFollowing()]) == [MISSING_SENTENCE_DATA]
     with pytest.raises(Unavailable, match="punkt_tab"):
         grade("One. Two.", two_sentences)
     data = tmp_path / "tokenizers" / "punkt_tab" / "english"

@@ -39,29 +39,29 @@ class AnswerJournal:
     `other_files` are found, too.
 
     Only one process at a time can open the file. Opening it raises ValueError while another process has it
-    open. `count` is called for every answer that is already in the journal. Rows that aren't answers are
-    ignored. Safe to use from several threads.
+    open. `count_answer` is called for every answer that is already in the journal. Rows that aren't answers
+    are ignored. Safe to use from several threads.
     """
 
     def __init__(
         self,
         path: Path | None,
-        count: Callable[[AnsweredRequest], None] | None = None,
+        count_answer: Callable[[AnsweredRequest], None] | None = None,
         other_files: Sequence[Path] = (),
     ) -> None:
         self._memory: dict[str, AnsweredRequest] = {}  # the answers by their keys, if there is no file
         # `exclusive` raises ValueError while another process has the file open. The rows of the files
         # `other_files` are read, too, and new rows are only added to the file `path`.
         self._journal = None if path is None else Journal(path, other_files, exclusive=True)
-        # `count` is a function of the caller that adds up the stored answers.
-        if self._journal is not None and count is not None:
+        # The caller may add up the answers that are stored already, e.g. their tokens.
+        if self._journal is not None and count_answer is not None:
             for key in self._journal:
                 if (answer := self.get(key)) is not None:  # rows that aren't answers are ignored
-                    count(answer)
+                    count_answer(answer)
 
     def get(self, key: str) -> AnsweredRequest | None:
         """Returns the answer to the request with this key; None if the journal doesn't have it."""
-        if self._journal is None:
+        if self._journal is None:  # there is no file
             return self._memory.get(key)
         row = self._journal.get(key)
         try:

@@ -149,7 +149,7 @@ class EndpointClient:
         EndpointError like `ask`."""
         import aiohttp
 
-        # Texts of the endpoint may quote the key. `_hide_key` removes it, since they become messages.
+        # The endpoint's texts may quote the key. `_hide_key` removes the key, since messages quote the texts.
         url = self.settings.url_below(address.url)
         headers = {"Authorization": f"Bearer {address.key}"} if address.key else {}
         limit = aiohttp.ClientTimeout(total=self.settings.timeout)
@@ -183,10 +183,9 @@ class EndpointClient:
         if status == 200:
             status_and_text = f"HTTP 200, and {classified.why}: {text[:REFUSAL_CHARACTERS]}"
         if classified.kind == "refused_all":
-            key = address.key_variable  # the environment variable that has the key
-            key_note = (
-                f" (the key is that of {key})" if key else " (no key was sent: api_key_variable is null)"
-            )
+            key_note = " (no key was sent: api_key_variable is null)"
+            if address.key_variable:  # the name of the environment variable that has the key
+                key_note = f" (the key is that of {address.key_variable})"
             raise EndpointError(
                 f"{url} answered HTTP {status}: {classified.why}{key_note}: {text[:REFUSAL_CHARACTERS]}"
             )
@@ -230,10 +229,13 @@ def requested_wait(headers: Mapping[str, str], now: datetime) -> float:
 
 def _http_date(text: str | None) -> datetime | None:
     """Reads a date in one of HTTP's three forms, which are all in UTC; None for any other text."""
+    if text is None:
+        return None
     try:
-        date = parsedate_to_datetime(text or "")
+        date = parsedate_to_datetime(text)
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
+    # One of the forms doesn't name the time zone: "Wed Oct 21 07:28:00 2026".
     return date if date.tzinfo is not None else date.replace(tzinfo=UTC)
 
 

@@ -98,13 +98,15 @@ def read_reply(status: int, body: str, *, is_chat: bool) -> ClassifiedReply:
     value = _read_json(body)
     error = value.get("error") if isinstance(value, Mapping) else None
     if status != 200 or error:
-        return _classify_error(status, error if error else value)
+        return _classify_error(status, error or value)  # without a key `error`, the body may be the error
     if not isinstance(value, Mapping):
         return ClassifiedReply("again", why="the reply is not an answer")
     choices = value.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, Mapping):
         return ClassifiedReply("again", why="the reply has no choices")
+    # Without a chat, the choice itself has the `text`. A message of a chat may have no content, e.g. if it is
+    # a call of a tool.
     message = choice.get("message") if is_chat else choice
     if not isinstance(message, Mapping) or (not is_chat and "text" not in message):
         return ClassifiedReply("again", why="the reply has no message")

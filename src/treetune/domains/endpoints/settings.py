@@ -193,6 +193,7 @@ class EndpointSettings(RequestSettings):
         results: list[str | None] = []
 
         def connect() -> None:
+            """Adds None to `results` if the connection succeeds, and otherwise the reason why not."""
             try:
                 socket.create_connection(address, seconds).close()
                 results.append(None)

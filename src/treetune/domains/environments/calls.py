@@ -94,6 +94,7 @@ def native_calls(format: str, text: str) -> tuple[list[ToolCall], str]:
     for part in parts:
         body, closing_tag, text_after = _split_at_closing_tag(part, closing)
         if _is_mention(text_before, body, is_closed=bool(closing_tag)):
+            # The text only writes about the tag, and makes no call.
             prose.append(opening + part)
         else:
             # A tag with nothing in it is a faulty call.
@@ -115,9 +116,9 @@ def _split_at_closing_tag(part: str, closing: str | None) -> tuple[str, str, str
         if not sign["closed"] and (end := part.find(closing, sign.start())) >= 0:
             # A string that isn't closed ends with the call.
             return part[:end], closing, part[end + len(closing) :]
-    # No closing tag is outside of strings. If one is within a string, and the call can be read with it, the
-    # tag is a part of an argument, and the model didn't close the call. If the call can't be read so, the
-    # quotes don't enclose a JSON string (they may be Python's), and the tag ends the call.
+    # If there is a closing tag, it is within a string. If the call can be read with the tag, the tag is a
+    # part of an argument, and the model didn't close the call. If the call can't be read so, the quotes don't
+    # enclose a JSON string (they may be Python's), and the tag ends the call.
     end = part.find(closing)
     if end >= 0 and _is_within_call(part, end):
         return part, "", ""
@@ -140,8 +141,8 @@ def _is_within_call(body: str, position: int) -> bool:
 
 def _is_mention(text_before: str, body: str, *, is_closed: bool) -> bool:
     """Returns whether the tag after `text_before` is only mentioned in prose, and is not a call."""
-    sign_before = text_before[-1:]
-    if sign_before and sign_before in _QUOTES and body[:1] == sign_before:
+    sign_before, sign_after = text_before[-1:], body[:1]
+    if sign_before in tuple(_QUOTES) and sign_after == sign_before:
         return True  # only the tag is in quotes
     if is_closed:
         # "Put it between <tool_call> and </tool_call>" has no bracket of a call and no new line.
@@ -160,7 +161,8 @@ def read_calls(body: str) -> Iterator[ToolCall]:
         return
     text_left = body
     while text_left := _without_fence(text_left).strip(_SIGNS_BETWEEN_CALLS):
-        name_match = _MISTRAL_NAME.match(text_left)  # before the arguments, which alone are JSON
+        # Mistral writes the name before the JSON, which is then only the arguments.
+        name_match = _MISTRAL_NAME.match(text_left)
         if name_match:
             text_left = text_left[name_match.end() :]
         try:
@@ -180,7 +182,9 @@ def read_calls(body: str) -> Iterator[ToolCall]:
         if any(call.fault for call in calls):
             return  # the model reads one message about its mistake
         next_call = _without_fence(text_left).strip(_SIGNS_BETWEEN_CALLS)
-        if not next_call.startswith(("{", "[")) and not _MISTRAL_NAME.match(text_left):
+        continues_with_json = next_call.startswith(("{", "["))
+        continues_with_name = _MISTRAL_NAME.match(text_left) is not None
+        if not continues_with_json and not continues_with_name:
             return  # prose after a call
 
 
@@ -204,7 +208,9 @@ def _call_of_value(value: Any) -> ToolCall:
         return ToolCall("", arguments=None, fault=f"The call has no name. {CALL_FORMAT}")
     key = next((key for key in _ARGUMENTS_KEYS if key in value), None)
     if key is None:  # the arguments are next to the name
-        arguments: Any = {key: argument for key, argument in value.items() if key not in _OTHER_KEYS}
+        arguments: Any = {
+            parameter: item for parameter, item in value.items() if parameter not in _OTHER_KEYS
+        }
     else:
         arguments = value[key]
     if isinstance(arguments, str) and arguments.strip():  # "{\"city\": \"Rome\"}", a JSON text
@@ -240,7 +246,7 @@ def read_json(text: str) -> tuple[Any, str]:
         except (ValueError, RecursionError):
             continue
     try:
-        if text[:1] in ("{", "["):
+        if text[:1] in ("{", "["):  # of Python's literals, only dictionaries and lists
             return read_value(balanced), text_after
     except UnreadableValue:
         pass

@@ -69,9 +69,12 @@ class Maze(Game):
     @override
     def problem(self, id: str, level: int) -> Problem:
         walk = self._begin_walk(level)
-        gems = " ".join(map(_name_of_cell, walk.gems))
+        cells_of_gems = " ".join(map(_name_of_cell, walk.gems))
         return Problem(
-            id=id, prompt=f"{self._write_position(walk)} {gems}\n", gold=str(self.gems), data={"level": level}
+            id=id,
+            prompt=f"{self._write_position(walk)} {cells_of_gems}\n",
+            gold=str(self.gems),  # the number of gems
+            data={"level": level},
         )
 
     @override
@@ -93,10 +96,10 @@ class Maze(Game):
         earned = 0.0
         if state.at in state.gems:
             state.gems.remove(state.at)
-            earned = 1.0 / self.gems
-        return Turn(
-            self._write_position(state), done=not state.gems or state.steps == self.steps, reward=earned
-        )
+            earned = 1.0 / self.gems  # the number of gems at the beginning
+        # `state.gems` are the cells of the gems that are left, and `self.steps` is the most turns.
+        is_done = not state.gems or state.steps == self.steps
+        return Turn(self._write_position(state), done=is_done, reward=earned)
 
     def _write_position(self, walk: Walk) -> str:
         """Writes the present cell and its open directions, such as ``b2:NE``."""

@@ -236,9 +236,9 @@ class _Connection:
     ) -> Any:
         """Returns the result of a call, or raises the client's exception.
 
-        The call's clock begins once the server is assumed to process the call; `on_start` is called then.
-        Raises TimeoutError when the clock has run for `seconds`. Until the clock begins, the call waits for
-        earlier calls. It doesn't wait for ever, since each of them is answered or runs out of time.
+        The call has `seconds` from the moment when the server begins to process it. The client can't see this
+        moment, so `_run_clocks` estimates it, and calls `on_start` then. Raises TimeoutError `seconds` later.
+        Before the moment, the call waits for earlier calls, each of which is answered or runs out of time.
         """
         call = _Call(asyncio.get_running_loop().time(), asyncio.Event(), on_start)
         self._calls.append(call)
@@ -273,9 +273,8 @@ class _Connection:
             call.changed.clear()
         self.answered += 1
         self.overdue_in_a_row = 0
-        # `_calls` has this call and all calls without an answer, in the order in which they were sent. This
-        # call got its answer before those that precede it there, so the server processes all of these at the
-        # same time.
+        # `_calls` is in the order in which the calls were sent. The calls before this one have no answer yet,
+        # so the server processes all of them and this one at the same time.
         self._parallel_calls = max(self._parallel_calls, self._calls.index(call) + 1)
 
     def _run_clocks(self) -> None:
@@ -288,26 +287,26 @@ class _Connection:
         seems_to_hang = self.overdue_in_a_row >= _OVERDUE_IN_A_ROW
         for index, call in enumerate(self._calls):
             if call.clock_start is None and (index < self._parallel_calls or seems_to_hang):
-                # The server hangs, so this call hasn't waited for the server to process another one. All of
-                # its time since it was sent counts.
+                # If the server hangs, this call hasn't waited for the server to process another one. Then all
+                # of its time since it was sent counts.
                 call.clock_start = call.sent if seems_to_hang else now
                 call.on_start()
                 call.changed.set()
 
     async def is_alive(self) -> bool:
         """Returns whether the server lists its tools, or answers another call, within `_LISTING_S`."""
-        answered = self.answered
+        answered_before = self.answered
         loop = asyncio.get_running_loop()
         end = loop.time() + _LISTING_S
         listing = asyncio.ensure_future(self.client.list_tools())
         try:
             # A server that processes one call at a time lists its tools only after the call. So an answer to
-            # a call counts, too, and is looked for 20 times a second.
-            while loop.time() < end and self.answered == answered:
+            # a call counts, too: the loop looks for it 20 times a second.
+            while loop.time() < end and self.answered == answered_before:
                 await asyncio.wait({listing}, timeout=0.05)
                 if listing.done():
                     return listing.exception() is None
-            return self.answered > answered
+            return self.answered > answered_before
         finally:
             listing.cancel()
 
@@ -356,7 +355,7 @@ class _ServerThread:
                 with anyio.fail_after(tool.start_seconds) as limit:
                     async with (
                         _transport(tool, error_output) as server,
-                        Client(server, cache=None) as client,
+                        Client(server, cache=None) as client,  # each listing of tools asks the server
                     ):
                         page = await client.list_tools()
                         tools = list(page.tools)
@@ -374,7 +373,7 @@ class _ServerThread:
                 reason = error_output.last_line() or f"{type(cause).__name__}: {cause}"
                 if isinstance(cause, TimeoutError):
                     reason = f"it didn't list its tools within {tool.start_seconds:g} s"
-                if not ready.done():
+                if not ready.done():  # if it is done, the connection's calls fail and report the error
                     ready.set_exception(ConnectionError(reason))
 
     def call(self, tool: str, arguments: Mapping[str, Any]) -> str:

@@ -106,15 +106,24 @@ class FunctionGrader(Grader):
 
     @override
     def grade(self, response: str, problem: Problem) -> Grade:
-        # The problem and the answer as plain values (`foreign.GradedRow`), which another Python can read as
-        # JSON.
-        row = {name: getattr(problem, name) for name in ("prompt", "gold", "domain")}
-        row |= {"data": dict(problem.data), "messages": [vars(message) for message in problem.messages]}
-        # An answer of one turn has no transcript. It gets one here: a single message, whose turn earned 0.
-        single_turn = [{"role": "assistant", "content": response}]
-        row["transcript"] = problem.transcript or Transcript(response, [single_turn], [0.0])
-        if problem.transcript and not problem.messages:  # several turns are always a conversation
-            row["messages"] = [{"role": "user", "content": problem.prompt}]
+        messages = [vars(message) for message in problem.messages]
+        transcript = problem.transcript
+        if transcript is None:
+            # An answer of one turn has no transcript. It gets one here: a single turn, which earned 0.
+            single_turn = [{"role": "assistant", "content": response}]
+            transcript = Transcript(response, [single_turn], [0.0])
+        elif not messages:
+            # An answer of several turns is graded as a conversation, which begins with the prompt.
+            messages = [{"role": "user", "content": problem.prompt}]
+        # Plain values (`foreign.GradedRow`), which another Python can read as JSON.
+        row: dict[str, Any] = {
+            "prompt": problem.prompt,
+            "gold": problem.gold,
+            "domain": problem.domain,
+            "data": dict(problem.data),
+            "messages": messages,
+            "transcript": transcript,
+        }
         if self.python is not None:
             result = self._ask_other_python(response, row)
         else:
@@ -128,7 +137,8 @@ class FunctionGrader(Grader):
         return Grade(reward=sum(rewards), outcome="ok", numbers=numbers, step_rewards=tuple(rewards))
 
     def _ask_other_python(self, response: str, row: Mapping[str, Any]) -> Any:
-        """Grades an answer in the process of `python`. Raises RuntimeError if the function raised."""
+        """Grades an answer in the process of `python`. Raises RuntimeError if the function raised, or if the
+        process has ended."""
         process = _start_python(self.python, self.path)
         assert process.stdin is not None and process.stdout is not None
         request = json.dumps([response, row, self.arguments])
@@ -151,17 +161,17 @@ class FunctionGrader(Grader):
 def _load_function(path: str) -> Any:
     """Returns the function, rubric or environment that a path names. Raises ValueError if it can't be
     loaded."""
-    if not path.rpartition(":")[0].endswith(".py"):
-        function: Any = function_at(path)
-    else:
+    module_or_file = path.rpartition(":")[0]
+    if module_or_file.endswith(".py"):
         try:
-            function = foreign.file_function(path, folders.import_folders())
+            function: Any = foreign.file_function(path, folders.import_folders())
         except (Exception, SystemExit) as error:  # executing the user's file may raise anything
             raise ValueError(f"path is {path!r}, which can't be loaded: {error}") from error
         # Notes the name of the file's module, so that grader processes can import it under the same name.
-        folders.add_configured_module(
-            foreign.name_in_process(foreign.find_file(path, folders.import_folders()))
-        )
+        file = foreign.find_file(path, folders.import_folders())
+        folders.add_configured_module(foreign.name_in_process(file))
+    else:
+        function = function_at(path)
     # `load_environment` is verifiers' name for a function that makes an environment with its rubric.
     return function() if path.endswith(":load_environment") else function
 

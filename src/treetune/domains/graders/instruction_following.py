@@ -38,7 +38,7 @@ followed."""
 _INSTRUCTION_ON_LETTERS = "keywords:letter_frequency"
 """The instruction to use a letter a number of times."""
 
-NO_SENTENCES = (
+MISSING_SENTENCE_DATA = (
     "the data by which nltk finds sentences, for instructions on numbers of sentences and of capital words:"
     " `python -m nltk.downloader punkt_tab` fetches it where there is a network; elsewhere copy its folder,"
     " tokenizers/punkt_tab, and name the folder above it in NLTK_DATA"
@@ -85,7 +85,7 @@ class InstructionFollowing(Grader):
         try:
             nltk.data.find("tokenizers/punkt_tab/english/")
         except LookupError:
-            yield from report_missing([NO_SENTENCES])
+            yield from report_missing([MISSING_SENTENCE_DATA])
 
     @override
     def prepare(self) -> None:
@@ -116,12 +116,12 @@ class InstructionFollowing(Grader):
 def read_instructions(problem: Problem) -> Sequence[Instruction]:
     """Returns the instructions of a problem. Raises ValueError if it has none."""
     fields: Any = problem.data
-    if problem.gold.lstrip().startswith("{"):
+    if problem.gold.lstrip().startswith("{"):  # the gold may be a JSON object with the instructions
         fields = {**problem.data, **json.loads(problem.gold)}
     ids, arguments = fields.get(IDS_KEY), fields.get(ARGUMENTS_KEY)
     if isinstance(arguments, str):  # Parquet files may have them as JSON text
         arguments = json.loads(arguments)
-    if ids is None or arguments is None or not len(ids) or len(ids) != len(arguments):
+    if ids is None or arguments is None or len(ids) == 0 or len(ids) != len(arguments):
         raise ValueError(
             f"problem {problem.id} has no {IDS_KEY!r} and {ARGUMENTS_KEY!r} of the same length,"
             " neither in its gold nor in its fields"
@@ -156,8 +156,10 @@ def _is_followed(instruction: Instruction, text: str) -> bool:
     if instruction.id == _INSTRUCTION_ON_LETTERS and not str(arguments["letter"]).isalpha():
         # The library can't count a sign such as "!": it would count a random letter instead.
         count = text.count(str(arguments["letter"]))
-        is_less = bool(count < arguments["let_frequency"])
-        return is_less is (arguments["let_relation"] == "less than")
+        frequency: int = arguments["let_frequency"]
+        if arguments["let_relation"] == "less than":
+            return count < frequency
+        return count >= frequency
     # The library replaces invalid arguments by random ones. The seed makes them the same every time.
     state = random.getstate()
     random.seed(0)
@@ -166,7 +168,7 @@ def _is_followed(instruction: Instruction, text: str) -> bool:
         try:
             return bool(check.check_following(text))
         except LookupError as error:
-            raise Unavailable(f"missing: {NO_SENTENCES}") from error
+            raise Unavailable(f"missing: {MISSING_SENTENCE_DATA}") from error
     finally:
         random.setstate(state)
 

@@ -6,7 +6,7 @@ Questions come from the threads of a `GraderPool`, and one thread sends all requ
     ──────────────────                 ──────────────────────────────────────────────
     Judge.grade(response)
       _JudgeThread.run ── coroutine ─► Judge._ask_for_reward
-        │                                _Question.answer: an answer in the journal, or in flight?
+        │                                _JudgeAsker.answer: a reply in the journal?
         │ waits, at most for               otherwise _Availability.check: raises while the judge is down
         │ the grader's deadline            EndpointClient.ask: sends, and tries again
         │ ◄── reward, or Unavailable ──  no verdict in the reply? ask again, `again` times
@@ -269,8 +269,9 @@ class Judge:
         address: EndpointAddress | Callable[[], EndpointAddress]
         self.run_model: RunningJudge | None = None
         """The model that the run serves, if that is the judge."""
+        # The context declares its judge only as a protocol, but `judge_server` always makes a `RunningJudge`.
         run_model = context.judge
-        assert isinstance(run_model, RunningJudge | None), "`judge_server` makes no other judge"
+        assert isinstance(run_model, RunningJudge | None)
         if grader.endpoint is not None:
             self._request_settings: RequestSettings = grader.endpoint
             self._model = self.identity = grader.endpoint.model
@@ -350,16 +351,19 @@ class Judge:
         added to a mean."""
         with self._lock:
             for name, number in numbers.items():
-                value, divisor = number if isinstance(number, tuple) else (number, None)
-                total, total_divisor = self._counts.get(f"judge/{name}", (0.0, 0.0))
-                if divisor is not None:  # the divisor of a mean grows with its sum
-                    divisor += total_divisor or 0
-                self._counts[f"judge/{name}"] = (total + value, divisor)
+                metric = f"judge/{name}"
+                total, total_divisor = self._counts.get(metric, (0.0, 0.0))
+                if isinstance(number, tuple):
+                    value, divisor = number
+                    assert total_divisor is not None  # each name always gets pairs, or always numbers
+                    self._counts[metric] = total + value, total_divisor + divisor
+                else:
+                    self._counts[metric] = total + number, None
 
     async def _ask_for_reward(self, client: EndpointClient, question: str) -> float:
         """Asks the judge until it gives a verdict, at most `again` times more, and returns the reward. Raises
         Unavailable if no reply has a verdict."""
-        asker = _Question(self, client, self._context.shared(_open_answers))
+        asker = _JudgeAsker(self, client, self._context.shared(_open_answers))
         messages: list[EndpointMessage] = [("user", question)]
         if self.grader.system is not None:
             messages.insert(0, ("system", self.grader.system))
@@ -368,7 +372,7 @@ class Judge:
             body = self._request_settings.request_body(self._model, messages, extra={})
             reply = await asker.answer("judge", body, lambda answer: self._reward_of(answer) is not None)
             if not asker.has_sent:
-                self.count(known=1)  # the answer was in the journal, or in flight
+                self.count(known=1)  # the reply was in the journal
             reward = self._reward_of(reply)
             if reward is not None:
                 return reward
@@ -403,7 +407,7 @@ def _open_answers(context: ServiceContext) -> AnswerJournal:
     return AnswerJournal(path, other_files=sorted({*context.folder.glob("*.jsonl")} - {path}))
 
 
-class _Question(Asker):
+class _JudgeAsker(Asker):
     """Asks the judge about one answer, until the deadline."""
 
     def __init__(self, judge: Judge, client: EndpointClient, journal: AnswerJournal) -> None:
@@ -412,8 +416,8 @@ class _Question(Asker):
         # A little before the grader's deadline, so that the judge can still say why it gives up.
         self._deadline = time.monotonic() + DEADLINE_SHARE * judge.grader.deadline
         self.has_sent = False
-        """Whether a request was sent for the last question. The journal may have the reply, or the question
-        may be in flight already. The caller sets this to False before each question."""
+        """Whether the last question had to be sent, because the journal had no reply to it. The caller sets
+        this to False before each question."""
 
     @override
     async def _ask(
@@ -424,7 +428,8 @@ class _Question(Asker):
         judge.availability.check()
         start = time.monotonic()
         tried_addresses: list[EndpointAddress] = []
-        self._tried_addresses = tried_addresses  # `EndpointClient.ask` appends to it
+        # `super()._ask` gives this list to the client, which appends the address of each request.
+        self._tried_addresses = tried_addresses
         try:
             # The time is at least 0.1 s, since earlier replies without a verdict may have taken all of it.
             async with asyncio.timeout(max(0.1, self._deadline - start)):

@@ -61,23 +61,26 @@ class LiveBench(Grader):
 
     @override
     def extract(self, response: str, problem: Problem) -> str | None:
-        text, task = response, self._read_task(problem)
-        if task == "plot_unscrambling" and "<PLOT_SUMMARY>" in text:  # the tag that this task's prompt names
-            return text.rpartition("<PLOT_SUMMARY>")[2].partition("</PLOT_SUMMARY>")[0].strip() or None
-        answer = last_between(text, "<solution>", "</solution>") or last_box(text)
+        task = self._read_task(problem)
+        if task == "plot_unscrambling" and "<PLOT_SUMMARY>" in response:
+            # The task's prompt asks for the answer within this tag.
+            after_tag = response.rpartition("<PLOT_SUMMARY>")[2]
+            return after_tag.partition("</PLOT_SUMMARY>")[0].strip() or None
+        answer = last_between(response, "<solution>", "</solution>") or last_box(response)
         if task in _TASKS_IN_CODE_BLOCKS:
             # The last block is the answer. It may be within the solution, or there is only the block.
-            blocks = fenced_blocks(answer or text)
+            blocks = fenced_blocks(answer or response)
             answer = blocks[-1] if blocks else answer
         elif answer is None and task not in ("typos", "plot_unscrambling"):
             # Bold text in these two tasks may be a part of the text that is asked for.
-            for line in reversed(text.split("\n")):
+            for line in reversed(response.split("\n")):
                 bold_parts = [part.strip(" .,:") for part in _BOLD_TEXT.findall(line)]
                 if bold_parts:
                     answer = ", ".join(part for part in bold_parts if part)
                     break
         if answer is None:  # the answer of some tasks may be the whole response, and of others its last line
-            answer = text if task in _TASKS_OF_WHOLE_TEXT else text.strip().rpartition("\n")[2]
+            last_line = response.strip().rpartition("\n")[2]
+            answer = response if task in _TASKS_OF_WHOLE_TEXT else last_line
         # Tabs are kept, because one at the end is an empty cell.
         return answer.strip(" \r\n") if answer.strip() else None
 
@@ -187,14 +190,14 @@ def score_order_of_sentences(answer: str, gold: str) -> float:
 
 def score_label(answer: str, gold: str) -> float:
     """Scores ``cta``: the label of a column, compared by its letters and digits."""
-    letters, gold_letters = (
-        re.sub(r"[\W_]+", "", _MARKUP.sub(" ", text).casefold()) for text in (answer, gold)
-    )
-    return float(letters == gold_letters)
+    label = re.sub(r"[\W_]+", "", _MARKUP.sub(" ", answer).casefold())
+    gold_label = re.sub(r"[\W_]+", "", _MARKUP.sub(" ", gold).casefold())
+    return float(label == gold_label)
 
 
 def score_mapping(answer: str, gold: str) -> float:
-    """Scores ``tablejoin``: the F1 of the pairs of columns."""
+    """Scores ``tablejoin``: the F1 of the answer's pairs, each of which maps a column of one table to a
+    column of the other."""
     gold_pairs, pairs = _read_pairs(gold), _read_pairs(answer)
     if gold_pairs is None:
         raise ValueError(f"the gold {gold[:100]!r} is not a mapping of columns")
@@ -240,14 +243,15 @@ def _split_sentences(text: str) -> list[str]:
 
 
 def _read_pairs(text: str) -> set[tuple[str, str]] | None:
-    """Returns the items of the JSON object in a text; None if there is none."""
+    """Returns the keys and values of the JSON object in a text; None if there is no object."""
     try:
-        value = read_value(text)
+        mapping = read_value(text)
     except UnreadableValue:
-        value = next((value for _, value in find_values(text, "{")), None)
-    if not isinstance(value, dict):
+        # The last object within other text, because `find_values` begins at the end.
+        mapping = next((value for _, value in find_values(text, "{")), None)
+    if not isinstance(mapping, dict):
         return None
-    return {(str(key), str(value)) for key, value in value.items()}
+    return {(str(key), str(value)) for key, value in mapping.items()}
 
 
 # Tables, in the formats that LiveBench converts between: JSON, JSON lines, HTML, Markdown, CSV, TSV
@@ -333,10 +337,11 @@ def _read_json(text: str) -> Sequence[Mapping[str, Any]]:
     try:
         value = read_value(text)
     except UnreadableValue:
-        # The first JSON value within other text.
+        # The last JSON value within other text, because `find_values` begins at the end.
         value = next((value for _, value in find_values(text)), None)
     if isinstance(value, Mapping):
-        value = value.get("data", list(value.values()))  # an object with a schema, or with a key for each row
+        # {"schema": …, "data": [row, row]}, or {"0": row, "1": row}
+        value = value["data"] if "data" in value else list(value.values())
     return value if isinstance(value, list) and all(isinstance(row, Mapping) for row in value) else []
 
 
@@ -400,25 +405,27 @@ def _read_lines(text: str, delimiter: str, columns: Sequence[str] | None) -> Seq
     number of cells."""
     lines = [line.strip() if delimiter == "|" else line for line in text.strip("\n").split("\n")]
     if delimiter == "|":  # only the rows of a table, without the rule |---|---|
-        rows = [line for line in lines if line.startswith("|") and line.strip("|:- ")]
+        table_lines = [line for line in lines if line.startswith("|") and line.strip("|:- ")]
         # One bar at each end, since |a||b|| has an empty cell in the middle and one at the end.
-        lines = [row.removeprefix("|").removesuffix("|") for row in rows]
+        lines = [line.removeprefix("|").removesuffix("|") for line in table_lines]
+    rows: list[list[str]] = []
     try:
-        cells = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=delimiter)]
+        for cells in csv.reader(lines, delimiter=delimiter):
+            rows.append([cell.strip() for cell in cells])
     except csv.Error:
         return []
     header_index: int | None = None
     # With `columns` None, the first line is the header. Columns of row numbers are not compared.
-    for index, row in enumerate(cells):
+    for index, row in enumerate(rows):
         names = sorted(cell for cell in row if cell not in _NAMES_OF_INDICES)
         if columns is None or names == sorted(columns):
             header_index = index
             break
-    if header_index is None or len(cells[header_index]) <= 1:
+    if header_index is None or len(rows[header_index]) <= 1:
         return []  # lines without the delimiter would be a table of one column
     table: list[list[str]] = []
-    for row in cells[header_index:]:
-        if len(row) != len(cells[header_index]):
+    for row in rows[header_index:]:
+        if len(row) != len(rows[header_index]):
             break
         table.append(row)
     return _rows_below_header(table)

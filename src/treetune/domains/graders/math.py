@@ -80,8 +80,8 @@ class MathGrader(Grader):
         import math_verify  # noqa: F401
         import sympy
 
-        # Here math_verify's own timeout is switched off, because the grader pool's deadline ends a call. The
-        # library would warn of this at every call.
+        # The grader calls math_verify without a timeout, because the grader pool's deadline ends a call. The
+        # library would warn of the missing timeout at every call.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
 
         sympy.simplify(sympy.Symbol("x") ** 2 - 1)  # the first call imports many modules
@@ -204,7 +204,7 @@ def equal_answers(answer: MathAnswer, gold: MathAnswer, question: str = "") -> b
     if isinstance(answer, System) or isinstance(gold, System) or are_both_by_name:
         return _equal_systems(answer, gold, question)
     if isinstance(answer, Named) and isinstance(gold, Named):
-        # A name in words, such as \text{Area}, may be the other name.
+        # A name in words, such as \text{Area}, may mean the same as any name in the other answer.
         same_name = answer.name == gold.name or "text" in answer.name or "text" in gold.name
         return same_name and equal_answers(answer.value, gold.value, question)
     if isinstance(answer, Equation) or isinstance(gold, Equation):
@@ -259,7 +259,8 @@ def _as_group(answer: MathAnswer) -> BracketGroup:
 
 
 def _text_of_words(answer: MathAnswer) -> str | None:
-    """Returns the text by which an answer in words is compared: ``7apples`` for ``7\\text{ Apples}``."""
+    """Returns the text that is compared if one of two answers is in words: ``7apples`` for
+    ``7\\text{ Apples}``. Returns None for an answer that is neither in words nor a number or formula."""
     if isinstance(answer, Words):
         return answer.text
     if isinstance(answer, Scalar):
@@ -274,7 +275,8 @@ _PARTS_OF_EMPTY_SET = (Scalar("\\emptyset"),)
 def _equal_groups(answer: BracketGroup, gold: BracketGroup, question: str) -> bool:
     """Compares pairs and intervals in order and by their brackets, and sets and lists in any order."""
     kinds = {answer.kind, gold.kind}
-    # The empty set has no elements that could be compared below. It equals only an empty group of its kind.
+    # ∅ is compared as a list with the single part ∅. Below, such a list would equal the set {∅}, and the list
+    # ∅, ∅ would equal ∅. Neither is right.
     is_empty, is_gold_empty = answer.parts == _PARTS_OF_EMPTY_SET, gold.parts == _PARTS_OF_EMPTY_SET
     if is_empty != is_gold_empty:
         return False
@@ -464,26 +466,27 @@ def _equal_quantities(answer: Scalar, gold: Scalar) -> bool:
         assert radians.unit is not None and degrees.unit is not None
         if is_radian(radians.unit) and is_degree(degrees.unit):
             return equal_formulas(radians.formula, f"({degrees.formula}) \\cdot \\frac{{\\pi}}{{180}}")
-    converted = factor_and_offset_between(answer.unit, gold.unit)
-    if converted is None:
+    conversion = factor_and_offset_between(answer.unit, gold.unit)
+    if conversion is None:
         return False
-    factor, summand = converted
-    if (factor, summand) == (1, 0):
+    factor, offset = conversion
+    if (factor, offset) == (1, 0):
         return equal_formulas(answer.formula, gold.formula)
     value, gold_value = exact_value(answer.formula), exact_value(gold.formula)
     if value is not None and gold_value is not None:
-        return value * factor + summand == gold_value
-    # A formula such as 2\pi is converted by writing the factor after it. Temperatures have a summand, too;
-    # they are only compared as numbers.
+        return value * factor + offset == gold_value
+    # A formula such as 2\pi is converted by writing the factor after it. Temperatures also have an offset.
+    # They are only compared as numbers.
     scaled = f"({answer.formula}) \\cdot \\frac{{{factor.numerator}}}{{{factor.denominator}}}"
-    return summand == 0 and equal_formulas(scaled, gold.formula)
+    return offset == 0 and equal_formulas(scaled, gold.formula)
 
 
 def _equal_times(answer: MathAnswer, gold: MathAnswer, question: str) -> bool:
     """Compares two answers, at least one of which is written like a time of the day.
 
     ``1:20`` may also be a ratio. It is compared as a time if the gold is a time (`TimeOfDay.is_time`), or if
-    the answer can only be a time (``1:20 p.m.``, ``1:05``). If neither is so, it is compared as a ratio.
+    the answer is surely a time: it has a half of the day (``1:20 p.m.``), or a leading zero, which a ratio
+    wouldn't have (``1:05``). If neither is so, it is compared as a ratio.
     """
     if isinstance(answer, TimeOfDay) and isinstance(gold, TimeOfDay):
         if gold.is_time(question) or answer.is_sure:
@@ -655,9 +658,11 @@ def _read_number_with_base(formula: str) -> tuple[str, str] | None:
     """Reads ``101_2`` or ``(101)_{two}`` as its digits and its base, ("101", "2"). Returns None for any other
     formula."""
     match = _NUMBER_WITH_BASE.fullmatch(_WORD_IN_TEXT_COMMAND.sub(r"\1", formula.strip()))
-    if match is None or not any(character.isdigit() for character in match[1]):
+    if match is None:
+        return None
+    digits = match[1]  # may have letters, too, as 1A_{16}
+    if not any(character.isdigit() for character in digits):
         return None  # x_1 is a variable with an index
-    digits = match[1]
     base = match[2] or match[3] or match[4]  # of _{7}, _7 and _seven
     base = _BASE_OF_WORD.get(base.lower(), base)
     return (digits, base) if base.isdigit() else None

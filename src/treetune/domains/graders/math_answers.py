@@ -177,8 +177,11 @@ _NAME_AND_MEMBERSHIP_SIGN = re.compile(r"[A-Za-z] ?\\in(?![A-Za-z])")
 
 
 def read_answer(text: str, depth: int = 0) -> MathAnswer:
-    """Reads the answer in a normalised text (`math_text.normalise_notation`). `depth` is the number of
-    answers around this one, of which it is a part. Raises nothing."""
+    """Reads the answer in a normalised text (`math_text.normalise_notation`). Raises nothing.
+
+    `depth` is the number of answers that contain this one: 1 for a number in a pair, and 2 for a number in a
+    pair in a set.
+    """
     text = text.strip()
     if depth > MOST_NESTED_PARTS:
         return Scalar(text)
@@ -209,6 +212,7 @@ def read_answer(text: str, depth: int = 0) -> MathAnswer:
 
 def _read_table(text: str, depth: int) -> MathAnswer | None:
     """Reads cases, a matrix, or a matrix or vector that is transposed."""
+    # Cases may also be written as a matrix after a brace: \{ \begin{matrix} … \end{matrix}.
     if "\\begin" in text and ("cases" in text or text.startswith("\\{")):
         cases = _CASES_ENVIRONMENT.fullmatch(text)
         if cases is not None:
@@ -343,7 +347,7 @@ def _intervals_between(holes: list[str]) -> MathAnswer | None:
     numbers: list[tuple[Fraction, str]] = []
     for hole in holes:
         number = exact_value(hole)
-        if number is None:  # such as \sqrt{2}, which can only be the single hole
+        if number is None:  # e.g. \sqrt{2}, which can't be put in order with other holes
             return None if len(holes) > 1 else _rays_around(Scalar(hole))
         numbers.append((number, hole))
     if not numbers:
@@ -500,8 +504,8 @@ def _read_group(text: str, depth: int) -> MathAnswer | None:
 
 
 def _flatten_lists(parts: tuple[MathAnswer, ...]) -> tuple[MathAnswer, ...]:
-    r"""Replaces lists among the parts of a list or a set by their parts: ``0, \pm 1`` has the parts 0, 1 and
-    -1."""
+    r"""Replaces each part that is a list by the parts of that list. In ``0, \pm 1`` the part ``\pm 1`` is the
+    list 1, -1. So the result is 0, 1, -1."""
     flat: list[MathAnswer] = []
     for part in parts:
         if isinstance(part, BracketGroup) and part.kind == "list":
@@ -532,8 +536,10 @@ def _split_brackets(text: str) -> tuple[str, str, str]:
     if text.startswith("\\langle") and text.endswith("\\rangle"):
         inner = text[7:-7]
         return ("", "", "") if _is_closed_before_end(inner, "\\langle", "\\rangle") else ("(", ")", inner)
-    if len(text) <= 2 or text[0] not in "([]" or text[-1] not in ")][" or text.endswith("\\]"):
+    if len(text) <= 2 or text[0] not in "([]" or text[-1] not in ")][":
         return "", "", ""
+    if text.endswith("\\]"):
+        return "", "", ""  # \] is a command, which ends a formula, and not a bracket
     inner, depth = text[1:-1], 0
     for bracket in _BRACKET.finditer(inner):
         depth += _depth_change(bracket[0])
@@ -593,6 +599,7 @@ def _signs_and_brackets(signs: tuple[str, ...]) -> re.Pattern[str]:
 def _read_equation(text: str, depth: int) -> MathAnswer | None:
     """Reads ``x = 5`` as a named value, and ``x + y = 5`` as an equation. Returns None for other texts, and
     for several equations."""
+    # x = 12,000 becomes x = 12000
     text = _THOUSANDS_OF_A_SIDE.sub(lambda side: side[1] + side[2].replace(",", ""), text)
     sides = split_at_top(text, ("=",))
     if len(sides) == 1:
@@ -621,22 +628,23 @@ _ABSOLUTE_VALUE = re.compile(
 )
 
 
-def _read_distance(signs: list[str], sides: list[str]) -> tuple[str, list[MathAnswer]] | None:
+def _read_distance(sign: str, sides: list[str]) -> tuple[str, list[MathAnswer]] | None:
     """Reads ``|x - 1| > 2`` as the points whose distance from 1 is larger than 2: ("x", [(-∞, -1), (3, ∞)]).
 
     Returns None for any other inequality, and for one whose radius isn't positive, such as ``|x| > 0``.
     """
-    match = _ABSOLUTE_VALUE.fullmatch(sides[0])
-    radius = exact_value(sides[1])
-    if match is None or radius is None or radius <= 0 or signs[0] == "!=":
+    left_side, right_side = sides
+    match = _ABSOLUTE_VALUE.fullmatch(left_side)
+    radius = exact_value(right_side)
+    if match is None or radius is None or radius <= 0 or sign == "!=":
         return None
     centre = exact_value(match["centre"]) if match["centre"] else Fraction(0)
     if centre is None:
         return None
     centre = -centre if match["sign"] == "+" else centre  # |x + 1| is the distance from -1
-    low, high = (Scalar(str(centre - radius)), Scalar(str(centre + radius)))
-    opening, closing = ("[", "]") if signs[0].endswith("=") else ("(", ")")
-    if signs[0].startswith("<"):
+    low, high = Scalar(str(centre - radius)), Scalar(str(centre + radius))
+    opening, closing = ("[", "]") if sign.endswith("=") else ("(", ")")
+    if sign.startswith("<"):
         return match["name"], [BracketGroup("tuple", (low, high), opening, closing)]
     below = BracketGroup("tuple", (_MINUS_INFINITY, low), "(", closing)
     above = BracketGroup("tuple", (high, _INFINITY), opening, ")")
@@ -653,14 +661,14 @@ def _read_region(text: str, depth: int) -> MathAnswer | None:
     for part in split_at_top(text, (",",)):
         pieces += _split_at_and(part)
     # x \ne 1, x \ne 2: every piece is an exclusion
-    exclusions = [_UNEQUAL_VALUES.fullmatch(piece.strip()) for piece in pieces]
-    if len(pieces) > 1 and all(exclusions):
-        matches = [match for match in exclusions if match is not None]
-        values = [match["values"].strip() for match in matches]
-        return _name_region({match["name"] for match in matches}, _intervals_between(values))
+    matches = [_UNEQUAL_VALUES.fullmatch(piece.strip()) for piece in pieces]
+    exclusions = [match for match in matches if match is not None]
+    if len(pieces) > 1 and len(exclusions) == len(pieces):
+        values = [match["values"].strip() for match in exclusions]
+        return _name_region({match["name"] for match in exclusions}, _intervals_between(values))
     # ``x > 1 and x < 3`` is an intersection. "or" or a comma makes a union.
     is_intersection = _AND_OF_INTERSECTION.search(text) is not None
-    rays: list[MathAnswer] = []
+    intervals: list[MathAnswer] = []
     names: set[str] = set()  # of the unknowns: a region has one
     for piece in pieces:
         signs = [_NAME_OF_INEQUALITY_SIGN[sign] for sign in _INEQUALITY_SIGN.findall(piece)]
@@ -668,14 +676,15 @@ def _read_region(text: str, depth: int) -> MathAnswer | None:
         region = _read_inequality(signs, sides, depth)
         if region is None:
             return None
-        name, parts = region
+        name, intervals_of_piece = region
         names.add(name)
-        rays += parts
+        intervals += intervals_of_piece
     if len(names) != 1:
         return None
     if is_intersection and len(pieces) > 1:
-        return _intersect(rays) or Scalar(text)  # another intersection is only compared as a text
-    return Union(tuple(rays), named=names.pop())
+        # Only the overlap of two rays is computed. Any other intersection is compared as a text.
+        return _intersect(intervals) or Scalar(text)
+    return Union(tuple(intervals), named=names.pop())
 
 
 def _name_region(names: set[str], allowed: MathAnswer | None) -> Union | None:
@@ -712,12 +721,14 @@ def _read_inequality(signs: list[str], sides: list[str], depth: int) -> tuple[st
     and ``1 < x <= 2``, which has two signs, ("x", [(1, 2]]). Returns None if no side is only an unknown.
     """
     if len(signs) == 1:
-        distance = _read_distance(signs, sides)
+        distance = _read_distance(signs[0], sides)
         return distance if distance is not None else _read_inequality_of_one_sign(signs[0], sides, depth)
-    have_one_direction = {sign[0] for sign in signs} in ({"<"}, {">"})
+    directions = {sign[0] for sign in signs}
+    have_one_direction = directions in ({"<"}, {">"})
     if len(signs) == 2 and have_one_direction and _NAME_OF_VALUE.fullmatch(sides[1]):
-        if signs[0][0] == ">":  # 2 >= x > 1 is 1 < x <= 2
-            signs, sides = [sign.replace(">", "<") for sign in signs[::-1]], sides[::-1]
+        if directions == {">"}:  # 2 >= x > 1 is read as 1 < x <= 2
+            sides = sides[::-1]
+            signs = [_MIRRORED_SIGN[sign] for sign in signs[::-1]]
         ends = read_answer(sides[0], depth + 1), read_answer(sides[2], depth + 1)
         left = "(" if signs[0] == "<" else "["
         right = ")" if signs[1] == "<" else "]"
@@ -735,8 +746,9 @@ def _read_inequality_of_one_sign(
     """Reads an inequality with one sign. One of its sides has to be only an unknown (see
     `_read_inequality`)."""
     name, bound = sides
-    if not _NAME_OF_VALUE.fullmatch(name):
-        sign, name, bound = _MIRRORED_SIGN.get(sign, sign), bound, name
+    if not _NAME_OF_VALUE.fullmatch(name):  # 3 < x is read as x > 3
+        name, bound = bound, name
+        sign = _MIRRORED_SIGN[sign]
         if not _NAME_OF_VALUE.fullmatch(name):
             return None
     value = read_answer(bound, depth + 1)
@@ -793,8 +805,8 @@ def _read_figure(text: str) -> Words | None:
 
 
 def _read_words(text: str) -> Words | Scalar | None:
-    """Reads an answer in words. Returns None for a formula. "No solution" is read as the empty set, and "all
-    integers" as that set."""
+    """Reads an answer in words. Returns None for a formula. "No solution" is read as the formula of the empty
+    set, and "all integers" as the formula of the set of integers."""
     figure = _read_figure(text)
     if figure is not None:
         return figure
@@ -808,11 +820,12 @@ def _read_words(text: str) -> Words | Scalar | None:
         return None  # signs of a formula
     plain = " ".join(plain.split())
     if _CAPITAL_LETTERS.fullmatch(plain):
-        return Words(plain.lower())  # AB or IV: letters of a formula would be factors in any order
-    if _NO_SOLUTION.fullmatch(plain.lower().rstrip(".")):
+        return Words(plain.lower())  # AB or IV: as formulas, AB would equal BA, and IV would equal VI
+    without_full_stop = plain.lower().rstrip(".")
+    if _NO_SOLUTION.fullmatch(without_full_stop):
         return Scalar("\\emptyset")
-    if plain.lower().rstrip(".") in _SETS_IN_WORDS:
-        return Scalar(_SETS_IN_WORDS[plain.lower().rstrip(".")])
+    if without_full_stop in _SETS_IN_WORDS:
+        return Scalar(_SETS_IN_WORDS[without_full_stop])
     choice = _CHOSEN_OPTION.fullmatch(plain)
     if choice and (is_only_text or plain != choice[1]):  # \text{B} and (B) are choices, and B is a variable
         return Words(choice[1].lower())
@@ -841,7 +854,9 @@ def _read_scalar(text: str) -> MathAnswer:
     r"""Reads a number or formula with its unit, also in brackets: ``(1{,}200 \text{ cm})``."""
     text = text.strip()
     opening, _, inner = _split_brackets(text)
-    if opening == "(" and text.endswith(")"):
+    # `_split_brackets` also returns "(" for ]5[ and for \langle 5 \rangle.
+    is_in_round_brackets = opening == "(" and text.endswith(")")
+    if is_in_round_brackets:
         text = inner.strip()
     measured = split_unit(text)
     formula = measured.formula
