@@ -75,10 +75,7 @@ class Architecture:
         ``model.embed_tokens.weight``.
         """
         # A state dict lists a tied weight under each of its names, and `names` only under the first one.
-        all_names = frozenset(self.skeleton.state_dict())
-        if self.config.tie_word_embeddings:
-            all_names |= frozenset(getattr(self.skeleton, "all_tied_weights_keys", {}))
-        return all_names - self.names
+        return frozenset(self.skeleton.state_dict()) - self.names
 
     def refuse_other_weights(self, names: Iterable[str], use: object) -> None:
         """Raises ValueError unless `names` are the names of the architecture's weights.

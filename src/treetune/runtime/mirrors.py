@@ -67,10 +67,18 @@ class Mirrors:
                 self._open.remove(mirror)
 
     def close(self) -> None:
-        """Closes all sinks, also after one has failed. Safe to call twice."""
+        """Closes all sinks at the end of the run, also after one has failed. Safe to call twice."""
+        self._close(lambda sink, handle: sink.close(handle))
+
+    def close_failed(self, exit_code: int, *, is_preempted: bool) -> None:
+        """Closes all sinks of a run that hasn't reached its end. The arguments are those of
+        `Sink.close_failed`."""
+        self._close(lambda sink, handle: sink.close_failed(handle, exit_code, is_preempted=is_preempted))
+
+    def _close(self, close_sink: Callable[[Sink, Any], None]) -> None:
         for sink, handle, thread in self._open:
             try:
-                thread.call(sink.closing_s, sink.close, handle)
+                thread.call(sink.closing_s, close_sink, sink, handle)
             except Exception as error:  # a sink must not end a run, and its library may raise anything
                 logger.warning("%s did not close: %s", type(sink).__name__, error)
         self._open = []

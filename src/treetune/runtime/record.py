@@ -19,6 +19,7 @@ import copy
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -218,8 +219,14 @@ class Record:
                 os.write(sys.stderr.fileno(), f"{message}\n".encode())
 
         stop = GracefulStop(config.checkpoints.grace, say)
-        with contextlib.closing(mirrors), stopping_gracefully(stop):
-            yield Record(session, server, trainer, watch, mirrors, stop)
+        try:
+            with stopping_gracefully(stop):
+                yield Record(session, server, trainer, watch, mirrors, stop)
+        except BaseException as error:
+            is_preempted = is_stopped_for_a_while(error, stop, session.ranks.world_size)
+            mirrors.close_failed(exit_code_of(error), is_preempted=is_preempted)
+            raise
+        mirrors.close()
 
     @contextmanager
     def before_training(self, iteration: int) -> Iterator[None]:
@@ -406,6 +413,23 @@ class Record:
             keep_every = session.config.checkpoints.keep_every
             tidy_checkpoints(session.directory, keep_every, self._watch.last_good)
         session.ranks.barrier("checkpoint written")
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Returns 128 + the number of the signal that ends the run with this exception, or 1 for a failure."""
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    return error.code if isinstance(error, Stopped) and isinstance(error.code, int) else 1
+
+
+def is_stopped_for_a_while(error: BaseException, stop: GracefulStop, ranks: int) -> bool:
+    """Returns whether a signal other than Ctrl-C ends the run with this exception. Such a signal comes from
+    SLURM, for example, which continues the run later."""
+    if not isinstance(error, Stopped) or error.code == 128 + signal.SIGINT:
+        return False
+    # If a rank fails, the launcher sends the others SIGTERM as well. But then they don't reach a boundary, at
+    # which all ranks meet.
+    return ranks == 1 or stop.has_reached_boundary
 
 
 def make_generation_config(session: Session, trainer: PolicyTrainer) -> GenerationConfig | None:

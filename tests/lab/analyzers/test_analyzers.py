@@ -30,6 +30,7 @@ from treetune.credit.grpo import Group
 from treetune.credit.values.bisect import Bisect
 from treetune.credit.vineppo import MonteCarlo
 from treetune.lab.analyzers.command import compare_analyses, run_analyzers
+from treetune.lab.analyzers.credit_bench import order_by_problem
 from treetune.lab.analyzers.credit_microscope import OWN_CREDIT, TRUE_CREDIT, CreditMicroscope, choose_answers
 from treetune.lab.analyzers.gradients import Loss, problem_gradients
 from treetune.lab.analyzers.step_credit import Shown, StepCredit
@@ -465,6 +466,19 @@ def test_other_methods_and_the_truth_are_sampled_from_the_weights_of_their_itera
 
 def make_step_credit(*values: float) -> StepCredit:
     return StepCredit((None,) * len(values), tuple(map(Shown, values)))
+
+
+def test_answers_of_a_methods_own_rollout_are_compared_in_the_order_of_the_problems() -> None:
+    problems: list[Any] = [SimpleNamespace(id="a"), SimpleNamespace(id="b")]
+    episodes: list[Any] = [SimpleNamespace(group=group) for group in "baab"]
+    first_of_b, first_of_a, second_of_a, second_of_b = episodes
+    ordered = order_by_problem("tree", episodes, problems)
+    expected = (first_of_a, second_of_a, first_of_b, second_of_b)
+    assert [id(episode) for episode in ordered] == [id(episode) for episode in expected]
+    with pytest.raises(ValueError, match="'tree' gave no advantages to the answers to a, so that"):
+        order_by_problem("tree", episodes[:1], problems)
+    with pytest.raises(ValueError, match="rollout of 'tree' also answered b"):
+        order_by_problem("tree", episodes, problems[:1])
 
 
 def test_answers_are_chosen_where_methods_differ_right_and_wrong_ones_of_different_problems() -> None:

@@ -21,6 +21,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import treetune.parts  # noqa: F401  (registers them, as the command `view` does)
 from tests.view.conftest import FIRST, Viewer, mark_of
 from tests.view.recorded import begin_run, episode, record_iteration, trajectory
 from tests.view.report import threaded
@@ -527,6 +528,42 @@ def test_continuations_of_a_state_are_found_in_the_journal(viewer: Viewer) -> No
     assert f"continuations of the previous state: {counts}" in tree
     assert f"of its continuations {counts}" in tree
     assert "/continuations?answer=" in tree and "start=2" in tree
+
+
+WEIGHTED_CREDIT = {
+    "type": "weighted_by",
+    "signal": "surprise",
+    "weights": "softmax",
+    "over": {"type": "hicra", "phrases": ["so"], "over": {"type": "monte_carlo", "samples": 3}},
+}
+MIXTURE = {
+    "type": "mixture",
+    "domains": {"sums": {"task": {"type": "addition_chain"}, "stop": ["!"], "max_tokens": 32}},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sampling"),
+    [
+        ({"credit": WEIGHTED_CREDIT}, SamplingParams(max_tokens=48)),
+        ({"task": MIXTURE}, SamplingParams(max_tokens=32, stop=("!",))),
+        ({"task": {"type": "a user's own"}}, SamplingParams(max_tokens=48)),
+    ],
+)
+def test_continuations_are_found_below_another_credit_and_in_a_mixture(
+    changes: dict[str, Any], sampling: SamplingParams, viewer: Viewer
+) -> None:
+    run = begin_run(viewer.folder / "run", **changes)
+    answer = trajectory(0, 0, "a\nb\nc")
+    answer = replace(answer, problem=replace(answer.problem, domain="sums"))
+    record_iteration(run, 0, [answer])
+    beginning = AnswerPrefix.of(answer.problem, answer.prompt_ids, answer.segments, 2)
+    request = continuation_request(AnswerSettings(64), 1, 0, beginning, sampling, "value", 0, 3)
+    sampled = [Completion(list(map(ord, text)), [-0.5] * 2, "stop", 0) for text in ("x!", "y!", "x!")]
+    with Journal(run.iteration(0) / "journal" / "credit-0.jsonl") as written:
+        written.add(journal_row(request_key(request, 0), sampled))
+    page = viewer.page("/continuations", run="run", **FIRST, start=2)
+    assert "3 continuations, 2 of them different" in page
 
 
 def test_threads_are_drawn_side_by_side_without_styles(viewer: Viewer) -> None:

@@ -335,11 +335,13 @@ def _choose_uid() -> int | None:
 
 def uids_of_programs() -> range:
     """Returns the user numbers of this process's programs. The range is empty unless this process is root and
-    the numbers are mapped."""
+    all of the numbers are mapped."""
     first_uid = _FIRST_UID + os.getpid() * _UIDS_OF_A_PROCESS  # so that no two processes share a number
-    if os.geteuid() != 0 or first_uid not in _mapped_uids():
+    uids = range(first_uid, first_uid + _UIDS_OF_A_PROCESS)
+    mapped = _mapped_uids()
+    if os.geteuid() != 0 or uids[0] not in mapped or uids[-1] not in mapped:
         return range(0)
-    return range(first_uid, first_uid + _UIDS_OF_A_PROCESS)
+    return uids
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing_extensions import override
 from treetune.contracts import Finding, Need, OneLine
 from treetune.credit.base import Credit
 from treetune.credit.episodes import make_episode
+from treetune.credit.literature.token_level import innermost_credit
 from treetune.credit.reward_models import RewardModelCredit
 from treetune.credit.rloo import Rloo
 from treetune.engine.base import Engine
@@ -139,7 +141,10 @@ class CreditBench(OfCheckpoints):
         speed = Speed(resources.server.engine)
         context = context_at(resources, point, work, self.seed, "credit")
         # Methods with the most continuations come first: their continuations include those of the others.
-        for name in sorted(self.methods, key=lambda name: -getattr(self.methods[name], "samples", 0)):
+        samples_by_name = {
+            name: getattr(innermost_credit(method), "samples", 0) for name, method in self.methods.items()
+        }
+        for name in sorted(self.methods, key=lambda name: -samples_by_name[name]):
             with resources.phase(f"{name} after iteration {point}", "continuations") as show:
                 context = replace(context, log=replace(context.log, progress=show))
                 with speed.measure_block():
@@ -167,10 +172,10 @@ class CreditBench(OfCheckpoints):
         drawn_problems = list({answer.problem.id: answer.problem for answer in answers}.values())
         for name, with_rollout in self.with_rollouts.items():
             method = sample_and_credit(resources, point, work, self.seed, name, with_rollout, drawn_problems)
-            _check_problems(name, method.episodes, drawn_problems)
+            episodes = order_by_problem(name, method.episodes, drawn_problems)
             with resources.phase(f"gradients of {name} after iteration {point}", "problems") as show:
                 [gradients] = problem_gradients(
-                    resources.session, point, [method.episodes], self.seed, show, work / "gradients"
+                    resources.session, point, [episodes], self.seed, show, work / "gradients"
                 )
             cost = method.tokens / sampled_tokens  # the method's tokens include those of its own answers
             # The method counts as biased, so that `measure_gain` scales its gradient to the true length.
@@ -196,21 +201,32 @@ class CreditBench(OfCheckpoints):
         return draw_gain(methods_by_title)
 
 
-def _check_problems(name: str, episodes: Sequence[Episode], problems: Sequence[Problem]) -> None:
-    """Raises ValueError if a method gave no advantages to the answers to one of the problems.
+def order_by_problem(name: str, episodes: Sequence[Episode], problems: Sequence[Problem]) -> list[Episode]:
+    """Returns a method's episodes in the order of the problems: its rollout may return answers in any order,
+    and gradients are compared row by row, with a row for each problem.
 
-    Gradients are compared row by row, with a row for each problem. So the episodes must have the same
-    problems in the same order.
+    Raises:
+        ValueError: A problem has no episode, or an episode is of another problem.
     """
-    credited = list(dict.fromkeys(episode.group for episode in episodes))
-    expected = [problem.id for problem in problems]
-    if credited != expected:
-        problems_without_credit = [problem for problem in expected if problem not in credited]
+    episodes_by_problem: dict[str, list[Episode]] = {problem.id: [] for problem in problems}
+    for episode in episodes:
+        if episode.group not in episodes_by_problem:
+            raise ValueError(
+                f"credit_bench: the rollout of {name!r} also answered {episode.group}, which isn't among the"
+                " problems of the comparison: choose a rollout that answers only the given problems, or leave"
+                " it out"
+            )
+        episodes_by_problem[episode.group].append(episode)
+    problems_without_credit = [
+        problem for problem, of_problem in episodes_by_problem.items() if not of_problem
+    ]
+    if problems_without_credit:
         raise ValueError(
             f"credit_bench: {name!r} gave no advantages to the answers to"
             f" {', '.join(problems_without_credit)}, so that its gradients can't be compared problem by"
             " problem: choose other problems, or leave it out"
         )
+    return list(itertools.chain.from_iterable(episodes_by_problem.values()))
 
 
 def find_true_values(
@@ -307,8 +323,8 @@ def sample_and_credit(
     """Answers the problems with a method's own rollout, and gives the answers its credit.
 
     Returns:
-        The episodes, in the order of the problems, and the number of sampled tokens: of the answers, and of
-        the continuations that estimate values.
+        The episodes, and the number of sampled tokens: of the answers, and of the continuations that estimate
+        values.
     """
     from treetune.lab.analyzers.credit_measures import CreditOfMethod
     from treetune.lab.analyzers.stored import context_at

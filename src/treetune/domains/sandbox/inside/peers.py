@@ -122,8 +122,9 @@ def _make_forwarding_method(operation: str) -> Callable[..., Any]:
 
     def method(self: Remote, *args: Any) -> Any:
         if self._knows_test_data and operation in _NUMBER_OPERATIONS:
-            # `self` is the result of arithmetic with data of this process. A class of the other process has
-            # computed it, has got this data, and could return just the number that the tests expect.
+            # In ``float(x - 3)``, where ``x`` is an object of the other process, `self` is the result of
+            # ``x - 3``. The class of ``x`` has computed it and knows the 3. So it could return just the
+            # number that the tests expect.
             raise TypeError(
                 "the result of another process's arithmetic with data of this process is not a number"
             )
@@ -135,10 +136,10 @@ def _make_forwarding_method(operation: str) -> Callable[..., Any]:
 def _make_method_among_remotes(operation: str) -> Callable[..., Any]:
     """Returns a method for an order (such as ``<``) or for arithmetic.
 
-    A remote stands for an object of the other process. A remote and data of this process have no order.
-    Otherwise an object that is less than every number would pass ``abs(f(x) - 3) < 1e-6``. The result of
-    their arithmetic may be another remote, but not data, because the answer's class could return just the
-    data that the tests expect.
+    A remote stands for an object of the other process. A remote and data of this process have no order: an
+    object that is less than every number would pass ``abs(f(x) - 3) < 1e-6``. Arithmetic of a remote and data
+    may give another remote, but not data: the answer's class could return just the data that the tests
+    expect.
     """
 
     def method(self: Remote, other: Any) -> Any:
@@ -174,7 +175,7 @@ class Peer:
     def __init__(self, read_fd: int, write_fd: int, is_of_tests: bool) -> None:
         self._read = os.fdopen(read_fd, "rb")
         self._write = os.fdopen(write_fd, "wb")
-        self._turn = RLock()
+        self._asking_lock = RLock()
         """Held by `ask` from a request to its reply, since several threads of the answer may ask at once. The
         thread that holds it may ask again, while it answers a request of the other process."""
         self._objects: dict[int, Any] = {}
@@ -183,7 +184,7 @@ class Peer:
         """The number of each such object, by its `id`."""
         self._remotes: dict[int, Remote] = {}
         """Objects of the other process, by their numbers there."""
-        self._errors: dict[int, type[Exception]] = {}
+        self._error_classes: dict[int, type[Exception]] = {}
         """Classes of this process that stand for classes of errors of the other process, by the numbers that
         the latter have there."""
         self.is_of_tests = is_of_tests
@@ -197,15 +198,17 @@ class Peer:
 
     def ask(self, operation: str, *args: Any, **kwargs: Any) -> Any:
         """Returns the result of an operation of the other process, or raises what it raises."""
-        with self._turn:
-            self.send("ask", operation, self.encode([list(args), [list(item) for item in kwargs.items()]]))
+        with self._asking_lock:
+            named_arguments = [[name, value] for name, value in kwargs.items()]
+            self.send("ask", operation, self.encode([list(args), named_arguments]))
             # Before it answers, the other process may itself ask for operations of this process.
             while (message := self.receive())[0] == "ask":
                 self.answer(*message[1:])
             kind, encoded, printed_text, changed_contents = message
             if printed_text:
-                sys.stdout.write(str(printed_text))
-            # Only a call changes its arguments. `changed_contents` has their indices and new contents.
+                sys.stdout.write(str(printed_text))  # an answer could send something else than a text
+            # `changed_contents` has the indices of changed arguments, and their new contents. Only a call may
+            # change its arguments. Changes that an answer sends for another operation are ignored.
             if operation == "call":
                 for index, content in changed_contents:
                     _replace_content(args[index], self.decode(content), self.shared_classes)
@@ -263,7 +266,8 @@ class Peer:
         """Returns the next message of the other process. Raises PeerEnded if there is none that can be
         read."""
         try:
-            # A longer line is cut off, and then isn't JSON.
+            # At the pipe's end the line is empty. A line that is longer than the limit is cut off. Neither is
+            # JSON.
             return json.loads(self._read.readline(_LONGEST_MESSAGE_BYTES))
         except (ValueError, RecursionError):
             raise PeerEnded("the process of the answer's code has ended") from None
@@ -309,7 +313,7 @@ class Peer:
             {"yours": 7}                                 the number of an object of the process that decodes
             {"remote": 7}                                the number of an object of the process that encoded
             {"class": [3, "NoMove", ["ValueError"]]}     the arguments of `_class_of_error`
-            {"error": [{…}, ["no"], {}]}                 the arguments of `_make_error`
+            {"error": [[3, …], ["no"], {}]}              the arguments of `_make_error`
             {"library": ["math", "sqrt"]}                module and name; "" is the module itself
         """
         if isinstance(encoded, _JSON_TYPES):
@@ -362,6 +366,7 @@ class Peer:
             returned_class = self._objects[number]
             if issubclass(returned_class, Exception):
                 return returned_class
+            # Any other class, such as SystemExit, is replaced by a subclass of `Exception` below.
         shared_class = self.shared_classes.get(name, object)  # `object` if the processes don't share it
         if issubclass(shared_class, Exception):
             return shared_class
@@ -374,7 +379,7 @@ class Peer:
         # the answer's errors would also catch its own failed assertions.
         if base.__name__ == name and base not in (Exception, AssertionError):
             return base
-        return self._errors.setdefault(number, type(str(name), (base,), {}))
+        return self._error_classes.setdefault(number, type(str(name), (base,), {}))
 
     def _make_error(self, described_class: Any, args: list[Any], attributes: dict[str, Any]) -> Exception:
         """Returns an error of the other process, with its arguments and plain attributes."""
@@ -406,7 +411,7 @@ class Peer:
         return [self._encode_part(item, table, depth + 1) for item in values]
 
     def _encode_part(self, value: Any, table: _InstanceTable, depth: int = 0) -> Any:
-        """Returns a value in JSON's types. The first kind below that fits is taken."""
+        """Returns the form of the value in a message. `_decode` lists the forms."""
         kind = type(value)
         if kind in _JSON_TYPES:
             return value
@@ -418,21 +423,21 @@ class Peer:
             return self._encode_error(value)
         if isinstance(value, type) and issubclass(value, BaseException):
             return {"class": self._describe_class(value)}
-        # Plain lists, dictionaries and sets are copied. The other process may have a reference to this one,
-        # as `answer` gives for instances of the answer's subclasses of list, dict and set, which have methods
-        # and a state. Then it gets the same reference again.
+        # Lists, dictionaries and sets are copied below. But if the other process already has a reference to
+        # this object, it gets the reference again. `answer` makes such references to instances of an answer's
+        # subclasses of list, dict and set.
         if isinstance(value, (list, dict, set)) and self.has_kept(value):
             return {"remote": self.keep(value)}
         if self.shared_classes.get(kind.__name__) is kind:
             return {"object": table.row_of(value)}
-        if isinstance(value, tuple) and hasattr(kind, "_fields"):
+        if isinstance(value, tuple) and hasattr(kind, "_fields"):  # a named tuple
             parts = self._encode_parts(value, table, depth)
             return {"record": [kind.__name__, " ".join(kind._fields), parts]}
         for name, (container, _) in _CONTAINER_KINDS.items():
             if isinstance(value, container):
                 items = map(list, value.items()) if isinstance(value, dict) else value
                 parts = self._encode_parts(items, table, depth)
-                return {name: parts} if name != "list" else parts
+                return parts if name == "list" else {name: parts}  # JSON has lists itself
         if (kind.__module__, kind.__name__) in _CONSTRUCTOR_ARGUMENTS:
             arguments = _CONSTRUCTOR_ARGUMENTS[kind.__module__, kind.__name__](value)
             return {"built": [kind.__module__, kind.__name__, arguments]}
@@ -470,7 +475,7 @@ class Peer:
     def _describe_class(self, kind: type) -> Any:
         """Returns the arguments of `_class_of_error` for a class of errors: its number, name and built-in
         bases. For a class of the other process, the number is enough."""
-        for number, error_class in self._errors.items():
+        for number, error_class in self._error_classes.items():
             if error_class is kind:
                 return [number, None, []]
         bases = [base.__name__ for base in kind.__mro__ if base.__module__ == "builtins"]
@@ -500,8 +505,11 @@ def _path_in_library(value: Any) -> list[str] | None:
     if not isinstance(value, _TYPES_WITH_PATHS):
         return None
     module = getattr(value, "__objclass__", value).__module__  # `str.lower` has no module, and its class has
-    library_object = sys.modules.get(module) if module in sys.stdlib_module_names else None
-    for part in value.__qualname__.split("."):
+    if module not in sys.stdlib_module_names:
+        return None
+    # Any object may claim this module and name, so the object with this name is looked up.
+    library_object: Any = sys.modules.get(module)
+    for part in value.__qualname__.split("."):  # "str.lower"
         library_object = getattr(library_object, part, None)
     return [module, value.__qualname__] if library_object is value else None
 
@@ -588,11 +596,12 @@ def _check_operation(operation: str, args: list[Any], peer: Peer) -> None:
     # `has_kept` says whether the answer's process was given this very object.
     if operation not in _OPERATIONS or not peer.has_kept(target):
         raise AttributeError("nothing that the tests have given away")
+    is_class = isinstance(target, type)
     allowed_names: tuple[str, ...] = ()
     """Attributes that are always allowed."""
     allows_attributes = False
     """Whether the object's own attributes are allowed, and those of classes that the tests define."""
-    if isinstance(target, type):
+    if is_class:
         allows_attributes = _is_class_of_tests(target)
         allowed_names = _TEXT_ATTRIBUTES  # the class's names and docstring
         allowed_operations = ["instancecheck", "call", "getattr"] if allows_attributes else ["instancecheck"]
@@ -602,6 +611,7 @@ def _check_operation(operation: str, args: list[Any], peer: Peer) -> None:
     elif kind is types.SimpleNamespace:
         allows_attributes, allowed_operations = True, ["getattr", "setattr"]
     elif any(base.__module__ == "unittest.mock" for base in kind.__mro__):
+        # An answer may use a mock, but can't change it, such as its `return_value`.
         allows_attributes = True
         allowed_operations = [name for name in _OPERATIONS if not name.startswith(("set", "del"))]
     elif callable(target):
@@ -618,7 +628,6 @@ def _check_operation(operation: str, args: list[Any], peer: Peer) -> None:
         raise TypeError(f"an answer can't use {operation} on a {kind.__name__} of the tests")
     if operation in ("getattr", "setattr") and args[1] not in allowed_names:
         name = str(args[1])
-        is_class = isinstance(target, type)
         looked_up_class = target if is_class else kind
         owner = next((base for base in looked_up_class.__mro__ if name in vars(base)), None)
         if owner is None:
