@@ -28,7 +28,7 @@ JOURNAL_NAME = "journal"
 PlainSettings = Mapping[str, Any]
 
 
-def run_analyzers(root: Runtime, plain: PlainSettings) -> int:
+def run_analyzers(config: Runtime, plain: PlainSettings) -> int:
     """Writes ``analyses/<name>/`` for every analyzer of an experiment, and returns the exit code.
 
     An analyzer that fails, for example because a checkpoint is missing, is reported at the end, and the exit
@@ -36,8 +36,7 @@ def run_analyzers(root: Runtime, plain: PlainSettings) -> int:
     analysis resumes: its requests that were answered are not sampled again. The command works in a single
     process; the engine may use several GPUs.
     """
-    assert isinstance(root, PolicyIteration)
-    config = root
+    assert isinstance(config, PolicyIteration)
     lifetime.exit_on_signals()
     lifetime.end_with_launcher()
     directory = ExperimentDirectory.of(config)
@@ -163,9 +162,9 @@ def compare_analyses(name: str, experiments: Sequence[str], output: Path) -> Pat
         )
 
     [analyzer_name] = analyzer_names
-    analyzer: Any = Analyzer.registered()[analyzer_name]
+    analyzer_class: Any = Analyzer.registered()[analyzer_name]  # its type is `type`, which has no `draw`
     output.parent.mkdir(parents=True, exist_ok=True)
-    save_figure(analyzer.draw(result_by_label), output.parent, output.name)
+    save_figure(analyzer_class.draw(result_by_label), output.parent, output.name)
     write_json(output.with_name(f"{output.name}.json"), result_by_label)
     return output
 

@@ -123,10 +123,11 @@ class CreditBench(OfCheckpoints):
         from treetune.lab.arena.gain import TRUE_ADVANTAGES, measure_gain
 
         resources.server.load_checkpoint(point)
-        # `origin` is "stored" if the run stored the answers, and "sampled" if they are sampled now.
+        # If the run stored answers to enough problems, `origin` is "stored". Otherwise answers to
+        # `self.problems` problems are sampled now, and it is "sampled".
         answers, origin = answers_at(resources, point, work, self.seed, self.problems, enough=self.problems)
-        problems = list(dict.fromkeys(answer.problem.id for answer in answers))[: self.problems]
-        answers = [answer for answer in answers if answer.problem.id in problems]
+        problem_ids = list(dict.fromkeys(answer.problem.id for answer in answers))[: self.problems]
+        answers = [answer for answer in answers if answer.problem.id in problem_ids]
         methods: dict[str, CreditOfMethod] = {}
         truths: list[Truth] = []
         if self.truth is not None:
@@ -141,6 +142,7 @@ class CreditBench(OfCheckpoints):
         speed = Speed(resources.server.engine)
         context = context_at(resources, point, work, self.seed, "credit")
         # Methods with the most continuations come first: their continuations include those of the others.
+        # Methods without the setting `samples` come last.
         samples_by_name = {
             name: getattr(innermost_credit(method), "samples", 0) for name, method in self.methods.items()
         }
@@ -157,7 +159,8 @@ class CreditBench(OfCheckpoints):
             reference_gradients, *gradients_of_methods = problem_gradients(
                 resources.session, point, credits, self.seed, show, work / "gradients"
             )
-        # True advantages are the first method, if there are any.
+        # True advantages are the first method. Without them, RLOO's gradients stand for the true ones: they
+        # are unbiased, too.
         true_gradients = gradients_of_methods[0] if truths else reference_gradients
         numbers = {}
         for (name, method), gradients in zip(methods.items(), gradients_of_methods, strict=True):
@@ -169,16 +172,17 @@ class CreditBench(OfCheckpoints):
             if truths:
                 numbers[name] |= measure_method(truths, method, self.seed)
             numbers[name]["seconds"] = speed.seconds(method.tokens)
-        drawn_problems = list({answer.problem.id: answer.problem for answer in answers}.values())
+        problems = list({answer.problem.id: answer.problem for answer in answers}.values())
         for name, with_rollout in self.with_rollouts.items():
-            method = sample_and_credit(resources, point, work, self.seed, name, with_rollout, drawn_problems)
-            episodes = order_by_problem(name, method.episodes, drawn_problems)
+            method = sample_and_credit(resources, point, work, self.seed, name, with_rollout, problems)
+            episodes = order_by_problem(name, method.episodes, problems)
             with resources.phase(f"gradients of {name} after iteration {point}", "problems") as show:
                 [gradients] = problem_gradients(
                     resources.session, point, [episodes], self.seed, show, work / "gradients"
                 )
             cost = method.tokens / sampled_tokens  # the method's tokens include those of its own answers
-            # The method counts as biased, so that `measure_gain` scales its gradient to the true length.
+            # The method may have another number of answers to a problem, which changes its gradient's length.
+            # It counts as biased, so that `measure_gain` scales its gradient to the true gradient's length.
             numbers[name] = measure_gain(
                 reference_gradients, true_gradients, gradients, cost, unbiased=False, seed=self.seed
             )
@@ -243,13 +247,14 @@ def find_true_values(
     for answer in answers:
         for start in (0, *answer.step_ends[:-1]):
             states.append(StateIds(answer.problem, answer.prompt_ids, answer.response_ids[:start]))
+    # Values that an earlier analysis has stored are only read.
     estimates = iter(find_values_once(truth, context, session, point, states))
     truths = []
     for answer in answers:
         estimates_of_answer = [next(estimates) for _ in answer.step_ends]
         values = tuple(estimate.value for estimate in estimates_of_answer)
-        noise = tuple(estimate.noise for estimate in estimates_of_answer)
-        truths.append(Truth(answer.problem.id, answer.step_ends, values, answer.reward, noise))
+        variances = tuple(estimate.noise for estimate in estimates_of_answer)  # of the errors of `values`
+        truths.append(Truth(answer.problem.id, answer.step_ends, values, answer.reward, noise=variances))
     return truths
 
 
@@ -320,7 +325,7 @@ def sample_and_credit(
     method: CreditWithRollout,
     problems: Sequence[Problem],
 ) -> CreditOfMethod:
-    """Answers the problems with a method's own rollout, and gives the answers its credit.
+    """Samples answers to the problems with a method's rollout, and credits them with the method's credit.
 
     Returns:
         The episodes, and the number of sampled tokens: of the answers, and of the continuations that estimate

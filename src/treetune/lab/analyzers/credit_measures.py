@@ -103,14 +103,16 @@ def measure_method(truths: Sequence[Truth], credited: CreditOfMethod, seed: int)
         steps += _compare_steps(truth, episode)
     bootstrap = Bootstrap([step.problem for step in steps], seed)
     value_errors = [step.value_error for step in steps]
-    mean_square = mean_of(np.square(value_errors) - np.array([step.noise_of_truth for step in steps]))
+    noise_of_truths = np.array([step.noise_of_truth for step in steps])
+    # A function of the indices of some steps, which leaves out steps without a value (NaN).
+    compute_mean_square = mean_of(np.square(value_errors) - noise_of_truths)
     advantages_S = np.array([step.advantage for step in steps])
     true_advantages_S = np.array([step.true_advantage for step in steps])
     return {
         "value_bias": bootstrap(mean_of(value_errors)),
         # The order of the arguments matters: max(NaN, 0.0) is NaN, and so is the error of a method without
         # values, but max(0.0, NaN) would be 0.0.
-        "value_error": bootstrap(lambda rows: math.sqrt(max(mean_square(rows), 0.0))),
+        "value_error": bootstrap(lambda rows: math.sqrt(max(compute_mean_square(rows), 0.0))),
         "advantage_correlation": bootstrap(
             lambda rows: correlation(advantages_S[rows], true_advantages_S[rows])
         ),

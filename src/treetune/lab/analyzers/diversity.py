@@ -85,6 +85,7 @@ class Diversity(OfIterations):
         by_iteration = {}
         for point in sorted({row["iteration"] for row in rows}):
             rows_there = [row for row in rows if row["iteration"] == point]
+            # The analysis has no setting for a seed, so the iteration's number is the seed.
             bootstrap = Bootstrap([row["problem"] for row in rows_there], seed=point)
             numbers: dict[str, Any] = {"problems": len(rows_there)}
             for measure in DIVERSITY_MEASURES:
