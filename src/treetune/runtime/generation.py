@@ -57,7 +57,7 @@ from treetune.rollouts.storage import (
     write_trajectories,
 )
 from treetune.runtime.base import PolicyIteration
-from treetune.runtime.console import Clock
+from treetune.runtime.console import Clock, Progress
 from treetune.runtime.directory import (
     CREDIT_METRICS,
     EPISODES,
@@ -125,20 +125,7 @@ def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Col
         selected, credit_metrics = _run_credit_phase(resources, iteration, rollout, clock, shaping_memory)
         metrics |= credit_metrics
         if ranks.is_first:
-            _write_phase(folder / CREDIT_METRICS, metrics, clock, "credit")
-            if _needs_memory(config):
-                # Shaping has added this iteration to the memory.
-                write_record(folder / MEMORY_FILE, shaping_memory)
-            model = session.model
-            tokens_file = session.directory.path / TOKENS
-            if not tokens_file.is_file():  # readers of episodes look up the text of tokens there
-                n_token_ids = 1 + max(model.tokenizer.get_vocab().values())  # ids begin with 0
-                write_tokens(tokens_file, model.codec, n_token_ids)
-            # A user may have deleted the episodes to have them made again. A file of token signals that is
-            # still there then belongs to the deleted episodes.
-            (folder / SIGNALS).unlink(missing_ok=True)
-            # The episodes are written last, because their file says that both phases are done.
-            write_episodes(path, selected, model.codec, iteration)
+            _write_credit_phase(session, iteration, selected, metrics, clock, shaping_memory)
         episodes = selected if ranks.world_size == 1 else wait_for_stored_episodes(ranks, path)
     if config.rollout.needs_engine:
         # Only the seconds of phases that sampled count: credit without continuations samples no tokens.
@@ -187,19 +174,8 @@ def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) ->
         _count_tokens(resources, "generation", clock),
         resources.phase(f"iteration {iteration + 1}: sampling", "answers") as show_progress,
     ):
-        context = resources.context(
-            config.rollout,
-            seed=config.seed,
-            iteration=iteration,
-            journal=_journal_path(resources, folder, "rollout"),
-            continuations=_journal_path(resources, folder, "credit"),
-            progress=show_progress,
-            observe=partial(_check_answered, resources),
-        )
         further_problems = FurtherProblems(lambda: drawing_rule.draw_further(all_problems, problems, drawing))
-        context = replace(context, further_problems=further_problems)
-        if config.rollout.carries:  # such a rollout continues answers that the iteration before began
-            context = replace(context, carry_over=_make_carry_over(session, iteration))
+        context = _make_rollout_context(resources, iteration, further_problems, show_progress)
         rollout_context = context
         # A credit may begin to sample continuations of an answer while other answers are still sampled.
         # `attach` returns a context with an observer of the answers, by which `early` gets each answer as
@@ -240,6 +216,27 @@ def _run_rollout_phase(resources: RunResources, iteration: int, clock: Clock) ->
     return RolloutPhase(trees, metrics, early)
 
 
+def _make_rollout_context(
+    resources: RunResources, iteration: int, further_problems: FurtherProblems, show_progress: Progress
+) -> RolloutContext:
+    """Returns the context in which answers are sampled and graded."""
+    session, config = resources.session, resources.session.config
+    folder = session.directory.iteration(iteration)
+    context = resources.context(
+        config.rollout,
+        seed=config.seed,
+        iteration=iteration,
+        journal=_journal_path(resources, folder, "rollout"),
+        continuations=_journal_path(resources, folder, "credit"),
+        progress=show_progress,
+        observe=partial(_check_answered, resources),
+    )
+    context = replace(context, further_problems=further_problems)
+    if config.rollout.carries:  # such a rollout continues answers that the iteration before began
+        context = replace(context, carry_over=_make_carry_over(session, iteration))
+    return context
+
+
 def _make_drawing_context(session: Session, iteration: int) -> DrawingContext:
     """Returns what a rule for drawing problems may read. Files of earlier iterations are read only if the
     rule asks for them, and each file once."""
@@ -263,6 +260,32 @@ def _compute_pass_rates(answers: Sequence[Trajectory]) -> dict[str, float]:
         if answer.grade.is_known:
             correct_by_problem.setdefault(answer.problem.id, []).append(answer.grade.correct)
     return {problem: sum(correct) / len(correct) for problem, correct in correct_by_problem.items()}
+
+
+def _write_credit_phase(
+    session: Session,
+    iteration: int,
+    episodes: Sequence[Episode],
+    metrics: Metrics,
+    clock: Clock,
+    shaping_memory: ShapingMemory,
+) -> None:
+    """Writes the files that end the second phase."""
+    folder = session.directory.iteration(iteration)
+    _write_phase(folder / CREDIT_METRICS, metrics, clock, "credit")
+    if _needs_memory(session.config):
+        # Shaping has added this iteration to the memory.
+        write_record(folder / MEMORY_FILE, shaping_memory)
+    model = session.model
+    tokens_file = session.directory.path / TOKENS
+    if not tokens_file.is_file():  # readers of episodes look up the text of tokens there
+        n_token_ids = 1 + max(model.tokenizer.get_vocab().values())  # ids begin with 0
+        write_tokens(tokens_file, model.codec, n_token_ids)
+    # A user may have deleted the episodes to have them made again. A file of token signals that is still
+    # there then belongs to the deleted episodes.
+    (folder / SIGNALS).unlink(missing_ok=True)
+    # The episodes are written last, because their file says that both phases are done.
+    write_episodes(folder / EPISODES, episodes, model.codec, iteration)
 
 
 def _run_credit_phase(

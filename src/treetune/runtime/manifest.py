@@ -72,13 +72,28 @@ def begin_or_resume(
         write_json(directory.config_file, plain)
         return describe_unsafe_keys(plain)
     refuse_other_ranks(directory, ranks)
+    return _resume(directory, config, plain, inputs, bits_now)
+
+
+def _resume(
+    directory: ExperimentDirectory,
+    config: PolicyIteration,
+    plain: Mapping[str, Any],
+    inputs: Mapping[str, Any],
+    bits_now: Mapping[str, Any],
+) -> list[str]:
+    """Compares a resumed run with its manifest, writes down what has changed, and returns messages.
+
+    The arguments are those of `_first_manifest`. Raises ValueError if the run can't be resumed.
+    """
+    # Find what has changed.
     manifest = read_manifest(directory)
     earlier_inputs = newest_inputs(manifest)
     # The start model may be in another folder now: only its content counts.
     is_same_model = _is_same_model(earlier_inputs, inputs)
     changed_keys = refuse_changed_settings(directory.path, plain, config, same_model=is_same_model)
-    remarks = describe_unsafe_keys(plain)
-    if earlier_inputs is not None and any(changed_key.key[0] == "evaluation" for changed_key in changed_keys):
+    has_another_evaluation = any(changed_key.key[0] == "evaluation" for changed_key in changed_keys)
+    if earlier_inputs is not None and has_another_evaluation:
         # Another evaluation may measure other problems. `changed_keys` reports that already, so the rows of
         # evaluation sets are left out of the comparison, and only those of the task's splits remain.
         rows_of_task = {name: rows for name, rows in earlier_inputs["rows"].items() if name in SPLITS}
@@ -91,22 +106,11 @@ def begin_or_resume(
             " checkpoint of a run that has continued, name it by its number), give this experiment another"
             " name (APP_EXPERIMENT_NAME), or set changed_inputs to 'accept' to resume with the present inputs"
         )
-    remarks += [f"accepted, since changed_inputs is 'accept': {change}" for change in input_changes]
-    if earlier_inputs is None:
-        remarks.append(
-            "this run was begun by a version that recorded no digest of the start model, so whether the model"
-            " is still the same is unknown; its present digest is recorded now"
-        )
     changed_files = find_changed_code(manifest)
-    if changed_files:
-        remarks.append(_warn_of_changed_code(changed_files, directory, config))
     last_entry = _entries_of(manifest)[-1]
     bit_changes = describe_different_bits(last_entry.get("bits_rest_on", {}), bits_now)
-    if bit_changes:
-        remarks.append(
-            "this run was begun on another machine or with other software, so results may differ in the last"
-            f" bits: {'; '.join(bit_changes)}"
-        )
+
+    # Write it down.
     if changed_keys or bit_changes or input_changes or changed_files or earlier_inputs is None:
         manifest.setdefault("continued", []).append(
             {
@@ -122,7 +126,23 @@ def begin_or_resume(
         )
         write_record(directory.manifest_file, manifest)
         write_json(directory.config_file, plain)
-    return remarks
+
+    # Tell the user.
+    messages = describe_unsafe_keys(plain)
+    messages += [f"accepted, since changed_inputs is 'accept': {change}" for change in input_changes]
+    if earlier_inputs is None:
+        messages.append(
+            "this run was begun by a version that recorded no digest of the start model, so whether the model"
+            " is still the same is unknown; its present digest is recorded now"
+        )
+    if changed_files:
+        messages.append(_warn_of_changed_code(changed_files, directory, config))
+    if bit_changes:
+        messages.append(
+            "this run was begun on another machine or with other software, so results may differ in the last"
+            f" bits: {'; '.join(bit_changes)}"
+        )
+    return messages
 
 
 def _first_manifest(

@@ -6,7 +6,7 @@ import functools
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -177,25 +177,11 @@ def read_experiment(path: Path) -> StoredExperiment:
     metrics = _read_metrics(directory, missing_facts)
     if not metrics:
         missing_facts.append("no iteration is finished yet (metrics.jsonl is empty or not there)")
-    evaluations: dict[str, dict[int, dict[str, Any]]] = {}
-    for label in sorted({label for _, label in directory.evaluations()}):
-        try:
-            summaries = directory.read_summaries(label)
-        except ValueError as error:
-            missing_facts.append(str(error))
-        else:
-            if summaries:  # without a summary, the set is still being measured for the first time
-                evaluations[label] = summaries
+    evaluations = _read_evaluations(directory, missing_facts)
     if not config and not metrics and not evaluations:
-        # It may be an experiment whose files are damaged, or a folder of experiments.
-        damaged = "".join(f"; {message}" for message in missing_facts if "damaged" in message)
-        configs = [*path.glob(f"*/{CONFIG}"), *path.glob(f"*/*/{CONFIG}")]
-        below = ", ".join(sorted(str(config.parent) for config in configs))
-        hint = damaged
-        if below and not damaged:
-            hint = f"; experiments below it: {below}"
         raise ValueError(
-            f"{path} is not an experiment: it has no configuration, metrics or evaluations{hint}"
+            f"{path} is not an experiment: it has no configuration, metrics or evaluations"
+            + _describe_other_folder(path, missing_facts)
         )
     # Results of analyses are read here only to name damaged ones in `missing_facts`.
     for label in directory.analyses():
@@ -216,19 +202,61 @@ def read_experiment(path: Path) -> StoredExperiment:
     experiment = StoredExperiment(
         path, config, manifest, metrics, evaluations, running, missing_facts, predicted
     )
-    planned = experiment.expected_iterations
-    if isinstance(planned, int) and len(metrics) < planned:
-        if experiment.stopped:
-            state = "was stopped by a sign of collapse"
-        elif running:
-            state = "is still running"
-        else:
-            state = "was interrupted; the same command continues it"
-        if is_run:
-            missing_facts.append(f"{len(metrics)} of {planned} iterations are finished: the run {state}")
-        else:
-            missing_facts.append(f"{len(metrics)} of {planned} files are credited: the command {state}")
+    if remark := _describe_unfinished(experiment, is_run=is_run):
+        missing_facts.append(remark)
     return experiment
+
+
+def _read_evaluations(
+    directory: ExperimentDirectory, missing_facts: list[str]
+) -> dict[str, dict[int, dict[str, Any]]]:
+    """Returns the summaries of each evaluation set, by checkpoint.
+
+    Adds a message to `missing_facts` for a set that can't be read.
+    """
+    evaluations: dict[str, dict[int, dict[str, Any]]] = {}
+    for label in sorted({label for _, label in directory.evaluations()}):
+        try:
+            summaries = directory.read_summaries(label)
+        except ValueError as error:
+            missing_facts.append(str(error))
+            continue
+        if summaries:  # without a summary, the set is still being measured for the first time
+            evaluations[label] = summaries
+    return evaluations
+
+
+def _describe_other_folder(path: Path, missing_facts: Sequence[str]) -> str:
+    """Returns the end of the message on a folder that is no experiment: its damaged files, or else the
+    experiments below it."""
+    damaged = [message for message in missing_facts if "damaged" in message]
+    if damaged:
+        return "".join(f"; {message}" for message in damaged)
+    configs = [*path.glob(f"*/{CONFIG}"), *path.glob(f"*/*/{CONFIG}")]
+    if not configs:
+        return ""
+    below = ", ".join(sorted(str(config.parent) for config in configs))
+    return f"; experiments below it: {below}"
+
+
+def _describe_unfinished(experiment: StoredExperiment, *, is_run: bool) -> str:
+    """Returns how many of the planned iterations are finished; "" if all are, or if no number is planned.
+
+    Args:
+        is_run: Whether it is a run, and not the answers of another program that were credited.
+    """
+    finished, planned = len(experiment.metrics), experiment.expected_iterations
+    if not isinstance(planned, int) or finished >= planned:
+        return ""
+    if experiment.stopped:
+        state = "was stopped by a sign of collapse"
+    elif experiment.running:
+        state = "is still running"
+    else:
+        state = "was interrupted; the same command continues it"
+    if is_run:
+        return f"{finished} of {planned} iterations are finished: the run {state}"
+    return f"{finished} of {planned} files are credited: the command {state}"
 
 
 def _count_uncredited(metrics: Iterable[Mapping[str, Any]]) -> int:
