@@ -25,18 +25,30 @@ from treetune.engine.settings import InProcessSettings
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 
 FROM_THE_TEACHER = ClippedPolicyGradient(kl_coef=1.0, kl_placement="advantage", kl_estimator="k1")
+OF_WHOLE_ANSWERS = ClippedPolicyGradient(kl_coef=1.0, kl_placement="reward", kl_estimator="k1")
 
 
-def test_a_step_is_that_of_the_teachers_log_probs_less_the_policys_own() -> None:
+@pytest.mark.parametrize("objective", [FROM_THE_TEACHER, OF_WHOLE_ANSWERS])
+def test_a_step_is_that_of_the_teachers_log_probs_less_the_policys_own(
+    objective: ClippedPolicyGradient,
+) -> None:
+    """With the penalty in the reward, a token's advantage has the differences of all later tokens, too."""
     rows = [replace(row, advantages=np.zeros(len(row.response_ids))) for row in episodes(8)]
-    trainer = policy_trainer(FROM_THE_TEACHER, load_reference=lambda: tiny_model(1), layout="padded")
+    trainer = policy_trainer(
+        objective,
+        load_reference=lambda: tiny_model(1),
+        layout="padded",
+        advantage_normalisation="none",
+    )
     trainer.train(0, rows)
     model, teacher = tiny_model(), tiny_model(1)
     terms = []
     for row in rows:
         logprobs_T, trained = row_logprobs(model, row)[1], torch.tensor(row.trained)
-        advantages_T = (row_logprobs(teacher, row)[1] - logprobs_T).detach()
-        terms.append(-(advantages_T * logprobs_T)[trained])
+        advantages_T = (row_logprobs(teacher, row)[1] - logprobs_T).detach()[trained]
+        if objective is OF_WHOLE_ANSWERS:
+            advantages_T = advantages_T.flip(0).cumsum(0).flip(0)
+        terms.append(-advantages_T * logprobs_T[trained])
     plain_step(model, torch.cat(terms).mean())
     assert_close(trainer, model)
 
@@ -50,6 +62,27 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl_to_the_teacher() -> Non
     expected = -(probs_V * (teacher_V - logprobs_V).detach() * logprobs_V).sum()
     kl = (logprobs_V.exp() * (logprobs_V - teacher_V)).sum()
     ours, theirs = (torch.autograd.grad(loss, logits_V, retain_graph=True)[0] for loss in (expected, kl))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_with_the_penalty_in_the_reward_it_is_that_of_the_reverse_kl_of_whole_answers() -> None:
+    """Exactly, over all answers of two tokens. The first dimension is the first token."""
+    draw = torch.Generator().manual_seed(3)
+
+    def draw_logits() -> tuple[torch.Tensor, torch.Tensor]:
+        first = torch.randn(5, 1, generator=draw, dtype=torch.float64)
+        return first.requires_grad_(), torch.randn(5, 5, generator=draw, dtype=torch.float64).requires_grad_()
+
+    logits, logits_of_teacher = draw_logits(), draw_logits()
+    first, second = logits[0].log_softmax(0), logits[1].log_softmax(1)
+    first_of_teacher = logits_of_teacher[0].log_softmax(0)
+    second_of_teacher = logits_of_teacher[1].log_softmax(1)
+    chances = (first + second).exp()
+    advantage_of_second = (second_of_teacher - second).detach()
+    advantage_of_first = (first_of_teacher - first).detach() + advantage_of_second
+    loss = -(chances.detach() * (advantage_of_first * first + advantage_of_second * second)).sum()
+    kl = (chances * (first + second - first_of_teacher - second_of_teacher)).sum()
+    ours, theirs = (torch.autograd.grad(value, logits, retain_graph=True) for value in (loss, kl))
     torch.testing.assert_close(ours, theirs)
 
 
@@ -92,9 +125,8 @@ def test_an_objective_that_takes_no_difference_to_the_teacher_is_refused(tmp_pat
     config = small(tmp_path, credit=Distillation(teacher=MODEL))
     (found,) = config.credit.check(config)
     assert "has no KL penalty there" in found.what and found.key == "$.trainer.objective.kl_placement"
-    assert not list(
-        config.credit.check(replace(config, trainer=replace(TRAINER, objective=FROM_THE_TEACHER)))
-    )
+    for objective in (FROM_THE_TEACHER, OF_WHOLE_ANSWERS):
+        assert not list(config.credit.check(replace(config, trainer=replace(TRAINER, objective=objective))))
 
 
 def test_a_teacher_of_other_tokens_is_refused(tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ Promises that these tests hold:
 * The seconds of the phases and of everything else add up to the total.
 * Without a terminal, the console prints plain lines, and says during long phases how far they are.
 * A mirror that fails is given up with a warning, and the run goes on.
+* A mirror whose service shows how a run ended is told whether it failed, was stopped, or is finished.
 * After kills and resumes, and when it is switched on late, a mirror has every iteration exactly once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import signal
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,13 +29,14 @@ import pytest
 import treetune.parts  # noqa: F401  (registers the groups of numbers that a line of the console shows)
 from tests.support.stubs import until
 from treetune.config.jsonnet import load
+from treetune.exceptions import Collapsed, Stopped
 from treetune.rollouts.storage import write_trajectories
 from treetune.runtime import console as console_module
 from treetune.runtime import mirrors as mirrors_module
 from treetune.runtime.console import PHASES, Clock, Console, format_duration
 from treetune.runtime.directory import ExperimentDirectory, metrics_row
 from treetune.runtime.mirrors import Mirrors
-from treetune.runtime.record import format_summary_line
+from treetune.runtime.record import CollapseWatch, Record, format_summary_line
 from treetune.runtime.sinks import (
     MIRRORS_RECORD,
     WANDB_BLOCK,
@@ -212,7 +216,7 @@ def test_wandb_gives_up_an_upload_that_does_not_end_and_says_how_to_repeat_it(
     class Run:
         dir = f"{tmp_path}/wandb/run-1/files"
 
-        def finish(self) -> None:
+        def finish(self, exit_code: int | None = None) -> None:
             raise TimeoutError("Timed out finishing run.")
 
     def init(*, settings: SimpleNamespace, **_: object) -> Run:
@@ -354,22 +358,116 @@ def test_trackio_gets_name_configuration_and_each_iteration(
     assert calls == [begun, (0, {"train/loss": 0.5}), "finished"]
 
 
-def history_of_wandb(folder: Path) -> list[dict[str, Any]]:
-    """Reads the logged points, with the keys of W&B's file."""
+def records_of_wandb(folder: Path) -> list[Any]:
+    """Reads the records of W&B's offline files, which `wandb sync` sends to the server."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     from treetune.runtime.sinks import _records_in
 
-    points = []
+    records = []
     for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
         for content in _records_in(file.read_bytes()):
-            record = Record.FromString(content)
-            if record.WhichOneof("record_type") == "history":
-                point = {}
-                for item in record.history.item:
-                    point[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
-                points.append(point)
+            records.append(Record.FromString(content))
+    return records
+
+
+def history_of_wandb(folder: Path) -> list[dict[str, Any]]:
+    """Reads the logged points, with the keys of W&B's file."""
+    points = []
+    for record in records_of_wandb(folder):
+        if record.WhichOneof("record_type") == "history":
+            point = {}
+            for item in record.history.item:
+                point[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+            points.append(point)
     return points
+
+
+@dataclass(frozen=True)
+class EndingSink(Sink):
+    """A sink that notes how it is closed."""
+
+    ends: list[object] = field(default_factory=list)
+
+    def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
+        return None
+
+    def close(self, handle: Any) -> None:
+        self.ends.append("finished")
+
+    def close_failed(self, handle: Any, exit_code: int, *, is_preempted: bool) -> None:
+        self.ends.append((exit_code, "preempted" if is_preempted else "failed"))
+
+
+@pytest.mark.parametrize(
+    ("error", "ranks", "at_boundary", "end"),
+    [
+        (None, 1, False, "finished"),
+        (RuntimeError("no memory"), 1, False, (1, "failed")),
+        (Collapsed("entropy"), 2, False, (1, "failed")),
+        (Stopped(128 + signal.SIGTERM), 1, False, (143, "preempted")),
+        (Stopped(128 + signal.SIGUSR1), 2, True, (138, "preempted")),
+        # Perhaps the launcher's signal, since another rank has failed.
+        (Stopped(128 + signal.SIGTERM), 2, False, (143, "failed")),
+        (Stopped(128 + signal.SIGINT), 2, True, (130, "failed")),
+        (KeyboardInterrupt(), 1, False, (130, "failed")),
+    ],
+)
+def test_a_sink_is_told_how_the_run_has_ended(
+    error: BaseException | None,
+    ranks: int,
+    at_boundary: bool,
+    end: object,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(CollapseWatch, "of", lambda session, start: None)
+    sink = EndingSink()
+    checkpoints = SimpleNamespace(grace=60.0)
+    session: Any = SimpleNamespace(
+        config=SimpleNamespace(sinks=(sink,), experiment_name="name", checkpoints=checkpoints),
+        ranks=SimpleNamespace(is_first=True, world_size=ranks),
+        directory=ExperimentDirectory(tmp_path),
+        plain_config={},
+    )
+    unused: Any = None
+    expectation = contextlib.nullcontext() if error is None else pytest.raises(type(error))
+    with expectation, Record.open(session, unused, unused, start=0) as record:
+        if at_boundary:
+            record._stop.reach_boundary()
+        if error is not None:
+            raise error
+    assert sink.ends == [end]
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "is_preempted", "expected_code"),
+    [
+        (None, False, 0),
+        (1, False, 1),
+        (128 + signal.SIGTERM, True, 143),
+        (128 + signal.SIGINT, False, 255),  # W&B's own code for a Ctrl-C
+    ],
+)
+@pytest.mark.usefixtures("offline")
+def test_wandb_shows_how_the_run_has_ended(
+    exit_code: int | None, is_preempted: bool, expected_code: int, tmp_path: Path
+) -> None:
+    mirrors = Mirrors((WandbSink(),), tmp_path, "name", {})
+    mirrors.log(0, {"train/loss": 0.5})
+    if exit_code is None:
+        mirrors.close()
+    else:
+        mirrors.close_failed(exit_code, is_preempted=is_preempted)
+
+    def codes() -> list[int]:
+        return [record.exit.exit_code for record in records_of_wandb(tmp_path) if record.HasField("exit")]
+
+    # W&B's own process may still be writing its file.
+    assert until(lambda: codes() == [expected_code])
+    assert any(record.HasField("preempting") for record in records_of_wandb(tmp_path)) == is_preempted
 
 
 @pytest.mark.usefixtures("offline")
@@ -390,8 +488,8 @@ def test_wandb_gets_further_names_and_a_table_of_answers_every_few_iterations(tm
             )
             for i in range(3)
         ]
-        directory.iteration(iteration).mkdir(parents=True)
-        write_trajectories(directory.iteration(iteration) / "trajectories.arrow", answers, iteration)
+        directory.iteration_folder(iteration).mkdir(parents=True)
+        write_trajectories(directory.iteration_folder(iteration) / "trajectories.arrow", answers, iteration)
     sink = WandbSink(further_names={"actor/entropy": "train/entropy", "a": "b"}, answers_every=2, answers=2)
     mirrors = Mirrors((sink,), tmp_path, "name", {})
     mirrors.log(0, {"train/entropy": 0.5})
@@ -432,7 +530,8 @@ from treetune.runtime.sinks import TensorboardSink, WandbSink
 
 folder, first, last, ends = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 sinks = {"wandb": WandbSink(), "tensorboard": TensorboardSink()}
-mirrors = Mirrors(tuple(sinks[name] for name in sys.argv[5:]), folder, "a/run", {"seed": 1}, done=first)
+sinks_of_run = tuple(sinks[name] for name in sys.argv[5:])
+mirrors = Mirrors(sinks_of_run, folder, "a/run", {"seed": 1}, finished_iterations=first)
 for iteration in range(first, last):
     row = metrics_row(iteration, 1000.0 + iteration, {"train/loss": 1 / (iteration + 1)})
     ExperimentDirectory(folder).append_metrics(row)
@@ -534,7 +633,7 @@ def test_wandb_run_id_chooses_the_run_which_gets_the_points_that_its_server_lack
     monkeypatch.delenv("WANDB_RUN_ID", raising=False)
     directory = ExperimentDirectory(tmp_path)
     for first, last in ((0, 3), (3, 5)):
-        mirrors = Mirrors((WandbSink(),), tmp_path, "name", {}, done=first)
+        mirrors = Mirrors((WandbSink(),), tmp_path, "name", {}, finished_iterations=first)
         for iteration in range(first, last):
             row = metrics_row(iteration, 0.0, {"train/loss": 0.5})
             directory.append_metrics(row)
@@ -543,7 +642,7 @@ def test_wandb_run_id_chooses_the_run_which_gets_the_points_that_its_server_lack
         del steps[-1:]  # a point that never reached the server
     assert steps == [0, 1, 2, 3]
     monkeypatch.setenv("WANDB_RUN_ID", "chosen")
-    Mirrors((WandbSink(),), tmp_path, "name", {}, done=5)
+    Mirrors((WandbSink(),), tmp_path, "name", {}, finished_iterations=5)
     assert servers["chosen"] == [0, 1, 2, 3, 4]
 
 
@@ -567,9 +666,9 @@ def test_trackio_gets_the_points_that_a_kill_has_lost(
     directory = ExperimentDirectory(tmp_path)
     for iteration in range(3):
         directory.append_metrics(metrics_row(iteration, 0.0, {"train/loss": 0.5}))
-    Mirrors((TrackioSink(),), tmp_path, "name", {}, done=3)
+    Mirrors((TrackioSink(),), tmp_path, "name", {}, finished_iterations=3)
     del stored[-1:]
-    Mirrors((TrackioSink(),), tmp_path, "name", {}, done=3).log(3, {"train/loss": 0.5})
+    Mirrors((TrackioSink(),), tmp_path, "name", {}, finished_iterations=3).log(3, {"train/loss": 0.5})
     assert stored == [0, 1, 2, 3]
 
 

@@ -489,7 +489,8 @@ def submit_experiment(configs: str, commands: Sequence[str], environment: Mappin
         f"--dependency={','.join(dependencies)}",
     ]
     if nodes > 1:
-        # Whole nodes, because the launcher of ranks takes GPUs of the same numbers on every node.
+        # Whole nodes, so that no other job slows a rank for which all others wait. The ranks could share
+        # nodes: each node's `treetune run` takes the GPUs that SLURM gives to the job there (`list_gpus`).
         options.append("--exclusive")
     for name in ("PARTITION", "ACCOUNT", "QOS"):
         if value := environment.get(name):

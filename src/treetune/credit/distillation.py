@@ -23,6 +23,10 @@ class Distillation(GroupCredit):
     'advantage'``, ``kl_estimator: 'k1'`` and ``kl_coef: 1``, a token's advantage becomes ``log p_teacher -
     log p_old``, so that the expected gradient is that of the reverse KL to the teacher at each token.
     ``train/kl`` is then the distance to the teacher.
+
+    With ``kl_placement: 'reward'``, a token's advantage is the sum of these differences from the token to the
+    end of its answer. The expected gradient is then that of the reverse KL of whole answers (MiniLLM, Gu et
+    al., arXiv:2306.08543): a token also counts for what it leads to, and the gradient is noisier.
     """
 
     teacher: ModelSource
@@ -50,7 +54,7 @@ class Distillation(GroupCredit):
                 difference = f"has the kl_estimator {penalty.estimator!r} there"
             yield Finding(
                 "distillation needs an objective that adds the teacher's log-probs minus the policy's to"
-                f" advantages, and this one {difference}",
+                f" advantages or rewards, and this one {difference}",
                 "$.trainer.objective.kl_placement",
                 "set kl_coef to 1, kl_placement to 'advantage' and kl_estimator to 'k1'"
                 " (methods/on_policy_distillation)",

@@ -86,7 +86,7 @@ class MathReference(StepSplitter):
         parts = masked.split_into_sentences()
         parts = masked.cut_after_formulas_that_end_sentences(parts)
         parts = masked.unmask_and_cut_lines(parts)
-        parts = _merge_with_next(parts, _is_tiny)
+        parts = _merge_with_next(parts, _is_tiny)  # also a part of stage 4
         offsets = [0, *accumulate(len(part) for part in parts)]
         return masked.cut_long_parts(offsets)
 
@@ -95,14 +95,14 @@ class _Piece(NamedTuple):
     """A part of a masked text in stage 3."""
 
     text: str
-    length: int
+    length_with_formulas: int
     """The number of characters, with those of the formulas in place of their marks."""
     ends_in_full_stop: bool
     """Whether it ends in a formula that has a full stop."""
 
     @property
     def is_short(self) -> bool:
-        return self.length < LENGTH_OF_SHORT_PART and not self.ends_in_full_stop
+        return self.length_with_formulas < LENGTH_OF_SHORT_PART and not self.ends_in_full_stop
 
 
 class _MaskedText:
@@ -113,8 +113,8 @@ class _MaskedText:
     """
 
     def __init__(self, text: str) -> None:
-        # The first character that the text doesn't have, from the first one for private use on: texts hardly
-        # ever contain those.
+        # The mark is a character that the text doesn't have. The search begins with the characters for
+        # private use, which texts hardly ever contain.
         self._mark = next(chr(code) for code in range(0xE000, 0x110000) if chr(code) not in text)
         self._text = text
         self._formulas: list[str] = []
@@ -170,25 +170,27 @@ class _MaskedText:
         formulas = iter(self._formulas)
         pieces: list[_Piece] = []
         for part in parts:
-            text, length, ends_in_full_stop = "", 0, False
+            text, length_with_formulas, ends_in_full_stop = "", 0, False
             for character in part:
-                if ends_in_full_stop:  # the piece ended with the last character, a formula
-                    pieces.append(_Piece(text, length, ends_in_full_stop))
-                    text, length, ends_in_full_stop = "", 0, False
+                if ends_in_full_stop:  # the previous character was a formula that ends the piece
+                    pieces.append(_Piece(text, length_with_formulas, ends_in_full_stop))
+                    text, length_with_formulas, ends_in_full_stop = "", 0, False
                 text += character
                 if character == self._mark:
                     formula = next(formulas)
-                    length += len(formula)
+                    length_with_formulas += len(formula)
                     ends_in_full_stop = formula.endswith(_ENDS_OF_SENTENCES)
                 else:
-                    length += 1
-            pieces.append(_Piece(text, length, ends_in_full_stop))
+                    length_with_formulas += 1
+            pieces.append(_Piece(text, length_with_formulas, ends_in_full_stop))
         merged: list[_Piece] = []
         for piece in pieces:
             if merged and merged[-1].is_short:
                 previous = merged.pop()
                 piece = _Piece(
-                    previous.text + piece.text, previous.length + piece.length, piece.ends_in_full_stop
+                    previous.text + piece.text,
+                    previous.length_with_formulas + piece.length_with_formulas,
+                    piece.ends_in_full_stop,
                 )
             merged.append(piece)
         texts = [piece.text for piece in merged]
@@ -198,7 +200,7 @@ class _MaskedText:
         return texts
 
     def unmask_and_cut_lines(self, parts: list[str]) -> list[str]:
-        """Stage 4: puts formulas in place of their marks, and cuts the parts at newlines within them."""
+        """Stage 4: puts formulas in place of their marks, and cuts the parts at newlines within formulas."""
         formulas = iter(self._formulas)
         lines: list[str] = []
         for part in parts:
@@ -226,33 +228,38 @@ class _MaskedText:
         """
         formulas = iter(self._formulas)
         text = ""  # the text with its formulas
-        prose = ""  # the text with each character of a formula replaced by the mark
+        # `text` with marks for all characters of formulas, so that no break in text is found in a formula.
+        prose = ""
         widths: list[float] = []
         for character in self._text:
-            piece = next(formulas) if character == self._mark else character
-            text += piece
-            prose += character * len(piece)
-            # The characters of a formula are together `FORMULA_WIDTH` wide.
-            width = FORMULA_WIDTH / len(piece) if character == self._mark else 1
-            widths += [width] * len(piece)
+            if character == self._mark:
+                formula = next(formulas)
+                text += formula
+                prose += self._mark * len(formula)
+                # The characters of a formula are together `FORMULA_WIDTH` wide.
+                widths += [FORMULA_WIDTH / len(formula)] * len(formula)
+            else:
+                text += character
+                prose += character
+                widths.append(1)
         positions = [0, *accumulate(widths)]
         cuts = set(offsets)
-        to_cut = [(start, end, False) for start, end in pairwise(offsets)]
+        to_cut = [(start, end, True) for start, end in pairwise(offsets)]
         while to_cut:
-            start, end, only_in_formulas = to_cut.pop()
+            start, end, may_be_cut_in_text = to_cut.pop()
             if end - start <= LENGTH_OF_LONG_PART:
                 continue
-            cut = None
-            if not only_in_formulas:
-                cut = _find_cut(prose, positions, start, end, _BREAKS_IN_TEXT, SHORTEST_HALF_IN_TEXT)
-            is_in_text = cut is not None
+            cut_in_text = None
+            if may_be_cut_in_text:
+                cut_in_text = _find_cut(prose, positions, start, end, _BREAKS_IN_TEXT, SHORTEST_HALF_IN_TEXT)
+            cut = cut_in_text
             if cut is None:
                 cut = _find_cut(text, positions, start, end, _BREAKS_IN_FORMULAS, SHORTEST_HALF_IN_FORMULA)
             if cut is not None:
                 cuts.add(cut)
-                # After a cut in a formula, the right half is only cut in formulas, and the left half also in
-                # text. This is what the paper's code does.
-                to_cut += [(start, cut, False), (cut, end, not is_in_text)]
+                # After a cut in a formula, the right half may not be cut in text any more, as in the paper's
+                # code.
+                to_cut += [(start, cut, True), (cut, end, cut_in_text is not None)]
         return sorted(cuts)
 
 
@@ -307,9 +314,9 @@ def _split_at(text: str, offsets: list[int]) -> list[str]:
 
 
 def _merge_with_next(parts: list[str], needs_next: Callable[[str], bool]) -> list[str]:
-    """Merges each part for which `needs_next` is True with the next part, and a last part for which it is
-    True with the previous one. A part of more than `LENGTH_OF_LONG_PART` characters is never merged with the
-    next one.
+    """Merges a part with the next one as long as `needs_next` is True for the merged part. If it is still
+    True after the last part, that is merged with the previous one. A part of more than `LENGTH_OF_LONG_PART`
+    characters is never merged with the next one.
     """
     merged: list[str] = []
     current = ""
@@ -350,8 +357,8 @@ def _find_cut(
 
     Args:
         text: The whole text.
-        positions: The position of each offset, which says where the middle is. A formula is `FORMULA_WIDTH`
-            wide, however many characters it has.
+        positions: The position of each offset in a line where a formula is `FORMULA_WIDTH` wide, however many
+            characters it has. The middle of the part is measured in this line.
         start: The offset at which the part begins.
         end: The offset at which it ends.
         kinds: Signs to cut after, the preferred kinds first.
@@ -361,8 +368,8 @@ def _find_cut(
         offsets = [sign.end() for sign in kind.finditer(text, start, end)]
         if not offsets:
             continue
-        twice_the_middle = positions[start] + positions[end]
-        nearest = min(offsets, key=lambda offset: abs(2 * positions[offset] - twice_the_middle))
+        middle = (positions[start] + positions[end]) / 2
+        nearest = min(offsets, key=lambda offset: abs(positions[offset] - middle))
         if start + shortest_half <= nearest <= end - shortest_half:
             return nearest
     return None

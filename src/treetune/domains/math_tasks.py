@@ -52,16 +52,19 @@ second pattern also has those of East Asian scripts."""
 
 
 def _sentence_end_before(characters: str) -> re.Pattern[str]:
-    """Returns a pattern that matches the ends of sentences. `characters` are those with which the next
-    sentence may begin after a space, in the form of a regular expression's class."""
+    """Returns a pattern that matches the ends of sentences.
+
+    `characters` are those with which the next sentence may begin after a space, written as in the brackets of
+    a regular expression: ``A-Z(``.
+    """
     return re.compile(
         rf"[.!?]{_CLOSING_SIGNS}(?=\s+[{characters}])"  # "x is 2. Then"
         rf"|[.!?]{_CLOSING_SIGNS}(?=[{_SCRIPTS_WITHOUT_SPACES}])"  # before a script without spaces
         # ++: a run of stops is tried only once.
         rf"|(?<![{_FULL_STOPS}])[{_FULL_STOPS}]++{_WIDE_CLOSING_SIGNS}(?=\s*\S)"
-        # A wide full stop, which is a decimal point before a digit.
+        # A wide full stop ends a sentence, except before a digit: there it is a decimal point.
         rf"|．{_WIDE_CLOSING_SIGNS}(?=\s*[^\s\d])"
-        # The question mark of Greek.
+        # Greek has two question marks: a sign of its own (037e), and a semicolon after a Greek letter.
         rf"|(?:\u037e|(?<=[\u0370-\u03ff]);){_CLOSING_SIGNS}(?=\s+[{_CAPITALS_OUTSIDE_ASCII}])"
     )
 
@@ -147,6 +150,7 @@ def find_formulas(text: str) -> list[TextSpan]:
             never_closed.add(closing)  # so that the rest of the text is searched only once for it
             continue
         position = closing_start + len(closing)
+        # Of these spans, only \(…\) is within a line of text. Figures and listings are displayed, too.
         spans.append(TextSpan(opening.start(), position, display=opening["bracket"] != "("))
     return spans
 
@@ -159,9 +163,10 @@ def _find_end_of_inline(text: str, start: int) -> int | None:
             return None  # a blank line: the dollar opens no formula
         if sign["end"]:
             inside = text[start : sign.start()]
-            # Prose between two dollars is text between two prices.
-            return sign.end() if inside and not _END_BEFORE_PROSE.search(inside) else None
-        position = sign.end()
+            # In "costs $5. She pays $6", a sentence ends between the dollars. So these are two prices.
+            is_formula = inside != "" and not _END_BEFORE_PROSE.search(inside)
+            return sign.end() if is_formula else None
+        position = sign.end()  # the sign is an escaped character, such as the dollar in "\$5"
     return None
 
 
@@ -219,22 +224,23 @@ class Sentences(StepSplitter):
             high = bisect_right(clause_ends, end - self.shortest)
             if end - start <= longest or low >= high:
                 continue
-            # The nearest to the middle is the last one before it or the first one after it.
-            middle = bisect_left(clause_ends, (start + end) // 2, low, high)
-            neighbours = clause_ends[max(low, middle - 1) : min(high, middle + 1)]
-            cut = min(neighbours, key=lambda offset: abs(2 * offset - start - end))
+            # The clause end nearest to the middle is the last one before it or the first one after it.
+            first_after = bisect_left(clause_ends, (start + end) // 2, low, high)
+            neighbours = clause_ends[max(low, first_after - 1) : min(high, first_after + 1)]
+            # Twice the distance from the middle, a whole number.
+            cut = min(neighbours, key=lambda offset: abs(2 * offset - (start + end)))
             cuts.append(cut)
             to_cut += [(start, cut), (cut, end)]
         return sorted(cuts)
 
 
 def _possible_cuts(text: str, spans: list[TextSpan]) -> Iterator[int]:
-    """Yields the ends of sentences, the beginnings of lines, and the ends of rows of displayed formulas."""
+    """Yields the ends of sentences, of lines, and of rows of displayed formulas."""
     is_inside = _make_is_inside((span.start, span.end) for span in spans)
     yield from sentence_ends(text, spans)
-    for line in _LINE_BREAK.finditer(text):
-        if not is_inside(line.start()):
-            yield line.start()
+    for line_break in _LINE_BREAK.finditer(text):
+        if not is_inside(line_break.start()):
+            yield line_break.start()
     for span in spans:
         if span.display:
             yield from _row_ends(text, span)
@@ -251,7 +257,8 @@ def _row_ends(text: str, span: TextSpan) -> Iterator[int]:
             # missing.
             del environments[-1:]
         elif _ROWS_ARE_STEPS.issuperset(environments[-_LOOK_BACK:]):
-            # None of the innermost environments is a matrix or a table.
+            # None of the innermost environments is a matrix or a table. (Only a fixed number of them is
+            # looked at, so that the time is linear.)
             yield sign.end()
 
 
@@ -275,8 +282,8 @@ def sentence_ends(
     for end in pattern.finditer(text):
         if is_inside(end.end()):
             continue
-        # Only a Latin full stop may belong to an abbreviation, as in ``i.e. the sum``. After ``i.e.)`` or
-        # ``$x$ i.e.$`` the sentence ends nevertheless.
+        # Only a Latin full stop may belong to an abbreviation, as in ``i.e. the sum``. With a closing sign
+        # after it, as in ``(and so on, etc.)``, the sentence ends nevertheless.
         may_abbreviate = end[0].startswith(".") and not end[0].endswith(("$", ")", "]"))
         text_before = text[max(end.start() - _LOOK_BACK, 0) : end.start() + 1]
         if may_abbreviate and abbreviation.search(text_before):
@@ -289,8 +296,9 @@ def _clause_ends(text: str, spans: list[TextSpan]) -> Iterator[int]:
     table, or a group of braces."""
     uncut_spans: list[tuple[int, int]] = []
     for span in spans:
-        is_figure_or_table = text.startswith(("[asy]", "```", "\\begin{tabular"), span.start)
-        if not span.display or is_figure_or_table:
+        is_inline_formula = not span.display
+        is_figure_listing_or_table = text.startswith(("[asy]", "```", "\\begin{tabular"), span.start)
+        if is_inline_formula or is_figure_listing_or_table:
             uncut_spans.append((span.start, span.end))
     outermost_groups: list[tuple[int, int]] = []
     for start, end in sorted(find_braces(text).items()):

@@ -54,6 +54,7 @@ class Difficulty(Part):
             )
 
     def keeps(self, problem: Problem) -> bool:
+        # A task that reads rows from files puts the columns into `data` that its setting `keep` names.
         value = problem.data.get(self.field)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(
@@ -148,10 +149,11 @@ class DomainTask(Task):
 
     @override
     def adjust_sampling(self, params: Params) -> Params:
-        task_params: Any = self.task.adjust_sampling(params)
+        task_params: Any = self.task.adjust_sampling(params)  # `SamplingParams`, which tasks don't import
         stop = self.domain.stop
         if stop is None:
-            # The domain sets no stop strings. The task's are taken, or if it has none, the rollout's.
+            # The domain sets no stop strings. Some tasks have a setting `stop` for use in a mixture. If it is
+            # missing or empty, the sampling's stop strings remain.
             stop = getattr(self.task, "stop", ()) or task_params.stop
         max_tokens = task_params.max_tokens
         if self.domain.max_tokens is not None:
@@ -250,18 +252,19 @@ class Curriculum(Weighting):
     def over_iterations(
         self, base_weights: Mapping[str, float], sizes: Mapping[str, int], drawing: DrawingContext
     ) -> Iterator[Mapping[str, float]]:
-        values = dict.fromkeys(base_weights, 1.0)
+        # For each domain, a running estimate of how much it teaches (Q in the class's docstring).
+        estimates = dict.fromkeys(base_weights, 1.0)
         for iteration in range(drawing.iteration + 1):
-            if iteration:
+            if iteration > 0:  # before the first iteration, nothing has been measured
                 measured = drawing.recorded(iteration - 1)
-                for name, value in values.items():
+                for name, estimate in estimates.items():
                     learnable = measured.get(LEARNABLE_METRIC.format(name))
                     if learnable is not None:  # the domain was drawn
                         # `learnable` estimates the domain's mean of p (1 - p), where p is the share of
-                        # right answers to a problem. The mean is at most 1/4. Four times the mean is at
-                        # most 1, where each value begins.
-                        values[name] = value + self.rate * (4 * learnable - value)
-            yield {name: base_weights[name] * (self.floor + value) for name, value in values.items()}
+                        # right answers to a problem. The mean is at most 1/4, so four times the mean is
+                        # at most 1.
+                        estimates[name] = estimate + self.rate * (4 * learnable - estimate)
+            yield {name: base_weights[name] * (self.floor + estimate) for name, estimate in estimates.items()}
 
 
 FIXED = Fixed()
@@ -314,7 +317,8 @@ class Mixture(MixedTask):
     def needs(self) -> tuple[Need, ...]:
         if not isinstance(self.weighting, Curriculum) and self.prefer_mixed == 1:
             return ()
-        # From a single answer the rate would be 0 or 1, and no problem would count as mixed.
+        # With a single answer to each problem, the share of right ones would be 0 or 1: no problem would be
+        # mixed, or learnable.
         because = "it is drawn by how often the policy is right on a problem"
         return Need(SampledAnswers(), because), Need(Answers(2), because)
 
@@ -504,7 +508,7 @@ class MixtureDrawing(DrawingRule):
         taken_ids = {problem.id for problem in taken}
         pools = _group_by_domain(problems)
         sizes = {name: len(pool) for name, pool in pools.items()}
-        *_, weights = self._weights(sizes, drawing)  # of the last iteration, which is the present one
+        *_, weights = self._weights(sizes, drawing)  # the weights of the last iteration, the present one
         remaining: dict[str, list[Problem]] = {}
         for name, pool in pools.items():
             remaining[name] = [problem for problem in pool if problem.id not in taken_ids]
@@ -515,7 +519,7 @@ class MixtureDrawing(DrawingRule):
     def metrics(self, problems: Sequence[Problem], drawing: DrawingContext) -> Metrics:
         """Returns ``domains/<name>/weight``: each domain's share of the sum of all weights."""
         sizes = {name: len(pool) for name, pool in _group_by_domain(problems).items()}
-        *_, weights = self._weights(sizes, drawing)  # of the last iteration, which is the present one
+        *_, weights = self._weights(sizes, drawing)  # the weights of the last iteration, the present one
         total = math.fsum(weights.values())
         return {f"domains/{name}/weight": weight / total for name, weight in weights.items()}
 

@@ -42,13 +42,13 @@ from treetune.engine.requests import Request
 from treetune.models.chat import TOOL_RESULT
 from treetune.rollouts.answers import Announcer, GrowingRollout, Start, is_decided
 from treetune.rollouts.base import Rollout
-from treetune.rollouts.context import RolloutContext, required
+from treetune.rollouts.context import RolloutContext, require
 from treetune.rollouts.numbers import Number, NumberGroup, declare_group
 from treetune.rollouts.single_turn import adapt_to_fixed_problems
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
 from treetune.tasks.mixed import parts_of, task_of
-from treetune.vocabulary import Grade, TextCodec, Trajectory, joined
+from treetune.vocabulary import Grade, TextCodec, Trajectory, concatenate
 
 declare_group(
     NumberGroup(
@@ -201,9 +201,7 @@ class MultiTurn(GrowingRollout):
         # Native calls are tool calls in the model's own format. The chat template writes their results.
         # The task and its environment aren't known here, so only the rollout's `environment` is checked.
         calls_natively = self.environment is not None and self.environment.reads_specials
-        uses_chat_template = codec.turn_frame is not None and (calls_natively or self.frame(codec) is None)
-        if uses_chat_template:
-            assert codec.turn_frame is not None
+        if codec.turn_frame is not None and (calls_natively or self.frame(codec) is None):
             # Formats an example. This raises if the template can't put such a message between two turns.
             codec.turn_frame([TOOL_RESULT] if calls_natively else "")
 
@@ -232,7 +230,7 @@ class MultiTurn(GrowingRollout):
         return asyncio.Semaphore(self.in_flight or IN_FLIGHT_PER_REQUEST * context.engine.at_once)
 
     async def answer(self, context: RolloutContext, start: Start, in_flight: asyncio.Semaphore) -> Trajectory:
-        """Samples and grades one answer, whose number (`Trajectory.sample`) is 0.
+        """Samples and grades one answer. Its number (`Trajectory.sample`) is 0 until the caller sets it.
 
         `in_flight` is the limit from `limit_in_flight`. All answers of a phase share it.
         """
@@ -277,7 +275,7 @@ class MultiTurn(GrowingRollout):
         return conversation
 
     def _begin(self, context: RolloutContext, start: Start) -> tuple[Conversation, Play]:
-        """Returns a conversation without turns, and its play: the environment, ready for the actions."""
+        """Returns a conversation without turns, and the `Play` that passes its actions to the environment."""
         task = task_of(context.task, start.problem)
         environment = self.environment_for(task)
         sampling = task.adjust_sampling(self.sampling)
@@ -297,7 +295,7 @@ class MultiTurn(GrowingRollout):
         actions = actions_of(context.codec, start.prompt_ids, start.segments, limits)
         snapshot = unpack_snapshot(start.segments).environment
         journal = context.turn_journal
-        play: Play = required(context.environments, "environments").begin(
+        play: Play = require(context.environments, "environments").begin(
             environment,
             start.problem,
             seed=derive_seed(context.seed, context.iteration, start.problem.id, "environment"),
@@ -329,8 +327,9 @@ class MultiTurn(GrowingRollout):
         decided = is_decided(conversation.finish, self.unfinished_reward)
         problem = start.problem
         if context.grader.grader.of(problem).reads_turns:
-            message = self.environment_for(task_of(context.task, problem)).message
-            problem = replace(problem, transcript=conversation.transcript(message))
+            environment = self.environment_for(task_of(context.task, problem))
+            # `environment.message` turns an action into a message of a chat.
+            problem = replace(problem, transcript=conversation.transcript(environment.message))
         # There is at least one action, since a conversation ends only after a completion. If the action began
         # within a thought, `action_of` has already put the opening tag before it. So `follows_prompt=False`
         # tells the grader not to look whether the prompt opened a thought.
@@ -346,9 +345,9 @@ class MultiTurn(GrowingRollout):
     def _trajectory(
         self, context: RolloutContext, start: Start, conversation: Conversation, grade: Grade
     ) -> Trajectory:
-        """Returns the answer that an ended conversation makes. The settings `reward` and `unfinished_reward`
-        decide what each of its turns earns."""
-        rewards = conversation.rewards  # a new list: the environment's reward of each turn
+        """Returns the answer of an ended conversation. The settings `reward` and `unfinished_reward` decide
+        what each of its turns earns."""
+        rewards = conversation.rewards  # the environment's reward of each turn, in a new list
         if self._reward_of(context, start) == "grader":
             rewards = [0.0] * len(rewards)
         # If only the environment gives rewards, the grader wasn't asked: `grade.reward` is 0.
@@ -368,13 +367,15 @@ class MultiTurn(GrowingRollout):
             rewards = [0.0] * len(rewards)  # the environment hung or failed
         elif conversation.finish == "length" and self.unfinished_reward is not None:
             rewards = [0.0] * (len(rewards) - 1) + [self.unfinished_reward]
-            # The reward is known here, whether or not the grader was available. So the answer isn't left out.
-            outcome = outcome if grade.is_known else "no_answer"
+            # The outcome of a grader that was unavailable would leave the answer out of training. But the
+            # reward is known here without the grader.
+            if not grade.is_known:
+                outcome = "no_answer"
             message = (
                 "cut off by max_turns" if conversation.events["turns_spent"] else "cut off by max_tokens"
             )
         segments = tuple(conversation.segments)
-        response_ids = joined([segment.token_ids for segment in segments])
+        response_ids = concatenate([segment.token_ids for segment in segments])
         injected = sum(len(segment.token_ids) for segment in segments if segment.origin == "injected")
         return Trajectory(
             problem=start.problem,
@@ -419,9 +420,9 @@ def check_restorable(environments: Iterable[Environment], key: str, remedy: str)
 
     Args:
         environments: All environments that answers may have.
-        key: The configuration key that the finding names, relative to the part of the configuration whose
-            `check` yields the finding. That part continues answers.
-        remedy: The advice to choose something else in place of that part.
+        key: The configuration key for the finding, relative to the part that continues answers, such as
+            "type".
+        remedy: What to choose instead of that part: "choose a credit for whole answers".
     """
     for environment in environments:
         if environment.again == "never":

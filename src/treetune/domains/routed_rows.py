@@ -23,9 +23,9 @@ from treetune.domains.domain_rows import (
     domain_of,
     domain_row,
     normalise_row,
-    problem_of,
     write_parquet,
 )
+from treetune.domains.domain_rows import problem_of as problem_of_normal_row
 from treetune.domains.graders.routed import BySource
 from treetune.domains.mixture import DomainTask
 from treetune.exceptions import BadRow, NoSplit
@@ -83,17 +83,12 @@ class RoutedRows(RowsTask, TaskWithDomains):
         yield from findings_of_rows
         if any(finding.level == "error" for finding in findings_of_rows):
             return  # the files below can't be read
-        names = () if self.source is not None else (*self.train, *self.validation, *self.test)
-        paths = [Path(name) for name in names]
-        if isinstance(self.source, InFiles):
-            for split in get_args(Split):
-                with contextlib.suppress(ValueError):  # reported when the split is read
-                    paths += self.source.files(split)
         first_files: dict[str, Path] = {}  # the first file that has each source, for the message
         # Large files, except Parquet files, are not read while a configuration is checked.
-        for path in filter(is_quickly_read, paths):
+        for path in filter(is_quickly_read, self._list_files()):
             try:
                 sources = distinct_texts(path, DATA_SOURCE)
+                # Of a large Parquet file, only the column of the sources is read.
                 if self.bad_rows == "stop" and path.stat().st_size <= QUICKLY_READ_BYTES:
                     _check_rows(path, self.columns)
             except BadRow as error:
@@ -121,6 +116,17 @@ class RoutedRows(RowsTask, TaskWithDomains):
         # None: only the rows themselves have the names.
         return sorted(set(self.domain.values())) if isinstance(self.domain, Mapping) else None
 
+    def _list_files(self) -> list[Path]:
+        """Returns the files of all splits; none if the rows come from elsewhere, as from a hub."""
+        if self.source is None:
+            return [Path(name) for name in (*self.train, *self.validation, *self.test)]
+        paths: list[Path] = []
+        if isinstance(self.source, InFiles):
+            for split in get_args(Split):
+                with contextlib.suppress(ValueError):  # reported when the split is read
+                    paths += self.source.files(split)
+        return paths
+
     def _suggest_route(self, source: str) -> str:
         """Returns `` (did you mean the route 'math'?)`` for a route that is similar to the beginning of the
         source; an empty text if there is none."""
@@ -132,11 +138,12 @@ class RoutedRows(RowsTask, TaskWithDomains):
         """Returns the domain of a row according to the setting `domain`; an empty text if the row has
         none."""
         if self.domain == "data_source":
-            return domain_of(row[DATA_SOURCE])
+            return domain_of(row[DATA_SOURCE])  # "math" of the source "math__dapo"
         if self.domain == "ability":
             return str(row[ABILITY])
         if self.domain is None:
             return ""
+        # The setting has domains by the beginnings of sources. The longest beginning decides.
         prefixes = [prefix for prefix in self.domain if row[DATA_SOURCE].startswith(prefix)]
         return self.domain[max(prefixes, key=len)] if prefixes else ""
 
@@ -148,11 +155,12 @@ class RoutedRows(RowsTask, TaskWithDomains):
             raise BadRow(str(error)) from error
         source = row[DATA_SOURCE]
         if BySource(routes=self.routes).route(source) is None:
+            # No BadRow: the setting `bad_rows` may skip bad rows, but here `routes` is at fault.
             raise ValueError(
                 f"no route matches the data_source {source!r}{self._suggest_route(source)} of {id}, and"
                 f" routes are {', '.join(map(repr, sorted(self.routes)))}: add a grader for it to routes"
             )
-        problem = problem_of(row, id)
+        problem = problem_of_normal_row(row, id)
         further_data = {name: row[name] for name in self.keep if name in row}
         return replace(problem, data={**problem.data, **further_data}, domain=self._domain_of_row(row))
 
@@ -201,12 +209,13 @@ class RoutedRows(RowsTask, TaskWithDomains):
         for split in get_args(Split):
             with contextlib.suppress(NoSplit):
                 for problem in self.problems(split):
+                    # A row's demonstration doesn't depend on the seed.
                     characters.update(problem.prompt, problem.gold, self.demonstration(problem, seed=0))
         return "".join(sorted(characters))
 
 
 def _check_rows(path: Path, columns: Sequence[str]) -> None:
-    """Raises BadRow, with the place, for the first row of a file that doesn't match the schema."""
+    """Raises BadRow, with the location, for the first row of a file that doesn't match the schema."""
     for file_and_line, row in read_file_rows(path, columns):
         try:
             normalise_row(row)
@@ -238,6 +247,7 @@ def export_rows(task: Task, split: Split, path: Path) -> int:
             problem.gold,
             ability=ability,
             extra_info={**data, "split": split, "index": index, "id": problem.id},
+            # A prompt that the model gets as it is, without a chat template, is a text.
             raw_prompt=problem.prompt if problem.as_is else "",
             apply_chat_template=not problem.as_is,
         )

@@ -231,6 +231,8 @@ class GracefulStop:
         """The time at which the boundary is expected; None if unknown."""
         self._may_interrupt = False
         """Whether any signal raises Stopped at once: True within `interruptible`."""
+        self.has_reached_boundary = False
+        """Whether the loop ends at a boundary, as the signal has asked."""
 
     @property
     def grace_s(self) -> float:
@@ -322,6 +324,7 @@ class GracefulStop:
 
     def reach_boundary(self) -> None:
         """Stops the timer of the grace, because the checkpoint that follows has no deadline."""
+        self.has_reached_boundary = True
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     def end_grace(self) -> int:

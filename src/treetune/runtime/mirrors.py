@@ -27,8 +27,8 @@ after 90 s."""
 
 
 class Mirrors:
-    """The sinks of one run. A sink that is opened gets the points that it lacks, of the first `done`
-    iterations (of all iterations if `done` is None)."""
+    """The sinks of one run. A sink that is opened gets the points that it lacks, of the
+    first `finished_iterations`, or of all iterations if it is None."""
 
     def __init__(
         self,
@@ -36,11 +36,12 @@ class Mirrors:
         directory: Path,
         name: str,
         config: Mapping[str, Any],
-        done: int | None = None,
+        finished_iterations: int | None = None,
     ) -> None:
-        """Opens the sinks, and sends to each the rows that it lacks of the first `done` iterations."""
+        """Opens the sinks, and sends to each the rows that it lacks of the first
+        `finished_iterations`."""
         self._open: list[tuple[Sink, Any, _SinkThread]] = []
-        row_by_iteration = _rows_of(directory, done) if sinks else {}
+        row_by_iteration = _rows_of(directory, finished_iterations) if sinks else {}
         for sink in sinks:
             try:
                 thread = _SinkThread(type(sink).__name__)
@@ -67,10 +68,18 @@ class Mirrors:
                 self._open.remove(mirror)
 
     def close(self) -> None:
-        """Closes all sinks, also after one has failed. Safe to call twice."""
+        """Closes all sinks at the end of the run, also after one has failed. Safe to call twice."""
+        self._close(lambda sink, handle: sink.close(handle))
+
+    def close_failed(self, exit_code: int, *, is_preempted: bool) -> None:
+        """Closes all sinks of a run that hasn't reached its end. The arguments are those of
+        `Sink.close_failed`."""
+        self._close(lambda sink, handle: sink.close_failed(handle, exit_code, is_preempted=is_preempted))
+
+    def _close(self, close_sink: Callable[[Sink, Any], None]) -> None:
         for sink, handle, thread in self._open:
             try:
-                thread.call(sink.closing_s, sink.close, handle)
+                thread.call(sink.closing_s, close_sink, sink, handle)
             except Exception as error:  # a sink must not end a run, and its library may raise anything
                 logger.warning("%s did not close: %s", type(sink).__name__, error)
         self._open = []
@@ -107,11 +116,15 @@ class _SinkThread:
                 future.set_exception(error)
 
 
-def _rows_of(directory: Path, done: int | None) -> dict[int, Metrics]:
-    """Returns the rows of `metrics.jsonl` by iteration, in order, of the first `done` iterations (None: all).
+def _rows_of(directory: Path, finished_iterations: int | None) -> dict[int, Metrics]:
+    """Returns the rows of `metrics.jsonl` by iteration, in order, of the first `finished_iterations`, or of
+    all iterations if it is None.
 
     If an iteration was done twice, the last row counts. Damaged lines are left out: the run reports them, so
     their messages go into a list that nobody reads.
     """
     rows = {int(row["iteration"]): row for row in ExperimentDirectory(directory).read_metrics([])}
-    return {iteration: rows[iteration] for iteration in sorted(rows) if done is None or iteration < done}
+    iterations = sorted(rows)
+    if finished_iterations is not None:
+        iterations = [iteration for iteration in iterations if iteration < finished_iterations]
+    return {iteration: rows[iteration] for iteration in iterations}

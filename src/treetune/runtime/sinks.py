@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import secrets
+import signal
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -33,6 +34,10 @@ iteration. Example: ``{"wandb": {"id": "3fa1c0de", "project": "treetune", "first
 
 WANDB_ENDS_WITHIN_S = 30.0
 """The longest that W&B may take to end its process after it has given up an upload."""
+
+WANDB_KILLED = 255
+"""The exit code with which W&B itself reports a Ctrl-C, and shows a run as killed (wandb's
+sdk/lib/exit_hooks.py)."""
 
 ANSWER_COLUMNS = (
     "problem",
@@ -74,6 +79,16 @@ class Sink(Registrable):
 
     def close(self, handle: Any) -> None:
         handle.finish()
+
+    def close_failed(self, handle: Any, exit_code: int, *, is_preempted: bool) -> None:
+        """Closes the mirror of a run that hasn't reached its end. Called in place of `close`, which it calls
+        unless the mirror's service shows how a run has ended.
+
+        Args:
+            exit_code: 128 + the number of the signal that has ended the run; 1 for a failure.
+            is_preempted: Whether a signal other than Ctrl-C has stopped the run, which may go on later.
+        """
+        self.close(handle)
 
 
 @dataclass
@@ -135,8 +150,12 @@ class _CountedRun:
         self.first_missing = step + 1
         self._state.write(first_missing=self.first_missing)
 
-    def finish(self) -> None:
-        self._run.finish()
+    def finish(self, **arguments: Any) -> None:
+        self._run.finish(**arguments)
+
+    def mark_preempting(self) -> None:
+        """Tells W&B that the run stops, and may go on later."""
+        self._run.mark_preempting()
 
 
 @Sink.register("trackio")
@@ -191,7 +210,8 @@ def _trackio_runs(trackio: Any, project: str) -> set[str]:
 class WandbSink(Sink):
     """Weights & Biases: offline unless a user is logged in. A resumed run continues the same run of W&B,
     whose id is in `mirrors.json`; `WANDB_RUN_ID` chooses another one. If the environment has WANDB_RUN_ID or
-    WANDB_API_KEY, a run has this sink by default; with WANDB_MODE=disabled it has not."""
+    WANDB_API_KEY, a run has this sink by default; with WANDB_MODE=disabled it has not. W&B shows a run as
+    failed after an error, killed after a Ctrl-C, and preempted after another signal."""
 
     project: str = "treetune"
     """The project's name there."""
@@ -268,8 +288,20 @@ class WandbSink(Sink):
 
     @override
     def close(self, handle: _CountedRun) -> None:
+        self._finish(handle, exit_code=0)
+
+    @override
+    def close_failed(self, handle: _CountedRun, exit_code: int, *, is_preempted: bool) -> None:
+        if is_preempted:
+            # W&B shows a run as preempted if it is marked so and its exit code isn't 0.
+            handle.mark_preempting()
+        if exit_code == 128 + signal.SIGINT:
+            exit_code = WANDB_KILLED
+        self._finish(handle, exit_code)
+
+    def _finish(self, handle: _CountedRun, exit_code: int) -> None:
         try:
-            handle.finish()
+            handle.finish(exit_code=exit_code)
         except TimeoutError as error:
             raise TimeoutError(
                 f"W&B has not uploaded everything within {self.finish_timeout:g} s (finish_timeout of the"
@@ -298,7 +330,7 @@ class WandbSink(Sink):
         from treetune.rollouts.storage import answer_row, read_trajectories
         from treetune.runtime.directory import TRAJECTORIES, ExperimentDirectory
 
-        file = ExperimentDirectory(directory).iteration(iteration) / TRAJECTORIES
+        file = ExperimentDirectory(directory).iteration_folder(iteration) / TRAJECTORIES
         if not file.is_file():
             return None
         rows = []

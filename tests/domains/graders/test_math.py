@@ -16,13 +16,17 @@ from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
+import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.domains.graders import minerva_reference
 from tests.support.cases import cases
+from treetune.domains.graders import formulas
+from treetune.domains.graders.formulas import same_value
 from treetune.domains.graders.math import MathGrader
 from treetune.domains.graders.math_answers import BracketGroup, read_answer
 from treetune.domains.graders.math_endings import find_answer, find_gold
@@ -61,6 +65,42 @@ def test_every_answer_of_the_corpus_is_graded_right_which_math_verify_alone_does
             errors_of_math_verify[row["right"]] += verdict is not row["right"]
     # It rejects right answers and accepts wrong ones, so that the grader's other steps are needed.
     assert min(errors_of_math_verify[True], errors_of_math_verify[False]) > 0
+
+
+def test_expressions_are_compared_at_points_where_all_unknowns_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    points: list[tuple[Fraction, ...]] = []
+
+    def note_point(point: dict[Any, Fraction], first: object, second: object) -> bool:
+        points.append(tuple(point.values()))
+        return True
+
+    monkeypatch.setattr(formulas, "_agree_at", note_point)
+    x, y, z = sympy.symbols("x y z")
+    assert same_value(x + y, z)
+    assert points[:2] == [
+        (Fraction(3, 7), Fraction(5, 7), Fraction(7, 7)),
+        (Fraction(-5, 12), Fraction(-3, 12), Fraction(-1, 12)),
+    ]
+    assert len(points) == 8 and all(len(set(point)) == 3 for point in points)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "are_same"),
+    [
+        ("x - y", "0", False),
+        ("Abs(x)", "x", False),
+        ("Abs(x - 3)", "3 - x", False),
+        ("Abs(x - 3)", "x - 3", False),
+        ("(x + y)**2", "x**2 + 2*x*y + y**2", True),
+        ("(x**2 - y**2)/(x - y)", "x + y", True),
+    ],
+)
+def test_expressions_are_the_same_if_they_agree_at_all_points(
+    first: str, second: str, are_same: bool
+) -> None:
+    assert same_value(sympy.sympify(first), sympy.sympify(second)) == are_same
 
 
 def test_at_most_one_wrong_answer_in_a_thousand_is_accepted_and_three_right_ones_in_a_hundred_rejected() -> (

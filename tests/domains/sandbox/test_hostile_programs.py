@@ -22,6 +22,7 @@ import typing_extensions
 
 import treetune
 from tests.support.hostile_programs import COUNT, HostileProgram, Trap, hostile_programs
+from treetune.domains.sandbox import bubblewrap
 from treetune.domains.sandbox.base import ProgramLimits
 from treetune.domains.sandbox.bubblewrap import Bubblewrap, ConfinedProgram, uids_of_programs
 from treetune.domains.sandbox.program import UnsafeLocal, find_descendants
@@ -117,6 +118,18 @@ def _owner(entry: Path) -> int:
         return entry.stat().st_uid
     except OSError:
         return -1
+
+
+@pytest.mark.parametrize(("more", "uids"), [(256, 256), (255, 0), (1, 0), (0, 0)])
+def test_programs_get_only_user_numbers_that_are_mapped(
+    more: int, uids: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container may map only some of the 256 numbers. Programs with one of the others would not start."""
+    first_uid = (1 << 30) + os.getpid() * 256
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(bubblewrap, "_mapped_uids", lambda: range(first_uid + more))
+    assert len(uids_of_programs()) == uids
+    assert all(bubblewrap._choose_uid() in range(1, first_uid + more) for _ in range(300))
 
 
 # The sandbox of a user who is not root

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.peak_memory import Case
+from tests.support.peak_memory import Case, counted, random_model
 from tests.support.tiny_trainer import tiny_model
+from treetune.models.logprobs import Nucleus, PolicyModule, Terms
 from treetune.models.lora import Lora
 from treetune.models.shapes import Shape
 from treetune.objectives.distribution_distillation import DistributionDistillation
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.objectives.teacher import Teacher
 from treetune.objectives.value_implicit import ValueImplicit
-from treetune.runtime.planning.memory import adapter_weights
+from treetune.runtime.planning.memory import (
+    BYTES_PER_LOGIT,
+    COMPARISON_BYTES_PER_LOGIT,
+    NUCLEUS_BYTES_PER_LOGIT,
+    adapter_weights,
+)
 from treetune.trainer.base import Trainer
+from treetune.trainer.scoring import _ChunkComparison, _GroupComparison, _kl
 
 WITHIN = 0.10
 
@@ -83,6 +90,44 @@ def test_a_plan_is_within_a_tenth_of_what_pytorch_counts(name):
         # Gloo's thread may be the last to hold the reduced gradient; the profiler doesn't see its release.
         counted = case.measured()
     assert planned == pytest.approx(counted, rel=WITHIN)
+
+
+@pytest.mark.parametrize(
+    ("kind", "planned"),
+    [
+        ("plain", BYTES_PER_LOGIT),
+        ("nucleus", NUCLEUS_BYTES_PER_LOGIT),
+        ("reference", COMPARISON_BYTES_PER_LOGIT["reference"]),
+        ("group", COMPARISON_BYTES_PER_LOGIT["group"]),
+    ],
+)
+def test_a_chunk_of_the_head_takes_the_planned_bytes_for_each_logit(kind: str, planned: int) -> None:
+    import torch
+
+    positions, vocabulary = 64, MUCH_VOCABULARY.vocabulary
+    module = PolicyModule(random_model(MUCH_VOCABULARY, "float32"))
+    hidden = torch.randn(positions, MUCH_VOCABULARY.hidden)
+    labels = torch.zeros(positions, dtype=torch.long)
+    logprobs_of_policy = torch.randn(positions, vocabulary).log_softmax(-1)
+    statistics: dict[str, Terms] = {
+        "reference": _ChunkComparison(logprobs_of_policy, _kl),
+        "group": _GroupComparison([1] * positions),
+    }
+
+    def score() -> None:
+        with torch.no_grad():
+            module._score(
+                hidden,
+                labels,
+                temperature=0.8,
+                entropy_gradient=False,
+                terms=None,
+                statistics=statistics.get(kind),
+                nucleus=Nucleus(top_p=0.9) if kind == "nucleus" else None,
+                teacher=None,
+            )
+
+    assert counted(score).peak / (positions * vocabulary) == pytest.approx(planned, abs=0.1)
 
 
 def test_adapters_have_as_many_weights_as_a_model_gets():

@@ -100,6 +100,12 @@ def test_values_of_one_kind_of_bracket_may_stand_in_another() -> None:
     assert [value for _, value in find_values("{grid: [1, 2]} [3]", "[")] == [[3], [1, 2]]
 
 
+@pytest.mark.parametrize("between", ["it's", r"it's \'so\'", r'5" or 6\"', "it's \\"])
+def test_a_quote_that_is_not_closed_hides_nothing(between: str) -> None:
+    """Also if escaped quotes follow in its line, which close nothing."""
+    assert next(find_values(f"[{between}] gives [7]"))[1] == [7]
+
+
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),

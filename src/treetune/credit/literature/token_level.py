@@ -1,7 +1,8 @@
 """Tools of the credits that give the tokens of an answer different advantages.
 
 * `mark_shared_prefixes`: which answers begin with the same tokens.
-* `OverAnotherCredit`: the base of credits that change another credit's advantages.
+* `OverAnotherCredit`: the base of credits that change another credit's advantages; `innermost_credit` returns
+  the credit that is changed.
 """
 
 from __future__ import annotations
@@ -99,3 +100,13 @@ class OverAnotherCredit(ContinuingCredit):
         episodes = self.weigh_tokens(context, episodes)
         # The metrics of the changed advantages replace those of the other credit's advantages.
         return episodes, metrics | advantage_metrics(context, episodes)
+
+
+def innermost_credit(credit: Credit) -> Credit:
+    """Returns the credit whose advantages `credit` changes, or `credit` itself if it changes no other one's.
+
+    Example: `monte_carlo` of a `weighted_by` over `hicra` over `monte_carlo`.
+    """
+    while isinstance(credit, OverAnotherCredit):
+        credit = credit.over
+    return credit

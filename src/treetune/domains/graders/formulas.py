@@ -680,10 +680,10 @@ class _ResidueParser(_FormulaParser):
 
 # Values of expressions
 
-_COMPARISON_POINTS = ((3, 7), (-5, 11), (13, 4), (-17, 6), (1, 19), (-2, 9), (331, 2), (-409, 3))
-"""Numerators and denominators of the points at which expressions with unknowns are compared. They have both
-signs, and some are far from 0, since ``|x|`` is x for positive numbers, and ``|x - 3|`` is 3 - x for small
-ones."""
+_COMPARISON_POINTS = ((3, 7), (-5, 12), (13, 6), (-17, 9), (1, 23), (-2, 14), (331, 8), (-409, 10))
+"""Numerators and denominators of the first unknown, at the points at which expressions with unknowns are
+compared. They have both signs, and some are far from 0, since ``|x|`` is x for positive numbers, and
+``|x - 3|`` is 3 - x for small ones."""
 
 _QUOTIENT_POINTS = ((7, 3), (23, 5), (-31, 4), (101, 7))
 """Points at which the factor between two proportional expressions is computed; usually only the first is
@@ -737,9 +737,9 @@ def same_value(first: Any, second: Any, tolerance: float = 0.0) -> bool:
             return _is_zero_when_simplified(first - second)
         return agree
     compared_points = 0
-    for index, (top, bottom) in enumerate(_COMPARISON_POINTS):
+    for top, bottom in _COMPARISON_POINTS:
         # Each unknown gets another value, or else x - y would be 0.
-        point = {symbol: Fraction(top + 2 * rank, bottom + index) for rank, symbol in enumerate(unknowns)}
+        point = {symbol: Fraction(top + 2 * rank, bottom) for rank, symbol in enumerate(unknowns)}
         agree = _agree_at(point, first, second)
         if agree is False:
             return False

@@ -46,7 +46,7 @@ _END_OF_SENTENCE = re.compile(r"\.(?=\s+[A-Z])|。")
 # "The answer is not 5"
 _DENIAL = re.compile(r"\bnot\b|n't\b|\bnever\b|\bcannot\b", re.IGNORECASE)
 # $58$, $$58$$, \(58\), \[58\] directly after a marker
-_FORMULA_IN_DELIMITERS = re.compile(r"\s*(\$\$?|\\\(|\\\[)(.*?)(\$\$?|\\\)|\\\])", re.DOTALL)
+_FORMULA_IN_DELIMITERS = re.compile(r"\s*(?:\$\$?|\\\(|\\\[)(?P<formula>.*?)(?:\$\$?|\\\)|\\\])", re.DOTALL)
 # "therefore, simply " before an answer
 _LEADING_WORDS = re.compile(
     r"\A(?:(?:therefore|thus|hence|then|so|simply|indeed|just|clearly|exactly|equal\s+to|given\s+by|that)\b[,:]?\s*)+",
@@ -107,11 +107,10 @@ def json_list(gold: str) -> list[str] | None:
         items = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    numbers = [item for item in items if isinstance(item, int | float) and not isinstance(item, bool)]
     is_interval = (
-        len(items) == len(numbers) == 2
-        and all(isinstance(number, int) for number in numbers)
-        and numbers[0] < numbers[1]
+        len(items) == 2
+        and all(isinstance(item, int) and not isinstance(item, bool) for item in items)
+        and items[0] < items[1]
     )
     if not items or is_interval:
         return None
@@ -143,6 +142,7 @@ def _read_boxes(response: str, boxes: list[Box], gold_parts: int) -> str:
         return joined  # several boxes directly after each other
     last_paragraph = response.rfind("\n\n", 0, last_box.start)
     contents_in_paragraph = [box.content for box in boxes[-gold_parts:] if box.start > last_paragraph]
+    # A comma, "or", "and" or any \text{…} counts as a sign that the last box lists several answers itself.
     lists_several_answers = re.search(r",|\\text\{|\bor\b|\band\b", last_box.content)
     if gold_parts > 1 and len(contents_in_paragraph) == gold_parts and not lists_several_answers:
         return ", ".join(contents_in_paragraph)
@@ -189,20 +189,22 @@ def _answer_after_marker(response: str) -> str | None:
     after_marker = ending[markers[-1].end() :]
     # A formula directly after the marker is the answer if nothing follows it in its line. It may itself have
     # several lines, as in \[ … \].
-    display = _FORMULA_IN_DELIMITERS.match(after_marker)
-    if display and not after_marker[display.end() :].partition("\n")[0].strip(" .*。"):
-        return display[2].strip() or None
+    match = _FORMULA_IN_DELIMITERS.match(after_marker)
+    if match:
+        after_formula = after_marker[match.end() :].partition("\n")[0]
+        if not after_formula.strip(" .*。"):
+            return match["formula"].strip() or None
     # If there is no such formula, the answer is in the first sentence of the first line that isn't empty.
     line = next((line for line in map(str.strip, after_marker.split("\n")) if line), "")
     end = _END_OF_SENTENCE.search(line)
-    line = line[: end.start()] if end else line
+    sentence = line[: end.start()] if end else line
     # Removes "therefore, simply" before the answer, and ", because …" after it.
-    line = _REASON_AT_END.sub("", _LEADING_WORDS.sub("", line.strip(" #>")))
+    answer = _REASON_AT_END.sub("", _LEADING_WORDS.sub("", sentence.strip(" #>")))
     # The heading "Final Answer" may be followed by "The number of ways is 58".
-    sentence = _SENTENCE_WITH_ANSWER.match(line)
-    if sentence is not None and not _DENIAL.search(line):
-        line = _LEADING_WORDS.sub("", sentence["end"])
-    return line.strip() or None
+    statement = _SENTENCE_WITH_ANSWER.match(answer)
+    if statement is not None and not _DENIAL.search(answer):
+        answer = _LEADING_WORDS.sub("", statement["end"])
+    return answer.strip() or None
 
 
 def _strip_bold(text: str) -> str:

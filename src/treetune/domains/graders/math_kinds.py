@@ -15,7 +15,6 @@ _ASKS_FOR_TIME = re.compile(
     re.IGNORECASE,
 )
 _ASKS_FOR_RATIO = re.compile(r"\b(?:ratio|ratios|proportion|proportional|odds|scale)\b", re.IGNORECASE)
-_SIXTY = 60
 _MOST_PARTS_OF_A_RATIO = 8
 
 
@@ -52,13 +51,13 @@ class TimeOfDay:
         second = None if match["second"] is None else int(match["second"])
         if (hour, minute or 0, second or 0) == (24, 0, 0):
             hour = 0  # 24:00 is midnight
-        if hour > 23 or (minute or 0) >= _SIXTY or (second or 0) >= _SIXTY:
+        if hour > 23 or (minute or 0) > 59 or (second or 0) > 59:
             return None
         half = _half_of_day(match["half"] or "")
         if half and not 1 <= hour <= 12:
             return None  # 14 p.m.
         if minute is None and not half:
-            minute = 0  # three o'clock
+            minute = 0  # "3 o'clock" is the same as "3:00", unlike "4 p.m.", which isn't "4:00"
         # A ratio of 1 to 5 is not written as 1:05.
         leading_zero = any((match[part] or "").startswith("0") for part in ("minute", "second"))
         is_sure = bool(match["half"]) or leading_zero
@@ -75,10 +74,9 @@ class TimeOfDay:
         return math.gcd(self.hour, self.minute or 0, self.second or 0) != 1
 
     def equals(self, other: TimeOfDay) -> bool:
-        """Compares two times. If only one of them has a half of the day, the other may be in the same
-        half."""
-        # ``4 p.m.`` has no minutes. Of the times with minutes it equals ``4:00 p.m.``, but neither
-        # ``4:30 p.m.`` (other minutes) nor ``4:00`` (no half of the day).
+        """Compares two times. If only one of them has a half of the day, the other may be in the same half:
+        ``4:30`` equals ``4:30 p.m.``"""
+        # "4 p.m." has no minutes. It equals "4:00 p.m.", but not "4:00", which has no half of the day.
         have_both_halves = bool(self.half and other.half)
         only_one_has_minutes = (self.minute is None) != (other.minute is None)
         if only_one_has_minutes and not have_both_halves:
@@ -87,10 +85,8 @@ class TimeOfDay:
             return False
         if have_both_halves:
             return (self.hour, self.half) == (other.hour, other.half)
-        if self.hour == other.hour:
-            return True
-        # 16:30 is 4:30 p.m.
-        return self._hour_of_day() == other._hour_of_day() and bool(self.half or other.half)
+        # "4:30" and "16:30" both equal "4:30 p.m."
+        return self.hour == other.hour or self._hour_of_day() == other._hour_of_day()
 
     def _hour_of_day(self) -> int:
         """Returns the hour from 0 to 23: 16 for ``4 p.m.``, 0 for ``12 a.m.``. Without a half of the day it

@@ -289,11 +289,12 @@ def _remove_formatting_of_groups(text: str) -> str:
         content = text[opening.end() : closing]
         # Letters may be a word, whose font says that it is text: \text{cm} stays, and \mathbf{5} becomes 5.
         # Content that begins with a command, such as \frac, counts as a formula in spite of its letters.
-        has_no_words = not re.search(r"[A-Za-z]", content) or content.lstrip().startswith("\\")
-        is_formula = has_no_words and re.search(r"[\d\\]", content) is not None
+        has_letters = re.search(r"[A-Za-z]", content) is not None
+        may_be_word = has_letters and not content.lstrip().startswith("\\")
+        is_formula = not may_be_word and re.search(r"[\d\\]", content) is not None
         if is_formula or _MEANINGLESS_FORMATTING.match(opening[0]):
             text = f"{text[: opening.start()]} {content} {text[closing + 1 :]}"
-            position = opening.start()
+            position = opening.start()  # the content may begin with a formatted group
         else:
             position = opening.end()
     return text

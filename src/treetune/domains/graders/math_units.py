@@ -128,7 +128,8 @@ _OF_AND_NOUN = re.compile(r"(?<=\w) of [a-z ]+\Z")
 
 
 def read_unit(text: str) -> UnitOfMeasure | None:
-    """Reads the text after a number, which has no commands of LaTeX. Returns None if it isn't a unit."""
+    r"""Reads the text after a number: ``km/h``, ``kg \cdot m``, ``cups of flour``. Returns None if it isn't a
+    unit."""
     temperature = _read_temperature(text)
     if temperature is not None:
         return temperature
@@ -136,7 +137,7 @@ def read_unit(text: str) -> UnitOfMeasure | None:
     text = re.sub(r"(?<![A-Za-z])per(?![A-Za-z])", "/", text)
     if len(text.split()) > MOST_WORDS_OF_UNIT or re.search(r"[^-A-Za-z'¢€£¥₹./^\d{}() ]", text):
         return None  # a sentence, or a sign that no unit has
-    text = _OF_AND_NOUN.sub("", " ".join(text.split()))
+    text = _OF_AND_NOUN.sub("", " ".join(text.split()))  # cups of flour are cups
     # In km/h/s the unit before the first slash is a factor, and all units after it are divisors.
     numerator, *denominators = re.sub(" ?/ ?", "/", text).split("/")
     products = [(product, -1) for product in denominators]
@@ -151,8 +152,6 @@ def read_unit(text: str) -> UnitOfMeasure | None:
         for dimension, power in unit.dimensions:
             powers[dimension] = powers.get(dimension, 0) + sign * power
         factor *= unit.factor**sign
-    if not powers:
-        return None
     remaining = [(dimension, power) for dimension, power in powers.items() if power]  # m/m has no dimension
     return UnitOfMeasure(tuple(sorted(remaining)), factor)
 
@@ -167,7 +166,7 @@ def _read_temperature(text: str) -> UnitOfMeasure | None:
     elif match["name"]:
         scale = match["name"].lower()
     else:
-        scale = _TEMPERATURE_SYMBOLS[match["symbol"]].lower()
+        scale = _TEMPERATURE_SYMBOLS[match["symbol"]]
     factor, offset = _TEMPERATURES[scale]
     return UnitOfMeasure((("temperature", 1),), factor, offset)
 
@@ -177,15 +176,15 @@ def _read_product(text: str) -> UnitOfMeasure | None:
 
     ``square feet`` and ``feet squared`` both are ``UnitOfMeasure((("length", 2),), …)``.
     """
-    factors = text.split()
-    if not factors:
+    symbols = text.split()
+    if not symbols:
         return None
     powers: dict[str, int] = {}
     factor = Fraction(1)
     next_power = 1  # 2 after "square", and 3 after "cubic"
     index = 0
-    while index < len(factors):
-        symbol = factors[index]
+    while index < len(symbols):
+        symbol = symbols[index]
         index += 1
         if symbol.lower().rstrip(".") in ("square", "sq", "cubic", "cu"):
             next_power = 2 if symbol.lower().startswith("s") else 3
@@ -196,8 +195,8 @@ def _read_product(text: str) -> UnitOfMeasure | None:
             return _read_noun(text)
         power = int(match["power"]) if match["power"] else next_power
         next_power = 1
-        if index < len(factors) and factors[index].lower() in _POWER_OF_WORD:
-            power = _POWER_OF_WORD[factors[index].lower()]
+        if index < len(symbols) and symbols[index].lower() in _POWER_OF_WORD:
+            power = _POWER_OF_WORD[symbols[index].lower()]
             index += 1
         if abs(power) > LARGEST_POWER_OF_UNIT:
             return None
@@ -213,7 +212,7 @@ def _look_up_unit(name: str) -> UnitOfMeasure | None:
     """Finds a unit by its symbol, name or plural. The case of letters matters for symbols: ``mA``, ``Pa``."""
     name = name.rstrip(".")
     lower = name.lower()
-    # A single capital isn't read as a small letter: M scales its number, and m is a metre. L is a litre.
+    # A single capital isn't read as a small letter: 5 M is 5 million, and not 5 metres. But L is a litre.
     spellings = (name, lower, lower.removesuffix("s")) if len(name) > 1 or name == "L" else (name,)
     for spelling in spellings:
         spelling = _UNIT_OF_SPELLING.get(spelling, spelling)
@@ -229,21 +228,21 @@ def _look_up_unit(name: str) -> UnitOfMeasure | None:
 
 
 def _read_noun(text: str) -> UnitOfMeasure | None:
-    """Reads a noun as a separate dimension. Returns None for other texts, and if one of the noun's words
-    comments on the number."""
+    """Reads a noun such as ``red balls``: as a unit whose only dimension is the noun in the singular. Returns
+    None for other texts, and if a part of the noun comments on the number."""
     match = re.fullmatch(r"([-A-Za-z' ]+?)\.?(?:\^\{?([23])\}?)?", text)
     if match is None:
         return None
-    nouns = match[1].lower().split()
-    if any(noun in _NOT_IN_NOUNS or _ORDINAL_PART.fullmatch(noun) for noun in nouns):
+    parts = match[1].lower().split()
+    if any(part in _NOT_IN_NOUNS or _ORDINAL_PART.fullmatch(part) for part in parts):
         return None
-    if _PARTICIPLE.fullmatch(nouns[-1]) or nouns[-1].endswith("ly"):
+    if _PARTICIPLE.fullmatch(parts[-1]) or parts[-1].endswith("ly"):
         return None  # "reduced", "doubled", "roughly" comment on the number
     if len(match[1]) == 1:
         return None  # a single letter is a variable, or k for a thousand
     # In the singular, so that 1 apple and 2 apples have the same unit. A short noun that ends in s, such as
     # "gas" or "bus", is not a plural.
-    noun = " ".join(noun.removesuffix("s") if len(noun) > 3 else noun for noun in nouns)
+    noun = " ".join(part.removesuffix("s") if len(part) > 3 else part for part in parts)
     return UnitOfMeasure(((noun, int(match[2] or 1)),))
 
 
@@ -320,7 +319,8 @@ def split_unit(text: str) -> Scalar:
     # In \sin 30^\circ the sign of degrees belongs to the sine's argument, and the sine itself has no unit.
     if degrees is not None and not _OF_AN_ANGLE.search(text):
         number = text[: degrees.start()].strip()
-        return Scalar(number, read_unit(f"^\\circ {degrees['scale']}" if degrees["scale"] else "degree"))
+        scale = degrees["scale"]  # the C of ^\circ C
+        return Scalar(number, read_unit(f"^\\circ {scale}" if scale else "degree"))
     if text.endswith("%"):
         return Scalar(text[:-1].strip(), percent=True)
     if text.endswith("USD"):
@@ -352,12 +352,15 @@ def _split_text(text: str) -> tuple[str, str]:
     ("5", "cm^2"): without ``\text``, the text is the words after the number, if these are not variables or a
     function. Both are "" if there is no number with such a text.
     """
-    upright = _TEXT_COMMAND.search(text)
-    if upright is not None:
-        number = text[: upright.start()].rstrip(" (~")
-        unit_text = re.sub(r"[{}~]", "", _TEXT_COMMAND.sub(r" \1 ", text[upright.start() :]))
-        unit_text = re.sub(r"\s*\^\s*", "^", " ".join(unit_text.split())).strip("()")
-        return (number, unit_text) if _END_OF_NUMBER.search(number) else ("", "")
+    text_command = _TEXT_COMMAND.search(text)
+    if text_command is not None:
+        number = text[: text_command.start()].rstrip(" (~")  # 5 for 5 (\text{cm}) and 5~\text{cm}
+        if not _END_OF_NUMBER.search(number):
+            return "", ""
+        unit_text = _TEXT_COMMAND.sub(r" \1 ", text[text_command.start() :])  # \text{cm} becomes cm
+        unit_text = " ".join(re.sub(r"[{}~]", "", unit_text).split())
+        unit_text = re.sub(r"\s*\^\s*", "^", unit_text).strip("()")  # cm ^2 becomes cm^2
+        return number, unit_text
     plain = _PLAIN_UNIT.search(text)
     if plain is None:
         return "", ""
@@ -393,10 +396,10 @@ def _is_product(first_word: str, unit_text: str, gap: str) -> bool:
 
 
 def _read_measured(number: str, unit_text: str) -> Scalar | None:
-    """Reads a number and the text after it. The text is a scale such as "dozen", a unit, "percent", or a
+    r"""Reads a number and the text after it. The text is a scale such as "dozen", a unit, "percent", or a
     scale and then a unit or "percent". Returns None for any other text.
 
-    For "5" and "dozen eggs" the formula is 12 · (5), and the unit is eggs.
+    For "5" and "dozen eggs" the formula is ``\frac{12}{1} \cdot (5)``, and the unit is eggs.
     """
     if not unit_text.endswith("m."):  # "p.m." must not become a unit
         unit_text = unit_text.rstrip(" .").strip()
@@ -447,11 +450,12 @@ def sum_of_quantities(text: str) -> Scalar | None:
         match = _QUANTITY_IN_SUM.match(text, position)
         if match is None:
             return None
-        number = match["number"]  # with the currency in "USD 2"
-        unit = read_unit("dollar") if number.startswith("USD") else read_unit(match["unit"] or "")
+        number = match["number"].removeprefix("USD").strip()
+        has_dollars = match["number"].startswith("USD")  # "USD 2" has its unit before the number
+        unit = read_unit("dollar" if has_dollars else match["unit"] or "")
         if unit is None or unit.dimensions not in _SUMMABLE_DIMENSIONS:
             return None
-        parts.append((Fraction(number.removeprefix("USD").strip()), unit))
+        parts.append((Fraction(number), unit))
         position = match.end()
     if len(parts) < 2:
         return None
@@ -471,9 +475,9 @@ def factor_and_offset_between(unit: UnitOfMeasure, other: UnitOfMeasure) -> tupl
     Example: from °C to K they are 1 and 273.15. Returns None if the units have different dimensions. A degree
     without a scale gets the scale of the other temperature: 5° compared with °C is 5 °C.
     """
-    is_degree_of_other = is_degree(unit) and is_temperature(other)
-    is_other_degree_of_unit = is_degree(other) and is_temperature(unit)
-    if unit == other or is_degree_of_other or is_other_degree_of_unit:
+    only_other_has_scale = is_degree(unit) and is_temperature(other)
+    only_unit_has_scale = is_temperature(unit) and is_degree(other)
+    if unit == other or only_other_has_scale or only_unit_has_scale:
         return Fraction(1), Fraction(0)
     if unit.dimensions != other.dimensions:
         return None

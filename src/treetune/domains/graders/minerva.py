@@ -81,12 +81,11 @@ class Minerva(Grader):
         if len(response) > MOST_CHARACTERS_OF_RESPONSE:
             message = f"not read: {len(response)} characters, more than {MOST_CHARACTERS_OF_RESPONSE}"
             return Grade(reward=0.0, outcome="error", message=message)
-        answer = self.after_thought(response, problem)
-        answers = extract_answers(answer or "", problem.prompt)
-        gold_answers = _gold_answers(problem)
+        text = self.after_thought(response, problem)
+        answers = [] if text is None else extract_answers(text, problem.prompt)
         if not answers:
             return Grade(reward=0.0, outcome="no_answer")
-        correct = lists_agree(answers, gold_answers)
+        correct = lists_agree(answers, _gold_answers(problem))
         return Grade(reward=float(correct), outcome="ok", extracted=_ANSWER_SEPARATOR.join(answers))
 
     @override
@@ -101,6 +100,7 @@ def _gold_answers(problem: Problem) -> list[str]:
     text = str(problem.data.get("solution", ""))
     if "boxed" not in text:
         text = problem.gold
+    # "The answer is" or "the answer is"
     if "boxed" not in text and "he answer is" not in text:
         text = f"\\boxed{{{text.strip()}}}"  # only an answer: write it in the form of a solution
     return extract_answers(text, problem.prompt)
@@ -115,7 +115,7 @@ rules take quadratic time."""
 MOST_BOXES = 50
 """The most boxes that are read, the last ones."""
 
-_LAST_NUMBER = re.compile(r"-?\d*\.?\d+")
+_NUMBER = re.compile(r"-?\d*\.?\d+")
 _PROGRAM_OUTPUT = re.compile(r"```output\n(.*?)```", re.DOTALL)
 _AND_IN_TEXT = re.compile(r"\\text\{\s*and\s*\}")
 
@@ -160,8 +160,8 @@ def extract_answers(text: str, question: str) -> list[str]:
     paper's code.
     """
     answers = []
-    for part in _find_answers(text):
-        line = part.strip().split("\n", 1)[0].lstrip(":").strip()[:LONGEST_ANSWER]
+    for answer_text in _find_answers(text):
+        line = answer_text.strip().split("\n", 1)[0].lstrip(":").strip()[:LONGEST_ANSWER]
         answer = normalise_answer(line.rstrip("/").rstrip(".").rstrip("/"))
         # A comma within brackets belongs to a pair or an interval.
         if "separated by commas" in question and not re.search(r"[()\[\]]", answer):
@@ -178,13 +178,14 @@ def _find_answers(text: str) -> list[str]:
     ("final answer is $…$. I hope"), boxes, the text after "the answer is", the output of a program, and the
     last number.
     """
-    _, start, text_after = text.partition("final answer is $")
-    if start and "$. I hope" in text_after:
+    _, phrase, text_after = text.partition("final answer is $")
+    if phrase and "$. I hope" in text_after:
         return [text_after.partition("$. I hope")[0]]
     if "boxed" in text:
-        pairs, contents = find_braces(text), []
+        closing_of_opening = find_braces(text)  # the offset of each closing brace, by that of its opening
+        contents = []
         for box in list(re.finditer(r"boxed\{", text))[-MOST_BOXES:]:
-            end = pairs.get(box.end() - 1)
+            end = closing_of_opening.get(box.end() - 1)
             if end is not None:  # the box is closed
                 # A percent sign after the box, as in \boxed{5}%, belongs to the answer.
                 percent = "%" if text[end + 1 : end + 2] == "%" else ""
@@ -196,7 +197,7 @@ def _find_answers(text: str) -> list[str]:
     outputs = _PROGRAM_OUTPUT.findall(text)
     if outputs:
         return [outputs[-1]]
-    numbers = _LAST_NUMBER.findall(text.replace(",", ""))
+    numbers = _NUMBER.findall(text.replace(",", ""))
     return numbers[-1:]
 
 
@@ -250,9 +251,9 @@ def lists_agree(answers: list[str], golds: list[str]) -> bool:
     """Returns whether each answer agrees with a gold, and each gold with an answer. Only the last
     ``len(golds)`` answers count."""
     golds = list(dict.fromkeys(golds))
-    answers = list(dict.fromkeys(answers))[-len(golds) :] if golds else []
-    if not answers or len(golds) > MOST_GOLDS:
+    if not answers or not golds or len(golds) > MOST_GOLDS:
         return False
+    answers = list(dict.fromkeys(answers))[-len(golds) :]
     agreement = [[are_equal_answers(answer, gold_answer) for gold_answer in golds] for answer in answers]
     every_answer_has_a_gold = all(map(any, agreement))
     every_gold_has_an_answer = all(map(any, zip(*agreement, strict=True)))
@@ -263,9 +264,6 @@ def are_equal_answers(answer: str, gold: str) -> bool:
     r"""Returns whether two normalised answers are equal. Unions of intervals are compared as lists."""
     if "\\cup" in answer and "\\cup" in gold:
         return lists_agree(answer.split("\\cup"), gold.split("\\cup"))
-    number, gold_number = _read_float(answer.replace(",", "")), _read_float(gold.replace(",", ""))
-    if number is not None and gold_number is not None and abs(number - gold_number) < TOLERANCE:
-        return True
     return answer == gold or _is_math_equal(answer, gold)
 
 
@@ -295,32 +293,43 @@ def _is_math_equal(answer: str, gold: str, depth: int = 0) -> bool:
         return False
     number, gold_number = _read_number(answer), _read_number(gold)
     if number is not None and gold_number is not None:
-        # A percentage equals the number without its sign, either way.
-        accepted = (gold_number / 100, gold_number, gold_number * 100)
-        return any(math.isclose(number, value, rel_tol=1e-9, abs_tol=TOLERANCE) for value in accepted)
+        return _are_equal_numbers(number, gold_number)
     if _is_bracketed(answer) and _is_bracketed(gold):
         parts, gold_parts = answer[1:-1].split(","), gold[1:-1].split(",")
         if _are_math_equal(parts, gold_parts, depth + 1):
             return True  # if not, they may still be equal formulas, as (x + 1)(x - 1) and (x - 1)(x + 1)
     rows, gold_rows = _read_matrix(answer), _read_matrix(gold)
     if rows is not None and gold_rows is not None:
-        if len(rows) != len(gold_rows):
-            return False
-        if any(len(row) != len(gold_row) for row, gold_row in zip(rows, gold_rows, strict=True)):
-            return False
-        return all(
-            _are_math_equal(row, gold_row, depth + 1) for row, gold_row in zip(rows, gold_rows, strict=True)
-        )
+        return _are_equal_matrices(rows, gold_rows, depth)
     if answer.count("=") == 1 and gold.count("=") == 1:
-        difference, gold_difference = _left_minus_right(answer), _left_minus_right(gold)
-        return _are_equal_formulas(difference, gold_difference) or _are_equal_formulas(
-            f"-({difference})", gold_difference
-        )
+        return _are_equal_equations(answer, gold)
     if _is_named_value(answer) and "=" not in gold:
         return _is_math_equal(answer.split("=")[1], gold, depth + 1)
     if _is_named_value(gold) and "=" not in answer:
         return _is_math_equal(answer, gold.split("=")[1], depth + 1)
     return answer == gold or _are_equal_formulas(answer, gold)
+
+
+def _are_equal_numbers(number: float, gold: float) -> bool:
+    # A percentage equals the number without its sign: 50% (which is 0.5) equals 50, and 50 equals 50%.
+    accepted = (gold / 100, gold, gold * 100)
+    return any(math.isclose(number, value, rel_tol=1e-9, abs_tol=TOLERANCE) for value in accepted)
+
+
+def _are_equal_matrices(rows: list[list[str]], gold_rows: list[list[str]], depth: int) -> bool:
+    if len(rows) != len(gold_rows):
+        return False
+    pairs = zip(rows, gold_rows, strict=True)
+    return all(_are_math_equal(row, gold_row, depth + 1) for row, gold_row in pairs)
+
+
+def _are_equal_equations(answer: str, gold: str) -> bool:
+    """Compares the differences of left and right, such as ``x-(3)``, of two equations."""
+    difference, gold_difference = _left_minus_right(answer), _left_minus_right(gold)
+    if _are_equal_formulas(difference, gold_difference):
+        return True
+    # x = 3 also equals 3 = x, whose difference has the other sign.
+    return _are_equal_formulas(f"-({difference})", gold_difference)
 
 
 def _are_math_equal(parts: list[str], gold_parts: list[str], depth: int) -> bool:
@@ -371,9 +380,8 @@ def _read_expression(text: str) -> Any:
     """Returns a text as an expression of sympy; None if it isn't a formula, or would be too expensive."""
     # `_FORMATTING_COMMAND` finds commands such as \text: they are removed, and the text in their braces is
     # kept. With `reads_choices=False`, C(10,3) is a variable before a pair, and not a binomial coefficient.
+    formula = write_mixed_numbers_as_sums(_FORMATTING_COMMAND.sub("", text))
     try:
-        return read_expression(
-            write_mixed_numbers_as_sums(_FORMATTING_COMMAND.sub("", text)), reads_choices=False
-        )
+        return read_expression(formula, reads_choices=False)
     except (NotAFormula, Absurd):
         return None

@@ -44,8 +44,8 @@ _ANSWER_IS = re.compile(
     r"(?:\b(?:answer|choice|option)\b[ \t*_]*(?:(?:is|(?:would|must|should) be)\b|[:=]|\n)"
     rf"|\bI (?:choose|pick|select)\b|{_ANSWER_IS_IN_OTHER_LANGUAGES})"
     r"[ \t*_:]*(?:(?:therefore|thus|hence|clearly)\b[ \t*_:]*)?(?:\n[ \t*_]*)?"
-    r"(?:(?:option|choice|answer|the letter)\b[ \t*_:]*)?(?=(?P<text>[^\n]{0,200}))"
-    r"|\b(?:option|choice|answer) \(?(?P<named>[A-Z])\)? is (?:the )?(?:correct|right|best)\b",
+    r"(?:(?:option|choice|answer|the letter)\b[ \t*_:]*)?(?=(?P<answer>[^\n]{0,200}))"
+    r"|\b(?:option|choice|answer) \(?(?P<letter>[A-Z])\)? is (?:the )?(?:correct|right|best)\b",
     re.IGNORECASE,
 )
 # b, (B), B.
@@ -53,7 +53,7 @@ _ONLY_A_LETTER = re.compile(r"\(?(?P<letter>[A-Za-z])\)?\s*[.,;:!]?\s*")
 # The label of (B) Paris, B: Paris, Option B, B because …, B是, but not of "A dog"
 _LABEL_OF_OPTION = re.compile(
     r"(?:option |choice )?"
-    r"(?:\((?P<inner>[A-Z])\)[.,:;]?|(?P<letter>[A-Z])"
+    r"(?:\((?P<in_brackets>[A-Z])\)[.,:;]?|(?P<letter>[A-Z])"
     r"(?:[).:,;]|(?= (?:because|since|as|given)\b| [-–—] )|(?=[^\x00-\x7f])))(?=\s|$|[^\x00-\x7f])"
 )
 # "The correct answer" of the line "The correct answer B". A match can begin only at the first space of a run
@@ -139,11 +139,12 @@ class MultipleChoice(Grader):
             return None
         choices.sort(key=lambda choice: choice.start)  # stable: the order above decides about equal offsets
         last = choices[-1]
-        # "B, or maybe C": another letter after the choice revokes it, unless it is in a reason.
+        # "B, or maybe C": a remark with another letter revokes the choice. A reason may have other letters.
         text_after_choice = _MARKUP.sub("", last.text_after)
         remark = _BEGINNING_OF_REASON.split(text_after_choice)[0]
-        for hedge in _OTHER_CHOICE_IN_REMARK.finditer(remark):
-            if re.findall("[A-Z]", hedge[0])[-1] != last.letter:
+        for other_choice in _OTHER_CHOICE_IN_REMARK.finditer(remark):
+            other_letter = re.findall("[A-Z]", other_choice[0])[-1]  # the C of "or maybe C"
+            if other_letter != last.letter:
                 return None
         # "answer is B or the correct answer is C": two joined choices aren't a choice.
         if len(choices) > 1:
@@ -154,14 +155,13 @@ class MultipleChoice(Grader):
         return last.letter
 
     def _find_in_boxes(self, text: str) -> Iterator[_StatedChoice]:
-        r"""Yields the choices in ``\boxed{…}``. A box with a formula that isn't only a letter contains no
-        choice."""
+        r"""Yields the choices in ``\boxed{…}``. A formula such as ``A + B`` or ``12`` is no choice."""
         for box in find_boxes(text):
             if _FORMULA_OF_LETTERS.fullmatch(box.content):
                 continue
             letter, text_after_letter = self._read_letter(box.content)
             text_after_box = text[box.end : box.end + _LONGEST_REMARK].partition("\n")[0]
-            # A box with words and no letter ("none of these") is also a choice, which is no option's.
+            # "none of these" in a box is also a choice, without a letter.
             if letter or not _SIGN_OF_FORMULA.search(_MARKUP.sub("", box.content[:_LONGEST_LABEL])):
                 yield _StatedChoice(box.start, letter, text_after_letter + text_after_box)
 
@@ -169,21 +169,25 @@ class MultipleChoice(Grader):
         """Yields the choices in ``<answer>…</answer>``."""
         for tag in _ANSWER_TAG.finditer(text):
             letter, text_after_letter = self._read_letter(tag["text"])
-            # Without a letter, only a refusal to choose one is a choice: "none of these".
+            # "none of these" is a choice without a letter, and so is "either B or C", since it doesn't begin
+            # with a letter.
             if letter or _LETTER_OR_REFUSAL.search(tag["text"]):
                 yield _StatedChoice(tag.start(), letter, text_after_letter)
 
     def _find_in_sentences(self, text: str) -> Iterator[_StatedChoice]:
         """Yields the choices of "The answer is B" and "Option B is correct"."""
         for match in _ANSWER_IS.finditer(text):
-            if match["named"]:  # the B of "Option B is correct"; otherwise `text` follows "The answer is"
-                letter, _ = self._read_letter(match["named"])
-                text_after_letter = text[match.end() : match.end() + _LONGEST_REMARK]
-            else:
-                letter, text_after_letter = self._read_letter(match["text"])
-            # "The answer is none of these" is a choice, too. "The answer is the one that fits" says nothing.
-            if letter or match["named"] or _LETTER_OR_REFUSAL.search(match["text"]):
-                yield _StatedChoice(match.start(), letter, text_after_letter.partition("\n")[0])
+            if match["letter"]:  # "Option B is correct"
+                letter, _ = self._read_letter(match["letter"])
+                text_after = text[match.end() : match.end() + _LONGEST_REMARK].partition("\n")[0]
+                yield _StatedChoice(match.start(), letter, text_after)
+                continue
+            # `match["answer"]` is the text after "The answer is", up to the end of the line.
+            letter, text_after = self._read_letter(match["answer"])
+            # "none of these" is a choice without a letter, and so is "either B or C", since it doesn't begin
+            # with a letter. "the one that fits" is no choice.
+            if letter or _LETTER_OR_REFUSAL.search(match["answer"]):
+                yield _StatedChoice(match.start(), letter, text_after)
 
     def _find_letter_line(self, answer: str) -> _StatedChoice | None:
         """Returns the choice in the last line that is only a capital letter; None if there is no such line.
@@ -202,12 +206,13 @@ class MultipleChoice(Grader):
         position = 0
         for line in lines:
             start_of_line = position
-            position += len(line) + 1
+            position += len(line) + 1  # with the newline
             if not line.strip() or len(line) >= _LONGEST_LINE_OF_LETTER or "boxed" in line:
                 continue  # tested before the patterns below, since an answer may have 100,000 empty lines
             text = _WORDS_BEFORE_LETTER.sub("", line)  # without "The correct answer" before the letter
             only_letter = _ONLY_A_LETTER.fullmatch(_MARKUP.sub("", text).strip())
             letter, _ = self._read_letter(text)
+            # `letter` is a capital, also for a line "b", which doesn't count.
             if letter is not None and only_letter is not None and only_letter["letter"] == letter:
                 letter_lines.append((start_of_line, letter))
         if not letter_lines:
@@ -235,7 +240,7 @@ class MultipleChoice(Grader):
         if only_letter := _ONLY_A_LETTER.fullmatch(text):
             letter = only_letter["letter"].upper()
         elif label := _LABEL_OF_OPTION.match(text):
-            letter = (label["inner"] or label["letter"]).upper()
+            letter = (label["in_brackets"] or label["letter"]).upper()  # (B) or B:
             text_after = text[label.end() :]
         is_option = letter != "" and ord(letter) - ord("A") < self.options
         return (letter if is_option else None), text_after

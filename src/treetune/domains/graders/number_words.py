@@ -32,7 +32,7 @@ def number_in_words(text: str) -> tuple[Fraction, str] | None:
     """Reads a number in English words in lower case ("three hundred and twelve", "two thirds"), and the unit
     after it. Returns None if there is no number."""
     words = re.split(r"[\s-]+", text.strip())
-    if len(words) > _MOST_WORDS_OF_TEXT or not words:
+    if len(words) > _MOST_WORDS_OF_TEXT:
         return None
     sign = -1 if words[0] in ("minus", "negative") else 1
     whole, position = _read_whole_number(words, 1 if sign < 0 else 0)
@@ -44,7 +44,8 @@ def number_in_words(text: str) -> tuple[Fraction, str] | None:
         # Without a number before it only "half" is a number. "third" would be an ordinal.
         if value is None and denominator != 2:
             return None
-        value, position = (value or 1) * Fraction(1, denominator), position + 1
+        value = (value or 1) * Fraction(1, denominator)
+        position += 1
     if value is None or any(word in _WORDS_THAT_CHANGE_NUMBER for word in words[position:]):
         return None
     return sign * value, " ".join(words[position:])
@@ -71,7 +72,7 @@ def _read_whole_number(words: list[str], position: int) -> tuple[int | None, int
         )
         if word in _VALUE_OF_WORD and (may_begin_below_hundred or is_digit_after_tens):
             group += _VALUE_OF_WORD[word]
-        elif word == "hundred" and 0 <= group < 100 and last_word != "hundred":
+        elif word == "hundred" and group < 100 and last_word != "hundred":
             group = (group or 1) * 100
         elif word in _SCALE_OF_WORD and last_word not in _SCALE_OF_WORD:
             whole, group = whole + (group or 1) * _SCALE_OF_WORD[word], 0

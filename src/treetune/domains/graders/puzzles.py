@@ -68,7 +68,7 @@ class ZebraGrader(Tagged):
         for filled_row, gold_row in zip(filled_rows, gold.rows, strict=True):
             gold_cells = [gold_row[column] for column in asked_columns]
             right += sum(map(operator.eq, filled_row, gold_cells))  # 0 for an empty row
-        return grade_parts(right, len(asked_columns) * len(gold.rows), pays=self.score == "cells")
+        return grade_parts(right, len(asked_columns) * len(gold.rows), partial_reward=self.score == "cells")
 
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
@@ -86,8 +86,8 @@ class ZebraGrader(Tagged):
     def _split_columns(self, gold: ParsedTable) -> tuple[list[int], list[int]]:
         """Returns the gold's columns that the question gives, and those that it asks for. Raises ValueError
         if it asks for none."""
-        # The question gives the columns in `given` only if all their cells are numbers. A column "House" may
-        # also be an attribute that is asked for, such as the house's colour.
+        # The question gives the columns in `given` only if all their cells are positions ("2", "second",
+        # "house 2"). A column "House" may also be an attribute that is asked for, such as the house's colour.
         names = comparable_texts(self.given)
         given_columns = []
         for column, name in enumerate(gold.header):
@@ -155,7 +155,8 @@ def _cells_to_fill(
 ) -> list[list[str]]:
     """Returns, for each row of the gold, the asked cells of the answer's row with the same given cells.
 
-    A row of the result is empty if no row of the answer has these given cells, or if several have them.
+    A row of the result is empty if no row of the answer has these given cells, or if several have them. The
+    answer has at most as many rows as the gold.
 
     Args:
         table: The table of the answer.
@@ -172,7 +173,7 @@ def _cells_to_fill(
         rows.append([row[column] if column < len(row) else "" for column in columns])
     if len(columns) == len(asked_columns):  # no given column identifies the rows, so their order does
         missing_rows: list[list[str]] = [[] for _ in range(len(gold.rows) - len(rows))]
-        return [*rows, *missing_rows][: len(gold.rows)]
+        return [*rows, *missing_rows]
     # The given cells identify the rows: {("2",): [["cat", "tea"]]} if one row is that of house 2.
     rows_by_given: dict[tuple[str, ...], list[list[str]]] = {}
     for cells in rows:
@@ -196,32 +197,54 @@ def _columns_of_answer(
     The answer's header says which column is which. If the header doesn't have the names of the gold, the
     order of the columns says it.
 
+    Example: the gold has the columns house, name and pet, of which the house is given. For an answer with the
+    columns pet, house and name, the result is ``[2, 0, 1]``: the indices of name, pet and house.
+
     Args:
         table: The table of the answer.
         gold: The table of the gold.
         given_columns: Indices of the gold's columns that the question gives.
         asked_columns: Indices of the gold's columns that the question asks for.
     """
-    if table.header and len(set(table.header)) == len(table.header):
-        column_of = {name: column for column, name in enumerate(table.header)}
-        if len(given_columns) == 1 and UNNAMED_COLUMN in column_of:
-            # The keys of {"1": {"pet": "cat"}} are the positions.
-            column_of.setdefault(gold.header[given_columns[0]], column_of[UNNAMED_COLUMN])
-        if all(gold.header[column] in column_of for column in asked_columns):
-            has_given = all(gold.header[column] in column_of for column in given_columns)
-            columns = (*asked_columns, *given_columns) if has_given else asked_columns
-            return [column_of[gold.header[column]] for column in columns]
+    columns = _find_columns_in_header(table, gold, given_columns, asked_columns)
+    if columns is not None:
+        return columns
     if all(len(row) == len(asked_columns) for row in table.rows):
         return list(range(len(asked_columns)))  # the rows have only the asked cells
+    # The answer has the gold's columns, in the same order.
     return [*asked_columns, *given_columns]
+
+
+def _find_columns_in_header(
+    table: ParsedTable, gold: ParsedTable, given_columns: Sequence[int], asked_columns: Sequence[int]
+) -> list[int] | None:
+    """Returns the result of `_columns_of_answer` by the names in the answer's header.
+
+    Returns None if the header lacks the name of an asked column, or has a name twice.
+    """
+    if not table.header or len(set(table.header)) < len(table.header):
+        return None
+    column_of = {name: column for column, name in enumerate(table.header)}
+    if len(given_columns) == 1 and UNNAMED_COLUMN in column_of:
+        # The keys of {"1": {"pet": "cat"}} are the positions.
+        name_of_positions = gold.header[given_columns[0]]
+        column_of.setdefault(name_of_positions, column_of[UNNAMED_COLUMN])
+    asked_names = [gold.header[column] for column in asked_columns]
+    if not all(name in column_of for name in asked_names):
+        return None
+    columns = [column_of[name] for name in asked_names]
+    given_names = [gold.header[column] for column in given_columns]
+    if all(name in column_of for name in given_names):
+        columns += [column_of[name] for name in given_names]
+    return columns
 
 
 def read_table(text: str) -> ParsedTable | None:
     """Reads the table that the text is, or else the last table in it. The time is linear in the text.
 
-    A table is ``{"header": […], "rows": [[…], …]}``, only its rows, a list of objects with the same keys, an
-    object of objects (whose keys become a column `UNNAMED_COLUMN`), any of these as the only value of an
-    object, or lines of Markdown.
+    A table is ``{"header": […], "rows": [[…], …]}`` or only the list of rows in this, a list of objects with
+    the same keys, ``{"1": {"pet": "cat"}, …}`` (whose keys become a column `UNNAMED_COLUMN`), any of these as
+    the only value of an object, or lines of Markdown.
     """
     try:
         table = _table_of_json_value(read_value(text))
@@ -246,7 +269,7 @@ def _read_markdown_table(text: str) -> ParsedTable | None:
         end += 1
     cells = []
     for line in (lines[rule - 1], *lines[rule + 1 : end]):
-        # One bar at each end, since |a|| has an empty cell at its end.
+        # `removeprefix` and not `strip`: |a|| has an empty cell at its end, so only one bar is removed there.
         cells.append([cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|")])
     return _make_table(cells[0], cells[1:])
 
@@ -330,7 +353,7 @@ class OrderingGrader(Tagged):
                 reward=0.0, outcome="ok", message="other names than the gold's", numbers={"cells": 0.0}
             )
         right = sum(map(operator.eq, names, gold))
-        return grade_parts(right, len(gold), pays=self.score == "places")
+        return grade_parts(right, len(gold), partial_reward=self.score == "places")
 
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
@@ -432,7 +455,7 @@ class GridGrader(Tagged):
         right = 0
         for row, gold_row in zip(grid, gold, strict=False):
             right += sum(map(operator.eq, row, gold_row))
-        return grade_parts(right, rows * columns, pays=self.score == "cells")
+        return grade_parts(right, rows * columns, partial_reward=self.score == "cells")
 
 
 @lru_cache(maxsize=1024)
@@ -500,6 +523,7 @@ def _make_grid(rows: Any) -> Grid | None:
 
 def _read_cell(cell: Any) -> int | None:
     """Returns the whole number of a cell: 3 for 3, 3.0 and "3". Returns None for any other cell."""
+    # A text has at most three digits, like a number of `_LINE_OF_GRID`.
     if isinstance(cell, str) and len(cell) <= 3 and cell.isdecimal():
         return int(cell)
     if isinstance(cell, float) and cell.is_integer():

@@ -85,7 +85,7 @@ class ReasoningGymGrader(Grader):
 
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
-        # The scorer needs neither `prompt` nor `gold`, because it reads its own entry.
+        # The scorer needs neither `prompt` nor `gold`: `entry` is the problem as the library has it.
         library_problem = {name: problem.data[name] for name in ("dataset", "config", "question", "entry")}
         scored = self._scorer().score(extracted, library_problem)
         if scored.is_late or scored.has_crashed:

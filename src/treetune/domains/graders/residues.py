@@ -30,6 +30,7 @@ def prime_for(*texts: str) -> int:
     """
     import sympy
 
+    # A number of 15 bytes is less than 2^126, so the sum has 127 bits.
     digest = hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).digest()
     return int(sympy.nextprime(2**126 + int.from_bytes(digest[:15], "big")))
 
@@ -100,8 +101,11 @@ class Residue:
         return self._of_remainder(product)
 
     def choose(self, bottom: Residue) -> Residue:
-        """Returns the binomial coefficient of this number over `bottom`. The numbers may be large, as in 10^9
-        over 3, since only the number of factors is limited. Raises Absurd if that is too large."""
+        """Returns the binomial coefficient of this number over `bottom`.
+
+        Raises Absurd if it has more than `LARGEST_PRODUCT` factors (10^9 over 3 has three), or if a number is
+        larger than `_LARGEST_OF_A_BINOMIAL`.
+        """
         top = self._small_number(_LARGEST_OF_A_BINOMIAL)
         chosen = bottom._small_number(_LARGEST_OF_A_BINOMIAL)
         if chosen > top:

@@ -56,14 +56,14 @@ class Tagged(Grader):
         return f"{self.opening}{answer}{self.closing}".rstrip("\n")
 
 
-def grade_parts(right: int, parts: int, *, pays: bool, message: str | None = None) -> Grade:
+def grade_parts(right: int, parts: int, *, partial_reward: bool, message: str | None = None) -> Grade:
     """Grades an answer of which `right` of `parts` parts are right.
 
-    If `pays` is True, the reward is the share of right parts. If not, it is 1 if all parts are right, and
-    otherwise 0. The grade always has the share as its number ``cells``.
+    If `partial_reward` is True, the reward is the share of right parts. If not, it is 1 if all parts are
+    right, and otherwise 0. The grade always has the share as its number ``cells``.
     """
     share = right / parts
-    reward = share if pays or right == parts else 0.0
+    reward = share if partial_reward or right == parts else 0.0
     return Grade(reward=reward, outcome="ok", message=message, numbers={"cells": share})
 
 
@@ -104,9 +104,8 @@ class OneWord(Tagged):
 def strip_signs(text: str) -> str:
     """Returns a text without case, from its first letter or digit to its last."""
     text = comparable_text(unicodedata.normalize("NFC", text))
-    start = next((i for i, sign in enumerate(text) if sign.isalnum()), len(text))
-    end = next((i for i in range(len(text), start, -1) if text[i - 1].isalnum()), start)
-    return text[start:end]
+    offsets = [offset for offset, character in enumerate(text) if character.isalnum()]
+    return text[offsets[0] : offsets[-1] + 1] if offsets else ""
 
 
 # Short texts
@@ -162,8 +161,8 @@ def f1_score(answer: Sequence[str], gold: Sequence[str]) -> float:
 
 
 def comparable_words(text: str) -> Sequence[str]:
-    """Returns the words of a text in small letters, without punctuation and articles. A text that has nothing
-    else keeps them, so that the option A isn't equal to "the", and + isn't equal to -."""
+    """Returns the words of a text in small letters, without punctuation and articles. If nothing would be
+    left, these are kept: "A" isn't equal to "the", nor "+" to "-"."""
     text = unicodedata.normalize("NFC", text[:MOST_COMPARED_CHARACTERS]).lower()
     without_punctuation = text.translate(_PUNCTUATION)
     without_articles = _ARTICLES.sub(" ", without_punctuation).split()
@@ -172,16 +171,18 @@ def comparable_words(text: str) -> Sequence[str]:
 
 @lru_cache(maxsize=1024)
 def gold_words(gold: str) -> Sequence[Sequence[str]]:
-    """Returns the words of each gold. Raises ValueError for a gold without text."""
-    golds: Sequence[str] = (gold,)
+    """Returns the words of each gold: of two golds for ``["Rome", "the city of Rome"]``, of one for ``Rome``.
+    Raises ValueError if there is no text."""
+    value: Any = gold
     if gold.lstrip().startswith(("[", "{")):
         try:
-            value: Any = read_value(gold)
-        except UnreadableValue:  # a text that begins with a bracket
-            value = gold
-        if isinstance(value, dict):  # the first of `_KEYS_OF_GOLDS` that it has holds the golds
-            value = next((value[key] for key in _KEYS_OF_GOLDS if key in value), ())
-        golds = [str(text) for text in value] if isinstance(value, list | tuple) else [str(value)]
-    if not golds or not any(map(str.strip, golds)):
+            value = read_value(gold)
+        except UnreadableValue:
+            value = gold  # a text that begins with a bracket
+    if isinstance(value, dict):  # {"answers": ["Rome"]}: the first of `_KEYS_OF_GOLDS` that it has counts
+        value = next((value[key] for key in _KEYS_OF_GOLDS if key in value), ())
+    golds = [str(text) for text in value] if isinstance(value, list | tuple) else [str(value)]
+    golds = [text for text in golds if text.strip()]
+    if not golds:
         raise ValueError(f"the gold {gold[:100]!r} contains no answer: give a text, or a JSON list of texts")
-    return tuple(comparable_words(text) for text in golds if text.strip())
+    return tuple(comparable_words(text) for text in golds)

@@ -24,7 +24,8 @@ METRIC_PREFIX = "rewards/"
 def rewards(answers: Sequence[Trajectory], codec: TextCodec) -> list[dict[str, float]]:
     """Returns for each answer its single rewards, by the name of the grader or function that gave them.
 
-    The dictionary is empty for an answer whose grader doesn't report single rewards.
+    The dictionary is empty for an answer whose grader doesn't report single rewards. `codec` isn't needed
+    here: the functions of all groups of numbers have the same parameters.
     """
     rewards_by_answer = []
     for answer in answers:

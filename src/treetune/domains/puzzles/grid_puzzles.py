@@ -7,7 +7,7 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import combinations
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from annotated_types import Ge, Le, MinLen
@@ -36,7 +36,8 @@ def _fall(grid: Grid) -> Grid:
     fallen_columns = []
     for column in _transpose(grid):
         full_cells = [cell for cell in column if cell != EMPTY_CELL]
-        fallen_columns.append((*[EMPTY_CELL] * column.count(EMPTY_CELL), *full_cells))
+        empty_cells = [EMPTY_CELL] * column.count(EMPTY_CELL)
+        fallen_columns.append((*empty_cells, *full_cells))
     return _transpose(tuple(fallen_columns))
 
 
@@ -116,11 +117,7 @@ def rules_of(names: Sequence[RuleName], colours: int) -> Sequence[GridTransforma
     rules: list[GridTransformation] = []
     for name in names:
         if name == "recolour":  # exchanges two colours, so (1, 2) is the same rule as (2, 1)
-            rules += (
-                GridTransformation(name, pair)
-                for pair in permutations(range(colours), 2)
-                if pair[0] < pair[1]
-            )
+            rules += (GridTransformation(name, pair) for pair in combinations(range(colours), 2))
         elif name == "fill":  # with any colour but 0, that of empty cells
             rules += (GridTransformation(name, (colour,)) for colour in range(1, colours))
         else:
@@ -138,17 +135,19 @@ def apply_rules(rules: Sequence[GridTransformation], grid: Grid) -> Grid:
 def find_explanations(
     rules: Sequence[GridTransformation], count: int, examples: Sequence[tuple[Grid, Grid]]
 ) -> Iterator[tuple[GridTransformation, ...]]:
-    """Yields all chains of `count` rules that turn the first grid of every example into its second."""
+    """Yields all chains of `count` rules that turn the first grid of every example into its second. A chain's
+    rules are applied one after the other."""
     (question, answer), *further_examples = examples
 
-    def chains(grid: Grid, count: int) -> Iterator[tuple[GridTransformation, ...]]:
-        """Yields the chains that turn a grid into the first example's answer."""
-        if count == 0:
+    def chains(grid: Grid, length: int) -> Iterator[tuple[GridTransformation, ...]]:
+        """Yields the chains of `length` rules that turn a grid into `answer`, the first example's output."""
+        if length == 0:
             if grid == answer:
                 yield ()
             return
         for rule in rules:
-            yield from ((rule, *further_rules) for further_rules in chains(rule(grid), count - 1))
+            for further_rules in chains(rule(grid), length - 1):
+                yield (rule, *further_rules)
 
     for chain in chains(question, count):
         if all(apply_rules(chain, input_grid) == output_grid for input_grid, output_grid in further_examples):
@@ -230,7 +229,9 @@ class GridPuzzles(Puzzles):
             texts = [*(rule.symbol for rule in chain), ":"]
         key = f"{''.join(texts)}{write_grid(question)}>\n"
         prompt = key if self.wording == "symbols" else self._in_words(chain, pairs, question)
-        return Puzzle(prompt, json.dumps(answer), key, {"grid": question, "rules": list(map(tuple, chain))})
+        # `solution` makes rules of these tuples again.
+        data = {"grid": question, "rules": [tuple(rule) for rule in chain]}
+        return Puzzle(prompt, json.dumps(answer), key, data)
 
     def _in_words(
         self, chain: Sequence[GridTransformation], pairs: Sequence[tuple[Grid, Grid]], question: Grid
@@ -241,15 +242,15 @@ class GridPuzzles(Puzzles):
                 f"Example {number}\nInput: {json.dumps(input_grid)}\nOutput: {json.dumps(output_grid)}"
                 for number, (input_grid, output_grid) in enumerate(pairs, start=1)
             )
-            rule = (
+            introduction = (
                 f"The same rule turns each input grid into its output grid.\n\n{examples}\n\nNow the input is"
             )
         else:
             steps = "; then ".join(map(str, chain))
-            rule = f"A grid is changed as follows: {steps}.\nThe grid is"
+            introduction = f"A grid is changed as follows: {steps}.\nThe grid is"
         return (
-            f"{rule} {json.dumps(question)}\nWhat is the output? Think first, and end with the grid as a list"
-            f" of rows: {self.grader.write_in_tags('[[…], […]]')}"
+            f"{introduction} {json.dumps(question)}\nWhat is the output? Think first, and end with the grid"
+            f" as a list of rows: {self.grader.write_in_tags('[[…], […]]')}"
         )
 
     @override

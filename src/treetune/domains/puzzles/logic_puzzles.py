@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import permutations
+from itertools import pairwise, permutations
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from annotated_types import Ge, Le, MinLen
@@ -115,7 +115,9 @@ class OrderingPuzzles(Puzzles):
                 f" list of all {len(names)} names: {self.grader.write_in_tags(EXAMPLE_LIST)}"
             )
         key = (frozenset(names), frozenset(_write_in_symbols(clue, names) for clue in chosen))
-        return Puzzle(prompt, json.dumps(solution), key, {"names": names, "clues": [*map(tuple, chosen)]})
+        # `solution` makes clues of these tuples again.
+        data = {"names": names, "clues": [tuple(clue) for clue in chosen]}
+        return Puzzle(prompt, json.dumps(solution), key, data)
 
     @override
     def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
@@ -161,6 +163,7 @@ def _unique_clues(
             possible_orders &= orders
         if possible_orders == 1 << order:
             break
+    # The kinds include 'left' or 'next': `OrderingPuzzles` refuses 'between' alone.
     assert possible_orders == 1 << order, "clues of the kinds left or next distinguish all orders"
     return needed_clues(generator, chosen, possible_orders)
 
@@ -179,6 +182,7 @@ def _clues_with_orders(count: int, kinds: tuple[OrderingKind, ...]) -> Sequence[
     for kind in kinds:
         if kind != "between":
             clues += [OrderingClue(kind, *pair) for pair in permutations(range(count), 2)]
+    # A clue of the kind "between" also has a number of objects (`apart`).
     if "between" in kinds:
         for first, second in permutations(range(count), 2):
             if second < first:  # the reversed pair has the same meaning
@@ -195,7 +199,9 @@ def _is_true(clue: OrderingClue, order: Sequence[int]) -> bool:
     distance = order.index(clue.second) - order.index(clue.first)
     if clue.kind == "left":
         return distance > 0
-    return distance == 1 if clue.kind == "next" else abs(distance) == clue.apart + 1
+    if clue.kind == "next":
+        return distance == 1
+    return abs(distance) == clue.apart + 1  # between the two are `apart` objects
 
 
 def _write_in_symbols(clue: OrderingClue, names: Sequence[str]) -> str:
@@ -270,7 +276,7 @@ class GraphPaths(Puzzles):
         chains = [other_nodes[number * length : (number + 1) * length] for number in range(self.paths)]
         edges: list[tuple[str, str]] = []
         for chain in chains:
-            edges += zip([start, *chain], chain, strict=False)  # (start, b), (b, c) for the chain [b, c]
+            edges += pairwise([start, *chain])  # (start, b), (b, c) for the chain [b, c]
         edges += self._extra_edges(generator, chains, edges)
         generator.shuffle(edges)
         first_node, goal = chains[0][0], chains[0][-1]
@@ -301,15 +307,15 @@ class GraphPaths(Puzzles):
             for target_number, target_chain in enumerate(chains[1:], start=1):
                 if target_number == source_number:
                     continue
-                for position, source in enumerate(source_chain[:-1]):
+                for position, source in enumerate(source_chain):
                     possible_edges += [(source, target) for target in target_chain[position + 1 :]]
         generator.shuffle(possible_edges)
         extra_edges: list[tuple[str, str]] = []
-        parents = {node: 1 for _, node in edges}  # the number of edges into each node
+        edges_into = {node: 1 for _, node in edges}  # how many edges lead into each node
         for source, target in possible_edges:
             # `self.extra` is the number of edges to draw, `self.parents` the most edges into one node.
-            if len(extra_edges) < self.extra and parents[target] < self.parents:
-                parents[target] += 1
+            if len(extra_edges) < self.extra and edges_into[target] < self.parents:
+                edges_into[target] += 1
                 extra_edges.append((source, target))
         return extra_edges
 

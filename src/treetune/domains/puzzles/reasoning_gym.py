@@ -111,8 +111,10 @@ class ReasoningGym(GeneratedTask):
     def __post_init__(self) -> None:
         if self.prompt.count(QUESTION_PLACEHOLDER) != 1:
             raise ValueError(f"prompt needs {QUESTION_PLACEHOLDER} exactly once, where the question goes")
+        if self.question is None:
+            return
         try:
-            groups = 1 if self.question is None else re.compile(self.question).groups
+            groups = re.compile(self.question).groups
         except re.error as error:
             raise ValueError(f"question is not a regular expression ({error})") from error
         if groups != 1:
@@ -144,7 +146,7 @@ class ReasoningGym(GeneratedTask):
     @override
     def demonstration(self, problem: Problem, seed: int) -> str:
         """Returns the answer between the grader's tags, or with probability `demonstration_noise` the answer
-        to another problem. `seed` decides both.
+        to another problem. `seed` decides which of the two it is, and what the other problem is.
 
         Raises ValueError for a data set that only scores answers.
         """
@@ -157,6 +159,7 @@ class ReasoningGym(GeneratedTask):
         gold = problem.gold
         if generator.random() < self.demonstration_noise:
             gold = generator.choice(self.problems("train")).gold
+        # If the closing tag is a newline, the end of the text takes its place.
         return f"{self.grader.opening}{gold}{self.grader.closing}".rstrip("\n")
 
     @override
@@ -179,9 +182,10 @@ class ReasoningGym(GeneratedTask):
         return self._make_split({"example": count}, "example")
 
     def _make_split(self, sizes: Mapping[Any, int], split: str) -> tuple[Problem, ...]:
-        """Makes the problems of splits of these sizes, and returns those of one split. Raises Refused.
+        """Makes the problems of all splits in `sizes`, and returns those of one split. Raises Refused.
 
-        All splits are made together, so that no question is in two of them.
+        The keys of `sizes` are a `Split` or "example". The splits are made together, so that no question is
+        in two of them.
         """
         module_of = data_sets()
         if self.dataset == COMPOSITE:
@@ -217,14 +221,14 @@ class ReasoningGym(GeneratedTask):
             problems.append(Problem(id=f"{split}/{index}", prompt=prompt, gold=row["gold"], data=data))
         return tuple(problems)
 
-    def _shown_question(self, question: str) -> str:
-        """Returns the part of a question that the prompt contains. Raises Refused if `question` isn't
-        found."""
+    def _shown_question(self, whole_question: str) -> str:
+        """Returns the part of a question that the prompt contains. Raises Refused if the setting `question`,
+        a regular expression, doesn't match."""
         if self.question is None:
-            return question
-        match = re.search(self.question, question)
+            return whole_question
+        match = re.search(self.question, whole_question)
         if match is None:
-            fault = f"{self.question!r} is nowhere in {question!r}"
+            fault = f"{self.question!r} is nowhere in {whole_question!r}"
             raise Refused("question", fault, "give an expression that every question matches")
         return match[1]
 

@@ -67,14 +67,13 @@ def make_problems(request: Mapping[str, Any]) -> dict[str, Any]:
 
     Each question occurs once, in only one split. The settings are those that differ from the defaults.
     Example: for a request with ``"config": {"max_animals": 3}, "splits": [["train", 2]]`` the result is
-    ``{"splits": {"train": [row, row]}, "config": {"max_animals": 3, "seed": 0}}``, of which ``config`` is a
-    text (`pack`). Raises Refused.
+    ``{"splits": {"train": [row, row]}, "config": '{"max_animals": 3, "seed": 0}'}``. Raises Refused.
     """
-    kind, settings = open_data_set(request)
+    data_set_class, settings = open_data_set(request)
     seen_questions: set[str] = set()
     splits: dict[str, list[dict[str, str]]] = {}
     for split, count in request["splits"]:
-        rows = _draw_problems(kind, settings, request, split)
+        rows = _draw_problems(data_set_class, settings, request, split)
         splits[split] = _take_distinct(rows, seen_questions, request["dataset"], split, count)
     defaults = type(settings)()
     changed_settings = {}
@@ -88,9 +87,9 @@ def make_problems(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def open_data_set(request: Mapping[str, Any]) -> tuple[Any, Any]:
     """Returns the data set's class and its settings. Raises Refused."""
-    name, config = request["dataset"], dict(request["config"])
+    name, config = request["dataset"], request["config"]
     factory = import_data_set(request["module"])
-    kind, settings_class = factory.DATASETS[name]
+    data_set_class, settings_class = factory.DATASETS[name]
     keys = [field.name for field in dataclasses.fields(settings_class) if field.name not in _SET_BY_TASK]
     for key in config:
         if key in _SET_BY_TASK:
@@ -102,13 +101,13 @@ def open_data_set(request: Mapping[str, Any]) -> tuple[Any, Any]:
         settings = dataclasses.replace(
             settings, **make_settings(settings_class, config), seed=0, size=CHUNK_SIZE
         )
-        kind(config=settings)  # raises where the settings don't fit each other
+        data_set_class(config=settings)  # raises where the settings don't fit each other
     except Refused:
         raise
     except Exception as error:
         fault = f"reasoning_gym doesn't take these settings of {name!r}: {error or type(error).__name__}"
         raise Refused("config", fault, "change the settings that it names") from error
-    return kind, settings
+    return data_set_class, settings
 
 
 def _settings_at_level(curriculum_class: Any, settings_class: Any, request: Mapping[str, Any]) -> Any:
@@ -139,10 +138,11 @@ def _settings_at_level(curriculum_class: Any, settings_class: Any, request: Mapp
             # `level` is for all attributes. An attribute with fewer levels gets its highest one.
             highest = len(definition.levels) - 1
             curriculum.set_attr_level(attribute, min(attribute_level, highest))
-    # `reasoning_gym.coaching` imports nothing heavy. The context says how a level becomes a setting's range.
-    # With `{}`, settings that are no attribute of the curriculum keep their defaults.
+    # Imported here, since the task `reasoning_gym` imports this module even where the library is missing.
     base = importlib.import_module("reasoning_gym.coaching.base_curriculum")
+    # The context says how a level becomes a setting's range.
     context = base.DefaultCurriculumContext(mode=base.RangeAttributeMode(request["level_mode"]))
+    # With `{}`, settings that are no attribute of the curriculum keep their defaults.
     return curriculum.generate_configuration({}, context=context)
 
 
@@ -153,7 +153,7 @@ def _check_level(key: str, name: str, level: int, count: int) -> None:
 
 
 def _draw_problems(
-    kind: Any, settings: Any, request: Mapping[str, Any], split: str
+    data_set_class: Any, settings: Any, request: Mapping[str, Any], split: str
 ) -> Iterator[dict[str, str] | str]:
     """Yields infinitely many problems. If the library fails to make one, it yields the error's text.
 
@@ -163,7 +163,7 @@ def _draw_problems(
     for chunk in itertools.count():
         # Some data sets draw with numpy, whose seeds have 32 bits. `seed + index` has to fit, too.
         seed = derive_seed(request["seed"], request["dataset"], split, chunk) % 2**31
-        data_set = kind(config=dataclasses.replace(settings, seed=seed))
+        data_set = data_set_class(config=dataclasses.replace(settings, seed=seed))
         for index in range(CHUNK_SIZE):
             _seed_globals(seed + index)
             try:
@@ -197,18 +197,19 @@ def _take_distinct(
     problems: list[dict[str, str]] = []
     vain_draws, failure = 0, ""
     while len(problems) < count:
-        row = next(rows)  # a text is the error of a draw that failed
-        if isinstance(row, str) or row["question"] in seen_questions:
-            vain_draws += 1
-            failure = row if isinstance(row, str) else failure
-            if vain_draws == _MOST_VAIN_DRAWS:
-                fault = f"{count} problems are asked for, and {name!r} gave only {len(problems)} new ones"
-                fault += f"; the last failure was {failure}" if failure else ""
-                raise Refused(f"{split}_size", fault, "ask for fewer, or for harder ones")
+        row = next(rows)
+        if isinstance(row, str):  # the error of a draw that failed
+            failure = row
+        elif row["question"] not in seen_questions:
+            vain_draws = 0
+            seen_questions.add(row["question"])
+            problems.append(row)
             continue
-        vain_draws = 0
-        seen_questions.add(row["question"])
-        problems.append(row)
+        vain_draws += 1
+        if vain_draws == _MOST_VAIN_DRAWS:
+            fault = f"{count} problems are asked for, and {name!r} gave only {len(problems)} new ones"
+            fault += f"; the last failure was {failure}" if failure else ""
+            raise Refused(f"{split}_size", fault, "ask for fewer, or for harder ones")
     return problems
 
 

@@ -35,6 +35,7 @@ class Step(NamedTuple):
 
 def _steps_with_number(number: int) -> tuple[Step, ...]:
     """Returns the steps that add, subtract and multiply by a number."""
+    # Each step in symbols, in words, as a line of Python and as a function.
     return (
         Step(f"add {number}", f"add {number}", f"x=x+{number}", lambda x: x + number),
         Step(f"take {number}", f"take away {number}", f"x=x-{number}", lambda x: x - number),
@@ -76,8 +77,8 @@ class ShortPrograms(Puzzles):
     @override
     def draw_puzzle(self, generator: random.Random) -> Puzzle:
         program = generator.choices(STEPS, k=generator.randint(*self.steps))
-        names = tuple(step.symbols for step in program)
-        prompt = ",".join(names) + ":\n"
+        symbols = tuple(step.symbols for step in program)  # "add 3", "square"
+        prompt = ",".join(symbols) + ":\n"
         if self.wording == "words":
             described_steps = "; then ".join(step.words for step in program)
             prompt = (
@@ -86,8 +87,8 @@ class ShortPrograms(Puzzles):
             )
         # With the wording "symbols", an answer has no line that reads the number. The grader puts the line
         # `_INPUT_LINE` before such an answer.
-        data = {"steps": names} | ({"prefix": _INPUT_LINE} if self.wording == "symbols" else {})
-        return Puzzle(prompt, write_gold(program), names, data)
+        data = {"steps": symbols} | ({"prefix": _INPUT_LINE} if self.wording == "symbols" else {})
+        return Puzzle(prompt, write_gold(program), symbols, data)
 
     @override
     def demonstration(self, problem: Problem, seed: int) -> str:
@@ -98,8 +99,8 @@ class ShortPrograms(Puzzles):
 
     @override
     def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
-        for name in problem.data["steps"]:
-            step = _STEP_OF_SYMBOLS[name]
+        for symbols in problem.data["steps"]:
+            step = _STEP_OF_SYMBOLS[symbols]
             if self.draws_error(generator):
                 step = _draw_other_step(step, generator)
             yield step.line
@@ -115,11 +116,17 @@ class ShortPrograms(Puzzles):
 
 def _draw_other_step(step: Step, generator: random.Random) -> Step:
     """Returns another step: with probability 0.5 the same operation with another number, if there is one."""
-    kind = step.symbols.split()[0]  # "add" of "add 3"
-    other_steps = [other_step for other_step in STEPS if other_step != step]
-    alike = [other_step for other_step in other_steps if other_step.symbols.split()[0] == kind]
-    unlike = [other_step for other_step in other_steps if other_step.symbols.split()[0] != kind]
-    return generator.choice(alike if alike and generator.random() < 0.5 else unlike)
+    operation = step.symbols.split()[0]  # "add" of "add 3"
+    same_operation: list[Step] = []
+    other_operations: list[Step] = []
+    for other_step in STEPS:
+        if other_step.symbols.split()[0] != operation:
+            other_operations.append(other_step)
+        elif other_step != step:
+            same_operation.append(other_step)
+    if same_operation and generator.random() < 0.5:
+        return generator.choice(same_operation)
+    return generator.choice(other_operations)
 
 
 def write_gold(program: Sequence[Step]) -> str:

@@ -126,7 +126,6 @@ class ZebraShape:
 
         The clue is drawn without regard to a solution, so it may be false.
         """
-        places = range(self.objects)
         if kind in ("at", "ends", "middle", "parity"):
             if kind == "middle" and self.objects % 2 == 0:
                 return None  # there is no middle
@@ -145,9 +144,11 @@ class ZebraShape:
         items = tuple(generator.sample(self.items, count))
         if kind in ("same", "apart") and items[0][0] == items[1][0]:
             return None  # two values of one attribute are never together
-        # These kinds have a position for each item.
-        item_places = tuple(generator.choice(places) for _ in items) if kind in ("xor", "or", "nor") else ()
-        return ZebraClue(kind, items, item_places)
+        # The kinds "xor", "or" and "nor" have a position for each item, and the others have none.
+        places: tuple[int, ...] = ()
+        if kind in ("xor", "or", "nor"):
+            places = tuple(generator.randrange(self.objects) for _ in items)
+        return ZebraClue(kind, items, places)
 
     def true_arrangements(self, clue: ZebraClue) -> int:
         """Returns the set of arrangements for which the clue is true."""
@@ -165,15 +166,16 @@ class ZebraShape:
             case "middle":
                 return first[last // 2]
             case "parity":
+                remainder = clue.places[0]  # of the position, modulo 2
                 return _union(
-                    first[position] for position in range(self.objects) if position % 2 == clue.places[0]
+                    first[position] for position in range(self.objects) if position % 2 == remainder
                 )
             case "same":
                 return _union(
                     first_set & second_set for first_set, second_set in zip(first, second, strict=True)
                 )
             case "apart":
-                return self.all ^ self.true_arrangements(clue._replace(kind="same"))
+                return self.all_arrangements ^ self.true_arrangements(clue._replace(kind="same"))
             case "adjacent":
                 return _union(
                     first[position] & (second[position + 1]) | first[position + 1] & second[position]
@@ -198,10 +200,10 @@ class ZebraShape:
             return first_set ^ second_set
         if clue.kind == "or":
             return first_set | second_set
-        return self.all ^ (first_set | second_set)
+        return self.all_arrangements ^ (first_set | second_set)
 
     @property
-    def all(self) -> int:
+    def all_arrangements(self) -> int:
         return (1 << count_arrangements(self.objects, self.attributes)) - 1
 
 
@@ -216,13 +218,13 @@ def unique_clues(
     Returns None if `draws` draws of a clue don't suffice."""
     target = 1 << arrangement
     chosen: list[tuple[ZebraClue, int]] = []
-    possible = shape.all
+    possible = shape.all_arrangements
     for _ in range(draws):
         clue = shape.random_clue(generator, generator.choice(list(kinds)))
         if clue is None:
             continue
         true_arrangements = shape.true_arrangements(clue)
-        is_true = true_arrangements & target
+        is_true = bool(true_arrangements & target)
         excludes_none = possible & true_arrangements == possible
         if not is_true or excludes_none:
             continue
@@ -246,11 +248,11 @@ def random_arrangement(generator: random.Random, arrangements: int) -> int:
     while width > 1:
         half_width = width // 2
         lower_bits = arrangements & ((1 << half_width) - 1)
-        set_below = lower_bits.bit_count()
-        if rank < set_below:
+        lower_count = lower_bits.bit_count()
+        if rank < lower_count:
             arrangements, width = lower_bits, half_width
         else:
-            rank -= set_below
+            rank -= lower_count
             number += half_width
             arrangements, width = arrangements >> half_width, width - half_width
     return number
@@ -268,14 +270,17 @@ def _all_orders(objects: int) -> Sequence[tuple[int, ...]]:
 
 @lru_cache(maxsize=8)
 def _arrangements_by_position(shape: ZebraShape) -> dict[AttributeValue, list[int]]:
-    """Returns for each item and each position the set of arrangements that have the item there."""
+    """Returns for each item and each position the set of arrangements that have the item there, as an integer
+    with a bit for each arrangement."""
     orders, count = _all_orders(shape.objects), count_arrangements(shape.objects, shape.attributes)
     positions: dict[AttributeValue, list[int]] = {}
     for attribute, value in shape.items:
-        # Arrangements are numbered (see `ZebraShape.rows`). Counting up, the digit of this attribute stays
-        # the same for `stride` numbers, and repeats after `period` numbers. So the set is a pattern of
-        # `period` bits, which repeats. It has a run of ones for each order with the value at the position.
-        # `every_period` has one bit at the start of each period: multiplying by it repeats the pattern.
+        # The number of an arrangement has a digit for each attribute, which is the number of an order (see
+        # `ZebraShape.rows`). Counting up, this attribute's digit stays the same for `stride` numbers, and all
+        # its digits come back after `period` numbers. So the bits of a set repeat after `period` bits, too.
+        # `pattern` has these bits, with `stride` ones for each order that has the value at the position.
+        # `every_period` has one bit at the start of each period, such as 0b0101 for 4 arrangements and the
+        # period 2. Multiplying by it repeats the pattern.
         stride = len(orders) ** attribute
         period = stride * len(orders)
         every_period = ((1 << count) - 1) // ((1 << period) - 1)
@@ -341,7 +346,10 @@ class ZebraPuzzles(Puzzles):
             values = [list(LETTERS[number][: shape.objects]) for number in range(shape.attributes)]
         else:
             header = generator.sample(list(ATTRIBUTES), shape.attributes)
-            values = [generator.sample(ATTRIBUTES[name][1], shape.objects) for name in header]
+            values = []
+            for name in header:
+                _, names_of_values = ATTRIBUTES[name]
+                values.append(generator.sample(names_of_values, shape.objects))
         clue_texts = [self._write_clue(clue, header, values) for clue in clues]
         data = {
             "shape": (shape.objects, shape.attributes),
@@ -381,24 +389,29 @@ class ZebraPuzzles(Puzzles):
         symbols = self.wording == "symbols"
 
         def name(item: AttributeValue) -> str:
-            value = values[item[0]][item[1]]
-            return value if symbols else ATTRIBUTES[header[item[0]]][0].format(value)
+            attribute, value_number = item
+            value = values[attribute][value_number]
+            if symbols:
+                return value
+            words, _ = ATTRIBUTES[header[attribute]]  # "the owner of the {}"
+            return words.format(value)
 
         # The templates name the clue's positions p and q. Zeros stand for those that it doesn't have.
         positions = [place + 1 for place in clue.places]
         p, q = [*positions, 0, 0][:2]
         # For ``parity``, the place is a position, counted from 0, modulo 2. The text counts positions from 1,
-        # so the remainder 0 means an odd position there.
-        odd = bool(clue.places) and clue.places[0] == 0
+        # so the remainder 0 means an odd position there. Other templates have no {r} and no {parity}.
+        is_odd = clue.kind == "parity" and clue.places[0] == 0
         template = (SYMBOLS if symbols else SENTENCES)[clue.kind]
-        text = template.format(*map(name, clue.items), p=p, q=q, r=int(odd), parity="odd" if odd else "even")
+        parity = "odd" if is_odd else "even"
+        text = template.format(*map(name, clue.items), p=p, q=q, r=int(is_odd), parity=parity)
         return text if symbols else text[0].upper() + text[1:]
 
     @override
     def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
         shape, values = ZebraShape(*problem.data["shape"]), problem.data["values"]
         clues: Sequence[ZebraClue] = problem.data["clues"]
-        possible = shape.all
+        possible = shape.all_arrangements
         while True:
             arrangement = random_arrangement(generator, possible)
             rows = _table_of_names(shape, arrangement, values)
@@ -406,6 +419,7 @@ class ZebraPuzzles(Puzzles):
             violated_clues = (clue for clue in clues if not shape.true_arrangements(clue) >> arrangement & 1)
             violated_clue = next(violated_clues, None)
             symbols = self.wording == "symbols"
+            # ``am/bn`` in symbols, ``Ann, cat; Bob, dog`` in words
             table = "/".join(map("".join, rows)) if symbols else "; ".join(map(", ".join, rows))
             # `draws_error` says whether the solution has an error in this step. The error is to give a table
             # as the answer although it violates a clue.

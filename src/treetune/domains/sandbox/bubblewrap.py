@@ -94,6 +94,7 @@ class Bubblewrap(Sandbox):
         limits = limits or ProgramLimits()
 
         def run_once() -> ProgramOutcome:
+            # surrogatepass: texts from JSON may contain half a character ("\ud83d"), which is no valid UTF-8.
             stdin_fd = read_only_descriptor(stdin.encode(errors="surrogatepass"))
             try:
                 program = ConfinedProgram(self, code, files or {}, limits, stdin=stdin_fd)
@@ -139,9 +140,9 @@ class ConfinedProgram:
         def open_first_process() -> None:
             """Opens a descriptor of the sandbox's first process, and then lets this process run."""
             close(info_write)  # so that the pipe ends when bubblewrap ends
-            self._init_pid = _read_process_number(info_read)
+            self._init_pid = _read_process_number(info_read)  # 0 if bubblewrap has failed
             if self._init_pid:
-                # If it has ended already, `start_program` raises with its error message.
+                # If the process has ended already, `start_program` raises with its error message.
                 with contextlib.suppress(ProcessLookupError):
                     self._init_fd = os.pidfd_open(self._init_pid)
             close(hold_write)  # now bubblewrap lets the first process run
@@ -194,8 +195,8 @@ class ConfinedProgram:
             ]
         except OSError:  # the first process of the sandbox has ended
             return usage
-        files = sum(disk.f_files - disk.f_ffree for disk in disks)
-        return replace(usage, memory=usage.memory + files * _FILE_BYTES)
+        file_count = sum(disk.f_files - disk.f_ffree for disk in disks)
+        return replace(usage, memory=usage.memory + file_count * _FILE_BYTES)
 
     def kill(self) -> None:
         """Ends all processes of the program, and returns when they have ended. Safe to call twice."""
@@ -203,9 +204,9 @@ class ConfinedProgram:
             return
         with contextlib.suppress(ProcessLookupError):  # it has ended by itself
             signal.pidfd_send_signal(self._init_fd, signal.SIGKILL)
-        # The first process of a namespace ends after all others in it. Bubblewrap runs outside of the
-        # namespace, waits for this first process, and then ends too. It is not killed itself, because the
-        # namespace's first process would then become a zombie of the machine's first process.
+        # The first process of a namespace ends after all others in it. Bubblewrap (`self.process`) runs
+        # outside of the namespace, waits for this first process, and then ends too. It isn't killed at once:
+        # without it, the namespace's first process would become a zombie of the machine's first process.
         has_ended = wait_until_readable(self._init_fd, _END_SECONDS)
         os.close(self._init_fd)
         self._init_fd = -1
@@ -245,6 +246,7 @@ def _sandbox_command(packages: bool, disk_mib: int, filter_fd: int, info_fd: int
         info_fd: The descriptor to which it writes the number of the sandbox's first process.
         hold_fd: The end of a pipe. The sandbox's first process begins when the other end is closed.
     """
+    # If bwrap isn't installed, the start of this command raises FileNotFoundError.
     return [
         *(shutil.which("bwrap") or "bwrap", "--die-with-parent", "--new-session", "--as-pid-1"),
         *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
@@ -294,6 +296,8 @@ def _root_folder() -> tuple[str, ...]:
     for folder in sorted(parents - {Path("/")}):
         options += ["--perms", "0755", "--dir", str(folder)]
     for path in dict.fromkeys(bound_paths):
+        # A link such as /lib leads to a folder that the sandbox has. Of any other link, --ro-bind takes the
+        # target.
         if path.is_symlink() and path in system_libraries:
             options += ["--symlink", os.readlink(path), str(path)]
         else:
@@ -322,7 +326,7 @@ def _choose_uid() -> int | None:
     if uids:
         return uids[count % len(uids)]
     # This process is in a container that maps few user numbers. The first of them may be root's. The
-    # programs take the highest of the others, at most a thousand: these are unused, too.
+    # programs use the last thousand of the others, which no user has.
     highest_uids = _mapped_uids()[1:][-1000:]
     if not highest_uids:
         return None  # there is no other number: programs run as for a user who is not root
@@ -331,11 +335,13 @@ def _choose_uid() -> int | None:
 
 def uids_of_programs() -> range:
     """Returns the user numbers of this process's programs. The range is empty unless this process is root and
-    the numbers are mapped."""
+    all of the numbers are mapped."""
     first_uid = _FIRST_UID + os.getpid() * _UIDS_OF_A_PROCESS  # so that no two processes share a number
-    if os.geteuid() != 0 or first_uid not in _mapped_uids():
+    uids = range(first_uid, first_uid + _UIDS_OF_A_PROCESS)
+    mapped = _mapped_uids()
+    if os.geteuid() != 0 or uids[0] not in mapped or uids[-1] not in mapped:
         return range(0)
-    return range(first_uid, first_uid + _UIDS_OF_A_PROCESS)
+    return uids
 
 
 @cache
@@ -518,7 +524,7 @@ def _filter_instructions(machine: str) -> list[_Instruction]:
         program += _return_if(_IF_AT_LEAST, _FIRST_X32_CALL, _KILL)
     for numbers in _REFUSED_CALLS.values():
         number = numbers[column]
-        if number is not None:
+        if number is not None:  # this machine has the call
             program += _return_if(_IF_EQUAL, number, _ERRNO | errno.EPERM)
     # The flags of clone3 are in memory, which a filter can't read. Without clone3 libraries use `clone`.
     program += _return_if(_IF_EQUAL, _CLONE3[column], _ERRNO | errno.ENOSYS)
@@ -531,6 +537,7 @@ def _filter_instructions(machine: str) -> list[_Instruction]:
         *_return_if(_IF_EQUAL, _SHARED_ANONYMOUS, _ERRNO | errno.EPERM),
     ]
     program += _check_argument(_MMAP[column], argument=3, rules=refuse_shared_memory)
+    # A program may not write input into its terminal, as if somebody typed it (ioctl's request TIOCSTI).
     refuse_typing: list[_Instruction] = []
     for request in _TYPE_INTO_TERMINAL:
         refuse_typing += _return_if(_IF_EQUAL, request, _ERRNO | errno.EPERM)
@@ -551,16 +558,16 @@ def _return_unless(test: int, value: int, result: int) -> list[_Instruction]:
     return [_Instruction(test, 1, 0, value), _Instruction(_RETURN, 0, 0, result)]
 
 
-def _check_argument(number: int, argument: int, rules: list[_Instruction]) -> list[_Instruction]:
+def _check_argument(call_number: int, argument: int, rules: list[_Instruction]) -> list[_Instruction]:
     """Returns instructions that apply rules to an argument of one system call, and allow the call if no rule
-    refuses it.
+    refuses it. The call's first argument is `argument` 0.
 
     The filter reads 32 bits at a time. So the rules get the lower half of the argument, which has everything
-    that they test. `number` is that of the call, and `argument` counts from 0.
+    that they test.
     """
     load_argument = _Instruction(_LOAD, 0, 0, _FIRST_ARGUMENT_OFFSET + _ARGUMENT_BYTES * argument)
     allow = _Instruction(_RETURN, 0, 0, _ALLOW)
     body = [load_argument, *rules, allow]
     # A call with another number skips the whole body.
-    is_this_call = _Instruction(_IF_EQUAL, true=0, false=len(body), value=number)
+    is_this_call = _Instruction(_IF_EQUAL, true=0, false=len(body), value=call_number)
     return [is_this_call, *body]

@@ -19,9 +19,9 @@ _LINE_BYTES = 64
 """An upper bound for the bytes of the line before a reply and of the line within it that says how much was
 left out."""
 
-_CPU_SHARE = 20
-"""The processor time of a whole session, in multiples of one call's deadline. It is limited because threads
-may run between calls."""
+_CALLS_IN_CPU_LIMIT = 20
+"""The limit of a whole session's processor time, in multiples of one call's deadline. It is limited because
+threads may run between calls."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,9 @@ class PythonSession(AbstractContextManager["PythonSession"]):
             code: The code to run.
         """
         if self._program is None:
-            earlier_calls, self._calls = self._calls, []  # `_run_call` notes each call again
+            # There may be earlier calls if the console was closed, or if this session is a copy. The new
+            # console runs them again, so that their names are defined. `_run_call` adds each to `_calls`.
+            earlier_calls, self._calls = self._calls, []
             for call in earlier_calls:
                 self._run_call(call)
         return self._run_call(code)
@@ -107,8 +109,8 @@ class PythonSession(AbstractContextManager["PythonSession"]):
         limits = self._tool.limits
         try:
             if self._program is None:
-                # One program runs all calls, so it may use the processor for as long as `_CPU_SHARE` calls.
-                limits_of_session = replace(limits, cpu_seconds=limits.seconds * _CPU_SHARE)
+                # One program runs all calls, so its processor time is limited to that of several calls.
+                limits_of_session = replace(limits, cpu_seconds=limits.seconds * _CALLS_IN_CPU_LIMIT)
                 self._program = ConfinedProgram(
                     self._sandbox, self._tool._console(), {}, limits_of_session, stdin=subprocess.PIPE
                 )

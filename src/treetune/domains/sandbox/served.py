@@ -14,9 +14,9 @@ A message is a line with the number of its bytes, and the bytes: ``b"5\\nhello"`
 
 `LibraryScorer` holds a lock, so only one answer is in the sandbox at a time. `serve` waits for the child as
 long as an answer may take. Then it kills the child, and replies that the answer was late. `ask_program` waits
-`_SPARE_SECONDS` longer, and looks at the limits of time and memory every `LOOK_SECONDS`. If the sandbox has
-exceeded a limit, or its pipe ends, the sandbox is ended, and the answer is scored once more in a new one. The
-first reply, after the library's import, may take `_START_SECONDS`.
+`_SPARE_SECONDS` longer, and checks the limits of time and memory every `MEASURE_EVERY_SECONDS`. If the
+sandbox has exceeded a limit, or its pipe ends, the sandbox is ended, and the answer is scored once more in a
+new one. The first reply, after the library's import, may take `_START_SECONDS`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import Any
 
 from treetune.domains.sandbox.base import KilledBy, ProgramLimits, RunningProgram, Sandbox
 from treetune.domains.sandbox.inside import bundle
-from treetune.domains.sandbox.program import LOOK_SECONDS, exceeded_limit
+from treetune.domains.sandbox.program import MEASURE_EVERY_SECONDS, exceeded_limit
 from treetune.exceptions import SandboxUnavailable
 
 _HEADER_BYTES = 64
@@ -50,7 +50,7 @@ def frame_request(body: bytes) -> bytes:
 def ask_program(
     running: RunningProgram, request: bytes, limits: ProgramLimits, most_bytes: int
 ) -> tuple[bytes | None, KilledBy | None]:
-    """Sends a request.
+    """Sends a request to a program, and waits for its reply.
 
     Returns:
         (reply, None) for a reply of at most `most_bytes` bytes, (None, limit) if the program exceeded a
@@ -58,27 +58,28 @@ def ask_program(
     """
     assert running.process.stdin is not None
     assert running.process.stdout is not None
-    requests, replies = running.process.stdin.fileno(), running.process.stdout.fileno()
-    os.set_blocking(requests, False)
-    os.set_blocking(replies, False)
+    request_fd, reply_fd = running.process.stdin.fileno(), running.process.stdout.fileno()
+    os.set_blocking(request_fd, False)
+    os.set_blocking(reply_fd, False)
     start = time.monotonic()
     received = bytearray()
     with selectors.DefaultSelector() as selector:
-        selector.register(replies, selectors.EVENT_READ)
+        selector.register(reply_fd, selectors.EVENT_READ)
         if request:
-            selector.register(requests, selectors.EVENT_WRITE)
-        next_look = start + LOOK_SECONDS
+            selector.register(request_fd, selectors.EVENT_WRITE)
+        next_measurement = start + MEASURE_EVERY_SECONDS
         while True:
-            for key, _ in selector.select(max(0.0, next_look - time.monotonic())):
-                if key.fd == requests:
+            seconds_left = max(0.0, next_measurement - time.monotonic())
+            for key, _ in selector.select(seconds_left):
+                if key.fd == request_fd:
                     try:
-                        request = request[os.write(requests, request) :]
+                        request = request[os.write(request_fd, request) :]  # what is still unsent
                     except BrokenPipeError:  # the program has ended
                         return None, None
                     if not request:
-                        selector.unregister(requests)
+                        selector.unregister(request_fd)
                 else:
-                    data = os.read(replies, 1 << 16)
+                    data = os.read(reply_fd, 1 << 16)
                     received += data
                     # The program has ended, or its reply is too long.
                     if not data or len(received) > most_bytes + _HEADER_BYTES:
@@ -87,11 +88,11 @@ def ask_program(
             if reply is not None:
                 return reply, None
             now = time.monotonic()
-            if now >= next_look:
+            if now >= next_measurement:
                 killed_by = exceeded_limit(limits, now - start, running.usage())
                 if killed_by is not None:
                     return None, killed_by
-                next_look = min(now + LOOK_SECONDS, start + limits.seconds)
+                next_measurement = min(now + MEASURE_EVERY_SECONDS, start + limits.seconds)
 
 
 def _read_reply(data: bytearray) -> bytes | None:
@@ -220,6 +221,8 @@ class LibraryScorer:
         if self._running is not None and self._running.process.poll() is None:
             return self._running
         self.close()
+        # Programs in a sandbox can't import treetune. So the program first makes these modules, which are
+        # files in the folder `inside`. Then it can import them by their full names.
         program = bundle(self._score_module, "reading", "comparing", "scoring")
         # True where programs see no processes and no files but their own.
         confined = self._sandbox.has_own_processes

@@ -43,7 +43,7 @@ from treetune.rollouts.context import RolloutContext
 from treetune.runtime.analysis import ONE_LINE_REMEDY, Analyzer, Findings
 from treetune.seeds import derive_seed
 from treetune.tasks.mixed import task_of
-from treetune.vocabulary import Trajectory, joined, token_array
+from treetune.vocabulary import Trajectory, concatenate, token_array
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -125,27 +125,27 @@ class ActionRanking(OfCheckpoints):
     ) -> list[RankedState]:
         """Returns a row for each state with enough next steps, for at most `self.states` states."""
         assert context.engine is not None
-        # For each state, its next steps: a next step is given as the answer's tokens up to its end.
-        steps_of_states = context.engine.run(self._next_steps_of_all(context, states))
-        ranked = []
-        for state, steps in zip(states, steps_of_states, strict=True):
-            if len(steps) >= self.at_least:
-                ranked.append((state, steps))
-        ranked = ranked[: self.states]
-        # All steps of all states are in one list, so that their continuations are sampled together.
-        nodes: list[tuple[Trajectory, PrefixIds]] = []
-        for state, steps in ranked:
-            nodes += [(state.trajectory, step) for step in steps]
-        truths = iter(continue_prefixes(context, nodes, self.rollouts, TRUTH_PURPOSE))
-        estimates = iter(continue_prefixes(context, nodes, sum(self.samples), ESTIMATE_PURPOSE))
-        state_ids = [joined([answer.prompt_ids, token_array(step)]) for answer, step in nodes]
+        # Each next step is represented by a prefix: the answer's tokens up to the end of the step.
+        prefixes_of_states = context.engine.run(self._next_steps_of_all(context, states))
+        chosen = []
+        for state, prefixes in zip(states, prefixes_of_states, strict=True):
+            if len(prefixes) >= self.at_least:
+                chosen.append((state, prefixes))
+        chosen = chosen[: self.states]
+        # The prefixes of all states are in one list, so that their continuations are sampled together.
+        all_prefixes: list[tuple[Trajectory, PrefixIds]] = []
+        for state, prefixes in chosen:
+            all_prefixes += [(state.trajectory, prefix) for prefix in prefixes]
+        truths = iter(continue_prefixes(context, all_prefixes, self.rollouts, TRUTH_PURPOSE))
+        estimates = iter(continue_prefixes(context, all_prefixes, sum(self.samples), ESTIMATE_PURPOSE))
+        state_ids = [concatenate([answer.prompt_ids, token_array(prefix)]) for answer, prefix in all_prefixes]
         critic_values = iter(critic(state_ids) if critic else ())
         rows: list[RankedState] = []
-        for state, steps in ranked:
-            true_rewards = [next(truths).rewards for _ in steps]
-            predictions = self._mean_rewards_by_k([next(estimates).rewards for _ in steps])
+        for state, prefixes in chosen:
+            true_rewards = [next(truths).rewards for _ in prefixes]
+            predictions = self._mean_rewards_by_k([next(estimates).rewards for _ in prefixes])
             if critic:
-                predictions[CRITIC] = [next(critic_values) for _ in steps]
+                predictions[CRITIC] = [next(critic_values) for _ in prefixes]
             rows.append(
                 {
                     "checkpoint": context.iteration,
@@ -154,7 +154,7 @@ class ActionRanking(OfCheckpoints):
                     "step": state.step,
                     "position": state.position,
                     "text": context.codec.decode(state.prefix_ids),
-                    "steps": [context.codec.decode(step[state.start :]) for step in steps],
+                    "steps": [context.codec.decode(prefix[state.start :]) for prefix in prefixes],
                     "truths": [math.fsum(rewards) / len(rewards) for rewards in true_rewards],
                     "truth_errors": [
                         math.sqrt(pvariance(rewards) / len(rewards)) for rewards in true_rewards
@@ -306,7 +306,7 @@ def score_pairs(
     for a, b in itertools.combinations(range(len(truths)), 2):
         difference = truths[a] - truths[b]
         clear_difference = CLEAR_ERRORS * math.hypot(errors[a], errors[b]) if errors is not None else 0.0
-        if difference == 0 or abs(difference) <= clear_difference:
+        if abs(difference) <= clear_difference:  # also if both are 0
             continue
         # Positive if the predictions have the true order.
         agreement = (predictions[a] - predictions[b]) * difference

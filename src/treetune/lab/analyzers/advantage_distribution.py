@@ -20,7 +20,7 @@ from treetune.lab.analyzers.points import OfIterations, spread_evenly
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import EPISODES, ExperimentDirectory
-from treetune.vocabulary import Episode, joined
+from treetune.vocabulary import Episode, concatenate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,10 +59,11 @@ class AdvantageDistribution(OfIterations):
     def analyse(self, resources: RunResources, points: Sequence[int], work: Path) -> Findings:
         from treetune.rollouts.storage import read_episodes
 
-        session, rows = resources.session, list[AdvantageRow]()
+        session = resources.session
+        rows: list[AdvantageRow] = []
         counts = {"episodes": 0, "episodes_without_advantages": 0, "episodes_without_values": 0}
         for point in points:
-            episodes = read_episodes(session.directory.iteration(point) / self.file)
+            episodes = read_episodes(session.directory.iteration_folder(point) / self.file)
             values = self._values(session, point, episodes)
             for episode, state_values in zip(episodes, values, strict=True):
                 # If credit leaves values to the trainer's critic, the episodes have no advantages. These are
@@ -87,8 +88,9 @@ class AdvantageDistribution(OfIterations):
         # An iteration needs the critic of its checkpoint. The critic of the start (0) has learnt nothing, so
         # iteration 0 is taken only where no other iteration has a critic.
         with_critic = []
+        complete_checkpoints = directory.checkpoints()  # an incomplete one may have a critic, too
         for point in self.stored_iterations(directory):
-            if point in directory.checkpoints() and (directory.checkpoint(point) / "critic").is_dir():
+            if point in complete_checkpoints and (directory.checkpoint_folder(point) / "critic").is_dir():
                 with_critic.append(point)
         return spread_evenly(with_critic or [0], self.at_most)
 
@@ -105,7 +107,7 @@ class AdvantageDistribution(OfIterations):
             return stored_values
         # The values must be computed with the critic. Checkpoint 0 isn't written: the critic at the start is
         # made anew from the start model and the seed.
-        if point and not (session.directory.checkpoint(point) / "critic").is_dir():
+        if point and not (session.directory.checkpoint_folder(point) / "critic").is_dir():
             return stored_values
         from treetune.lab.analyzers.stored import critic_at, state_values
         from treetune.trainer.tokens import EpisodesOfCritic
@@ -113,7 +115,7 @@ class AdvantageDistribution(OfIterations):
         states = []
         for episode in EpisodesOfCritic(episodes):  # with the critic's prompt, where it has its own
             for start in (0, *episode.step_ends[:-1]):
-                states.append(joined([episode.prompt_ids, episode.response_ids[:start]]))
+                states.append(concatenate([episode.prompt_ids, episode.response_ids[:start]]))
         values = iter(state_values(critic_at(session, point), session.ranks.device, states))
         return [tuple(itertools.islice(values, len(episode.step_ends))) for episode in episodes]
 
@@ -169,14 +171,14 @@ class AdvantageDistribution(OfIterations):
     @staticmethod
     @override
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-        figure, (shares, along, values) = make_panels(
+        figure, (histogram_panel, advantage_panel, value_panel) = make_panels(
             ["Advantages of steps", "… by relative step: median and 5 – 95 %", "Values by relative step"]
         )
         for i, (label, result) in enumerate(results.items()):
             numbers, colour = result["numbers"], FIGURE_COLOURS[i % len(FIGURE_COLOURS)]
             histogram = numbers["advantage"]["histogram"]
-            shares.stairs(histogram["shares"], histogram["edges"], color=colour, label=label)
-            for axes, kind in ((along, "advantage"), (values, "value")):
+            histogram_panel.stairs(histogram["shares"], histogram["edges"], color=colour, label=label)
+            for panel, kind in ((advantage_panel, "advantage"), (value_panel, "value")):
                 xs, low, median, high = [], [], [], []
                 edges = itertools.pairwise(numbers["bins"])
                 for (left, right), of_bin in zip(edges, numbers[kind]["by_position"]):
@@ -185,15 +187,15 @@ class AdvantageDistribution(OfIterations):
                         low.append(of_bin["quantiles"]["5"])
                         median.append(of_bin["quantiles"]["50"])
                         high.append(of_bin["quantiles"]["95"])
-                axes.plot(xs, median, color=colour, marker="o", markersize=4)
-                axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
-        shares.set_yscale("log")
-        shares.set_ylabel("share of steps", fontsize=8)
-        shares.set_xlabel("advantage", fontsize=8)
-        for axes in (along, values):
-            axes.set_xlim(0, 1)
-            axes.set_xlabel("relative step", fontsize=8)
-        draw_legend_below(figure, shares)
+                panel.plot(xs, median, color=colour, marker="o", markersize=4)
+                panel.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
+        histogram_panel.set_yscale("log")
+        histogram_panel.set_ylabel("share of steps", fontsize=8)
+        histogram_panel.set_xlabel("advantage", fontsize=8)
+        for panel in (advantage_panel, value_panel):
+            panel.set_xlim(0, 1)
+            panel.set_xlabel("relative step", fontsize=8)
+        draw_legend_below(figure, histogram_panel)
         return figure
 
 
@@ -205,10 +207,11 @@ def _leaves_values_to_trainer(config: PolicyIteration) -> bool:
 def steps_advantages(
     episode: Episode, critic_values: Sequence[float] | None
 ) -> Sequence[float | None] | None:
-    """Returns the advantage of each step: that of its last trained token.
+    """Returns the advantage of each step; None for a step without a trained token.
 
-    A step without a trained token has None. For an episode without advantages, they are computed from
-    `critic_values`. Returns None if there are no `critic_values` either.
+    Credit usually gives all tokens of a step the same advantage. Where the advantages of a step's tokens
+    differ, the last trained token's is taken. For an episode without advantages, those of the steps are
+    computed from `critic_values`. Returns None if there are no `critic_values` either.
     """
     if episode.advantages is None:
         return None if critic_values is None else step_advantages(critic_values, episode.reward)

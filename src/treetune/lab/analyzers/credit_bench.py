@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing_extensions import override
 from treetune.contracts import Finding, Need, OneLine
 from treetune.credit.base import Credit
 from treetune.credit.episodes import make_episode
+from treetune.credit.literature.token_level import innermost_credit
 from treetune.credit.reward_models import RewardModelCredit
 from treetune.credit.rloo import Rloo
 from treetune.engine.base import Engine
@@ -121,10 +123,11 @@ class CreditBench(OfCheckpoints):
         from treetune.lab.arena.gain import TRUE_ADVANTAGES, measure_gain
 
         resources.server.load_checkpoint(point)
-        # `origin` is "stored" if the run stored the answers, and "sampled" if they are sampled now.
+        # If the run stored answers to enough problems, `origin` is "stored". Otherwise answers to
+        # `self.problems` problems are sampled now, and it is "sampled".
         answers, origin = answers_at(resources, point, work, self.seed, self.problems, enough=self.problems)
-        problems = list(dict.fromkeys(answer.problem.id for answer in answers))[: self.problems]
-        answers = [answer for answer in answers if answer.problem.id in problems]
+        problem_ids = list(dict.fromkeys(answer.problem.id for answer in answers))[: self.problems]
+        answers = [answer for answer in answers if answer.problem.id in problem_ids]
         methods: dict[str, CreditOfMethod] = {}
         truths: list[Truth] = []
         if self.truth is not None:
@@ -139,7 +142,11 @@ class CreditBench(OfCheckpoints):
         speed = Speed(resources.server.engine)
         context = context_at(resources, point, work, self.seed, "credit")
         # Methods with the most continuations come first: their continuations include those of the others.
-        for name in sorted(self.methods, key=lambda name: -getattr(self.methods[name], "samples", 0)):
+        # Methods without the setting `samples` come last.
+        samples_by_name = {
+            name: getattr(innermost_credit(method), "samples", 0) for name, method in self.methods.items()
+        }
+        for name in sorted(self.methods, key=lambda name: -samples_by_name[name]):
             with resources.phase(f"{name} after iteration {point}", "continuations") as show:
                 context = replace(context, log=replace(context.log, progress=show))
                 with speed.measure_block():
@@ -152,7 +159,8 @@ class CreditBench(OfCheckpoints):
             reference_gradients, *gradients_of_methods = problem_gradients(
                 resources.session, point, credits, self.seed, show, work / "gradients"
             )
-        # True advantages are the first method, if there are any.
+        # True advantages are the first method. Without them, RLOO's gradients stand for the true ones: they
+        # are unbiased, too.
         true_gradients = gradients_of_methods[0] if truths else reference_gradients
         numbers = {}
         for (name, method), gradients in zip(methods.items(), gradients_of_methods, strict=True):
@@ -164,16 +172,17 @@ class CreditBench(OfCheckpoints):
             if truths:
                 numbers[name] |= measure_method(truths, method, self.seed)
             numbers[name]["seconds"] = speed.seconds(method.tokens)
-        drawn_problems = list({answer.problem.id: answer.problem for answer in answers}.values())
+        problems = list({answer.problem.id: answer.problem for answer in answers}.values())
         for name, with_rollout in self.with_rollouts.items():
-            method = sample_and_credit(resources, point, work, self.seed, name, with_rollout, drawn_problems)
-            _check_problems(name, method.episodes, drawn_problems)
+            method = sample_and_credit(resources, point, work, self.seed, name, with_rollout, problems)
+            episodes = order_by_problem(name, method.episodes, problems)
             with resources.phase(f"gradients of {name} after iteration {point}", "problems") as show:
                 [gradients] = problem_gradients(
-                    resources.session, point, [method.episodes], self.seed, show, work / "gradients"
+                    resources.session, point, [episodes], self.seed, show, work / "gradients"
                 )
             cost = method.tokens / sampled_tokens  # the method's tokens include those of its own answers
-            # The method counts as biased, so that `measure_gain` scales its gradient to the true length.
+            # The method may have another number of answers to a problem, which changes its gradient's length.
+            # It counts as biased, so that `measure_gain` scales its gradient to the true gradient's length.
             numbers[name] = measure_gain(
                 reference_gradients, true_gradients, gradients, cost, unbiased=False, seed=self.seed
             )
@@ -196,21 +205,32 @@ class CreditBench(OfCheckpoints):
         return draw_gain(methods_by_title)
 
 
-def _check_problems(name: str, episodes: Sequence[Episode], problems: Sequence[Problem]) -> None:
-    """Raises ValueError if a method gave no advantages to the answers to one of the problems.
+def order_by_problem(name: str, episodes: Sequence[Episode], problems: Sequence[Problem]) -> list[Episode]:
+    """Returns a method's episodes in the order of the problems: its rollout may return answers in any order,
+    and gradients are compared row by row, with a row for each problem.
 
-    Gradients are compared row by row, with a row for each problem. So the episodes must have the same
-    problems in the same order.
+    Raises:
+        ValueError: A problem has no episode, or an episode is of another problem.
     """
-    credited = list(dict.fromkeys(episode.group for episode in episodes))
-    expected = [problem.id for problem in problems]
-    if credited != expected:
-        problems_without_credit = [problem for problem in expected if problem not in credited]
+    episodes_by_problem: dict[str, list[Episode]] = {problem.id: [] for problem in problems}
+    for episode in episodes:
+        if episode.group not in episodes_by_problem:
+            raise ValueError(
+                f"credit_bench: the rollout of {name!r} also answered {episode.group}, which isn't among the"
+                " problems of the comparison: choose a rollout that answers only the given problems, or leave"
+                " it out"
+            )
+        episodes_by_problem[episode.group].append(episode)
+    problems_without_credit = [
+        problem for problem, of_problem in episodes_by_problem.items() if not of_problem
+    ]
+    if problems_without_credit:
         raise ValueError(
             f"credit_bench: {name!r} gave no advantages to the answers to"
             f" {', '.join(problems_without_credit)}, so that its gradients can't be compared problem by"
             " problem: choose other problems, or leave it out"
         )
+    return list(itertools.chain.from_iterable(episodes_by_problem.values()))
 
 
 def find_true_values(
@@ -227,13 +247,14 @@ def find_true_values(
     for answer in answers:
         for start in (0, *answer.step_ends[:-1]):
             states.append(StateIds(answer.problem, answer.prompt_ids, answer.response_ids[:start]))
+    # Values that an earlier analysis has stored are only read.
     estimates = iter(find_values_once(truth, context, session, point, states))
     truths = []
     for answer in answers:
         estimates_of_answer = [next(estimates) for _ in answer.step_ends]
         values = tuple(estimate.value for estimate in estimates_of_answer)
-        noise = tuple(estimate.noise for estimate in estimates_of_answer)
-        truths.append(Truth(answer.problem.id, answer.step_ends, values, answer.reward, noise))
+        variances = tuple(estimate.noise for estimate in estimates_of_answer)  # of the errors of `values`
+        truths.append(Truth(answer.problem.id, answer.step_ends, values, answer.reward, noise=variances))
     return truths
 
 
@@ -304,11 +325,11 @@ def sample_and_credit(
     method: CreditWithRollout,
     problems: Sequence[Problem],
 ) -> CreditOfMethod:
-    """Answers the problems with a method's own rollout, and gives the answers its credit.
+    """Samples answers to the problems with a method's rollout, and credits them with the method's credit.
 
     Returns:
-        The episodes, in the order of the problems, and the number of sampled tokens: of the answers, and of
-        the continuations that estimate values.
+        The episodes, and the number of sampled tokens: of the answers, and of the continuations that estimate
+        values.
     """
     from treetune.lab.analyzers.credit_measures import CreditOfMethod
     from treetune.lab.analyzers.stored import context_at

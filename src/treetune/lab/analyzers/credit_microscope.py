@@ -52,31 +52,34 @@ def draw_microscope(answers: Mapping[str, Mapping[str, Any]]) -> Figure:
     methods = list(ordered_methods)
     for figure_row, (kind, label) in enumerate(AXIS_LABELS.items()):
         for panel, row in zip(axes[figure_row * len(answers) :], answers.values()):
-            for number, name in enumerate(methods):
+            for i, name in enumerate(methods):
                 if name not in row["credit"]:
                     continue
                 # The methods' points of a step are next to each other.
-                shift = MARKER_SPREAD * (number / max(len(methods) - 1, 1) - 0.5)
-                positions, points = [], []
-                for step, point in enumerate(row["credit"][name][kind], 1):
-                    if point:  # None: the method has no value before this step
+                shift = MARKER_SPREAD * (i / max(len(methods) - 1, 1) - 0.5)
+                positions, numbers = [], []
+                for step, number in enumerate(row["credit"][name][kind], 1):
+                    if number:  # None: the method has no value before this step
                         positions.append(step + shift)
-                        points.append(point)
+                        numbers.append(number)
+                rounds_of_colours = i // len(FIGURE_COLOURS)
                 style = {
-                    "color": FIGURE_COLOURS[number % len(FIGURE_COLOURS)],
+                    "color": FIGURE_COLOURS[i % len(FIGURE_COLOURS)],
                     # Methods that share a colour have different marks: each time the colours begin again, the
                     # marks are shifted by one.
-                    "marker": MARKERS[(number // len(FIGURE_COLOURS) + number) % len(MARKERS)],
+                    "marker": MARKERS[(rounds_of_colours + i) % len(MARKERS)],
                     "linestyle": "none",
                     "label": name,
                 }
-                draw_points_with_bars(panel, positions, points, **style)
+                draw_points_with_bars(panel, positions, numbers, **style)
             panel.set_xticks(range(1, len(row["steps"]) + 1))
             panel.set_xlabel("step", fontsize=8)
             panel.set_ylabel(label, fontsize=8)
             if kind == "advantages":
                 panel.axhline(0, color="#999999", linewidth=0.8)
-    draw_legend_below(figure, axes[len(answers)], columns=6)
+    # The legend is that of a panel of advantages: a method without values isn't in the panels of values.
+    first_of_advantages = axes[len(answers)]
+    draw_legend_below(figure, first_of_advantages, columns=6)
     return figure
 
 
@@ -151,7 +154,7 @@ class CreditMicroscope(OfIterations):
         with_answers = directory.iterations_with(TRAJECTORIES)
         iterations = []
         for point in super().stored_iterations(directory):  # the number of an iteration, from 0
-            has_weights = point == 0 or (directory.checkpoint(point) / "policy").is_dir()
+            has_weights = point == 0 or (directory.checkpoint_folder(point) / "policy").is_dir()
             if point in with_answers and (has_weights or not self.needs_engine):
                 iterations.append(point)
         if not iterations:
@@ -174,7 +177,7 @@ class CreditMicroscope(OfIterations):
         from treetune.rollouts.storage import read_episodes, read_trajectories
 
         session = resources.session
-        folder = session.directory.iteration(point)
+        folder = session.directory.iteration_folder(point)
         stored = read_trajectories(folder / TRAJECTORIES)
         graded = [answer for answer in stored if answer.grade.is_known]
         answers = self._choose_groups(graded, point)
@@ -187,7 +190,7 @@ class CreditMicroscope(OfIterations):
         # A run whose critic computes advantages in training has stored no advantages.
         credits = {name: by_answer for name, by_answer in credits.items() if by_answer}
         if not credits:
-            raise ValueError(
+            raise ValueError(  # messages count iterations from 1, `point` from 0
                 f"the credit of iteration {point + 1} gave no advantages before training, as a critic's"
                 " doesn't: name methods, e.g. append configs/analyzers/credit_microscope.jsonnet to --configs"
             )
@@ -260,15 +263,18 @@ class CreditMicroscope(OfIterations):
             for start in (0, *answer.step_ends[:-1]):
                 prefixes.append((answer, tuple(answer.response_ids[:start].tolist())))
         resources.server.load_checkpoint(point)
-        with resources.phase(f"true values in iteration {point + 1}", "continuations") as show:
+        title = f"true values in iteration {point + 1}"  # the console counts iterations from 1
+        with resources.phase(title, "continuations") as show:
             context = context_at(resources, point, work, self.seed, "truth", show)
-            estimates = iter(continue_prefixes(context, prefixes, self.truth, TRUTH_PURPOSE))
+            continuations = iter(continue_prefixes(context, prefixes, self.truth, TRUTH_PURPOSE))
         credit_by_answer = {}
         for answer in chosen_answers:
-            means = [value_of_rewards(next(estimates).rewards) for _ in answer.step_ends]
-            # No mean is None, since each state has `truth` graded continuations.
-            values = [mean.value for mean in means if mean is not None]
-            errors = [mean.variance**0.5 for mean in means if mean is not None]
+            values, errors = [], []
+            for _ in answer.step_ends:
+                estimate = value_of_rewards(next(continuations).rewards)
+                assert estimate is not None, "each state has `truth` graded continuations"
+                values.append(estimate.value)
+                errors.append(estimate.variance**0.5)
             # `make_step_credit` reads the advantages token by token.
             advantages: list[float] = []
             start = 0

@@ -60,12 +60,13 @@ class WeightDistance(OfCheckpoints):
         session = resources.session
         parameters, _ = session.model.load_weights()
         start = {name: weight.detach().cpu() for name, weight in parameters.items()}
+        # Only pretrained models have this setting.
         trust_remote_code = getattr(session.config.model, "trust_remote_code", False)
         numbers = {}
         for point in points:
             weights: Mapping[str, Tensor] = start
             if point:  # the start weights (0) are in no checkpoint
-                folder = session.directory.checkpoint(point) / "policy"
+                folder = session.directory.checkpoint_folder(point) / "policy"
                 weights, _ = read_policy(folder, trust_remote_code=trust_remote_code)
             numbers[str(point)] = measure_distances(weights, start)
         return Findings({"by_checkpoint": numbers})
@@ -73,7 +74,7 @@ class WeightDistance(OfCheckpoints):
     @staticmethod
     @override
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-        figure, (along, groups) = make_panels(
+        figure, (distance_panel, group_panel) = make_panels(
             ["Relative distance to the start weights", "… of the last checkpoint, by group"]
         )
         group_names: dict[str, None] = {}  # a dictionary as an ordered set
@@ -85,16 +86,18 @@ class WeightDistance(OfCheckpoints):
             style = style_of(i)
             by_point = result["numbers"]["by_checkpoint"]
             values = [numbers["all"]["relative"] for numbers in by_point.values()]
-            along.plot([int(point) for point in by_point], values, label=label, markersize=4.5, **style)
-            last = list(by_point.values())[-1]["groups"]
-            positions = [names.index(name) for name in last]
-            relative = [distance["relative"] for distance in last.values()]
-            groups.plot(positions, relative, linestyle="none", **style)
-        label_iteration_axis(along)
-        groups.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor")
-        for axes in (along, groups):
-            axes.set_ylim(bottom=0)
-        draw_legend_below(figure, along)
+            iterations = [int(point) for point in by_point]
+            distance_panel.plot(iterations, values, label=label, markersize=4.5, **style)
+            last_checkpoint = list(by_point.values())[-1]
+            groups = last_checkpoint["groups"]
+            positions = [names.index(name) for name in groups]
+            relative = [distance["relative"] for distance in groups.values()]
+            group_panel.plot(positions, relative, linestyle="none", **style)
+        label_iteration_axis(distance_panel)
+        group_panel.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor")
+        for panel in (distance_panel, group_panel):
+            panel.set_ylim(bottom=0)
+        draw_legend_below(figure, distance_panel)
         return figure
 
 
@@ -103,6 +106,7 @@ def group_of(name: str) -> str:
     layer = _LAYER.search(name)
     if layer:
         return f"layer {layer[1]}"
+    # GPT-2 calls its embeddings of tokens and positions wte and wpe.
     if "embed" in name or "wte" in name or "wpe" in name:
         return "embeddings"
     return "head" if "head" in name else "rest"
@@ -118,18 +122,21 @@ def measure_distances(weights: Mapping[str, Tensor], start: Mapping[str, Tensor]
     if weights.keys() != start.keys():
         different = sorted(weights.keys() ^ start.keys())
         raise ValueError(f"the checkpoint and the start weights differ in: {', '.join(different[:3])}")
-    # By group, in the order of the model: the squared norms of the change and of the start weights.
-    changes: dict[str, float] = {}
-    sizes: dict[str, float] = {}
+    # Squared norms by group, in the order of the model: of the change of the weights, and of their start.
+    squared_changes: dict[str, float] = {}
+    squared_starts: dict[str, float] = {}
     for name, start_weight in start.items():
         start_numbers = start_weight.detach().double()
         change = weights[name].detach().double() - start_numbers
         group = group_of(name)
-        changes[group] = changes.get(group, 0.0) + float(change.square().sum())
-        sizes[group] = sizes.get(group, 0.0) + float(start_numbers.square().sum())
+        squared_changes[group] = squared_changes.get(group, 0.0) + float(change.square().sum())
+        squared_starts[group] = squared_starts.get(group, 0.0) + float(start_numbers.square().sum())
+    distance_by_group = {}
+    for group, squared_change in squared_changes.items():
+        distance_by_group[group] = _distance(squared_change, squared_starts[group])
     return {
-        "all": _distance(math.fsum(changes.values()), math.fsum(sizes.values())),
-        "groups": {group: _distance(changes[group], sizes[group]) for group in changes},
+        "all": _distance(math.fsum(squared_changes.values()), math.fsum(squared_starts.values())),
+        "groups": distance_by_group,
     }
 
 
@@ -226,9 +233,9 @@ class KlToReference(OfCheckpoints):
             bootstrap = Bootstrap([row["problem"] for row in rows_there], self.seed)
             correct = [float(row["reward"] >= CORRECT_SCORE) for row in rows_there]
             tokens = sum(row["tokens"] for row in rows_there)
-            estimates = {}
+            estimates: dict[str, Any] = {}
             for name in KL_ESTIMATORS:
-                estimates[str(name)] = bootstrap(mean_of([row[name] for row in rows_there]))
+                estimates[name] = bootstrap(mean_of([row[name] for row in rows_there]))
             numbers[str(point)] = {
                 "answers": len(rows_there),
                 "accuracy": bootstrap(mean_of(correct)),
@@ -241,7 +248,7 @@ class KlToReference(OfCheckpoints):
     @staticmethod
     @override
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-        figure, (along, gain) = make_panels(
+        figure, (kl_panel, reward_panel) = make_panels(
             ["KL of an answer to the start, in nats", "Mean reward against KL (k1)"]
         )
         for i, (label, result) in enumerate(results.items()):
@@ -252,12 +259,13 @@ class KlToReference(OfCheckpoints):
             for name, line_style in zip(KL_ESTIMATORS, ("-", ":"), strict=True):
                 estimates = [of_point[name] for of_point in numbers]
                 line = style | {"linestyle": line_style, "label": f"{label}, {name}"}
-                draw_points_with_bars(along, iterations, estimates, **line)
+                draw_points_with_bars(kl_panel, iterations, estimates, **line)
             distances_k1 = [of_point["k1"]["value"] for of_point in numbers]
-            draw_points_with_bars(gain, distances_k1, [of_point["reward"] for of_point in numbers], **style)
-        label_iteration_axis(along)
-        gain.set_xlabel("nats per answer", fontsize=8)
-        draw_legend_below(figure, along)
+            rewards = [of_point["reward"] for of_point in numbers]
+            draw_points_with_bars(reward_panel, distances_k1, rewards, **style)
+        label_iteration_axis(kl_panel)
+        reward_panel.set_xlabel("nats per answer", fontsize=8)
+        draw_legend_below(figure, kl_panel)
         return figure
 
 

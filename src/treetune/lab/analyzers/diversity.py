@@ -62,7 +62,8 @@ class Diversity(OfIterations):
         rows: list[dict[str, Any]] = []
         for point in points:
             groups: dict[str, list[Trajectory]] = {}
-            for trajectory in read_trajectories(resources.session.directory.iteration(point) / self.file):
+            folder = resources.session.directory.iteration_folder(point)
+            for trajectory in read_trajectories(folder / self.file):
                 groups.setdefault(trajectory.problem.id, []).append(trajectory)
             for problem, answers in groups.items():
                 ids = [tuple(answer.response_ids.tolist()) for answer in answers]
@@ -85,6 +86,7 @@ class Diversity(OfIterations):
         by_iteration = {}
         for point in sorted({row["iteration"] for row in rows}):
             rows_there = [row for row in rows if row["iteration"] == point]
+            # The analysis has no setting for a seed, so the iteration's number is the seed.
             bootstrap = Bootstrap([row["problem"] for row in rows_there], seed=point)
             numbers: dict[str, Any] = {"problems": len(rows_there)}
             for measure in DIVERSITY_MEASURES:

@@ -12,6 +12,7 @@ from treetune.seeds import derive_seed
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import ArrayLike
 
 FIGURE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4d4d4d", "#a6761d")
 """Six colours that are distinct for colour-blind readers, too (Okabe and Ito, "Color Universal Design",
@@ -57,7 +58,7 @@ def label_iteration_axis(axes: Axes, label: str = "finished iterations") -> None
 
 
 def draw_legend_below(figure: Figure, axes: Axes, columns: int = 4) -> None:
-    """Draws one legend for all panels, outside of them."""
+    """Draws one legend for all panels, outside of them: that of the panel `axes`."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         figure.legend(
@@ -112,16 +113,16 @@ class Bootstrap:
         rows_by_cluster: dict[Hashable, list[int]] = {}
         for row, cluster in enumerate(clusters):
             rows_by_cluster.setdefault(cluster, []).append(row)
-        members = [np.array(rows) for rows in rows_by_cluster.values()]
+        rows_of_clusters = [np.array(rows) for rows in rows_by_cluster.values()]
         generator = np.random.default_rng(derive_seed(seed, "bootstrap"))
-        self._all = np.arange(len(clusters))
+        self._all_rows = np.arange(len(clusters))
         self._resamples = []
-        if not members:
+        if not rows_of_clusters:
             return
         for _ in range(NUMBER_OF_RESAMPLES):
             # Whole clusters are drawn with replacement, because the rows of a cluster are not independent.
-            drawn_clusters = generator.integers(len(members), size=len(members))
-            self._resamples.append(np.concatenate([members[i] for i in drawn_clusters]))
+            drawn_clusters = generator.integers(len(rows_of_clusters), size=len(rows_of_clusters))
+            self._resamples.append(np.concatenate([rows_of_clusters[i] for i in drawn_clusters]))
 
     def __call__(self, statistic: Statistic) -> dict[str, float | None]:
         """Returns a statistic of all rows as "value", with its interval, "low" and "high".
@@ -129,9 +130,9 @@ class Bootstrap:
         All three are None where the statistic is not defined."""
         import numpy as np
 
-        if not len(self._all):
+        if not len(self._all_rows):
             return {"value": None, "low": None, "high": None}
-        value = statistic(self._all)
+        value = statistic(self._all_rows)
         resampled = np.array([statistic(rows) for rows in self._resamples])
         resampled = resampled[np.isfinite(resampled)]
         if not math.isfinite(value) or not len(resampled):
@@ -142,7 +143,7 @@ class Bootstrap:
         return {"value": float(value), "low": low, "high": high}
 
 
-def mean_of(values: Sequence[float] | Any) -> Statistic:
+def mean_of(values: ArrayLike) -> Statistic:
     """Returns a function from the indices of some rows to the mean of these rows' finite values."""
     import numpy as np
 

@@ -22,7 +22,10 @@ from treetune.store.checksums import CHECKSUM_KEY, CHECKSUMS_FILE, find_damage, 
 from treetune.store.journal import read_journal
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
+    from numpy.typing import NDArray
+    from torch import Tensor
 
 PARTS_OF_TIMED_NAMES = ("seconds", "memory/", "time", "speed", "tokens_per_second", "sync_", "restarts")
 """Parts of names of numbers. A number whose name has one of these parts depends on time, and so differs
@@ -95,9 +98,9 @@ def find_first_difference(first: Path, second: Path) -> FirstDifference | None:
             difference = compare(path, second / name)
             if difference is not None:
                 position, value_in_first, value_in_second = difference
-                return FirstDifference(
-                    number + 1, phase, f"{name}: {position}", value_in_first, value_in_second
-                )
+                iteration = number + 1  # folders count iterations from 0, the console from 1
+                position_in_run = f"{name}: {position}"
+                return FirstDifference(iteration, phase, position_in_run, value_in_first, value_in_second)
     return None
 
 
@@ -116,22 +119,22 @@ def _list_comparisons(
 
     Each comes with the phase that wrote it, and the function that compares two such files or folders.
     """
-    folder = run.iteration(number)
+    folder = run.iteration_folder(number)
     finished = number + 1  # checkpoints and evaluations are counted by finished iterations
     yield "sampling", folder / TRAJECTORIES, _compare_tables
-    yield "sampling", run.journals(number), partial(_compare_journals, phase="rollout")
+    yield "sampling", run.journal_folder(number), partial(_compare_journals, phase="rollout")
     yield "credit", folder / EPISODES, _compare_tables
-    yield "credit", run.journals(number), partial(_compare_journals, phase="credit")
+    yield "credit", run.journal_folder(number), partial(_compare_journals, phase="credit")
     yield "training (metrics)", folder / ITERATION_METRICS, _compare_numbers
     for name, phase in PHASE_BY_FOLDER.items():
-        folder_of_checkpoint = run.checkpoint(finished) / name
+        folder_of_checkpoint = run.checkpoint_folder(finished) / name
         for path in _files_to_compare(folder_of_checkpoint):
             yield phase, path, _compare_tensors if path.suffix == ".safetensors" else _compare_bytes
         yield phase, folder_of_checkpoint, _compare_checksums_of_folders
     # Each evaluation set has a folder with a summary, which has a digest of the set's answers.
     for evaluated_after, label in run.evaluations():
         if evaluated_after == finished:
-            yield "evaluation", run.evaluation(finished, label) / SUMMARY, _compare_numbers
+            yield "evaluation", run.evaluation_folder(finished, label) / SUMMARY, _compare_numbers
 
 
 def _files_to_compare(folder: Path) -> list[Path]:
@@ -141,7 +144,6 @@ def _files_to_compare(folder: Path) -> list[Path]:
 def _compare_tensors(first: Path, second: Path) -> Difference:
     """Compares the tensors of two files, name by name. A name that only one file has is a difference."""
     import numpy as np
-    import torch
     from safetensors import SafetensorError, safe_open
 
     with contextlib.ExitStack() as stack:
@@ -163,17 +165,22 @@ def _compare_tensors(first: Path, second: Path) -> Difference:
             if (a.shape, a.dtype) != (b.shape, b.dtype):
                 return f"the tensor {name}", f"{a.dtype} {tuple(a.shape)}", f"{b.dtype} {tuple(b.shape)}"
             # Compares bytes, because NaN is not equal to itself, and 0.0 is equal to -0.0.
-            width = a.element_size()
-            a_bytes, b_bytes = (
-                tensor.contiguous().view(-1).view(torch.uint8).numpy().reshape(-1, width) for tensor in (a, b)
-            )
-            different = np.flatnonzero((a_bytes != b_bytes).any(axis=1))
+            different = np.flatnonzero((_bytes_of_numbers(a) != _bytes_of_numbers(b)).any(axis=1))
             if len(different):
                 flat = int(different[0])
-                index = [int(i) for i in np.unravel_index(flat, a.shape or (1,))]
+                shape = a.shape or (1,)  # a scalar, whose shape is (), has its number at [0]
+                index = [int(i) for i in np.unravel_index(flat, shape)]
                 position = f"the tensor {name} at {index} ({len(different)} of {a.numel()} numbers differ)"
                 return position, f"{a.flatten()[flat].item()!r}", f"{b.flatten()[flat].item()!r}"
     return None
+
+
+def _bytes_of_numbers(tensor: Tensor) -> NDArray[np.uint8]:
+    """Returns an array with a row for each number of the tensor: the bytes of the number."""
+    import torch
+
+    flat_bytes = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+    return flat_bytes.reshape(-1, tensor.element_size())
 
 
 def _compare_tables(first: Path, second: Path) -> Difference:
@@ -272,7 +279,7 @@ def _compare_numbers(first: Path, second: Path) -> Difference:
     if difference is None:
         # One of the files may still be damaged, in a number that depends on time or in its checksum. Each
         # checksum is therefore tested against its own file.
-        verify = partial(read_record, remedy="")
+        verify = partial(read_record, remedy="")  # the remedy is part of an error's message, which isn't used
         return _compare_checksums(first, second, verify) or _compare_missing_checksums(first, second)
     path_in_object, first_value, second_value = difference
     return path_in_object.lstrip("."), repr(first_value), repr(second_value)
@@ -303,9 +310,9 @@ def _compare_checksums(first: Path, second: Path, verify: Callable[[Path], objec
 def _compare_missing_checksums(first: Path, second: Path) -> Difference:
     """Returns a difference if only one of two files of the same size and content has a checksum.
 
-    A file without a checksum is either one of an earlier version, which wrote none, or one whose checksum was
-    damaged. A file of an earlier version is shorter than the same file with a checksum, so it is no
-    difference. If both have the same size, the checksum was damaged, which is a difference."""
+    Earlier versions wrote no checksums, so their files are shorter than the same files with a checksum: files
+    of different sizes are no difference. If both have the same size and one has no checksum, its checksum was
+    damaged, which is a difference."""
     sizes, has_checksum = [], []
     for path in (first, second):
         with path.open("rb") as file:
@@ -321,7 +328,8 @@ def _compare_missing_checksums(first: Path, second: Path) -> Difference:
 def _compare_checksums_of_folders(first: Path, second: Path) -> Difference:
     """Returns a difference if only one of two folders differs from its checksums.
 
-    It is called after their files have been compared, for damage that the comparison doesn't see."""
+    The files that both folders have are compared elsewhere. This comparison finds other damage: a file of one
+    folder is gone, or its list of checksums is damaged."""
 
     def verify(path: Path) -> None:
         if damage := find_damage(path):
@@ -333,8 +341,8 @@ def _compare_checksums_of_folders(first: Path, second: Path) -> Difference:
 def _compare_journals(first: Path, second: Path, phase: str) -> Difference:
     """Compares the requests of a phase in two folders of journals.
 
-    Neither the order of the requests nor the rank that made them matters. Returns None also where one of the
-    folders has no journal of the phase."""
+    Neither the order of the requests nor the rank that made them matters. Returns None if one of the folders
+    has no journal of the phase, because files that only one run has are not compared."""
     in_first, in_second = (_read_requests(folder, phase) for folder in (first, second))
     if not in_first or not in_second:
         return None

@@ -154,15 +154,19 @@ LOGITS_PER_CHUNK = {"cpu": 2**24, "cuda": 2**27}
 """The most logits of a chunk of the head, by device. They are the values in `models.logprobs`, which can't be
 imported here, since it imports PyTorch. A test compares both."""
 
-BYTES_PER_LOGIT, NUCLEUS_BYTES_PER_LOGIT, SORT_BYTES_PER_LOGIT = 16, 33, {"cpu": 0, "cuda": 20}
+BYTES_PER_LOGIT, NUCLEUS_BYTES_PER_LOGIT, SORT_BYTES_PER_LOGIT = 16, 34, {"cpu": 0, "cuda": 20}
 """Bytes of a chunk in the forward pass, for each logit. `BYTES_PER_LOGIT`: float32 logits, log-probs,
-probabilities and their product. `NUCLEUS_BYTES_PER_LOGIT`: the same with a nucleus, whose probabilities are
-sorted (with an int64 order) and summed up. `SORT_BYTES_PER_LOGIT`: further bytes of this sort. On CUDA, a
-sort has second buffers of keys and order, and one more int64 order (PyTorch's ATen/native/cuda/Sort.cu, cub's
+probabilities and their product. `NUCLEUS_BYTES_PER_LOGIT`: float32 logits and log-probs, the sorted
+probabilities with their int64 order, the mass before each of them, two masks, one of these as numbers, and
+its product with the probabilities. `SORT_BYTES_PER_LOGIT`: further bytes of this sort. On CUDA, a sort has
+second buffers of keys and order, and one more int64 order (PyTorch's ATen/native/cuda/Sort.cu, cub's
 SortPairs)."""
 COMPARISON_BYTES_PER_LOGIT = {"reference": 24, "group": 32}
 """Bytes of a chunk, for each logit, in a forward pass that compares its distributions with the reference's,
-or with the mean of the group's (`trainer.scoring`)."""
+or with the mean of the group's (`trainer.scoring`). Each float32 tensor has four. ``reference``: logits,
+log-probs, the same log-probs for the comparison, probabilities, differences of log-probs, and their product.
+``group``, if each group has one answer: logits, log-probs, probabilities, sums and means of the groups, the
+mean at each position, and two tensors for the entropy of the mixture."""
 BACKWARD_BYTES_PER_LOGIT, BACKWARD_BYTES_WITH_ENTROPY, BACKWARD_BYTES_WITH_TERMS = 12, 20, 24
 """Bytes of a chunk in the backward pass, for each logit. `BACKWARD_BYTES_PER_LOGIT`: the log-probs, which are
 computed again, and two gradients of their size. `BACKWARD_BYTES_WITH_ENTROPY`: the same if the entropy has a
@@ -349,7 +353,7 @@ class EngineMemory:
         return (mlp + logits) // settings.tensor_parallel_size
 
     @property
-    def share(self) -> int:
+    def reserved_bytes(self) -> int:
         """The bytes of a GPU that the server uses while it is awake, keys and values included."""
         assert self.settings.gpu_memory_utilization is not None, "`Plan.engine` has set it"
         return int(self.settings.gpu_memory_utilization * self.machine.device_memory)
@@ -366,14 +370,14 @@ class EngineMemory:
         """The bytes for keys and values; negative if not even the weights fit."""
         if self.machine.device == "cpu":
             return self.settings.kv_cache_gib * GIB
-        return self.share - self.weights - self.largest_step - OUTSIDE_BYTES
+        return self.reserved_bytes - self.weights - self.largest_step - OUTSIDE_BYTES
 
     @property
     def cached_tokens(self) -> int:
         return int(max(0, self.cache) // self.bytes_per_token)
 
     @property
-    def least_share(self) -> int:
+    def least_bytes(self) -> int:
         """The fewest bytes with which vLLM starts: with space for one sequence as long as the context."""
         return int(
             self.weights + self.largest_step + OUTSIDE_BYTES + self.context_length * self.bytes_per_token
@@ -392,9 +396,11 @@ def servers_on_a_machine(settings: Any, machine: Machine) -> int:
 
 
 BUCKET_ELEMENTS = 500_000_000
-"""The elements of the buffer in which ZeRO collects gradients (DeepSpeed's `reduce_bucket_size`)."""
+"""The elements of the buffer in which ZeRO collects gradients: DeepSpeed's default of `reduce_bucket_size`,
+which the trainer keeps."""
 GATHERED_ELEMENTS = 1_050_000_000
-"""The most elements of gathered weights that ZeRO-3 keeps (`max_live_parameters`, `prefetch_bucket_size`)."""
+"""The most elements of gathered weights that ZeRO-3 keeps: the sum of DeepSpeed's defaults of
+`max_live_parameters`, 1e9, and `prefetch_bucket_size`, 5e7, which the trainer keeps."""
 FRAGMENTATION = 1.1
 """The assumed ratio of the memory that PyTorch reserves on a GPU for passes to the memory that they
 allocate."""

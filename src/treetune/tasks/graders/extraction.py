@@ -216,8 +216,8 @@ def _find_outermost_pairs(text: str, brackets: str) -> list[tuple[int, int]]:
             string = _STRING_IN_QUOTES[sign[0]].match(text, sign.start())
             if string is not None:
                 position = string.end()
-            else:
-                position = _after_unclosed_quote(text, position, sign[0])
+            # A quote that isn't closed is read like any other character. Such a quote is the last one of its
+            # kind in the line, so at most two searches for a closing quote fail in each line.
         elif sign[0] not in _OPENING_OF_CLOSING:
             open_brackets.append(sign.start())
         elif open_brackets and text[open_brackets[-1]] == _OPENING_OF_CLOSING[sign[0]]:
@@ -229,21 +229,6 @@ def _find_outermost_pairs(text: str, brackets: str) -> list[tuple[int, int]]:
         else:
             open_brackets.clear()
     return pairs
-
-
-def _after_unclosed_quote(text: str, position: int, quote: str) -> int:
-    """Returns the offset at which `_find_outermost_pairs` continues after a quote that isn't closed in its
-    line.
-
-    `position` is the offset directly after the quote.
-    """
-    end_of_line = text.find("\n", position)
-    if end_of_line < 0:
-        end_of_line = len(text)
-    has_more_quotes = text.find(quote, position, end_of_line) >= 0
-    # For each further quote, the search for its end would go through the line again. In a line with many
-    # quotes this would take quadratic time, so such a line is skipped.
-    return end_of_line if has_more_quotes else position
 
 
 def _depth_of_brackets(text: str) -> int:

@@ -23,7 +23,8 @@ from treetune.view.store.answers import StoredAnswer
 from treetune.view.store.tokens import texts_of
 
 if TYPE_CHECKING:
-    from treetune.engine.requests import Completion
+    from treetune.engine.requests import Completion, SamplingParams
+    from treetune.vocabulary import Problem
 
 MOST_CHARACTERS_OF_CONTINUATION = 3000
 """The most characters of a continuation that are shown."""
@@ -91,7 +92,7 @@ def continuations_of(
 
     keys = [f'"{key}"'.encode() for key in _keys_in_journal(config, answer, start)]
     # `number` counts iterations from 1, and the folders of journals count from 0.
-    folder = run.directory.journals(answer.source.number - 1)
+    folder = run.directory.journal_folder(answer.source.number - 1)
     # `may_follow` refuses symbolic links that lead out of the experiment's or the viewer's folders.
     paths = sorted(folder.glob("*.jsonl")) if run.may_follow(folder) else []
     journals = [path for path in paths if run.may_follow(path)]
@@ -118,6 +119,7 @@ def _keys_in_journal(config: Mapping[str, Any], answer: StoredAnswer, start: int
     from treetune.config.build import build
     from treetune.credit.base import Credit
     from treetune.credit.library.engines import UNBOUNDED_CONTEXT_LENGTH
+    from treetune.credit.literature.token_level import innermost_credit
     from treetune.credit.states.base import AnswerPrefix
     from treetune.credit.states.one_line import continuation_request
     from treetune.credit.vineppo import MonteCarlo
@@ -127,9 +129,10 @@ def _keys_in_journal(config: Mapping[str, Any], answer: StoredAnswer, start: int
     from treetune.rollouts.context import AnswerSettings
     from treetune.rollouts.single_turn import SingleTurn
 
-    # Only these two parts are built, and not the whole experiment, so that users' packages are not imported.
+    # The whole experiment isn't built, so that users' packages are not imported.
     try:
-        credit = build(Credit, config.get("credit"), key=("credit",))
+        # A credit over another one, such as `weighted_by`, only changes advantages. The other one samples.
+        credit = innermost_credit(build(Credit, config.get("credit"), key=("credit",)))
         rollout = build(Rollout, config.get("rollout"), key=("rollout",))
     except ConfigError as error:
         raise ValueError(f"the configuration's components can't be built here ({error})") from error
@@ -137,7 +140,8 @@ def _keys_in_journal(config: Mapping[str, Any], answer: StoredAnswer, start: int
     iteration = answer.source.number - 1  # counted from 0, as the credit counts iterations
     if trajectory is None or not isinstance(credit, MonteCarlo) or not isinstance(rollout, SingleTurn):
         raise ValueError(
-            "continuations are only available for the credit 'monte_carlo' with the rollout 'single_turn'"
+            "continuations are only available for the credit 'monte_carlo', also within another credit, with"
+            " the rollout 'single_turn'"
         )
     # The credit samples continuations like the rollout, except for the parameters that it sets itself.
     settings = {name: getattr(credit, name) for name in ("temperature", "top_p", "top_k")}
@@ -148,7 +152,7 @@ def _keys_in_journal(config: Mapping[str, Any], answer: StoredAnswer, start: int
         int(config.get("seed", 0)),
         iteration,
         AnswerPrefix.of(trajectory.problem, trajectory.prompt_ids, trajectory.segments, start),
-        replace(rollout.sampling, **changes),
+        _adjust_to_task(replace(rollout.sampling, **changes), config, trajectory.problem),
         purpose="value",
         round_number=0,
         count=credit.samples,
@@ -160,6 +164,23 @@ def _keys_in_journal(config: Mapping[str, Any], answer: StoredAnswer, start: int
     ]
     version = versions[0] if versions else iteration  # answers of another program's log have none
     return [request_key(possible_request, version) for possible_request in possible_requests]
+
+
+def _adjust_to_task(sampling: SamplingParams, config: Mapping[str, Any], problem: Problem) -> SamplingParams:
+    """Returns the sampling parameters for a problem's answers: a domain of a mixture may have its own stop
+    strings and its own limit on tokens."""
+    from treetune.config.build import build
+    from treetune.exceptions import ConfigError
+    from treetune.tasks.base import Task
+    from treetune.tasks.mixed import task_of
+
+    try:
+        task = build(Task, config.get("task"), key=("task",))
+    except ConfigError:
+        # A user's own task, whose package isn't imported here, or the log of another program. Most tasks
+        # change nothing.
+        return sampling
+    return task_of(task, problem).adjust_sampling(sampling)
 
 
 PAGES = (Page("/continuations", "Continuations", show),)

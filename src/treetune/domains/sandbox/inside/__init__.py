@@ -12,10 +12,11 @@ def read_source(name: str) -> str:
 
 @cache
 def bundle(name: str, *earlier_modules: str) -> str:
-    """Returns the text of a program that makes a module of each of the files `earlier_modules`, in this
-    order, and then of `name`.
+    """Returns the text of a program that makes modules of files of this package.
 
-    The program itself has all names of the module `name`, so code that is put after it can use them.
+    `earlier_modules` are made in this order, and then `name`, which may import them. The program itself has
+    all names of the module `name`, so code that is put after it can use them. Example:
+    ``bundle("scoring", "reading") + "serve(…)"``.
     """
     texts = {f"{__name__}.{module}": read_source(module) for module in (*earlier_modules, name)}
     return f"""import sys

@@ -19,7 +19,7 @@ begins."""
 def _set_up(setup: dict) -> None:
     """Changes the user, sets the limits, and writes the program's files."""
     if setup["uid"] is not None:
-        # The user is changed last, because only root may change the groups.
+        # Only root may change the groups, so the user is changed after them.
         os.setgroups([])
         os.setresgid(setup["uid"], setup["uid"], setup["uid"])
         os.setresuid(setup["uid"], setup["uid"], setup["uid"])  # this also drops all capabilities
@@ -27,7 +27,8 @@ def _set_up(setup: dict) -> None:
         resource_number = getattr(resource, name)
         # A lower hard limit, which a cluster may have set, remains.
         hard_limit = resource.getrlimit(resource_number)[1]
-        limit = limit if hard_limit == resource.RLIM_INFINITY else min(limit, hard_limit)
+        if hard_limit != resource.RLIM_INFINITY:
+            limit = min(limit, hard_limit)
         resource.setrlimit(resource_number, (limit, limit))
     os.umask(0o022)
     os.chdir(setup["work"])
@@ -35,6 +36,7 @@ def _set_up(setup: dict) -> None:
         folder = os.path.dirname(name)
         if folder:
             os.makedirs(folder, exist_ok=True)
+        # Line ends are not changed (`newline`), and half characters don't raise (`errors`).
         with open(name, "w", encoding="utf-8", errors="surrogatepass", newline="") as file:
             file.write(text)
 

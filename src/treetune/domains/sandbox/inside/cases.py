@@ -103,8 +103,10 @@ def fork_for_inputs(inputs: list[str], seconds: float, most_bytes: int, stop_ear
     """
     report_fd = os.dup(1)
     for text in inputs:
+        # Line ends are not changed (`newline`), and half characters don't raise (`errors`).
         with open(".stdin", "w", encoding="utf-8", errors="surrogatepass", newline="") as file:
             file.write(text)
+        # A file takes the error output, of which only the end is read, after the end of the program.
         errors_fd = os.open(".stderr", os.O_CREAT | os.O_RDWR | os.O_TRUNC | os.O_APPEND, 0o600)
         stdin_fd = os.open(".stdin", os.O_RDONLY)
         output_fd, output_write = os.pipe()
@@ -149,7 +151,10 @@ def run(prefix: str, code: str, inputs: list[str], seconds: float, most_bytes: i
 
 
 def _run_program(program: "CodeType", names: "dict[str, Any]") -> int:
-    """Runs the program as if Python had been started with it, and returns its exit status."""
+    """Runs the program as if Python had been started with it, and returns its exit status.
+
+    `names` has the values that the program may use without defining them, by their names.
+    """
     main = type(sys)("__main__")
     main.__dict__.update(names, __file__="main.py")
     sys.modules["__main__"] = main
@@ -157,7 +162,7 @@ def _run_program(program: "CodeType", names: "dict[str, Any]") -> int:
         exec(program, main.__dict__)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
-            return (end.code or 0) & 0xFF
+            return (end.code or 0) & 0xFF  # an exit status has eight bits
         print(end.code, file=sys.stderr)  # noqa: T201
         return 1
     except BaseException as error:
@@ -172,14 +177,16 @@ def _end_process(status: int) -> None:
     if "threading" in sys.modules:
         sys.modules["threading"]._shutdown()
     atexit._run_exitfuncs()
+    # The first round flushes the present streams, by which the program may have replaced Python's. The second
+    # round flushes Python's.
     for streams in ((sys.stdout, sys.stderr), (sys.__stdout__, sys.__stderr__)):
         for stream in streams:
             try:
                 if stream is not None and not getattr(stream, "closed", False):
                     stream.flush()
             except Exception:
-                status = status or 1
+                status = status or 1  # some output is lost
         # Ends the program's objects, and so closes files that it has left open. Objects may print something
-        # as they end. The second round flushes that text.
+        # as they end. The second round flushes that text, too.
         sys.modules["__main__"].__dict__.clear()
     os._exit(status)

@@ -115,10 +115,10 @@ class _Proof:
         """The results of `examine`, by the function's code, the class of its `self`, and the positions of
         lasting parameters."""
 
-    def is_own_function(self, value: Any) -> bool:
-        return isinstance(value, types.FunctionType) and self.is_own_module(value.__module__)
+    def is_package_function(self, value: Any) -> bool:
+        return isinstance(value, types.FunctionType) and self.is_package_module(value.__module__)
 
-    def is_own_module(self, name: str) -> bool:
+    def is_package_module(self, name: str) -> bool:
         return name.partition(".")[0] == self.package
 
     def examine(self, function: Any, owner: type | None, lasting: frozenset[int]) -> bool:
@@ -138,8 +138,9 @@ class _Proof:
         if key in self._returns_lasting:
             return self._returns_lasting[key]
         self._returns_lasting[key] = True  # the safe answer if the function calls itself
-        # A function that is made within another one may use names that the proof doesn't see. A method that
-        # calls ``super()`` only looks like one: it uses the name ``__class__``.
+        # A function that is made within another one may use names that the proof doesn't see. Python also
+        # makes a closure for a method that calls ``super()``. It has only the name ``__class__``, and is
+        # allowed.
         if function.__closure__ and function.__code__.co_freevars != ("__class__",):
             raise NotProven(f"{function.__qualname__} is made within another function")
         try:
@@ -177,14 +178,14 @@ class _Body:
                 self._lasting.add(name)
         self._locals = set(parameters)
         self._inner_functions: set[str] = set()
-        """Functions that are made within it."""
+        """Names of the functions that are defined within this one."""
         self._bindings: list[tuple[str, ast.expr]] = []
-        """Names with the expressions that they are bound to, or that their values get as a part. Both
-        ``x = y`` and ``x.append(y)`` give ``("x", y)``."""
+        """Pairs of a name and an expression, whose value the name's object is or may hold. Both ``x = y`` and
+        ``x.append(y)`` give ``("x", y)``."""
         self._whole_values: dict[str, list[ast.expr]] = {}
-        """The expressions that each name is bound to as a whole: not to a part, as by ``for x in xs``."""
+        """For each name, the expressions whose whole value it gets, as by ``x = xs``."""
         self._names_of_parts: set[str] = set()
-        """Names that are bound to parts of something."""
+        """Names that get a part of a value, as by ``for x in xs``."""
         self._called_expressions: set[int] = set()
         """The `id` of each expression that is called."""
 
@@ -202,7 +203,8 @@ class _Body:
             # `_locals` also has the names that inner functions bind. The outer function may use such a name
             # for an object of its module. The proof would then take this object for a local one. A plain
             # value, such as a text, is allowed: nothing can change it.
-            if not isinstance(self._globals.get(name), _IMMUTABLE_TYPES):
+            global_value = self._globals.get(name)  # None, a plain value, if the module has no such name
+            if not isinstance(global_value, _IMMUTABLE_TYPES):
                 raise NotProven(f"{self._name}: {name!r} is a name of its module, too")
         self._spread_lasting()
         for node in nodes:
@@ -221,7 +223,7 @@ class _Body:
             self._collect_inner_function(node)
         elif isinstance(node, ast.ExceptHandler) and node.name:  # ``except ValueError as error``
             self._locals.add(node.name)
-            self._names_of_parts.add(node.name)
+            self._names_of_parts.add(node.name)  # the function hasn't made the error itself
         elif isinstance(node, ast.Assign):  # ``x = y = value``
             for target in node.targets:
                 self._note_binding(target, node.value)
@@ -253,18 +255,18 @@ class _Body:
             self._lasting.add(node.name)  # it may return what the outer function's names stand for
 
     def _note_binding(self, target: ast.expr, value: ast.expr, is_part: bool = False) -> None:
-        """Notes that the target of an assignment gets a value, or parts of it."""
-        if isinstance(target, ast.Name):
+        """Notes that the target of an assignment gets a value or, if `is_part`, a part of the value."""
+        if isinstance(target, ast.Name):  # ``x = value``
             self._locals.add(target.id)
             self._bindings.append((target.id, value))
             if is_part:
                 self._names_of_parts.add(target.id)
             else:
                 self._whole_values.setdefault(target.id, []).append(value)
-        elif isinstance(target, (ast.Tuple, ast.List)):
+        elif isinstance(target, (ast.Tuple, ast.List)):  # ``x, y = value``
             for element in target.elts:
                 self._note_binding(element, value, is_part=True)
-        elif isinstance(target, ast.Starred):
+        elif isinstance(target, ast.Starred):  # ``*ys`` of ``x, *ys = value``
             self._note_binding(target.value, value, is_part=True)
         else:  # an attribute or an item: ``holder.x = value``, ``holder[0] = value``
             self._note_part(target, value)
@@ -309,12 +311,15 @@ class _Body:
         return self._has_lasting_child(node)
 
     def _result_may_be_lasting(self, call: ast.Call) -> bool:
-        """Returns whether a call may return a lasting thing or a part of one."""
+        """Returns whether a call may return a lasting thing or a part of one.
+
+        A lasting thing outlives the call of the examined function, such as the data set's object.
+        """
         function = call.func
         if isinstance(function, ast.Name) and function.id not in self._locals:
             if function.id in self._globals:
                 value = self._globals[function.id]
-                if self._proof.is_own_function(value):
+                if self._proof.is_package_function(value):
                     return self._examine_call(call, value, owner=None)
                 if _is_harmless_library_function(value):
                     return self._has_lasting_argument(call)  # it may return a part of its arguments
@@ -323,7 +328,7 @@ class _Body:
                 return False
         if self._names_harmless_library_function(function):
             return self._has_lasting_argument(call)
-        if self._is_own_method(function):
+        if self._is_method_of_self(function):
             return self._examine_method(call, inspect.getattr_static(self._owner, function.attr, None))  # type: ignore[attr-defined]
         return self._has_lasting_child(call)
 
@@ -340,7 +345,7 @@ class _Body:
         module = self._find_module(function.value)
         return module is not None and function.attr in _HARMLESS_OF_MODULES.get(module.__name__, ())
 
-    def _is_own_method(self, function: ast.expr) -> bool:
+    def _is_method_of_self(self, function: ast.expr) -> bool:
         """Returns whether an expression is ``self.name``."""
         if self._self_name is None or not isinstance(function, ast.Attribute):
             return False
@@ -382,11 +387,13 @@ class _Body:
             is_read = isinstance(node.ctx, ast.Load)
             if not is_read and not self._may_change(node.value):
                 self._give_up(node, "changes what lasts")
-        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            # ``xs += ys`` changes a list that other names may stand for, too.
-            name = ast.Name(node.target.id, ast.Load())
-            if not self._may_change(name):
-                self._give_up(node, "may change what lasts")
+        # ``xs += ys`` changes a list that other names may stand for, too.
+        if (
+            isinstance(node, ast.AugAssign)
+            and isinstance(node.target, ast.Name)
+            and not self._may_change(node.target)
+        ):
+            self._give_up(node, "may change what lasts")
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in self._locals:
             self._check_global(node)
         if isinstance(node, ast.Call):
@@ -401,25 +408,26 @@ class _Body:
             self._give_up(node, "is not needed for a comparison")
         module = self._find_module(node.value)
         if module is not None:
-            self._check_of_module(node, getattr(module, node.attr, None), module.__name__)
+            self._check_module_attribute(node, getattr(module, node.attr, None), module.__name__)
         if id(node) in self._called_expressions:
             return  # `_check_call` checks it
         if node.attr in _CHANGING_METHODS:
             self._give_up(node, "may be called by others")
         if isinstance(node.value, ast.Name) and node.value.id == self._self_name and self._owner is not None:
+            # A method of `self` is passed on here. To read a property would execute its function.
             value = inspect.getattr_static(self._owner, node.attr, None)
             if callable(value) or isinstance(value, (staticmethod, classmethod, property)):
                 self._give_up(node, "may be called by others")
 
-    def _check_of_module(self, node: ast.Attribute, value: Any, module: str) -> None:
+    def _check_module_attribute(self, node: ast.Attribute, value: Any, module_name: str) -> None:
         """Raises NotProven unless the `value` of a module's attribute is harmless.
 
-        These values are: a function of the library, after it is examined; a function that is listed as
-        harmless; a class of errors; and a value that can't be changed.
+        Harmless values are: a function of the library, after it is examined; a function that is listed in
+        `_HARMLESS_OF_MODULES`; a class of errors; and a value that can't be changed.
         """
-        if self._proof.is_own_function(value):
+        if self._proof.is_package_function(value):
             self._examine_function(value)
-        elif node.attr not in _HARMLESS_OF_MODULES.get(module, ()):
+        elif node.attr not in _HARMLESS_OF_MODULES.get(module_name, ()):
             is_error = isinstance(value, type) and issubclass(value, Exception)
             if not is_error and not isinstance(value, (*_IMMUTABLE_TYPES, enum.Enum)):
                 self._give_up(node, "is not known to be harmless")
@@ -450,9 +458,10 @@ class _Body:
             return
         value = self._globals[node.id]
         if isinstance(value, types.ModuleType):
-            if value.__name__ not in _HARMLESS_OF_MODULES and not self._proof.is_own_module(value.__name__):
+            module_name = value.__name__
+            if module_name not in _HARMLESS_OF_MODULES and not self._proof.is_package_module(module_name):
                 self._give_up(node, "is a module that isn't known to be harmless")
-        elif self._proof.is_own_function(value):
+        elif self._proof.is_package_function(value):
             if id(node) not in self._called_expressions:  # a call is examined with its arguments
                 self._examine_function(value)
         elif any(value is function for function in self._proof.harmless):
@@ -469,22 +478,30 @@ class _Body:
         self._check_callbacks(node)
         function = node.func
         if isinstance(function, ast.Name):
-            if function.id == "print" and node.keywords:  # `file` may be an object that lasts
-                self._give_up(node, "may print into something")
-            # `next` moves its iterator on, which is a change.
-            if function.id == "next" and not (node.args and self._may_change(node.args[0])):
-                self._give_up(node, "changes what lasts")
-            if function.id in self._locals and function.id not in self._inner_functions:
-                self._give_up(node, "calls a function that it was given")
-            global_value = None if function.id in self._locals else self._globals.get(function.id)
-            if self._proof.is_own_function(global_value):
-                self._examine_call(node, global_value, owner=None)
-            return  # `_check_global` has checked any other name
-        if not isinstance(function, ast.Attribute):
+            self._check_call_of_name(node, function.id)
+        elif isinstance(function, ast.Attribute):
+            self._check_call_of_method(node, function)
+        else:
             self._give_up(node, "calls what is computed")
-            return
+
+    def _check_call_of_name(self, node: ast.Call, name: str) -> None:
+        if name == "print" and node.keywords:  # `file` may be an object that lasts
+            self._give_up(node, "may print into something")
+        # `next` moves its iterator on, which is a change.
+        if name == "next" and not (node.args and self._may_change(node.args[0])):
+            self._give_up(node, "changes what lasts")
+        if name in self._locals:
+            if name not in self._inner_functions:
+                self._give_up(node, "calls a function that it was given")
+            return  # the body of an inner function is checked with the function around it
+        global_value = self._globals.get(name)
+        # `_check_global` has checked any other function.
+        if self._proof.is_package_function(global_value):
+            self._examine_call(node, global_value, owner=None)
+
+    def _check_call_of_method(self, node: ast.Call, function: ast.Attribute) -> None:
         receiver = function.value
-        if self._is_own_method(function):
+        if self._is_method_of_self(function):
             self._examine_method(node, inspect.getattr_static(self._owner, function.attr, None))
         elif _is_super(receiver):
             self._check_super(node, function.attr)
@@ -523,13 +540,16 @@ class _Body:
         return isinstance(callback, (ast.Lambda, ast.Constant))
 
     def _check_super(self, node: ast.Call, name: str) -> None:
-        """Examines the method that ``super().name()`` calls. In the order of inheritance, it is the method of
-        the first class with this name after the class in which the examined function is defined."""
+        """Examines the method that ``super().name()`` calls.
+
+        Python searches the classes of `self` that come, in the order of inheritance, after the class with the
+        examined function. It calls the method `name` of the first class that has one.
+        """
         assert self._owner is not None
         defining_class = self._name.rpartition(".")[0]  # "Sudoku" of "Sudoku.score_answer"
         classes = list(self._owner.__mro__)
-        first_parent = [kind.__qualname__ for kind in classes].index(defining_class) + 1
-        for kind in classes[first_parent:]:
+        defining_index = [kind.__qualname__ for kind in classes].index(defining_class)
+        for kind in classes[defining_index + 1 :]:
             if name in vars(kind):
                 self._examine_method(node, vars(kind)[name])
                 return
@@ -576,14 +596,16 @@ def _parameter_names(function: FunctionNode) -> list[str]:
 
 
 def _is_harmless_format(function: ast.Attribute) -> bool:
-    """Returns whether it is the `format` of a text in the source, such as ``"{} of {}".format``, that only
-    fills in its arguments.
+    """Returns whether an expression is the harmless `format` of a text in the source: ``"{} of {}".format``.
 
-    A text that reads attributes or elements of its arguments, or converts or formats them, isn't harmless,
-    since this may execute code: ``"{0.name}"``, ``"{0[1]}"``, ``"{0!r}"``, ``"{0:5}"``.
+    A field of the text that reads an attribute or an element of its argument, or that converts or formats it,
+    may execute code: ``"{0.name}"``, ``"{0[1]}"``, ``"{0!r}"``, ``"{0:5}"``. So a text with one of the
+    characters of such fields isn't harmless.
     """
     template = function.value.value if isinstance(function.value, ast.Constant) else None
-    return function.attr == "format" and isinstance(template, str) and not set(template) & set(".[!:")
+    if function.attr != "format" or not isinstance(template, str):
+        return False
+    return not any(character in template for character in ".[!:")
 
 
 def _all_parameters(function: types.FunctionType) -> frozenset[int]:
@@ -601,7 +623,8 @@ def _is_super(node: ast.expr) -> bool:
 
 
 def _is_made_here(node: ast.expr) -> bool:
-    """Returns whether an expression makes a new value each time it is evaluated."""
+    """Returns whether an expression makes a new value each time it is evaluated, or one that can't be
+    changed, such as a constant."""
     kinds_of_new_values = (
         ast.Constant, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp, ast.BinOp,
         ast.UnaryOp, ast.Compare, ast.JoinedStr,
@@ -622,8 +645,10 @@ def _is_harmless_library_function(value: Any) -> bool:
 
 
 def _is_harmless_class(value: Any) -> bool:
-    """Returns whether a class is an error, or an enumeration, whose call returns an existing member."""
+    """Returns whether a value is a class of errors, or an enumeration, whose call returns an existing
+    member."""
     if not isinstance(value, type):
         return False
+    # The call of an `enum.Flag` may make a new member, which its class then keeps.
     is_enumeration = issubclass(value, enum.Enum) and not issubclass(value, enum.Flag)
     return is_enumeration or issubclass(value, Exception)

@@ -67,7 +67,8 @@ def main() -> None:
     # A line with the number of a piece's bytes (`header`) comes before the piece.
     while header := requests.readline():
         code = requests.read(int(header)).decode(errors="replace")
-        # The code and the processes that it starts write their output to a file without a name.
+        # The code and the processes that it starts write their output to a file. Nothing would read a pipe
+        # while the code runs. The file loses its name, so that the code doesn't find it in its folder.
         log = os.open(".printed", os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_TRUNC, 0o600)
         os.unlink(".printed")
         os.dup2(log, 1)

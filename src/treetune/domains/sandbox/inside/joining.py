@@ -72,6 +72,7 @@ def _continuations(prefix: str, code: str) -> Iterator[str]:
     indentation = _indentation_of_body(prefix)
     # The first line often has lost its indentation, because whitespace around an answer was removed.
     yield f"{prefix}\n{indentation}{code.lstrip()}"
+    # Or all of the code has another indentation than the function's body.
     unindented_code = textwrap.dedent(code).strip("\n")
     yield f"{prefix}\n{textwrap.indent(unindented_code, indentation)}"
 
@@ -105,7 +106,8 @@ def complete_part(prefix: str) -> str:
 def _without_stub_end(prefix: str) -> str:
     """Returns the prefix without the `return` or `raise` at the end of its last function, if that is a stub.
 
-    The answer's code after such a statement would never run.
+    A stub is a function that is incomplete on purpose. The answer's code continues it, and after a `return`
+    or `raise` would never run.
     """
     try:
         statements = ast.parse(prefix).body
@@ -123,11 +125,11 @@ def _without_stub_end(prefix: str) -> str:
     lines = prefix.splitlines(keepends=True)
     if len(function.body) > 1:
         return "".join(lines[: end.lineno - 1])
+    indentation = " " * end.col_offset
+    if not lines[end.lineno - 1].startswith(indentation):  # ``def f(): return 1``
+        return prefix
     # The `return` or `raise` is the only statement of the body. A body needs one, so `pass` replaces it.
-    kept_lines = lines[: end.lineno]
-    kept_lines[-1] = kept_lines[-1][: end.col_offset] + "pass\n"
-    is_on_its_own_line = kept_lines[-1].startswith(" " * end.col_offset)  # not ``def f(): return 1``
-    return "".join(kept_lines) if is_on_its_own_line else prefix
+    return "".join(lines[: end.lineno - 1]) + f"{indentation}pass\n"
 
 
 def is_stub(statement: ast.stmt) -> bool:
@@ -167,6 +169,7 @@ def is_stub(statement: ast.stmt) -> bool:
             if not all(isinstance(target, ast.Name) for target in targets):
                 return False
             names = {target.id for target in targets if isinstance(target, ast.Name)}
+            # ``total += value`` computes something, so the name's value no longer counts as plain.
             is_plain = not isinstance(part, ast.AugAssign) and _is_plain(part.value, plain_names)
             if is_plain:
                 plain_names |= names
@@ -186,7 +189,7 @@ def is_stub(statement: ast.stmt) -> bool:
 
 def _is_plain(value: ast.expr | None, plain_names: set[str]) -> bool:
     """Returns whether a value doesn't depend on a function's arguments."""
-    if isinstance(value, ast.UnaryOp):
+    if isinstance(value, ast.UnaryOp):  # ``-1``
         value = value.operand
     if isinstance(value, (ast.List, ast.Tuple, ast.Set)):
         return all(_is_plain(item, plain_names) for item in value.elts)

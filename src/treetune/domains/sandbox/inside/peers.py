@@ -122,8 +122,9 @@ def _make_forwarding_method(operation: str) -> Callable[..., Any]:
 
     def method(self: Remote, *args: Any) -> Any:
         if self._knows_test_data and operation in _NUMBER_OPERATIONS:
-            # `self` is the result of arithmetic with data of this process. A class of the other process has
-            # computed it, has got this data, and could return just the number that the tests expect.
+            # In ``float(x - 3)``, where ``x`` is an object of the other process, `self` is the result of
+            # ``x - 3``. The class of ``x`` has computed it and knows the 3. So it could return just the
+            # number that the tests expect.
             raise TypeError(
                 "the result of another process's arithmetic with data of this process is not a number"
             )
@@ -135,10 +136,10 @@ def _make_forwarding_method(operation: str) -> Callable[..., Any]:
 def _make_method_among_remotes(operation: str) -> Callable[..., Any]:
     """Returns a method for an order (such as ``<``) or for arithmetic.
 
-    A remote stands for an object of the other process. A remote and data of this process have no order.
-    Otherwise an object that is less than every number would pass ``abs(f(x) - 3) < 1e-6``. The result of
-    their arithmetic may be another remote, but not data, because the answer's class could return just the
-    data that the tests expect.
+    A remote stands for an object of the other process. A remote and data of this process have no order: an
+    object that is less than every number would pass ``abs(f(x) - 3) < 1e-6``. Arithmetic of a remote and data
+    may give another remote, but not data: the answer's class could return just the data that the tests
+    expect.
     """
 
     def method(self: Remote, other: Any) -> Any:
@@ -174,7 +175,7 @@ class Peer:
     def __init__(self, read_fd: int, write_fd: int, is_of_tests: bool) -> None:
         self._read = os.fdopen(read_fd, "rb")
         self._write = os.fdopen(write_fd, "wb")
-        self._turn = RLock()
+        self._asking_lock = RLock()
         """Held by `ask` from a request to its reply, since several threads of the answer may ask at once. The
         thread that holds it may ask again, while it answers a request of the other process."""
         self._objects: dict[int, Any] = {}
@@ -183,7 +184,7 @@ class Peer:
         """The number of each such object, by its `id`."""
         self._remotes: dict[int, Remote] = {}
         """Objects of the other process, by their numbers there."""
-        self._errors: dict[int, type[Exception]] = {}
+        self._error_classes: dict[int, type[Exception]] = {}
         """Classes of this process that stand for classes of errors of the other process, by the numbers that
         the latter have there."""
         self.is_of_tests = is_of_tests
@@ -197,15 +198,17 @@ class Peer:
 
     def ask(self, operation: str, *args: Any, **kwargs: Any) -> Any:
         """Returns the result of an operation of the other process, or raises what it raises."""
-        with self._turn:
-            self.send("ask", operation, self.encode([list(args), [list(item) for item in kwargs.items()]]))
+        with self._asking_lock:
+            named_arguments = [[name, value] for name, value in kwargs.items()]
+            self.send("ask", operation, self.encode([list(args), named_arguments]))
             # Before it answers, the other process may itself ask for operations of this process.
             while (message := self.receive())[0] == "ask":
                 self.answer(*message[1:])
             kind, encoded, printed_text, changed_contents = message
             if printed_text:
-                sys.stdout.write(str(printed_text))
-            # Only a call changes its arguments. `changed_contents` has their indices and new contents.
+                sys.stdout.write(str(printed_text))  # an answer could send something else than a text
+            # `changed_contents` has the indices of changed arguments, and their new contents. Only a call may
+            # change its arguments. Changes that an answer sends for another operation are ignored.
             if operation == "call":
                 for index, content in changed_contents:
                     _replace_content(args[index], self.decode(content), self.shared_classes)
@@ -263,7 +266,8 @@ class Peer:
         """Returns the next message of the other process. Raises PeerEnded if there is none that can be
         read."""
         try:
-            # A longer line is cut off, and then isn't JSON.
+            # At the pipe's end the line is empty. A line that is longer than the limit is cut off. Neither is
+            # JSON.
             return json.loads(self._read.readline(_LONGEST_MESSAGE_BYTES))
         except (ValueError, RecursionError):
             raise PeerEnded("the process of the answer's code has ended") from None
@@ -309,7 +313,7 @@ class Peer:
             {"yours": 7}                                 the number of an object of the process that decodes
             {"remote": 7}                                the number of an object of the process that encoded
             {"class": [3, "NoMove", ["ValueError"]]}     the arguments of `_class_of_error`
-            {"error": [{…}, ["no"], {}]}                 the arguments of `_make_error`
+            {"error": [[3, …], ["no"], {}]}              the arguments of `_make_error`
             {"library": ["math", "sqrt"]}                module and name; "" is the module itself
         """
         if isinstance(encoded, _JSON_TYPES):
@@ -362,6 +366,7 @@ class Peer:
             returned_class = self._objects[number]
             if issubclass(returned_class, Exception):
                 return returned_class
+            # Any other class, such as SystemExit, is replaced by a subclass of `Exception` below.
         shared_class = self.shared_classes.get(name, object)  # `object` if the processes don't share it
         if issubclass(shared_class, Exception):
             return shared_class
@@ -374,7 +379,7 @@ class Peer:
         # the answer's errors would also catch its own failed assertions.
         if base.__name__ == name and base not in (Exception, AssertionError):
             return base
-        return self._errors.setdefault(number, type(str(name), (base,), {}))
+        return self._error_classes.setdefault(number, type(str(name), (base,), {}))
 
     def _make_error(self, described_class: Any, args: list[Any], attributes: dict[str, Any]) -> Exception:
         """Returns an error of the other process, with its arguments and plain attributes."""
@@ -393,83 +398,104 @@ class Peer:
         `decode` has an example. The instances have a table, because some, such as those of a linked list, are
         nested deeper than a parser of JSON can read.
         """
-        instances: list[Any] = []
-        rows: dict[int, int] = {}  # the row of each instance in the table, by its `id`
+        table = _InstanceTable()
+        encoded = self._encode_part(value, table)
+        # The table grows while its instances are encoded.
+        rows = []
+        for instance in table.instances:
+            attributes = map(list, vars(instance).items())
+            rows.append([type(instance).__name__, self._encode_parts(attributes, table)])
+        return [encoded, rows]
 
-        def encode_parts(values: Any, depth: int = 0) -> list[Any]:
-            return [encode_part(item, depth + 1) for item in values]
+    def _encode_parts(self, values: Any, table: _InstanceTable, depth: int = 0) -> list[Any]:
+        return [self._encode_part(item, table, depth + 1) for item in values]
 
-        def encode_part(value: Any, depth: int = 0) -> Any:
-            kind = type(value)
-            if kind in _JSON_TYPES:
-                return value
-            if depth > _MOST_NESTED_CONTAINERS:
-                raise RecursionError("a value that is too deep, or holds itself")
-            if kind is Remote:
-                return {"yours": value._number}
-            if isinstance(value, BaseException):
-                attributes = {key: item for key, item in vars(value).items() if type(item) in _JSON_TYPES}
-                args = [arg if type(arg) in _JSON_TYPES else repr(arg) for arg in value.args]
-                return {"error": [self._describe_class(kind), args, attributes]}
-            if isinstance(value, type) and issubclass(value, BaseException):
-                return {"class": self._describe_class(value)}
-            # Plain lists, dictionaries and sets are copied. The other process may have a reference to this
-            # one, as `answer` gives for instances of the answer's subclasses of list, dict and set, which
-            # have methods and a state. Then it gets the same reference again.
-            if isinstance(value, (list, dict, set)) and self.has_kept(value):
-                return {"remote": self.keep(value)}
-            if self.shared_classes.get(kind.__name__) is kind:
-                if id(value) not in rows:
-                    rows[id(value)] = len(instances)
-                    instances.append(value)
-                return {"object": rows[id(value)]}
-            if isinstance(value, tuple) and hasattr(kind, "_fields"):
-                return {"record": [kind.__name__, " ".join(kind._fields), encode_parts(value, depth)]}
-            for name, (container, _) in _CONTAINER_KINDS.items():
-                if isinstance(value, container):
-                    items = map(list, value.items()) if isinstance(value, dict) else value
-                    parts = encode_parts(items, depth)
-                    return {name: parts} if name != "list" else parts
-            if (kind.__module__, kind.__name__) in _CONSTRUCTOR_ARGUMENTS:
-                arguments = _CONSTRUCTOR_ARGUMENTS[kind.__module__, kind.__name__](value)
-                return {"built": [kind.__module__, kind.__name__, arguments]}
-            if kind.__module__ == "numpy" and hasattr(value, "tolist"):
-                # NumPy's numbers have an empty shape, and become Python's numbers.
-                items = encode_part(value.tolist())
-                return {"array": [items, str(value.dtype)]} if getattr(value, "shape", None) else items
-            # Instances of subclasses of numbers and strings, such as members of an enumeration, become the
-            # plain value. A subclass may define its own conversion, so the base's is called: `int.__int__`.
-            for simple in (int, float, str):
-                if isinstance(value, simple):
-                    convert = getattr(simple, f"__{simple.__name__}__")
-                    return convert(value)
-            # The process of the tests (`is_of_tests`) may name anything of the standard library, since the
-            # answer can import it anyway. The process of the answer may name only types of data: see
-            # `_decode`.
-            path = _path_in_library(value)
-            if path is not None and (self.is_of_tests or path in _PATHS_OF_DATA_TYPES):
-                return {"library": path}
-            if self.is_of_tests and isinstance(value, _NEVER_GIVEN_TYPES):
-                raise TypeError(f"tests give no {kind.__name__} away")
+    def _encode_part(self, value: Any, table: _InstanceTable, depth: int = 0) -> Any:
+        """Returns the form of the value in a message. `_decode` lists the forms."""
+        kind = type(value)
+        if kind in _JSON_TYPES:
+            return value
+        if depth > _MOST_NESTED_CONTAINERS:
+            raise RecursionError("a value that is too deep, or holds itself")
+        if kind is Remote:
+            return {"yours": value._number}
+        if isinstance(value, BaseException):
+            return self._encode_error(value)
+        if isinstance(value, type) and issubclass(value, BaseException):
+            return {"class": self._describe_class(value)}
+        # Lists, dictionaries and sets are copied below. But if the other process already has a reference to
+        # this object, it gets the reference again. `answer` makes such references to instances of an answer's
+        # subclasses of list, dict and set.
+        if isinstance(value, (list, dict, set)) and self.has_kept(value):
             return {"remote": self.keep(value)}
+        if self.shared_classes.get(kind.__name__) is kind:
+            return {"object": table.row_of(value)}
+        if isinstance(value, tuple) and hasattr(kind, "_fields"):  # a named tuple
+            parts = self._encode_parts(value, table, depth)
+            return {"record": [kind.__name__, " ".join(kind._fields), parts]}
+        for name, (container, _) in _CONTAINER_KINDS.items():
+            if isinstance(value, container):
+                items = map(list, value.items()) if isinstance(value, dict) else value
+                parts = self._encode_parts(items, table, depth)
+                return parts if name == "list" else {name: parts}  # JSON has lists itself
+        if (kind.__module__, kind.__name__) in _CONSTRUCTOR_ARGUMENTS:
+            arguments = _CONSTRUCTOR_ARGUMENTS[kind.__module__, kind.__name__](value)
+            return {"built": [kind.__module__, kind.__name__, arguments]}
+        if kind.__module__ == "numpy" and hasattr(value, "tolist"):
+            # NumPy's numbers have an empty shape, and become Python's numbers.
+            items = self._encode_part(value.tolist(), table)
+            return {"array": [items, str(value.dtype)]} if getattr(value, "shape", None) else items
+        # Instances of subclasses of numbers and strings, such as members of an enumeration, become the plain
+        # value. A subclass may define its own conversion, so the base's is called: `int.__int__`.
+        for simple in (int, float, str):
+            if isinstance(value, simple):
+                convert = getattr(simple, f"__{simple.__name__}__")
+                return convert(value)
+        return self._encode_reference(value)
 
-        # The list of instances grows while it is encoded.
-        return [
-            encode_part(value),
-            [
-                [type(instance).__name__, encode_parts(map(list, vars(instance).items()))]
-                for instance in instances
-            ],
-        ]
+    def _encode_error(self, error: BaseException) -> Any:
+        """Returns an error's class, arguments and attributes. Attributes of other types than JSON's are left
+        out, and such arguments become their `repr`."""
+        attributes = {key: item for key, item in vars(error).items() if type(item) in _JSON_TYPES}
+        args = [arg if type(arg) in _JSON_TYPES else repr(arg) for arg in error.args]
+        return {"error": [self._describe_class(type(error)), args, attributes]}
+
+    def _encode_reference(self, value: Any) -> Any:
+        """Returns the path of an object of the standard library, or the number of an object that stays in
+        this process."""
+        # The process of the tests (`is_of_tests`) may name anything of the standard library, since the answer
+        # can import it anyway. The process of the answer may name only types of data: see `_decode`.
+        path = _path_in_library(value)
+        if path is not None and (self.is_of_tests or path in _PATHS_OF_DATA_TYPES):
+            return {"library": path}
+        if self.is_of_tests and isinstance(value, _NEVER_GIVEN_TYPES):
+            raise TypeError(f"tests give no {type(value).__name__} away")
+        return {"remote": self.keep(value)}
 
     def _describe_class(self, kind: type) -> Any:
         """Returns the arguments of `_class_of_error` for a class of errors: its number, name and built-in
         bases. For a class of the other process, the number is enough."""
-        for number, error_class in self._errors.items():
+        for number, error_class in self._error_classes.items():
             if error_class is kind:
                 return [number, None, []]
         bases = [base.__name__ for base in kind.__mro__ if base.__module__ == "builtins"]
         return [self.keep(kind), kind.__name__, bases]
+
+
+class _InstanceTable:
+    """The instances of shared classes in a message, each once, in the order in which they were met."""
+
+    def __init__(self) -> None:
+        self.instances: list[Any] = []
+        self._rows: dict[int, int] = {}
+        """The row of each instance, by its `id`."""
+
+    def row_of(self, instance: Any) -> int:
+        """Returns the row of an instance. A new instance gets the next row."""
+        if id(instance) not in self._rows:
+            self._rows[id(instance)] = len(self.instances)
+            self.instances.append(instance)
+        return self._rows[id(instance)]
 
 
 def _path_in_library(value: Any) -> list[str] | None:
@@ -479,8 +505,11 @@ def _path_in_library(value: Any) -> list[str] | None:
     if not isinstance(value, _TYPES_WITH_PATHS):
         return None
     module = getattr(value, "__objclass__", value).__module__  # `str.lower` has no module, and its class has
-    library_object = sys.modules.get(module) if module in sys.stdlib_module_names else None
-    for part in value.__qualname__.split("."):
+    if module not in sys.stdlib_module_names:
+        return None
+    # Any object may claim this module and name, so the object with this name is looked up.
+    library_object: Any = sys.modules.get(module)
+    for part in value.__qualname__.split("."):  # "str.lower"
         library_object = getattr(library_object, part, None)
     return [module, value.__qualname__] if library_object is value else None
 
@@ -567,11 +596,12 @@ def _check_operation(operation: str, args: list[Any], peer: Peer) -> None:
     # `has_kept` says whether the answer's process was given this very object.
     if operation not in _OPERATIONS or not peer.has_kept(target):
         raise AttributeError("nothing that the tests have given away")
+    is_class = isinstance(target, type)
     allowed_names: tuple[str, ...] = ()
     """Attributes that are always allowed."""
     allows_attributes = False
     """Whether the object's own attributes are allowed, and those of classes that the tests define."""
-    if isinstance(target, type):
+    if is_class:
         allows_attributes = _is_class_of_tests(target)
         allowed_names = _TEXT_ATTRIBUTES  # the class's names and docstring
         allowed_operations = ["instancecheck", "call", "getattr"] if allows_attributes else ["instancecheck"]
@@ -581,6 +611,7 @@ def _check_operation(operation: str, args: list[Any], peer: Peer) -> None:
     elif kind is types.SimpleNamespace:
         allows_attributes, allowed_operations = True, ["getattr", "setattr"]
     elif any(base.__module__ == "unittest.mock" for base in kind.__mro__):
+        # An answer may use a mock, but can't change it, such as its `return_value`.
         allows_attributes = True
         allowed_operations = [name for name in _OPERATIONS if not name.startswith(("set", "del"))]
     elif callable(target):
@@ -597,7 +628,6 @@ def _check_operation(operation: str, args: list[Any], peer: Peer) -> None:
         raise TypeError(f"an answer can't use {operation} on a {kind.__name__} of the tests")
     if operation in ("getattr", "setattr") and args[1] not in allowed_names:
         name = str(args[1])
-        is_class = isinstance(target, type)
         looked_up_class = target if is_class else kind
         owner = next((base for base in looked_up_class.__mro__ if name in vars(base)), None)
         if owner is None:

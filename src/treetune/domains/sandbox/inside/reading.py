@@ -69,9 +69,10 @@ class _ValueReader:
             return tuple(self._read_all(node.elts))
         if isinstance(node, ast.Set):
             return set(self._read_all(node.elts))
-        if isinstance(node, ast.Dict) and None not in node.keys:  # None is the key of {**other}
-            keys = [self.read(key) for key in node.keys if key is not None]
-            return dict(zip(keys, self._read_all(node.values)))
+        if isinstance(node, ast.Dict):
+            written_keys = [key for key in node.keys if key is not None]  # ``**other`` has the key None
+            if len(written_keys) == len(node.keys):
+                return dict(zip(self._read_all(written_keys), self._read_all(node.values)))
         if isinstance(node, ast.UnaryOp):
             return _UNARY_OPERATIONS[type(node.op)](self.read(node.operand))
         if isinstance(node, ast.BinOp):
@@ -97,7 +98,8 @@ class _ValueReader:
                     raise NotAPlainValue(f"{type(kind).__name__} is not a comparison of values")
                 right = self.read(part)
                 result = _COMPARISONS[type(kind)](left, right)
-                # In 1 < x < 3, as in Python, the parts after a false one are not read.
+                # In 1 < x < 3, as in Python, the parts after a false comparison are not read. Only then a
+                # result has to be true or false: sympy's ``x < 3`` is neither.
                 if len(node.ops) > 1 and not result:
                     break
                 left = right
@@ -142,11 +144,12 @@ class _FormulaReader(_ValueReader):
 
         self._names = (local_names, global_names)
         # The base classes of formulas: a formula may contain and call their subclasses.
-        self._kinds = (sympy.Basic, sympy.MatrixBase)
+        self._formula_classes = (sympy.Basic, sympy.MatrixBase)
         # The functions of sympy that a formula may call.
         self._functions = [getattr(sympy, name) for name in _SYMPY_FUNCTIONS]
 
     def read(self, node: ast.AST) -> Any:
+        """Returns the value of a syntax tree, which may also have names and calls of mathematics."""
         if isinstance(node, ast.Name):
             return self._value_of_name(node.id)
         if isinstance(node, ast.Call):
@@ -155,9 +158,9 @@ class _FormulaReader(_ValueReader):
                 raise NotAPlainValue("a formula may only call functions of mathematics")
             arguments = self._read_all(node.args)
             kwargs = {keyword.arg: self.read(keyword.value) for keyword in node.keywords}
-            if None in kwargs:  # of f(**names)
+            if None in kwargs:  # ``f(**other)``, which Python parses as a keyword without a name
                 raise NotAPlainValue("the arguments of a function have to be written out")
-            return function(*arguments, **kwargs)  # type: ignore[arg-type]  # None is not among the names
+            return function(*arguments, **kwargs)  # type: ignore[arg-type]  # no key is None
         return super().read(node)
 
     def _value_of_name(self, name: str) -> Any:
@@ -165,7 +168,8 @@ class _FormulaReader(_ValueReader):
         for names in self._names:
             if name in names:
                 value = names[name]
-                if self._may_be_called(value) or isinstance(value, (*self._kinds, int, float, complex)):
+                value_classes = (*self._formula_classes, int, float, complex)
+                if self._may_be_called(value) or isinstance(value, value_classes):
                     return value
                 raise NotAPlainValue(f"{name!r} is not a name of mathematics")
         raise NameError(f"name {name!r} is not defined")
@@ -173,7 +177,7 @@ class _FormulaReader(_ValueReader):
     def _may_be_called(self, value: Any) -> bool:
         """Returns whether a value is a class of formulas, or a function that is listed above."""
         if isinstance(value, type):
-            return issubclass(value, self._kinds)
+            return issubclass(value, self._formula_classes)
         return any(value is function for function in (*self._functions, *_PYTHON_FUNCTIONS))
 
 

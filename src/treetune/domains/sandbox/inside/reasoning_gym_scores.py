@@ -73,7 +73,8 @@ def make_settings(settings_class: Any, values: Mapping[str, Any]) -> dict[str, A
     defaults = {setting.name: setting.default for setting in dataclasses.fields(settings_class)}
     settings = dict(values)
     for name, value in values.items():
-        if isinstance(default := defaults.get(name), enum.Enum):
+        default = defaults.get(name)
+        if isinstance(default, enum.Enum):
             settings[name] = type(default)(value)
     return settings
 
@@ -159,10 +160,11 @@ def modules_of_data_sets() -> Mapping[str, str]:
     modules = {}
     for file in sorted(folder.rglob("*.py")):
         text = file.read_text(encoding="utf-8")
-        for registered in _REGISTRATION.finditer(text):
-            # The file registers either a text or its constant DATASET_NAME.
-            constant = _DATASET_NAME.search(text)
-            name = registered[1] or (constant[1] if constant else None)
+        constant = _DATASET_NAME.search(text)  # ``DATASET_NAME = "zebra"``
+        for registration in _REGISTRATION.finditer(text):
+            name: str | None = registration[1]  # ``register_dataset("zebra", …)``
+            if name is None and constant is not None:  # ``register_dataset(DATASET_NAME, …)``
+                name = constant[1]
             if name is not None and name != COMPOSITE:  # `COMPOSITE` is only a mixture of data sets
                 modules[name] = ".".join(["reasoning_gym", *file.relative_to(folder).with_suffix("").parts])
     return modules
@@ -188,7 +190,8 @@ def import_data_set(name: str) -> Any:
             importlib.import_module(name)
         except ImportError:
             # First the empty packages are removed, and with them what was imported into them.
-            for loaded in [loaded for loaded in sys.modules if loaded.partition(".")[0] == "reasoning_gym"]:
+            loaded_names = [loaded for loaded in sys.modules if loaded.partition(".")[0] == "reasoning_gym"]
+            for loaded in loaded_names:
                 del sys.modules[loaded]
             importlib.import_module("reasoning_gym")
         return importlib.import_module("reasoning_gym.factory")

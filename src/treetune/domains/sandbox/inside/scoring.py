@@ -82,7 +82,8 @@ def serve(prepare: Callable[[], MakeScore], package: str, seconds: float, confin
         _write_reply(replies, {"failed": f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]})
         return
     _write_reply(replies, {"ready": True})
-    server = _Server(make_score, package, seconds, confined, (requests.fileno(), replies))
+    descriptors = (requests.fileno(), replies)
+    server = _Server(make_score, package, seconds, confined, server_descriptors=descriptors)
     while (request := _next_request(requests)) is not None:
         _write_reply(replies, server.answer(request))
         if confined and any(os.listdir(folder) for folder in _WRITABLE_FOLDERS):
@@ -123,19 +124,20 @@ class _Server:
         package: str,
         seconds: float,
         confined: bool,
-        descriptors: tuple[int, ...],
+        server_descriptors: tuple[int, ...],
     ) -> None:
-        """`descriptors` are the server's own, which children close. See `serve` for the other arguments."""
+        """`server_descriptors` are for requests to the server and its replies. Each child closes them. See
+        `serve` for the other arguments."""
         self._make_score = make_score
         self._package = package
         self._seconds = seconds
         self._confined = confined
-        self._descriptors = descriptors
+        self._server_descriptors = server_descriptors
         self._child: _Child | None = None
 
     def answer(self, request: bytes) -> dict[str, Any]:
-        """Returns the reply to a request: the scores of `_ask_child`, or ``{"failed": "…"}`` if there is no
-        scorer for the problem."""
+        """Returns the reply to a request: that of `_ask_child`, or ``{"failed": "…"}`` if there is no scorer
+        for the problem."""
         modules_before = len(sys.modules)
         try:
             # A scorer is made here only for its imports, which all further children then have. A child makes
@@ -151,7 +153,8 @@ class _Server:
         result = reply.get("result")
         # A child scores further answers only if this answer can't have changed it.
         has_only_compared = only_compares and isinstance(result, dict) and "refused" not in result
-        if not has_only_compared or self._child is None or self._child.answers >= _ANSWERS_OF_A_CHILD:
+        child = self._child  # None if it has crashed
+        if child is not None and (not has_only_compared or child.answer_count >= _ANSWERS_OF_A_CHILD):
             self._end_child()
         return reply
 
@@ -177,7 +180,7 @@ class _Server:
     def _ask_child_once(self, request: bytes) -> dict[str, Any]:
         """Scores an answer in the present child, or in a new one if there is none."""
         if self._child is None:
-            self._child = _Child(self._make_score, self._descriptors)
+            self._child = _Child(self._make_score, self._server_descriptors)
         line, is_late = self._child.ask(request, time.monotonic() + self._seconds)
         if is_late:
             return {"late": True}
@@ -197,25 +200,26 @@ class _Child:
 
     def __init__(self, make_score: MakeScore, server_descriptors: tuple[int, ...]) -> None:
         child_requests, self._requests = os.pipe()
-        self._verdicts, child_verdicts = os.pipe()
-        self.answers = 0
+        self._results, child_results = os.pipe()
+        self.answer_count = 0
         self._process = os.fork()
         if self._process == 0:
             try:
-                for descriptor in (*server_descriptors, self._requests, self._verdicts):
+                for descriptor in (*server_descriptors, self._requests, self._results):
                     os.close(descriptor)
-                _score_requests(make_score, child_requests, child_verdicts)
+                _score_requests(make_score, child_requests, child_results)
             finally:
-                os._exit(1)  # the status only matters if there is no verdict
+                os._exit(1)  # the status only matters if there is no result
         os.close(child_requests)
-        os.close(child_verdicts)
+        os.close(child_results)
 
     def ask(self, request: bytes, deadline: float) -> tuple[bytes, bool]:
-        """Sends an answer. Returns the line that the child writes, and whether it missed the deadline.
+        """Sends a request with an answer. Returns the line of the child, and whether the child missed the
+        deadline.
 
         The line is incomplete if the child has ended or is late.
         """
-        self.answers += 1
+        self.answer_count += 1
         data = b"%d\n%b" % (len(request), request)
         try:
             while data:
@@ -224,10 +228,10 @@ class _Child:
             return b"", False
         line = b""
         while len(line) <= _LINE_BYTES:  # a malicious answer could make the child write without end
-            ready, _, _ = select.select([self._verdicts], [], [], max(0.0, deadline - time.monotonic()))
+            ready, _, _ = select.select([self._results], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
                 return line, True
-            data = os.read(self._verdicts, _LINE_BYTES)
+            data = os.read(self._results, _LINE_BYTES)
             line += data
             if not data or line.endswith(b"\n"):
                 break
@@ -236,13 +240,16 @@ class _Child:
     def end(self) -> int:
         """Kills the child, and returns its wait status."""
         os.close(self._requests)
-        os.close(self._verdicts)
+        os.close(self._results)
         os.kill(self._process, _SIGKILL)
         return os.waitpid(self._process, 0)[1]
 
 
-def _score_requests(make_score: MakeScore, requests: int, verdicts: int) -> None:
-    """Scores answers in the child until the server closes the pipe."""
+def _score_requests(make_score: MakeScore, requests: int, results: int) -> None:
+    """Scores answers in the child until the server closes the pipe.
+
+    `requests` and `results` are the descriptors of the child's ends of the two pipes.
+    """
     # An answer must neither start processes nor write files.
     for name in ("RLIMIT_NPROC", "RLIMIT_FSIZE"):
         resource.setrlimit(getattr(resource, name), (0, 0))
@@ -255,10 +262,10 @@ def _score_requests(make_score: MakeScore, requests: int, verdicts: int) -> None
             try:
                 result = {"score": float(score(task["answer"]))}
             except MemoryError:
-                result = dict(_OUT_OF_MEMORY)
+                result = dict(_OUT_OF_MEMORY)  # a copy, since "refused" may be added
             except Exception as error:
                 result = {"raised": repr(error)[:_ERROR_CHARACTERS]}
             if refusals:
                 result["refused"] = refusals[0]
             # The line fits into the pipe's buffer, so one write is enough.
-            os.write(verdicts, json.dumps(result).encode()[: _LINE_BYTES - 1] + b"\n")
+            os.write(results, json.dumps(result).encode()[: _LINE_BYTES - 1] + b"\n")

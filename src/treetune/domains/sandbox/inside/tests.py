@@ -62,15 +62,15 @@ def _run_answer(peer: Peer, prefix: str, code: str, with_imports: bool) -> None:
             # The problem's prefix is first run without the answer, as in the process of the tests. So both
             # processes find the same classes of the problem.
             exec(compile(complete_part(prefix), "prefix.py", "exec", dont_inherit=True), names)
-            # Instances of these classes travel between the processes as copies, other objects as references.
-            peer.shared_classes = _classes_of_problem(names)
+            names_of_classes = list(_classes_of_problem(names))
             exec(compile(program, "solution.py", "exec", dont_inherit=True), names)
         except BaseException as error:
             peer.send("failed", f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS])
             return
-        # The program contains the prefix, and has defined these classes again.
+        # Instances of these classes travel between the processes as copies, other objects as references. The
+        # program contains the prefix, and has defined the classes again.
         peer.shared_classes = {
-            name: names[name] for name in peer.shared_classes if isinstance(names.get(name), type)
+            name: names[name] for name in names_of_classes if isinstance(names.get(name), type)
         }
         peer.names = names
         peer.send("ready", [name for name in names if not name.startswith("__")])
@@ -120,7 +120,10 @@ class Answer:
         return self._peer.ask("name", name)
 
     def names(self) -> set[str]:
-        """Returns the names that the answer defines. Raises CannotBeTested if its code fails."""
+        """Returns the names that the answer defines. The first call lets the answer's process run its code.
+
+        Raises CannotBeTested if the code fails.
+        """
         if self._names is None:
             self.before_run()
             self._peer.send("start")
@@ -139,30 +142,45 @@ class Answer:
           the answer's, an answer could decide how it is judged. There is one exception: if the only function
           that the answer defines for the tests has the name of a Python function, it is the tested one.
         """
-        nodes = list(ast.walk(self._tests))
         builtins = set(dir(sys.modules["builtins"]))
-        # Words in texts of the tests count as names, too: ``getattr(solution, "add")``.
-        text_constants = " ".join(str(node.value) for node in nodes if isinstance(node, ast.Constant))
-        bare_names = {node.id for node in nodes if isinstance(node, ast.Name)}
-        names_in_texts = set(re.findall(r"\w+", text_constants)) - builtins
-        tested_names = (bare_names | names_in_texts) & self.names()
-        # `math.isclose` in the tests means the library, even if the answer has a name `math`.
-        for node in nodes:
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                name = node.value.id
-                library = "numpy" if name == "np" else name
-                is_library = library == "numpy" or library in sys.stdlib_module_names
-                if name not in tested_names or not is_library:
-                    continue
-                with contextlib.suppress(ImportError):
-                    if hasattr(__import__(library), node.attr):
-                        # Below, `getattr` then finds the library, and doesn't ask for the answer's value.
-                        self.module.__dict__[name] = sys.modules[library]
+        tested_names = self._find_tested_names(builtins)
+        self._use_libraries(tested_names)
         values = {name: getattr(self.module, name) for name in tested_names - builtins}
         named_like_builtins = tested_names & builtins
         if len(named_like_builtins) == 1 and not any(map(callable, values.values())):
-            values |= {name: self.get(name) for name in named_like_builtins}
+            (name,) = named_like_builtins
+            values[name] = self.get(name)
         return values
+
+    def _find_tested_names(self, builtins: set[str]) -> set[str]:
+        """Returns the answer's names that are in the tests, as names or as words in texts.
+
+        Words in texts count because of tests such as ``getattr(solution, "add")``. The names of Python's
+        functions (`builtins`) don't, since words such as "sum" and "all" often mean something else in a text.
+        """
+        nodes = list(ast.walk(self._tests))
+        bare_names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        texts = " ".join(str(node.value) for node in nodes if isinstance(node, ast.Constant))
+        names_in_texts = set(re.findall(r"\w+", texts)) - builtins
+        return (bare_names | names_in_texts) & self.names()
+
+    def _use_libraries(self, tested_names: set[str]) -> None:
+        """Gives names of libraries their libraries, where the tests use them as such.
+
+        `math.isclose` in the tests means the library, even if the answer has a name `math`. Afterwards,
+        `getattr` finds the library, and doesn't ask for the answer's value.
+        """
+        for node in ast.walk(self._tests):
+            if not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)):
+                continue
+            name = node.value.id
+            library = "numpy" if name == "np" else name
+            is_library = library == "numpy" or library in sys.stdlib_module_names
+            if name not in tested_names or not is_library:
+                continue
+            with contextlib.suppress(ImportError):
+                if hasattr(__import__(library), node.attr):
+                    self.module.__dict__[name] = sys.modules[library]
 
 
 class CannotBeTested(Exception):
@@ -200,7 +218,7 @@ class Report:
 
 
 def _run_tests(peer: Peer, report: Report, prefix: str, order: dict[str, Any]) -> None:
-    """Runs the tests of an order.
+    """Runs the tests of an order. The prefix is the code that the answer's problem begins with.
 
     The order's ``kind`` is ``pytest`` (the text of a test file) or ``calls`` (of a function with several
     inputs). The tests of any other kind are Python code with `assert`. ``functional`` tests use the answer's
@@ -213,7 +231,8 @@ def _run_tests(peer: Peer, report: Report, prefix: str, order: dict[str, Any]) -
         trees = [ast.parse(texts)]
     else:
         trees = [ast.parse(text) for text in texts]
-    shared = ast.parse(complete_part(prefix))  # an incomplete function only belongs to the answer
+    # Without an incomplete function at the prefix's end, which only the answer completes.
+    shared = ast.parse(complete_part(prefix))
     # A stub would hide the answer's function of the same name from the tests.
     shared.body = [statement for statement in shared.body if not is_stub(statement)]
     statements = list(shared.body)
@@ -221,7 +240,8 @@ def _run_tests(peer: Peer, report: Report, prefix: str, order: dict[str, Any]) -
         statements += tree.body
     answer = Answer(peer, ast.Module(statements, []))
     sys.modules["solution"] = answer.module
-    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
     names = main.__dict__
     exec(compile(shared, "prefix.py", "exec", dont_inherit=True), names)
     # Instances of these classes travel between the processes as copies, other objects as references.
@@ -297,7 +317,7 @@ def _run_pytest(text: str, answer: Answer, report: Report) -> None:
     """Runs a test file by pytest, and reports each test."""
     import pytest
 
-    failures: list[str] = []
+    collection_errors: list[str] = []
     outcomes: dict[str, Any] = {}  # for each test, the report of its call or, if there is none, of its setup
     # pytest calls a parameter of two hooks `report`, too.
     start_clock, write_line = report.start_clock, report.write_line
@@ -311,7 +331,7 @@ def _run_pytest(text: str, answer: Answer, report: Report) -> None:
 
         def pytest_collectreport(self, report: Any) -> None:
             if report.failed:
-                failures.append(str(report.longrepr)[-_ERROR_CHARACTERS:])
+                collection_errors.append(str(report.longrepr)[-_ERROR_CHARACTERS:])
 
         def pytest_runtest_logstart(self, nodeid: str, location: object) -> None:
             start_clock()
@@ -324,12 +344,13 @@ def _run_pytest(text: str, answer: Answer, report: Report) -> None:
             if report.when != "teardown" or not (report.failed or report.nodeid in outcomes):
                 return
             # If the teardown failed, its report decides. If it passed, the report in `outcomes` decides.
-            deciding = report if report.failed else outcomes[report.nodeid]
-            # A skipped test counts as passed, but an expected failure doesn't.
-            if deciding.passed or (deciding.skipped and not hasattr(deciding, "wasxfail")):
+            deciding_report = report if report.failed else outcomes[report.nodeid]
+            # A skipped test counts as passed. An expected failure, which pytest also calls skipped, doesn't.
+            was_skipped = deciding_report.skipped and not hasattr(deciding_report, "wasxfail")
+            if deciding_report.passed or was_skipped:
                 write_line(passed=True)
             else:
-                write_line(passed=False, message=str(deciding.longrepr)[-_ERROR_CHARACTERS:])
+                write_line(passed=False, message=str(deciding_report.longrepr)[-_ERROR_CHARACTERS:])
 
     with open(_TEST_FILE, "w", encoding="utf-8") as file:
         file.write(text)
@@ -338,8 +359,8 @@ def _run_pytest(text: str, answer: Answer, report: Report) -> None:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # verdicts don't depend on installed plugins
     options = ["-q", "--import-mode=importlib", "--capture=sys", "-c", os.devnull, "--rootdir=."]
     pytest.main([*options, "-p", "no:cacheprovider", _TEST_FILE], plugins=[Plugin()])
-    if failures:
-        raise CannotBeTested(failures[0])
+    if collection_errors:
+        raise CannotBeTested(collection_errors[0])
 
 
 def main(prefix: str, code: str, seconds: float, with_imports: bool) -> None:
