@@ -280,8 +280,8 @@ class PassRates(Rule):
         reason = f"no rate of the {model.name} model{missing_from}"
         if self.missing == "stop":
             raise ValueError(
-                f"{location} has {reason}: estimate its difficulty, or say with missing whether such rows stay"
-                " ('keep') or go ('drop')"
+                f"{location} has {reason}: estimate its difficulty, or say with missing whether such rows"
+                " stay ('keep') or go ('drop')"
             )
         return reason if self.missing == "drop" else None
 
