@@ -92,12 +92,15 @@ def measure_gain(
     for first, second in ((reference, reference), (target, target), (target, credit), (credit, credit)):
         columns += _covariance_and_product(first, second)
     columns_NM = np.stack(columns, 1)
-    (value,), (bias,) = _gain_and_bias(columns_NM.mean(0)[:, None], unbiased).tolist()
-    # A resample is given by how often it contains each problem.
+    # The problems as they are count as a single resample (a single column).
+    means_M1 = columns_NM.mean(0)[:, None]
+    (value,), (bias,) = _gain_and_bias(means_M1, unbiased).tolist()
+    # A resample is described by how often it contains each problem.
     generator = np.random.default_rng(derive_seed(seed, "bootstrap"))
     counts_RN = generator.multinomial(problems, np.full(problems, 1 / problems), size=NUMBER_OF_RESAMPLES)
+    means_MR = (counts_RN @ columns_NM).T / problems
     # A resample whose gain is not defined (NaN) counts as a gain of 0.
-    gains_R = np.nan_to_num(_gain_and_bias((counts_RN @ columns_NM).T / problems, unbiased)[0])
+    gains_R = np.nan_to_num(_gain_and_bias(means_MR, unbiased)[0])
     low, high = (float(np.percentile(gains_R, percent)) for percent in (2.5, 97.5))
     # A biased credit is scaled by the true gradient's length. Where noise hides that length, the scale is
     # noise, too, and the gain lies outside of its own interval.
@@ -166,7 +169,8 @@ def _mix_like(reference_ND: Gradients, true_ND: Gradients, credit_ND: Gradients)
     weight_r = max(rc * tt - tc * rt, 0.0)
     weight_t = max(tc * rr - rc * rt, 0.0)
     total_weight = weight_r + weight_t
-    # Where both weights are 0, the mixture has only the true gradients.
+    # Where both weights are 0, the mixture has only the true gradients. The share is float32, like the
+    # gradients, so that the mixture is, too.
     share_of_reference = np.float32(weight_r / total_weight if total_weight else 0.0)
     return true_ND + share_of_reference * (reference_ND - true_ND)
 
@@ -193,9 +197,8 @@ def _gain_and_bias(means_MR: NDArray[np.float64], unbiased: bool) -> NDArray[np.
             # The scaled part across t is the bias. By Pythagoras' theorem, its squared length is that of the
             # whole scaled gradient minus |t|².
             squared_bias_R = np.maximum(scale_R**2 * credit_squared_R - target_squared_R, 0)
-        # The bias counts as noise of a batch of `BATCH_OF_PROBLEMS` problems. The variances here are those of
-        # one problem: they are `BATCH_OF_PROBLEMS` times as large as a batch's. So the bias is multiplied by
-        # `BATCH_OF_PROBLEMS`, too.
+        # A batch of B = `BATCH_OF_PROBLEMS` problems has the noise: variance of a problem / B + squared bias.
+        # The noise is taken times B, since the reference's variance below is that of a problem, too.
         noise_R = scale_R**2 * credit_variance_R + BATCH_OF_PROBLEMS * squared_bias_R
         gain_R = reference_variance_R / noise_R
         bias_R = np.where(target_squared_R > 0, squared_bias_R / (target_squared_R + squared_bias_R), np.nan)
@@ -247,6 +250,7 @@ def gain_table(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 score["problems"],
             ]
         )
+    # The arrow says which bias is best, as ↑ and ↓ do in the other columns.
     return markdown_table([*TABLE_COLUMNS, "bias → 0", "problems"], rows)
 
 
@@ -289,7 +293,8 @@ def draw_gain(by_panel: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure
             number = methods.index(name)
             style = {
                 "color": FIGURE_COLOURS[number % len(FIGURE_COLOURS)],
-                # Methods that share a colour have different marks.
+                # Methods that share a colour have different marks. Example with 8 colours and 8 marks:
+                # methods 0 and 8 both have colour 0, but the marks 0 and 1.
                 "marker": MARKERS[(number // len(FIGURE_COLOURS) + number) % len(MARKERS)],
                 "linestyle": "none",
                 "label": name,
