@@ -83,14 +83,16 @@ def make_step_credit(
                 value_by_start[start] = value, error
     # A value is a mean reward: rewards are from 0 to 1, unless the answer's own is outside of that.
     least, most = min(0.0, reward), max(1.0, reward)
-    shown_values, shown_advantages = list[Shown | None](), list[Shown]()
+    shown_values: list[Shown | None] = []
+    shown_advantages: list[Shown] = []
     for start, end in zip(starts, step_ends, strict=True):
         shown_value = None
         if start in value_by_start:
-            shown_value = Shown.of(*value_by_start[start], least, most)
-        of_tokens = advantages[start:end]
-        mean = math.fsum(of_tokens) / len(of_tokens) if len(of_tokens) else 0.0
+            value, error = value_by_start[start]
+            shown_value = Shown.of(value, error, least, most)
         shown_values.append(shown_value)
+        advantages_of_step = advantages[start:end]
+        mean = math.fsum(advantages_of_step) / len(advantages_of_step) if len(advantages_of_step) else 0.0
         shown_advantages.append(Shown.of(mean, _error_of_difference(value_by_start, start, end)))
     return StepCredit(tuple(shown_values), tuple(shown_advantages))
 
@@ -98,9 +100,11 @@ def make_step_credit(
 def _error_of_difference(
     value_by_start: dict[int, tuple[float, float | None]], start: int, end: int
 ) -> float | None:
-    """Returns the standard error of the difference of the values after and before a step.
+    """Returns the standard error of a step's advantage: the value after the step minus the value before it.
 
-    Returns None where an error is unknown, and where a value inside of the step cuts the step into two.
+    Credit may merge steps. Then there may be no value at the step's start or end, and the nearest values
+    outside of the step count. Returns None where an error is unknown. Also returns None where there is a
+    value inside of the step: then credit has cut it into two steps, and there is no single difference.
     """
     positions_before = [position for position in value_by_start if position <= start]
     if not positions_before or any(start < position < end for position in value_by_start):
