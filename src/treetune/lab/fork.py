@@ -49,9 +49,11 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
             " --override \"{experiment_name+: '_vineppo'}\""
         )
     stored = read_config(path)
+    possible = run.resumables()
+    # `run.resumable()` is the largest number in `possible`.
     finished = run.resumable() if iteration is None else iteration
-    if finished not in run.resumables():
-        possible_iterations = ", ".join(map(str, run.resumables())) or "none"
+    if finished not in possible:
+        possible_iterations = ", ".join(map(str, possible)) or "none"
         raise ValueError(
             f"{path} can't be forked after iteration {finished}: the trainer's state was deleted (only the"
             f" two newest are kept), and it can be forked after {possible_iterations}"
@@ -95,7 +97,7 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
         changes = {
             "config": config_hash(plain),
             "command": describe_command(),
-            "continued": [],
+            "continued": [],  # the changes with which a run was continued: here none so far
             "forked": origin,
         }
         write_record(unfinished / MANIFEST, read_manifest(run) | changes)
