@@ -118,11 +118,11 @@ class CreditService(AbstractContextManager["CreditService"]):
         if isinstance(grader, Mapping):
             grader = build(Grader, dict(grader), key=("grader",))
         # An engine in this process samples for one call at a time.
-        self.calls = 1 if isinstance(self._engine, Engine) else settings.calls
+        self.calls_at_once = 1 if isinstance(self._engine, Engine) else settings.calls
         # A slot has a tokenizer and a grader, for one call at a time.
         self._slots: asyncio.Queue[_Slot] = asyncio.Queue()
         self._graders: list[GraderPool] = []
-        for _ in range(self.calls):
+        for _ in range(self.calls_at_once):
             grading = None if grader is None else GraderPool(grader)
             if grading is not None:
                 self._graders.append(grading)
