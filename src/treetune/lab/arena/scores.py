@@ -110,7 +110,8 @@ def methods_of(module: str) -> dict[str, ScoredMethod]:
     methods = {}
     # `part` is a class of this module, or of any other module that has been imported.
     for name, part in [*Credit.parts_by_name().items(), *ValueEstimator.parts_by_name().items()]:
-        if not f"{part.__module__}.".startswith(f"{full_name}."):  # of another module
+        is_of_module = part.__module__ == module_name or part.__module__.startswith(f"{module_name}.")
+        if not is_of_module:
             continue
         if issubclass(part, Credit):
             settings: dict[str, Any] = {"type": name}

@@ -672,8 +672,10 @@ def _reach_of_turns(tree: Tree) -> list[NDArray[np.float64]]:
     reach_by_answer = []
     for number, answer in enumerate(tree.leaves):
         reach_of_turns = []
-        for action in range(0, len(answer.response_ids), TOKENS_OF_TURN):
-            reach_of_turns.append(sharing.reach_weights[sharing.stretch_at(leaf, action)])
+        for first_token in range(0, len(answer.response_ids), TOKENS_OF_TURN):
+            # A stretch is a part of the tree without a branching: here that with the turn's action.
+            stretch = sharing.stretch_at(number, first_token)
+            reach_of_turns.append(sharing.reach_weights[stretch])
         reach_by_answer.append(np.array(reach_of_turns))
     return reach_by_answer
 
