@@ -159,7 +159,9 @@ def _find_wrong_verdicts(pool: GraderPool, case: Case, skip: frozenset[str]) -> 
         else:  # hostile answers: only generated ones may be right by chance
             if grade.correct and response in (*EMPTY_ANSWERS, *STRANGE_ANSWERS):
                 yield f"{finding}, and isn't correct"
-            if grade.outcome == "timeout" or "grader process" in (grade.message or ""):
+            # The message is that of the pool (`processes.pool`) for a worker that has died.
+            has_ended_process = (grade.message or "").startswith("the worker process ")
+            if grade.outcome == "timeout" or has_ended_process:
                 yield f"{finding}: it kept the grader busy for {pool.deadline:g} s, or ended its process"
 
 
