@@ -203,7 +203,7 @@ def _columns_of_answer(
         given_columns: Indices of the gold's columns that the question gives.
         asked_columns: Indices of the gold's columns that the question asks for.
     """
-    if table.header and len(set(table.header)) == len(table.header):
+    if gold.header and table.header and len(set(table.header)) == len(table.header):
         column_of = {name: column for column, name in enumerate(table.header)}
         if len(given_columns) == 1 and UNNAMED_COLUMN in column_of:
             # The keys of {"1": {"pet": "cat"}} are the positions.
